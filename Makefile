@@ -1,0 +1,32 @@
+# On a machine with Python 3.11+, pip and make: `make demo` answers the first question, `make test` checks everything.
+# Both use .venv. A developer's install (editable, all extras) contains the light one, so where it is there `demo` uses it
+# as it is; `test` puts the developer's install over the light one. Each stamp marks a finished install.
+
+PYTHON ?= python3
+SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
+
+.PHONY: demo test test-full
+
+demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
+	.venv/bin/kvplan estimate llama-3.1-8b --ctx 32k --gpu a100-80g
+
+test: .venv/dev.stamp
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pytest -n 2
+
+test-full: .venv/dev.stamp
+	.venv/bin/pytest -n 2 -m "full and not gpu" --hypothesis-profile full || test $$? -eq 5 # 5: there is no such test
+
+.venv/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+
+.venv/demo.stamp: pyproject.toml README.md $(SOURCES) | .venv/bin/pip
+	.venv/bin/pip install --quiet .
+	touch $@
+
+.venv/dev.stamp: pyproject.toml | .venv/bin/pip
+	.venv/bin/pip install --quiet -e '.[dev]'
+	touch $@

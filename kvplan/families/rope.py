@@ -1,0 +1,54 @@
+"""Rotary tables and the context a server takes by default.
+
+A server keeps cos and sin for every position of the config, whatever context is served: `positions x dim` elements.
+Source: vLLM 0.33 model_executor/layers/rotary_embedding and config/model.py (_get_and_verify_max_len).
+"""
+
+from kvplan.families.config import Config
+from kvplan.spec import Rope
+
+DEFAULT_CONTEXT = 2048  # vLLM's answer when a config names no context (Mamba)
+
+
+def scaling(config: Config) -> Config:
+    """The rope settings: `rope_parameters` in newer configs, `rope_scaling` in older ones."""
+    return config.sub("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+
+
+def rope_type(config: Config) -> str:
+    settings = scaling(config)
+    return settings.text("rope_type", settings.text("type", "default"))
+
+
+def context(config: Config, default: int | None = None, *, scaled: bool = True) -> tuple[int, int]:
+    """(context taken when none is asked for, largest context accepted).
+
+    longrope models start at their original context though they accept the long one; linear and dynamic scaling
+    multiply it; `model_max_length` in the config wins. Source: facts read off vLLM 0.33's answers on real configs.
+    """
+    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
+    limit = config.count(*keys, default=default or DEFAULT_CONTEXT)
+    wanted = limit
+    settings = scaling(config)
+    match rope_type(config):
+        case "longrope" | "su":
+            key = "original_max_position_embeddings"
+            wanted = settings.count(key, default=config.count(key, default=limit))
+        case "linear" | "dynamic" if scaled:
+            factor = settings.number("factor", 1.0)
+            if not 0 < factor <= 4096:
+                raise settings.fail("factor", f"must be between 0 and 4096 ({factor}); correct the config")
+            wanted = limit = int(limit * factor)
+    stated = config.maybe_count("model_max_length")
+    return (stated, max(stated, limit)) if stated else (wanted, limit)
+
+
+def tables(config: Config, head_dim: int, limit: int) -> tuple[Rope, ...]:
+    """The rotary table of a model with one rope: `limit` positions of the rotated part of a head."""
+    fraction = config.number("partial_rotary_factor", scaling(config).number("partial_rotary_factor", 1.0))
+    settings = scaling(config)
+    positions = limit
+    if rope_type(config) in ("yarn", "deepseek_yarn"):
+        original = settings.maybe_count("original_max_position_embeddings")
+        positions = int(original * settings.number("factor", 1.0)) if original else limit
+    return (Rope(int(head_dim * fraction), positions),)

@@ -1,0 +1,65 @@
+"""Vision and audio towers: the weights beside the language model, by the model_type of the outer config."""
+
+from collections.abc import Callable
+
+from kvplan.errors import UnsupportedModelError
+from kvplan.families import towers_gemma, towers_vision
+from kvplan.families.config import Config
+from kvplan.files import printable
+from kvplan.spec import Weight
+
+TOWERS: dict[str, Callable[[Config], list[Weight]]] = {
+    "gemma3": towers_vision.gemma3,
+    "gemma3n": towers_gemma.gemma3n,
+    "gemma4": towers_gemma.gemma4,
+    "kimi_k25": towers_vision.kimi_k25,
+    "llama4": towers_vision.llama4,
+    "llava": towers_vision.llava,
+    "llava_llama": towers_vision.llava,
+    "minimax_m3": towers_vision.minimax_m3,
+    "minimax_m3_vl": towers_vision.minimax_m3,
+    "mistral3": towers_vision.mistral3,
+    "mllama": towers_vision.mllama,
+    "qwen2_5_vl": towers_vision.qwen2_5_vl,
+    "qwen2_vl": towers_vision.qwen2_vl,
+    "qwen3_5": towers_vision.qwen3_5,
+    "qwen3_5_moe": towers_vision.qwen3_5,
+    "qwen3_vl": towers_vision.qwen3_vl,
+    "qwen3_vl_moe": towers_vision.qwen3_vl,
+    "step3p7": towers_vision.step3p7,
+}
+ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl", "step3p7")  # the class has a tower, named or not
+TOWER_KEYS = (
+    "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
+    "img_processor", "audio_processor", "embd_layer",
+)  # fmt: skip
+NESTED = ("thinker_config", "model_config")
+
+
+def has_tower_keys(outer: Config) -> bool:
+    """Whether a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
+    below = [value for key in NESTED if isinstance(value := outer.values.get(key), dict)]
+    return any(level.get(key) is not None for level in (outer.values, *below) for key in TOWER_KEYS)
+
+
+def is_multimodal(outer: Config) -> bool:
+    """Whether the model has a tower that a server loads."""
+    return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS
+
+
+def weights(outer: Config) -> list[Weight]:
+    """The towers' weights, projectors included; none for a model of text alone.
+
+    Raises UnsupportedModelError for a tower kvplan has no reader for: it is never counted as nothing.
+    """
+    if not is_multimodal(outer):
+        return []
+    kind = outer.values.get("model_type")
+    if not isinstance(kind, str) or kind not in TOWERS:
+        raise UnsupportedModelError(
+            f"{outer.where}: kvplan cannot size the vision or audio tower of model_type {printable(repr(kind), 60)}; "
+            "give it the text_config alone to size the language model"
+        )
+    if not has_tower_keys(outer):
+        outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")
+    return TOWERS[kind](outer)

@@ -1,0 +1,322 @@
+"""Vision towers: SigLIP, CLIP, Pixtral, Llama 3.2 and 4, Qwen-VL, Kimi, MiniMax, Step.
+
+What a config leaves out takes the default of the transformers class of the same model_type (5.23). How a server
+splits each weight was read off the parameters vLLM 0.33 holds per rank, where it was run (SigLIP, Pixtral, Llama 4,
+Qwen3.5, Kimi), else off its model files (vllm/model_executor/models and vllm/models/minimax_m3).
+"""
+
+from kvplan.errors import UnsupportedModelError
+from kvplan.families.config import Config
+from kvplan.families.tower_blocks import (
+    block,
+    column,
+    layer_norm,
+    linear,
+    not_held,
+    patches,
+    row,
+    text_hidden,
+    vector,
+)
+from kvplan.spec import Weight
+
+
+def siglip(config: Config) -> list[Weight]:
+    """SigLIP without its pooling head, as Gemma 3 uses it."""
+    if config.flag("vision_use_head"):
+        raise UnsupportedModelError(
+            f"{config.where}: vision_use_head is true; kvplan sizes SigLIP without its pooling head; set it to false"
+        )
+    hidden = config.count("hidden_size", default=768)
+    inner = config.count("intermediate_size", default=3072)
+    heads, layers = config.count("num_attention_heads", default=12), config.count("num_hidden_layers", default=12)
+    patch = config.count("patch_size", default=16)
+    return [
+        linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden, bias=True),
+        linear("vision_tower.position_embedding", hidden, patches(config, 224, patch)),
+        *block(config, hidden, heads, inner) * layers,
+        layer_norm("vision_tower.post_layernorm", hidden),
+    ]
+
+
+def channels(config: Config) -> int:
+    return config.count("num_channels", "in_channels", "in_chans", default=3)
+
+
+def gemma3(outer: Config) -> list[Weight]:
+    config = outer.sub("vision_config")
+    hidden = config.count("hidden_size", default=768)
+    return [
+        *siglip(config),
+        vector("multi_modal_projector.mm_soft_emb_norm", hidden),
+        linear("multi_modal_projector.mm_input_projection", hidden, text_hidden(outer)),
+    ]
+
+
+def feature_depth(outer: Config, layers: int) -> int:
+    """How many layers a server builds: up to the deepest whose output is used (`vision_feature_layer`)."""
+    chosen = outer.values.get("vision_feature_layer", outer.values.get("mm_vision_select_layer"))
+    indices = chosen if isinstance(chosen, list) else [-1 if chosen is None else chosen]
+    depths = [outer.whole("vision_feature_layer", i, low=-layers, high=layers) for i in indices]
+    return max(layers + i + 1 if i < 0 else i for i in depths)
+
+
+def clip(config: Config, held: int | None = None) -> list[Weight]:
+    """CLIP's vision half; a server builds `held` layers and drops the last norm when they are fewer than all."""
+    hidden = config.count("hidden_size", default=1024)
+    heads, inner = config.count("num_attention_heads", default=16), config.count("intermediate_size", default=4096)
+    layers, patch = config.count("num_hidden_layers", default=24), config.count("patch_size", default=14)
+    one = block(config, hidden, heads, inner)
+    post = (layer_norm("vision_tower.post_layernorm", hidden),)
+    depth = layers if held is None else held
+    return [
+        vector("vision_tower.class_embedding", hidden),
+        linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden),
+        linear("vision_tower.position_embedding", hidden, patches(config, 336, patch) + 1),
+        layer_norm("vision_tower.pre_layrnorm", hidden),
+        *one * depth,
+        *not_held(one) * (layers - depth),
+        *(post if depth == layers else not_held(post)),
+    ]
+
+
+CLIP_LARGE_336 = "openai/clip-vit-large-patch14-336"
+
+
+def llava(outer: Config) -> list[Weight]:
+    """LLaVA 1.5: CLIP ViT-L/14 at 336 pixels (the defaults here) and two projection layers.
+
+    The first published configs are flat and name the tower instead of describing it.
+    """
+    config = outer.sub("vision_config")
+    named = outer.text("mm_vision_tower", CLIP_LARGE_336)
+    if named != CLIP_LARGE_336:
+        raise UnsupportedModelError(
+            f"{outer.where}: mm_vision_tower {named!r} is not a tower kvplan knows (it knows {CLIP_LARGE_336}); "
+            "use a config with a vision_config"
+        )
+    if config.text("model_type", "clip_vision_model") != "clip_vision_model":
+        raise UnsupportedModelError(
+            f"{config.where}: model_type {config.values['model_type']!r} is not a tower kvplan can size for LLaVA"
+        )
+    hidden, text = config.count("hidden_size", default=1024), text_hidden(outer, 4096)
+    layers = config.count("num_hidden_layers", default=24)
+    chosen = Config({"vision_feature_layer": -2, **outer.values}, outer.where, outer.notes)
+    bias = outer.flag("multimodal_projector_bias", True)
+    return [
+        *clip(config, feature_depth(chosen, layers)),
+        column("multi_modal_projector.linear_1", hidden, text, bias=bias),
+        row("multi_modal_projector.linear_2", text, text, bias=bias),
+    ]
+
+
+def mistral3(outer: Config) -> list[Weight]:
+    """Pixtral: rotary positions, no biases; its patches are merged before the projector."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
+    heads, layers = config.count("num_attention_heads", default=16), config.count("num_hidden_layers", default=24)
+    patch, merge = config.count("patch_size", default=14), outer.count("spatial_merge_size", default=2)
+    depth = feature_depth(outer, layers)
+    one = block(config, hidden, heads, inner, attention_bias=False, mlp_bias=False, norm_bias=False, gated=True)
+    text, bias = text_hidden(outer), outer.flag("multimodal_projector_bias")
+    return [
+        linear("vision_tower.patch_conv", channels(config) * patch**2, hidden),
+        vector("vision_tower.ln_pre", hidden),
+        *one * depth,
+        *not_held(one) * (layers - depth),
+        vector("multi_modal_projector.norm", hidden),
+        linear("multi_modal_projector.patch_merger", hidden * merge**2, hidden),
+        column("multi_modal_projector.linear_1", hidden, text, bias=bias),
+        row("multi_modal_projector.linear_2", text, text, bias=bias),
+    ]
+
+
+def llama4(outer: Config) -> list[Weight]:
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=5632)
+    heads, layers = config.count("num_attention_heads", default=16), config.count("num_hidden_layers", default=34)
+    patch, ratio = config.count("patch_size", default=14), config.number("pixel_shuffle_ratio", 0.5)
+    middle = config.count("projector_input_dim", default=4096)
+    last = config.count("projector_output_dim", default=4096)
+    return [
+        vector("vision_model.class_embedding", hidden),
+        linear("vision_model.positional_embedding_vlm", hidden, patches(config, 448, patch) + 1),
+        column("vision_model.patch_embedding.linear", channels(config) * patch**2, hidden, bias=False),
+        layer_norm("vision_model.layernorm_pre", hidden),
+        *block(config, hidden, heads, inner) * layers,
+        layer_norm("vision_model.layernorm_post", hidden),
+        column("vision_model.vision_adapter.mlp.fc1", int(hidden // ratio**2), middle, bias=False),
+        row("vision_model.vision_adapter.mlp.fc2", last, last, bias=False),
+        column(
+            "multi_modal_projector.linear_1", config.count("vision_output_dim", default=7680), text_hidden(outer),
+            bias=False,
+        ),
+    ]  # fmt: skip
+
+
+def mllama(outer: Config) -> list[Weight]:
+    """Llama 3.2 Vision: tiles with gated position tables, then global layers with gates."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=5120)
+    heads, patch = config.count("attention_heads", default=16), config.count("patch_size", default=14)
+    layers, last = config.count("num_hidden_layers", default=32), config.count("num_global_layers", default=8)
+    tiles, rows = config.count("max_num_tiles", default=4), patches(config, 448, patch) + 1
+    ratios = config.items("supported_aspect_ratios")
+    ratio_ids = (8 if ratios is None else len(ratios)) + 1
+    one = block(config, hidden, heads, inner, attention_bias=False)
+    gates = (
+        vector("vision_model.global_transformer.gate_attn", 1),
+        vector("vision_model.global_transformer.gate_ffn", 1),
+    )
+    width = config.count("vision_output_dim", default=7680)
+    return [
+        vector("vision_model.class_embedding", hidden),
+        linear("vision_model.patch_embedding", channels(config) * patch**2, hidden),
+        vector("vision_model.gated_positional_embedding.gate", 1),
+        linear("vision_model.gated_positional_embedding.embedding", hidden, rows),
+        linear("vision_model.gated_positional_embedding.tile_embedding", tiles * rows * hidden, ratio_ids),
+        *tile_positions("pre_tile_positional_embedding", ratio_ids, tiles * hidden),
+        *tile_positions("post_tile_positional_embedding", ratio_ids, tiles * hidden),
+        layer_norm("vision_model.layernorm_pre", hidden),
+        layer_norm("vision_model.layernorm_post", hidden),
+        *one * layers,
+        *(one + gates) * last,
+        linear("multi_modal_projector", width, text_hidden(outer, 4096), bias=True),
+    ]
+
+
+def tile_positions(name: str, ratio_ids: int, width: int) -> tuple[Weight, ...]:
+    return vector(f"vision_model.{name}.gate", 1), linear(f"vision_model.{name}.embedding", width, ratio_ids)
+
+
+def qwen2_vl(outer: Config) -> list[Weight]:
+    config = outer.sub("vision_config")
+    hidden, depth = config.count("embed_dim", default=1280), config.count("depth", default=32)
+    inner = int(hidden * config.number("mlp_ratio", 4))
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
+        *block(config, hidden, config.count("num_heads", default=16), inner) * depth,
+        layer_norm("visual.merger.ln_q", hidden),
+        *merger("visual.merger", hidden, config.count("hidden_size", default=3584), merge_area(config)),
+    ]
+
+
+def video_patch(config: Config, patch_default: int) -> int:
+    """Inputs of the patch convolution: channels x frames x height x width."""
+    frames = config.count("temporal_patch_size", default=2)
+    return channels(config) * frames * config.count("patch_size", default=patch_default) ** 2
+
+
+def merge_area(config: Config) -> int:
+    return config.count("spatial_merge_size", default=2) ** 2
+
+
+def merger(name: str, hidden: int, out: int, area: int) -> tuple[Weight, ...]:
+    """Neighbouring patches side by side, through two layers."""
+    wide = hidden * area
+    return column(f"{name}.linear_fc1", wide, wide), row(f"{name}.linear_fc2", wide, out)
+
+
+def qwen2_5_vl(outer: Config) -> list[Weight]:
+    """Qwen2.5-VL: RMS norms and a gated MLP."""
+    config = outer.sub("vision_config")
+    hidden, depth = config.count("hidden_size", default=3584), config.count("depth", default=32)
+    inner, out = config.count("intermediate_size", default=3420), config.count("out_hidden_size", default=3584)
+    heads = config.count("num_heads", default=16)
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
+        *block(config, hidden, heads, inner, norm_bias=False, gated=True) * depth,
+        vector("visual.merger.ln_q", hidden),
+        *merger("visual.merger", hidden, out, merge_area(config)),
+    ]
+
+
+def qwen3_vl(outer: Config) -> list[Weight]:
+    """Qwen3-VL; each of the `deepstack_visual_indexes` has a merger of its own."""
+    config = outer.sub("vision_config")
+    taps = config.ints("deepstack_visual_indexes")
+    hidden, area = config.count("hidden_size", default=1152), merge_area(config)
+    out = config.count("out_hidden_size", default=3584)
+    deep = (
+        layer_norm("visual.deepstack_merger_list.norm", hidden * area),
+        *merger("visual.deepstack_merger_list", hidden, out, area),
+    )
+    return [*qwen3_5(outer), *deep * (3 if taps is None else len(taps))]
+
+
+def qwen3_5(outer: Config) -> list[Weight]:
+    """Qwen3.5 and later: Qwen3-VL's tower without deepstack mergers."""
+    config = outer.sub("vision_config")
+    hidden, depth = config.count("hidden_size", default=1152), config.count("depth", default=27)
+    inner, out = config.count("intermediate_size", default=4304), config.count("out_hidden_size", default=3584)
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 16), hidden, bias=True),
+        linear("visual.pos_embed", hidden, config.count("num_position_embeddings", default=2304)),
+        *block(config, hidden, config.count("num_heads", default=16), inner) * depth,
+        layer_norm("visual.merger.norm", hidden),
+        *merger("visual.merger", hidden, out, merge_area(config)),
+    ]
+
+
+def kimi_k25(outer: Config) -> list[Weight]:
+    """MoonViT; its projector is whole on every rank."""
+    config = outer.sub("vision_config")
+    hidden = config.count("vt_hidden_size", "hidden_size", default=1152)
+    inner = config.count("vt_intermediate_size", "intermediate_size", default=4304)
+    heads = config.count("vt_num_attention_heads", "num_attention_heads", default=16)
+    layers = config.count("vt_num_hidden_layers", "num_hidden_layers", default=27)
+    grid = config.count("init_pos_emb_height", "pos_emb_height", default=64)
+    grid *= config.count("init_pos_emb_width", "pos_emb_width", default=64)
+    area = 1
+    for side in config.ints("merge_kernel_size") or (2, 2):
+        area *= side
+    patch = config.count("patch_size", default=14)
+    return [
+        linear("vision_tower.patch_embed.proj", channels(config) * patch**2, hidden, bias=True),
+        linear("vision_tower.patch_embed.pos_emb", hidden, grid),
+        *block(config, hidden, heads, inner) * layers,
+        layer_norm("vision_tower.final_layernorm", hidden),
+        layer_norm("mm_projector.pre_norm", hidden),
+        linear("mm_projector.linear_1", hidden * area, hidden * area, bias=True),
+        linear("mm_projector.linear_2", hidden * area, text_hidden(outer), bias=True),
+    ]
+
+
+def minimax_m3(outer: Config) -> list[Weight]:
+    """MiniMax-M3: CLIP's blocks over video patches, a projector, and a second one over merged patches."""
+    config = outer.sub("vision_config")
+    compression = config.sub("img_token_compression_config")
+    hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=5120)
+    heads, layers = config.count("num_attention_heads", default=16), config.count("num_hidden_layers", default=32)
+    patch, frames = config.count("patch_size", default=14), compression.count("temporal_patch_size", default=2)
+    text, middle = text_hidden(outer, 6144), outer.count("projector_hidden_size", default=6144)
+    return [
+        linear("vision_tower.patch_embedding", channels(config) * frames * patch**2, hidden),
+        layer_norm("vision_tower.pre_layrnorm", hidden),
+        *block(config, hidden, heads, inner) * layers,
+        column("multi_modal_projector.linear_1", hidden, middle),
+        row("multi_modal_projector.linear_2", middle, text),
+        column("patch_merge_mlp.linear_1", text * merge_area(compression), middle),
+        row("patch_merge_mlp.linear_2", middle, text),
+    ]
+
+
+def step3p7(outer: Config) -> list[Weight]:
+    """Step-3.7: a perception encoder with layer scales, two convolutions that halve the grid, one projection."""
+    config = outer.sub("vision_config")
+    hidden, heads = (
+        config.count("hidden_size", "width", default=1536),
+        config.count("num_attention_heads", "heads", default=16),
+    )
+    inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
+    layers, patch = config.count("num_hidden_layers", "layers", default=47), config.count("patch_size", default=14)
+    scales = (vector("vision_model.layers.ls_1", hidden), vector("vision_model.layers.ls_2", hidden))
+    return [
+        linear("vision_model.conv1", channels(config) * patch**2, hidden),
+        linear("vision_model.positional_embedding", hidden, patches(config, 728, patch)),
+        layer_norm("vision_model.ln_pre", hidden),
+        *(block(config, hidden, heads, inner) + scales) * layers,
+        linear("vision_model.vit_downsampler1", 9 * hidden, 2 * hidden, bias=True),
+        linear("vision_model.vit_downsampler2", 18 * hidden, 4 * hidden, bias=True),
+        column("vit_large_projector", 4 * hidden, text_hidden(outer), bias=outer.flag("projector_bias")),
+    ]

@@ -1,0 +1,259 @@
+"""A config's quantization_config -> Quantization: which scheme which layer is stored in."""
+
+import fnmatch
+import re
+from functools import lru_cache
+
+from kvplan.errors import UnsupportedModelError
+from kvplan.families.config import Config
+from kvplan.files import printable
+from kvplan.spec import Quantization, Scheme
+
+UNQUANTIZED = ("none", "")
+# Where checkpoints put the decoder layers, text-only and multimodal.
+LAYER_PREFIXES = (
+    "model.layers.",
+    "language_model.model.layers.",
+    "model.language_model.layers.",
+    "model.language_model.model.layers.",
+    "backbone.layers.",
+    "layers.",
+)
+
+
+def read_quantization(outer: Config, inner: Config) -> Quantization | None:
+    """The quantisation of a config, wherever it states it; None for a plain checkpoint.
+
+    An unknown method gives a Quantization that is not `known`: the weights then cannot be computed from the config.
+    """
+    holder = next((c for c in (inner, outer) if c.values.get("quantization_config") is not None), None)
+    if holder is None:
+        return None
+    config = holder.sub("quantization_config")
+    if not config.values:
+        return None
+    method = config.text("quant_method", "modelopt" if "quant_algo" in config else "").lower()
+    kv_dtype = stated_kv_dtype(config)
+    match method:
+        case "fp8" | "fbgemm_fp8" if "quantized_layers" not in config:
+            return fp8(config, method, kv_dtype)
+        case "compressed-tensors":
+            return compressed_tensors(config, kv_dtype)
+        case "awq" | "awq_marlin":
+            scheme = Scheme("awq", four_bit_group(config), zeros=True)
+            return plain(config, "awq", scheme, "modules_to_not_convert", kv_dtype)
+        case "gptq" | "gptq_marlin":
+            return plain(config, "gptq", Scheme("gptq", four_bit_group(config)), "modules_to_not_convert", kv_dtype)
+        case "mxfp4":
+            return Quantization("mxfp4", None, patterns=((r".*\.experts(\..*)?$", Scheme("mxfp4", 32)),))
+        case "modelopt" | "modelopt_fp4" | "modelopt_mixed":
+            return modelopt(config, kv_dtype)
+        case "bitsandbytes":
+            return bitsandbytes(config)
+        case name if name in UNQUANTIZED:
+            return None
+        case name:
+            return Quantization(printable(name, 40), None, known=False)
+
+
+def stated_kv_dtype(config: Config) -> str | None:
+    """fp8 when the checkpoint carries scales for an fp8 KV cache; a server's `auto` then follows it (vLLM 0.33)."""
+    scheme = config.values.get("kv_cache_scheme", config.values.get("kv_cache_quant_algo"))
+    if isinstance(scheme, dict):
+        return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
+    if isinstance(scheme, str):
+        return "fp8" if scheme.upper() == "FP8" else None
+    return None
+
+
+def block_shape(config: Config, key: str) -> tuple[int, int] | None:
+    block = config.ints(key)
+    if block is None:
+        return None
+    if len(block) != 2 or min(block) < 1:
+        raise config.fail(key, f"must be two positive integers ({block}); correct the config")
+    return block[0], block[1]
+
+
+def four_bit_group(config: Config) -> int | None:
+    """The group size of AWQ and GPTQ; None for one group per column. Only 4-bit layouts are modelled."""
+    bits = config.count("bits", "w_bit", default=4)
+    if bits != 4:
+        raise config.fail("bits", f"{bits}-bit AWQ/GPTQ is not modelled (4 is); pass --weights-bytes")
+    group = config.values.get("group_size", config.values.get("q_group_size"))
+    if group is None:
+        return 128
+    if group == -1:
+        return None
+    return config.whole("group_size", group)
+
+
+def names_of(config: Config, *keys: str) -> list[str]:
+    return [name for key in keys for name in config.names(key) or []]
+
+
+def plain(config: Config, method: str, scheme: Scheme, ignored: str, kv_dtype: str | None) -> Quantization:
+    """One scheme for everything but a list of module names."""
+    names, patterns = exceptions(names_of(config, ignored))
+    return Quantization(method, scheme, names, patterns, kv_dtype)
+
+
+def exceptions(names: list[str]) -> tuple[dict[str, None], tuple[tuple[str, None], ...]]:
+    """Module names that are not quantised: exact ones, and patterns (`re:...` or with `*`)."""
+    exact: dict[str, None] = {}
+    patterns: list[tuple[str, None]] = []
+    for name in names:
+        if name.startswith("re:"):
+            patterns.append((checked_pattern(name[3:]), None))
+        elif "*" in name:
+            patterns.append((fnmatch.translate(name), None))
+        else:
+            exact[name] = None
+    return exact, tuple(patterns)
+
+
+def checked_pattern(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UnsupportedModelError(
+            f"quantization_config: {printable(pattern, 60)!r} is not a regular expression ({error})"
+        ) from None
+    return pattern
+
+
+def fp8(config: Config, method: str, kv_dtype: str | None) -> Quantization:
+    block = block_shape(config, "weight_block_size")
+    static = config.text("activation_scheme", "dynamic") == "static"
+    if method == "fbgemm_fp8":
+        scheme = Scheme("fp8_channel")
+    elif block:
+        scheme = Scheme("fp8_block", block=block)
+    else:
+        scheme = Scheme("fp8_tensor", static=static)
+    names, patterns = exceptions(names_of(config, "modules_to_not_convert", "ignored_layers"))
+    return Quantization("fp8", scheme, names, patterns, kv_dtype)
+
+
+def compressed_scheme(config: Config) -> Scheme:
+    """The scheme of one config group: type, bits and strategy of its weights."""
+    weights = config.sub("weights")
+    kind, bits = weights.text("type", "int"), weights.count("num_bits")
+    strategy = weights.text("strategy", "tensor")
+    group = weights.maybe_count("group_size")
+    static = config.sub("input_activations").values.get("dynamic") is False
+    match (kind, bits, strategy):
+        case ("float", 8, "tensor"):
+            return Scheme("fp8_tensor", static=static)
+        case ("float", 8, "channel"):
+            return Scheme("fp8_channel", static=static)
+        case ("float", 8, "block"):
+            return Scheme("fp8_block", block=block_shape(weights, "block_structure") or (128, 128))
+        case ("int", 8, "channel" | "tensor"):
+            return Scheme("int8_channel", static=static)
+        case ("int", 4, "group" | "channel"):
+            return Scheme("int4", group, zeros=not weights.flag("symmetric", True))
+        case ("float", 4, _):
+            return Scheme("nvfp4", group or 16)
+    raise weights.fail("strategy", f"{bits}-bit {kind} by {strategy} is not modelled; pass --weights-bytes")
+
+
+def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
+    """llm-compressor's format: groups of targets, each with a scheme, and an ignore list."""
+    groups = config.sub("config_groups")
+    default: Scheme | None = None
+    names, patterns = exceptions(names_of(config, "ignore"))
+    targeted: dict[str, Scheme | None] = dict(names)
+    ordered: list[tuple[str, Scheme | None]] = list(patterns)
+    for key in groups.values:
+        group = groups.sub(key)
+        scheme = compressed_scheme(group)
+        for target in group.names("targets") or ["Linear"]:
+            if target in ("Linear", "FusedMoE"):
+                default = scheme
+            elif target.startswith("re:"):
+                ordered.append((checked_pattern(target[3:]), scheme))
+            else:
+                targeted.setdefault(target, scheme)
+    return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)
+
+
+MODELOPT = {
+    "FP8": Scheme("fp8_tensor", static=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
+    "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
+    "NVFP4": Scheme("nvfp4", 16),
+    "MXFP8": Scheme("mxfp8", 32),
+    "W4A16_AWQ": Scheme("awq", 128, zeros=True),
+    "W4A8_AWQ": Scheme("awq", 128, zeros=True),
+}
+
+
+def modelopt_scheme(config: Config, algo: str) -> Scheme:
+    if algo.upper() not in MODELOPT:
+        raise config.fail("quant_algo", f"{printable(algo, 40)!r} is not modelled; pass --weights-bytes")
+    return MODELOPT[algo.upper()]
+
+
+def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
+    """NVIDIA ModelOpt: one algorithm, or a list of layers with an algorithm each."""
+    names, patterns = exceptions(names_of(config, "ignore", "exclude_modules"))
+    algo = config.text("quant_algo")
+    if algo.upper() != "MIXED_PRECISION":
+        return Quantization("modelopt", modelopt_scheme(config, algo), dict(names), patterns, kv_dtype)
+    chosen: dict[str, Scheme | None] = dict(names)
+    layers = config.sub("quantized_layers")
+    for name, entry in layers.values.items():
+        if not isinstance(entry, dict):
+            raise layers.fail(name, "must be an object; correct the config")
+        chosen[name] = modelopt_scheme(layers, Config(entry, layers.where).text("quant_algo"))
+    return Quantization("modelopt", None, chosen, patterns, kv_dtype)
+
+
+def bitsandbytes(config: Config) -> Quantization:
+    ignored = ("llm_int8_skip_modules",)
+    names, patterns = exceptions(names_of(config, *ignored))
+    if config.flag("load_in_8bit"):
+        return Quantization("bitsandbytes", Scheme("bnb_int8"), dict(names), patterns)
+    double = config.flag("bnb_4bit_use_double_quant")
+    return Quantization("bitsandbytes", Scheme("nf4_double" if double else "nf4", 64), dict(names), patterns)
+
+
+@lru_cache(maxsize=4096)
+def compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def scheme_of(quantization: Quantization, layer: int | None, sources: tuple[str, ...]) -> Scheme | None:
+    """The scheme of a fused linear layer; the checkpoint's names of its parts decide, and must agree.
+
+    layer  index of the layer, None outside the layers
+    """
+    if not quantization.names and not quantization.patterns:
+        return quantization.default
+    found = {named_scheme(quantization, layer, source) for source in sources}
+    if len(found) > 1:
+        raise UnsupportedModelError(
+            f"quantization_config: {', '.join(sources)} of layer {layer} are fused by a server but stored in different "
+            "schemes; not modelled"
+        )
+    return found.pop()
+
+
+def named_scheme(quantization: Quantization, layer: int | None, source: str) -> Scheme | None:
+    candidates = [source] if layer is None else [f"{prefix}{layer}.{source}" for prefix in LAYER_PREFIXES]
+    names = quantization.names
+    for candidate in candidates:
+        parent = candidate
+        while True:  # a module is covered by its own name and by any parent's
+            if parent in names:
+                return names[parent]
+            if "." not in parent:
+                break
+            parent = parent.rpartition(".")[0]
+    for pattern, scheme in quantization.patterns:
+        if any(compiled(pattern).match(candidate) for candidate in candidates):
+            return scheme
+    return quantization.default
+
+

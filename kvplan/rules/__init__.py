@@ -1,0 +1,1 @@
+"""What a serving engine does with the memory it is given."""

@@ -1,0 +1,263 @@
+"""vLLM's settings: what it decides when a flag is not given, by version and GPU.
+
+Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; older behaviour from its release notes
+and from start-up logs that users posted.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.gpu import GpuSpec
+from kvplan.layout import KV_DTYPES
+from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState
+from kvplan.units import GIB
+
+NEWEST = (0, 33)
+OLDEST = (0, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What differs between releases.
+
+    utilization       default gpu_memory_utilization
+    graphs_in_budget  the CUDA-graph estimate is subtracted before the KV pool is sized
+    batches_in_flight async scheduling keeps one more batch in flight than pipeline stages
+    tokens_of_group   "GPU KV cache size" counts one group's blocks instead of concurrency x context
+    sampler_bytes     activation peak per (sequence x vocabulary entry), where the sampler sets it
+    """
+
+    number: tuple[int, int]
+    utilization: float
+    graphs_in_budget: bool
+    batches_in_flight: bool
+    tokens_of_group: bool
+
+    @property
+    def label(self) -> str:
+        return f"vllm@{self.number[0]}.{self.number[1]}"
+
+
+def parse_engine(text: str) -> Version:
+    """`vllm`, `vllm@0.33`, `vllm@0.11.0`."""
+    name, _, number = text.partition("@")
+    if name != "vllm":
+        raise UsageError(f"--engine {text!r}: is not an engine kvplan models; use vllm or vllm@VERSION")
+    if not number:
+        return version(NEWEST)
+    fields = number.removeprefix("v").split(".")
+    if len(fields) not in (2, 3) or not all(field.isascii() and field.isdigit() and len(field) < 4 for field in fields):
+        raise UsageError(f"--engine {text!r}: is not a version; write vllm@0.33 or vllm@0.11.0")
+    return version((int(fields[0]), int(fields[1])))
+
+
+def version(number: tuple[int, int]) -> Version:
+    """The behaviour of a release. Newer ones than kvplan knows are refused: their rules may differ."""
+    if not OLDEST <= number <= NEWEST:
+        raise UsageError(
+            f"--engine vllm@{number[0]}.{number[1]}: kvplan knows vLLM {OLDEST[0]}.{OLDEST[1]} to "
+            f"{NEWEST[0]}.{NEWEST[1]}; use one of those"
+        )
+    return Version(
+        number,
+        utilization=0.92 if number >= (0, 19) else 0.90,
+        graphs_in_budget=number >= (0, 21),
+        batches_in_flight=number >= (0, 21),
+        tokens_of_group=number < (0, 21),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What the user asked for; None means "not given", and the server decides.
+
+    max_model_len   tokens; "auto" fits the largest context the pool can hold
+    usage           server (`vllm serve`) or offline (`LLM(...)`): their token budgets differ
+    """
+
+    max_model_len: int | Literal["auto"] | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    decode_context_parallel_size: int = 1
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    disable_hybrid_kv_cache_manager: bool = False
+    async_scheduling: bool = True
+    enforce_eager: bool = False
+    mamba_ssm_cache_dtype: str | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    fully_sharded_loras: bool = False
+    kv_offloading_size: int = 0
+    num_speculative_tokens: int = 0
+    usage: Literal["server", "offline"] = "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings a server runs with: the user's, and its own where none were given."""
+
+    version: Version
+    max_model_len: int
+    auto_fit: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    in_flight_tokens: int
+    gpu_memory_utilization: float
+    kv_dtype: str
+    dtype: str
+
+
+GPU_CLASSES = (
+    # minimum total bytes, tokens offline, tokens server, sequences
+    (160 * GIB, 16384, 16384, 1024),
+    (70 * GIB, 16384, 8192, 1024),
+    (0, 8192, 2048, 256),
+)
+
+
+def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of a GPU: large memory counts, but for A100 and GB10."""
+    for least, offline, server, seqs in GPU_CLASSES:
+        small_class = least and least < 160 * GIB and (gpu.is_a100 or gpu.is_gb10)
+        if gpu.total_memory >= least and not small_class:
+            return (server if usage == "server" else offline), seqs
+    raise AssertionError("the last class has no minimum")
+
+
+def caches_of(spec: ModelSpec) -> set[type[LayerCache]]:
+    return {type(cache) for caches in spec.layers for cache in caches}
+
+
+def is_mla(spec: ModelSpec) -> bool:
+    return any(isinstance(cache, LatentAttention) for caches in spec.layers for cache in caches)
+
+
+def is_sparse_mla(spec: ModelSpec) -> bool:
+    return any(isinstance(c, LatentAttention) and c.sparse for caches in spec.layers for c in caches)
+
+
+def has_states(spec: ModelSpec) -> bool:
+    return any(isinstance(cache, RecurrentState) for caches in spec.layers for cache in caches)
+
+
+def resolve_dtype(spec: ModelSpec, asked: str) -> str:
+    names = {"auto": spec.dtype, "half": "float16", "float": "float32"}
+    name = names.get(asked, asked)
+    if name not in ("bfloat16", "float16", "float32"):
+        raise UsageError(f"--dtype {asked!r}: is not one vLLM takes; use auto, bfloat16, float16 or float32")
+    return name
+
+
+def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
+    """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
+    carries scales for an fp8 cache.
+
+    Sparse MLA: fp8 means the 656-byte layout on Hopper, plain fp8 on Blackwell; GLM-5 on Blackwell starts in fp8
+    without being asked (vLLM 0.33's own answers).
+    """
+    if asked not in KV_DTYPES:
+        raise UsageError(f"--kv-cache-dtype {asked!r}: is not one kvplan knows; use one of {', '.join(KV_DTYPES)}")
+    name = asked
+    if name == "auto":
+        name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
+        if is_sparse_mla(spec) and spec.model_type == "glm_moe_dsa" and 100 <= sm < 120:
+            name = "fp8"
+    if name in ("fp8", "fp8_e4m3") and is_sparse_mla(spec):
+        return "fp8_ds_mla" if sm < 100 else "fp8"
+    if name == "nvfp4" and is_mla(spec):
+        return "nvfp4_ds_mla"
+    return name
+
+
+def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
+    """The settings in effect.
+
+    Raises UsageError for a context beyond the model's, or flags that contradict each other.
+    """
+    asked = args.max_model_len
+    context = spec.max_model_len if asked in (None, "auto") else asked
+    assert isinstance(context, int)
+    if context > spec.context_limit:
+        raise UsageError(
+            f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
+        )
+    default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
+    seqs = args.max_num_seqs or default_seqs
+    tokens = args.max_num_batched_tokens or min(seqs * context, max(default_tokens, spec.item_tokens))
+    if args.max_num_batched_tokens is None and not args.enable_chunked_prefill:
+        tokens = max(tokens, context)
+    seqs = min(seqs, tokens)
+    stages = args.pipeline_parallel_size
+    batches = stages + 1 if release.batches_in_flight and args.async_scheduling else stages
+    dtype = resolve_dtype(spec, args.dtype)
+    return Settings(
+        version=release,
+        max_model_len=context,
+        auto_fit=asked == "auto",
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        in_flight_tokens=batches * tokens,
+        gpu_memory_utilization=args.gpu_memory_utilization or release.utilization,
+        kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
+        dtype=dtype,
+    )
+
+
+def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int) -> int:
+    """The attention backend's smallest block, at least 16, before states or a user raise it.
+
+    Source: vLLM 0.33 platforms/interface.py and the backends it chose for some 180 configurations.
+    """
+    blackwell, hopper = 100 <= sm < 120, 90 <= sm < 100
+    fp8 = kv_dtype.startswith("fp8")
+    if is_sparse_mla(spec):
+        return 64
+    if is_mla(spec):
+        if blackwell:
+            return 32  # FLASHINFER_MLA
+        return 64 if hopper and fp8 else 16  # FLASHMLA; else FLASH_ATTN_MLA or TRITON_MLA
+    if kv_dtype.startswith("turboquant"):
+        return 32
+    if spec.model_type.startswith("minimax_m3"):
+        return 128
+    if spec.model_type == "gemma4_text" and ((hopper and fp8) or blackwell):
+        return 64
+    if spec.model_type == "gemma3_text" and spec.multimodal and blackwell:
+        return 64
+    return 16
+
+
+def check_block_size(block_size: int | None) -> None:
+    if block_size is not None and (block_size < 1 or block_size % 16 or block_size > 2**20):
+        raise UsageError(f"--block-size {block_size}: must be a multiple of 16; use 16, 32, 64 or 128")
+
+
+def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
+    """The splits a server refuses at start-up."""
+    tp = args.tensor_parallel_size
+    if caches_of(spec) != {RecurrentState} and spec.num_heads % tp:
+        raise UsageError(
+            f"tensor_parallel_size {tp}: does not divide the {spec.num_heads} attention heads of {spec.name}; "
+            "use a divisor"
+        )
+    if args.decode_context_parallel_size > 1 and tp % args.decode_context_parallel_size:
+        raise UsageError(
+            f"decode_context_parallel_size {args.decode_context_parallel_size}: must divide tensor_parallel_size {tp}"
+        )
+    if has_states(spec) and args.disable_hybrid_kv_cache_manager and len(caches_of(spec)) > 1:
+        raise UnsupportedModelError(
+            f"{spec.name}: mixes attention with recurrent states; it cannot run without the hybrid KV cache manager"
+        )

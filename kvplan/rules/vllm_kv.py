@@ -1,0 +1,372 @@
+"""vLLM's KV pool: layers -> specs -> groups -> bytes per block, blocks, tokens, concurrency.
+
+Source: vLLM 0.33 v1/core/kv_cache_planning.py, kv_cache_utils.py and v1/kv_cache_interface.py, re-derived; equal to the
+server's own capacity code on every case compared (tests/oracles.py).
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from math import lcm
+from typing import Literal, assert_never
+
+from kvplan.errors import UnsupportedModelError
+from kvplan.layout import cdiv, state_bytes, token_bytes
+from kvplan.rules import vllm
+from kvplan.rules.vllm import EngineArgs, Settings
+from kvplan.spec import (
+    ChunkedAttention,
+    CrossAttention,
+    FullAttention,
+    KeyIndex,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    SparseIndexer,
+)
+from kvplan.weights import stage_layers
+
+Kind = Literal["full", "latent", "sliding", "chunked", "state", "cross"]
+MLA_STATE_BLOCK = 128  # smallest block of a model that mixes MLA with states
+FLASHINFER_GDN_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """How one layer's cache is paged.
+
+    block_size  tokens per block; the whole context for a state that is not checkpointed
+    page        bytes of one block of this layer on one rank
+    bound       the window or chunk, in tokens; None for no bound
+    blocks      blocks a state takes per request; None for caches that grow
+    shape       what else must agree for two layers to share a group
+    """
+
+    kind: Kind
+    block_size: int
+    page: int
+    bound: int | None = None
+    blocks: int | None = None
+    shape: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one block table. `layers` are (layer index, spec), in the order of the model."""
+
+    layers: tuple[tuple[int, KVSpec], ...]
+
+    @property
+    def first(self) -> KVSpec:
+        return self.layers[0][1]
+
+    def charged(self, context: int, settings: Settings, dcp: int) -> int:
+        """Blocks a request of `context` tokens is charged at admission."""
+        return max(charged_blocks(spec, context, settings, dcp) for spec in {spec for _, spec in self.layers})
+
+    def held(self, num_tokens: int, dcp: int) -> int:
+        """Blocks a decoding request of `num_tokens` really holds."""
+        return max(held_blocks(spec, num_tokens, dcp) for spec in {spec for _, spec in self.layers})
+
+
+def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> int:
+    """Blocks charged per request, the worst case of a prefill in flight."""
+    block, flight = spec.block_size, settings.in_flight_tokens
+    match spec.kind:
+        case "full" | "latent":
+            return cdiv(cdiv(context, dcp), block)
+        case "sliding":  # a window need not start on a block boundary: one more block
+            assert spec.bound is not None
+            return cdiv(min(spec.bound - 1 + flight, context), block) + 1
+        case "chunked":
+            assert spec.bound is not None
+            return cdiv(min(spec.bound + flight, context), block)
+        case "state":
+            assert spec.blocks is not None
+            return spec.blocks
+        case "cross":
+            return cdiv(settings.max_num_batched_tokens, block)
+        case _:
+            assert_never(spec.kind)
+
+
+def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
+    """Blocks held between two decode steps."""
+    match spec.kind:
+        case "sliding" | "chunked":
+            assert spec.bound is not None
+            return min(cdiv(num_tokens, spec.block_size), cdiv(spec.bound, spec.block_size) + 1)
+        case "state":
+            assert spec.blocks is not None
+            return spec.blocks
+        case _:
+            return cdiv(cdiv(num_tokens, dcp), spec.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A model's KV pool before its size is known.
+
+    stage_bytes  bytes per block on one rank, for each pipeline stage
+    """
+
+    groups: tuple[KVGroup, ...]
+    stage_bytes: tuple[int, ...]
+    dcp: int
+
+    @property
+    def block_size(self) -> int:
+        return min(group.first.block_size for group in self.groups)
+
+    def charged(self, context: int, settings: Settings) -> int:
+        return sum(group.charged(context, settings, self.dcp) for group in self.groups)
+
+    def held(self, num_tokens: int) -> int:
+        return sum(group.held(num_tokens, self.dcp) for group in self.groups)
+
+
+# --- specs --------------------------------------------------------------------------------------------------------
+
+
+def attention_spec(cache: LayerCache, block: int, dtype: str, tp: int, *, flat: bool, model_type: str) -> KVSpec:
+    """The spec of a cache that grows with the tokens; `dtype` is this layer's.
+
+    flat  windows and chunks are kept in full (the hybrid manager is off and the model mixes kinds)
+    """
+    page = block * token_bytes(cache, dtype, tp)
+    match cache:
+        case FullAttention(heads, k, v):
+            return KVSpec("full", block, page, shape=(heads, k, v, dtype))
+        case SlidingWindow(heads, k, v, window):
+            if flat:
+                return KVSpec("full", block, page, shape=(heads, k, v, dtype))
+            # Cohere 2 attends to the current token beside its window.
+            bound = window + 1 if model_type == "cohere2" else window
+            return KVSpec("sliding", block, page, bound, shape=(heads, k, v, dtype))
+        case ChunkedAttention(heads, k, v, chunk):
+            if flat:
+                return KVSpec("full", block, page, shape=(heads, k, v, dtype))
+            return KVSpec("chunked", block, page, chunk, shape=(heads, k, v, dtype))
+        case LatentAttention(latent, rope):
+            return KVSpec("latent", block, page, shape=(latent, rope, dtype))
+        case SparseIndexer(dim):
+            return KVSpec("latent", block, page, shape=("indexer", dim))
+        case KeyIndex(dim):
+            return KVSpec("full", block, page, shape=("index keys", dim))
+        case CrossAttention(heads, k, v):
+            return KVSpec("cross", block, page, shape=(heads, k, v, dtype))
+        case RecurrentState():
+            raise AssertionError("states have a page of their own")
+        case _:
+            assert_never(cache)
+
+
+def layer_dtypes(spec: ModelSpec, settings: Settings) -> list[str]:
+    """The KV dtype of each layer: turboquant keeps the first two and last two layers in the model's dtype."""
+    dtype, count = settings.kv_dtype, spec.num_layers
+    if not dtype.startswith("turboquant") or vllm.has_states(spec):
+        return [dtype] * count
+    kept = {0, 1, count - 2, count - 1}
+    return [settings.dtype if i in kept else dtype for i in range(count)]
+
+
+def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
+    """(checkpoint alignment in tokens, checkpoint blocks) of a state under prefix caching."""
+    match state.kind:
+        case "gated_delta_net":
+            flashinfer = 90 <= sm < 120
+            return (FLASHINFER_GDN_ALIGNMENT, 1) if flashinfer else (1, 0)
+        case "mamba2":
+            return 1, 1
+        case "mamba1" | "kda" | "conv":
+            return 1, 0
+        case _:
+            assert_never(state.kind)
+
+
+def state_specs(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int
+) -> tuple[int, dict[RecurrentState, KVSpec]]:
+    """(the attention block size that states force, the spec of each kind of state).
+
+    The attention block is raised until its page covers the state; then the state's page is padded to it.
+    """
+    tp = args.tensor_parallel_size
+    states = {c for caches in spec.layers for c in caches if isinstance(c, RecurrentState)}
+    sizes = {
+        s: state_bytes(s, settings.dtype, tp, spec_tokens=args.num_speculative_tokens,
+                       ssm_dtype=args.mamba_ssm_cache_dtype)
+        for s in states
+    }  # fmt: skip
+    attentions = {c for caches in spec.layers for c in caches if not isinstance(c, RecurrentState)}
+    if not attentions:  # pure Mamba: prefix caching stays off, one block per request
+        return 16, {s: KVSpec("state", settings.max_model_len, sizes[s], blocks=1, shape=(s,)) for s in states}
+    per_token = {token_bytes(cache, settings.kv_dtype, tp) for cache in attentions}
+    if len(per_token) > 1:
+        raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
+    token = per_token.pop()
+    caching = args.enable_prefix_caching
+    smallest = max(16, args.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
+    aligned = {s: state_alignment(s, sm) for s in states}
+    unit = lcm(smallest, *(aligned[s][0] for s in states)) if caching else smallest
+    block = unit * cdiv(max(sizes.values()), unit * token)
+    page = block * token
+    specs = {}
+    for state in states:
+        blocks = 2 + args.num_speculative_tokens + aligned[state][1] if caching else 1 + args.num_speculative_tokens
+        specs[state] = KVSpec(
+            "state", block if caching else settings.max_model_len, page, blocks=blocks, shape=(state,)
+        )
+    return block, specs
+
+
+def layer_specs(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> list[tuple[int, KVSpec]]:
+    """Every cache of every layer, paged, in the order of the model."""
+    vllm.check_block_size(args.block_size)
+    block = args.block_size or vllm.default_block_size(spec, settings.kv_dtype, sm)
+    states: dict[RecurrentState, KVSpec] = {}
+    if vllm.has_states(spec):
+        block, states = state_specs(spec, settings, args, sm)
+    dtypes = layer_dtypes(spec, settings)
+    flat = args.disable_hybrid_kv_cache_manager and len(vllm.caches_of(spec)) > 1
+    paged = partial(
+        attention_spec, block=block, tp=args.tensor_parallel_size, flat=flat, model_type=spec.model_type
+    )
+    return [
+        (i, states[c] if isinstance(c, RecurrentState) else paged(c, dtype=dtypes[i]))
+        for i, caches in enumerate(spec.layers)
+        for c in caches
+    ]
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+def is_uniform(specs: list[KVSpec]) -> bool:
+    """One type of layer throughout (whatever the page sizes): all full, or one window, or one chunk, or all states."""
+    kinds = {"full" if s.kind == "latent" else s.kind for s in specs}
+    return len(kinds) == 1 and len({(s.bound, s.blocks, s.block_size) for s in specs}) == 1
+
+
+def unify_pages(layers: list[tuple[int, KVSpec]], name: str) -> list[tuple[int, KVSpec]]:
+    """Make all pages equal: a smaller page that divides the largest gets a larger block, others are padded."""
+    largest = max(s.page for _, s in layers)
+    unified = []
+    for index, spec in layers:
+        if spec.page == largest:
+            unified.append((index, spec))
+        elif spec.kind != "state" and largest % spec.page == 0:
+            ratio = largest // spec.page
+            unified.append((index, replace(spec, block_size=spec.block_size * ratio, page=largest)))
+        elif spec.kind == "latent":
+            raise UnsupportedModelError(f"{name}: its latent pages do not fit the others; not modelled")
+        else:
+            unified.append((index, replace(spec, page=largest)))
+    return unified
+
+
+def group_layers(layers: list[tuple[int, KVSpec]], name: str) -> tuple[KVGroup, ...]:
+    """vLLM's grouping: one group when all layers are of one type, else buckets cut to about equal size."""
+    if is_uniform([spec for _, spec in layers]):
+        return (KVGroup(tuple(layers)),)
+    buckets: dict[KVSpec, list[tuple[int, KVSpec]]] = {}
+    for index, spec in unify_pages(layers, name):
+        buckets.setdefault(spec, []).append((index, spec))
+    low, high = min(map(len, buckets.values())), max(map(len, buckets.values()))
+    size = high if high < 1.5 * low else low
+    groups = []
+    for bucket in buckets.values():
+        count = cdiv(len(bucket), size)
+        groups += [KVGroup(tuple(bucket[i::count])) for i in range(count)]
+    return tuple(groups)
+
+
+@lru_cache(maxsize=4096)
+def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pool:
+    """The pool of a model: its groups, and what one block costs on each pipeline stage's ranks."""
+    layers = layer_specs(spec, settings, args, sm)
+    if not layers:
+        raise UnsupportedModelError(f"{spec.name}: no layer keeps a cache; there is no KV pool to size")
+    groups = group_layers(layers, spec.name)
+    stages = stage_layers(spec.num_layers, args.pipeline_parallel_size)
+    stage_bytes = tuple(
+        max(sum(s.page for index, s in group.layers if index in stage) for group in groups) for stage in stages
+    )
+    return Pool(groups, stage_bytes, args.decode_context_parallel_size)
+
+
+# --- capacity -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the pool holds once its size is known.
+
+    tokens             "GPU KV cache size" as the server logs it
+    max_concurrency    the server's "Maximum concurrency", a float
+    blocks_per_request blocks charged to a request of the full context
+    fits               the server starts; `deficit` bytes per rank are missing when not
+    """
+
+    num_blocks: int
+    bytes_per_block: int
+    max_model_len: int
+    blocks_per_request: int
+    max_concurrency: float
+    tokens: int
+    fits: bool
+    deficit: int
+
+
+def largest_context(layout: Pool, settings: Settings, limit: int, blocks: int) -> int:
+    """The largest context, at most `limit`, whose charge leaves the null block free; 0 when not even one token fits."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.charged(middle, settings) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
+    """Blocks, tokens and concurrency for `available` KV bytes per rank, one entry per pipeline stage.
+
+    The smallest stage decides. Source: vLLM 0.33 v1/core/kv_cache_utils.py (check_enough_kv_cache_memory,
+    get_num_blocks, get_max_concurrency_for_kv_cache_config).
+    """
+    per_stage = [max(0, bytes_) // cost if cost else None for bytes_, cost in zip(available, layout.stage_bytes, strict=True)]
+    blocks = min(n for n in per_stage if n is not None)
+    worst = next(i for i, n in enumerate(per_stage) if n == blocks)
+    context = settings.max_model_len
+    if settings.auto_fit:
+        context = largest_context(layout, settings, context, blocks - 1)
+        if context == 0:
+            context = settings.max_model_len
+    charged = layout.charged(context, settings)
+    cost = layout.stage_bytes[worst]
+    deficit = max(
+        (charged + 1) * stage_cost - bytes_
+        for bytes_, stage_cost in zip(available, layout.stage_bytes, strict=True)
+        if stage_cost
+    )
+    fits = deficit <= 0
+    if args.num_gpu_blocks_override is not None:
+        blocks = args.num_gpu_blocks_override
+    concurrency = blocks / charged
+    if settings.version.tokens_of_group:
+        tokens = blocks // len(layout.groups) * layout.block_size
+    else:
+        tokens = int(concurrency * context)
+    return Capacity(
+        num_blocks=blocks,
+        bytes_per_block=cost,
+        max_model_len=context,
+        blocks_per_request=charged,
+        max_concurrency=concurrency,
+        tokens=tokens,
+        fits=fits,
+        deficit=max(0, deficit),
+    )

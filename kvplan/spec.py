@@ -1,0 +1,287 @@
+"""What a model is: facts only, no arithmetic about memory.
+
+A ModelSpec says, layer by layer, what a model remembers of its past (`layers`) and which weights it holds
+(`layer_weights`, `other_weights`). The planner turns these facts into bytes; the engine builds the model from them.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+
+class Sharing(Enum):
+    """What tensor parallelism does with the units (heads, channels, groups) of a tensor's part."""
+
+    SPLIT = "split"  # evenly; the count must be divisible
+    KV_HEADS = "kv_heads"  # evenly, or replicated when there are more ranks than heads
+    GROUPS = "groups"  # evenly, rounded up: state groups are repeated until every rank has one
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`units` things of `width` elements each that stand side by side in one tensor (heads, channels, rows)."""
+
+    units: int
+    width: int = 1
+    sharing: Sharing = Sharing.SPLIT
+
+    @property
+    def size(self) -> int:
+        return self.units * self.width
+
+
+# --- what one layer remembers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Keys and values of every token (MHA, GQA, MQA)."""
+
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Keys and values of the last `window` tokens."""
+
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedAttention:
+    """Keys and values of the current chunk of `chunk` tokens (Llama 4)."""
+
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """One latent vector and one rope key per token, shared by all heads (MLA): whole on every rank.
+
+    `sparse` marks layers that attend only to tokens an indexer picked (DeepSeek-V3.2, GLM-5).
+    """
+
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    sparse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SparseIndexer:
+    """The fp8 index keys of DeepSeek sparse attention: one vector and one fp32 scale per 128 elements."""
+
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """Index keys kept beside full attention, no values (MiniMax-M3)."""
+
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """A state of constant size per sequence: a short convolution's inputs and, but for `conv`, a recurrence.
+
+    convolution  parts of channels; `conv_kernel - 1` columns of each are kept
+    recurrence   `heads` matrices of shape `head_shape`; `heads` is split over the ranks
+    ssm_dtype    dtype of the recurrence when the model fixes it; None: the model's dtype
+    """
+
+    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "conv"]
+    conv_kernel: int
+    convolution: tuple[Part, ...]
+    heads: int
+    head_shape: tuple[int, int]
+    ssm_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CrossAttention:
+    """Keys and values of the encoder's or image's tokens, written once per request."""
+
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+
+
+LayerCache = (
+    FullAttention
+    | SlidingWindow
+    | ChunkedAttention
+    | LatentAttention
+    | SparseIndexer
+    | KeyIndex
+    | RecurrentState
+    | CrossAttention
+)
+
+# --- what one layer weighs --------------------------------------------------------------------------------------
+
+Group = Literal[
+    "embedding", "attention", "mlp", "experts", "shared_expert", "router", "norm", "state", "lm_head", "vision_audio"
+]
+
+
+class Place(Enum):
+    """Which pipeline stages hold a weight that belongs to no layer."""
+
+    FIRST = "first"
+    LAST = "last"
+    FIRST_AND_LAST = "first and last"
+    EVERY = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One tensor, or several fused ones, as a server holds them: `[sum of parts, inputs]`, plus a bias per output.
+
+    name         role within its layer, or the full name of a weight outside the layers
+    sources      the checkpoint's names of what is fused here; quantisation is decided by them
+    inputs       columns; 1 for a vector
+    split        "outputs": the parts are split over the ranks; "inputs": the columns are; "none": whole on each
+    bias         one element per output (split as the outputs are)
+    experts      copies, one per expert; 0 for a dense weight
+    quantizable  a linear layer that quantisation may shrink
+    dtype        fixed by the model; None: the model's dtype
+    pad_rows     outputs are padded to a multiple of this when held (vocabularies: 64)
+    counted      False: a server holds it although the model's parameter count does not include it
+    held         False: the parameter count includes it although a server does not hold it
+    """
+
+    name: str
+    group: Group
+    inputs: int
+    parts: tuple[Part, ...]
+    split: Literal["outputs", "inputs", "none"] = "none"
+    bias: bool = False
+    experts: int = 0
+    quantizable: bool = False
+    dtype: str | None = None
+    pad_rows: int = 1
+    counted: bool = True
+    held: bool = True
+    sources: tuple[str, ...] = ()
+    place: Place = Place.FIRST
+
+    @property
+    def outputs(self) -> int:
+        return sum(part.size for part in self.parts)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model in this weight, all experts included."""
+        per_copy = self.inputs * self.outputs + (self.outputs if self.bias else 0)
+        return per_copy * max(1, self.experts) if self.counted else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One rotary table a server keeps: `positions x dim` elements of the model's dtype."""
+
+    dim: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one quantised linear layer is stored.
+
+    group_size  inputs that share a scale (int4, nvfp4, mxfp4, gguf), or None
+    block       (outputs, inputs) that share a scale (fp8 blocks), or None
+    static      input scales are stored too
+    zeros       zero points are stored beside the scales
+    """
+
+    kind: Literal[
+        "fp8_tensor",
+        "fp8_channel",
+        "fp8_block",
+        "int8_channel",
+        "int4",
+        "awq",
+        "gptq",
+        "nvfp4",
+        "mxfp4",
+        "mxfp8",
+        "nf4",
+        "nf4_double",
+        "bnb_int8",
+    ]
+    group_size: int | None = None
+    block: tuple[int, int] | None = None
+    static: bool = False
+    zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantization:
+    """How a checkpoint stores its linear layers, as its `quantization_config` says.
+
+    method    the name the config gives the method
+    default   scheme of a quantisable layer that nothing below names; None: it stays in the model's dtype
+    names     exact module names and their scheme, None for "not quantised"
+    patterns  regular expressions over module names, likewise; the first that matches wins
+    kv_dtype  KV cache dtype that the checkpoint asks for; None: it says nothing
+    known     False: kvplan cannot size the method; weights then need headers or a stated size
+    """
+
+    method: str
+    default: Scheme | None
+    names: dict[str, Scheme | None] = field(default_factory=dict)
+    patterns: tuple[tuple[str, Scheme | None], ...] = ()
+    kv_dtype: str | None = None
+    known: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSpec:
+    """A model's facts. Compared by identity: two readings are two objects.
+
+    layers         one entry per layer: the caches it keeps, none, one or several
+    layer_weights  one entry per layer, beside `layers`
+    other_weights  embedding, head, final norm, towers
+    max_model_len  the context a server takes when none is asked for; context_limit: the largest it accepts
+    item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
+    notes          what the reader derived or found odd, for the user
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    dtype: str
+    hidden_size: int
+    num_heads: int
+    vocab_size: int
+    max_model_len: int
+    context_limit: int
+    layers: tuple[tuple[LayerCache, ...], ...]
+    layer_weights: tuple[tuple[Weight, ...], ...]
+    other_weights: tuple[Weight, ...]
+    ropes: tuple[Rope, ...] = ()
+    quantization: Quantization | None = None
+    tied: bool = False
+    experts_per_token: int = 0
+    multimodal: bool = False
+    widest_mlp: int = 0
+    item_tokens: int = 0
+    notes: tuple[str, ...] = field(default=())
+    source: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every weight once per place it stands in."""
+        return self.other_weights + tuple(weight for layer in self.layer_weights for weight in layer)

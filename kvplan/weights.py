@@ -1,0 +1,263 @@
+"""Parameters -> bytes on one rank, by tensor group, quantisation, and tensor/pipeline/expert parallelism.
+
+Sources: vLLM 0.33's own parameters for some 180 configurations (created, not yet post-processed); storage layouts of
+AutoAWQ, GPTQ, compressed-tensors, ModelOpt, OCP microscaling and bitsandbytes.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.quant import scheme_of
+from kvplan.spec import (
+    ChunkedAttention,
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    Part,
+    Place,
+    Quantization,
+    Scheme,
+    Sharing,
+    SlidingWindow,
+    Weight,
+)
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is spread: tensor parallel, pipeline parallel and its stage, expert parallel ranks (1: none).
+
+    sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
+    """
+
+    tp: int = 1
+    pp: int = 1
+    stage: int = 0
+    ep: int = 1
+    sm: int = 90
+    dtype: str | None = None
+    online: str | None = None
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def stage_layers(num_layers: int, pp: int) -> list[range]:
+    """The layers of each pipeline stage: an equal share each, the rest one by one from the last but one backwards.
+
+    Source: vLLM 0.33 distributed/utils.py (get_pp_indices).
+    """
+    share, rest = divmod(num_layers, pp)
+    sizes = [share] * pp
+    for i in range(2, rest + 2):
+        sizes[-i if i <= pp else -1] += 1
+    starts = [sum(sizes[:i]) for i in range(pp)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def local_units(part: Part, tp: int, name: str) -> int:
+    """How many units of a part one rank holds."""
+    match part.sharing:
+        case Sharing.SPLIT:
+            if part.units % tp:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}: {name} has {part.units} units, which {tp} ranks cannot share; "
+                    "use a divisor"
+                )
+            return part.units // tp
+        case Sharing.KV_HEADS:
+            if part.units % tp and tp % part.units:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}: {part.units} KV heads can neither be split nor repeated evenly; "
+                    "use a divisor or a multiple"
+                )
+            return max(1, part.units // tp)
+        case Sharing.GROUPS:
+            return cdiv(part.units, tp)
+
+
+def up(value: int, multiple: int) -> int:
+    return cdiv(value, multiple) * multiple
+
+
+def linear_bytes(scheme: Scheme, k: int, parts: list[int], sm: int) -> int:
+    """Bytes of one matrix `[sum(parts), k]` with its scales, as a server creates it."""
+    n, p = sum(parts), len(parts)
+    group = scheme.group_size or k
+    match scheme.kind:
+        case "fp8_tensor":
+            return k * n + (8 if scheme.static else 4) * p
+        case "fp8_channel" | "int8_channel":
+            return k * n + 4 * n + (4 * p if scheme.static else 0)
+        case "fp8_block":
+            rows, columns = scheme.block or (128, 128)
+            return k * n + 4 * cdiv(k, columns) * cdiv(n, rows)
+        case "int4":
+            return k * n // 2 + 2 * cdiv(k, group) * n + 16 + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
+        case "awq" | "gptq":
+            return k * n // 2 + 2 * cdiv(k, group) * n + cdiv(k, group) * n // 2
+        case "nvfp4":
+            return k * n // 2 + k * n // group + 8 * p
+        case "mxfp8":
+            return k * n + k * n // group
+        case "mxfp4":
+            return k * n // 2 + k * n // group
+        case "nf4":
+            return k * n // 2 + 4 * cdiv(k * n, 64)
+        case "nf4_double":
+            # absmax itself in 8 bits per 64, with one fp32 per 256 of them: 4.127 bits in all
+            return k * n // 2 + cdiv(k * n, 64) + 4 * cdiv(k * n, 64 * 256)
+        case "bnb_int8":
+            return k * n + 4 * n
+
+
+def expert_block(scheme: Scheme, k: int, parts: list[int]) -> Scheme:
+    """FP8 block scales of experts whose split width is not a multiple of the block are kept per 64 x 64 (vLLM 0.33)."""
+    if scheme.kind == "fp8_block" and scheme.block and (k % scheme.block[1] or parts[0] % scheme.block[0]):
+        return Scheme("fp8_block", block=(64, 64))
+    return scheme
+
+
+def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, list[int]]:
+    """MXFP4 experts are padded for the kernel that reads them.
+
+    Triton on compute capability 9.0: the intermediate width to 64. Marlin and TRT-LLM elsewhere: the intermediate
+    width to 128, the hidden width to 256. Source: vLLM 0.33's parameters on A100, L40S, H100, B200.
+    """
+    inner_to, hidden_to = (64, 1) if sm // 10 == 9 else (128, 256)
+    if split == "outputs":
+        return up(k, hidden_to), [up(part, inner_to) for part in parts]
+    return up(k, inner_to), [up(part, hidden_to) for part in parts]
+
+
+def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
+    """(columns, rows of each part) of a weight on one rank."""
+    match weight.split:
+        case "none":
+            return weight.inputs, [part.size for part in weight.parts]
+        case "inputs":
+            if weight.inputs % tp:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}: {weight.name} has {weight.inputs} inputs, which {tp} ranks cannot "
+                    "share; use a divisor"
+                )
+            return weight.inputs // tp, [part.size for part in weight.parts]
+        case "outputs" if weight.pad_rows > 1:
+            return weight.inputs, [cdiv(up(weight.outputs, weight.pad_rows), tp)]
+        case "outputs":
+            return weight.inputs, [local_units(part, tp, weight.name) * part.width for part in weight.parts]
+
+
+def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
+    if not weight.quantizable:
+        return None
+    if online == "fp8":
+        return Scheme("fp8_tensor")
+    if spec.quantization is None:
+        return None
+    return scheme_of(spec.quantization, layer, weight.sources or (weight.name,))
+
+
+def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
+    """Bytes of one weight, all its experts on this rank included."""
+    if not weight.held:
+        return 0
+    is_expert = weight.experts > 0
+    tp = 1 if is_expert and layout.ep > 1 else layout.tp
+    k, parts = local_shape(weight, tp)
+    copies = cdiv(weight.experts, layout.ep) if is_expert else 1
+    scheme = scheme_for(spec, weight, layer, layout.online)
+    element = BYTES[weight.dtype or layout.dtype or spec.dtype]
+    if scheme is None:
+        size = element * k * sum(parts)
+    else:
+        if is_expert:
+            scheme = expert_block(scheme, k, parts)
+        if scheme.kind == "mxfp4":
+            k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
+        size = linear_bytes(scheme, k, parts, layout.sm)
+    bias = element * sum(parts) if weight.bias else 0
+    return (size + bias) * copies
+
+
+def on_stage(place: Place, layout: Layout) -> bool:
+    match place:
+        case Place.FIRST:
+            return layout.stage == 0
+        case Place.LAST:
+            return layout.stage == layout.pp - 1
+        case Place.FIRST_AND_LAST:
+            return layout.stage in (0, layout.pp - 1)
+        case Place.EVERY:
+            return True
+
+
+# Scales of the KV cache that a quantised attention layer holds as parameters (vLLM 0.33): q, k, v and probability in
+# bfloat16 (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
+KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "compressed-tensors": 18}
+
+
+def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None) -> int:
+    """Bytes of one layer's KV scale parameters; latent attention has them under ModelOpt only."""
+    if quantization is None:
+        return 0
+    kinds = FullAttention | SlidingWindow | ChunkedAttention
+    if quantization.method == "modelopt":
+        kinds = kinds | LatentAttention
+    return KV_SCALE_BYTES.get(quantization.method, 0) if any(isinstance(cache, kinds) for cache in caches) else 0
+
+
+def check_known(spec: ModelSpec) -> None:
+    if spec.quantization is not None and not spec.quantization.known:
+        raise UnsupportedModelError(
+            f"{spec.name}: quantization method {spec.quantization.method!r} is not one kvplan can size; pass "
+            "--weights-bytes, or a directory that holds the safetensors files"
+        )
+
+
+@lru_cache(maxsize=4096)
+def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
+    """Bytes on one rank by tensor group, as a server holds them once loaded.
+
+    Raises UnsupportedModelError for a quantisation kvplan cannot size, UsageError for a split that does not work.
+    """
+    check_known(spec)
+    if layout.pp > spec.num_layers:
+        raise UsageError(f"pipeline_parallel_size {layout.pp}: {spec.name} has only {spec.num_layers} layers")
+    total: Counter[str] = Counter()
+    for weight in spec.other_weights:
+        if on_stage(weight.place, layout):
+            total[weight.group] += weight_bytes(spec, weight, None, layout)
+    by_name = spec.quantization is not None and bool(spec.quantization.names or spec.quantization.patterns)
+    cache: dict[int, Counter[str]] = {}
+    for index in stage_layers(spec.num_layers, layout.pp)[layout.stage]:
+        weights = spec.layer_weights[index]
+        key = index if by_name else id(weights)
+        if key not in cache:
+            cache[key] = Counter()
+            for weight in weights:
+                cache[key][weight.group] += weight_bytes(spec, weight, index, layout)
+        total.update(cache[key])
+        scales = kv_scale_bytes(spec.layers[index], spec.quantization)
+        if scales:
+            total["attention"] += scales
+    return total
+
+
+def total_weights(spec: ModelSpec, layout: Layout) -> int:
+    """Bytes of all weights on one rank."""
+    return sum(rank_weights(spec, layout).values())
+
+
+def num_params(spec: ModelSpec) -> Counter[str]:
+    """Parameters of the whole model by tensor group, towers as `vision_audio`."""
+    counts: Counter[str] = Counter()
+    for weight in spec.weights:
+        counts[weight.group] += weight.num_params
+    return counts

@@ -1,0 +1,49 @@
+"""Shared by all tests: `--update` rewrites expected output, `golden` compares with it, hypothesis profiles."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# Plain runs repeat the same examples, so a red run is red for everyone; `make test-full` draws new ones each time.
+settings.register_profile("plain", derandomize=True, deadline=None)
+settings.register_profile("full", max_examples=2_000, deadline=None)
+settings.load_profile("plain")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="rewrite golden files and the README's console blocks")
+
+
+@pytest.fixture(scope="session")
+def update(request: pytest.FixtureRequest) -> bool:
+    """Whether expected output is to be rewritten rather than compared."""
+    return bool(request.config.getoption("--update"))
+
+
+@pytest.fixture
+def golden(update: bool) -> Callable[[str, str], None]:
+    """`golden(name, text)` fails unless tests/golden/NAME holds exactly `text`; `pytest --update` writes it there."""
+
+    def compare(name: str, text: str) -> None:
+        check_golden(GOLDEN / name, text, update=update)
+
+    return compare
+
+
+def check_golden(path: Path, text: str, *, update: bool) -> None:
+    """Fail with a diff unless the file holds exactly `text`; write it instead under `update`."""
+    if update:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+        return
+    if not path.exists():
+        pytest.fail(f"{path.name}: no such golden file; `pytest --update` writes it", pytrace=False)
+    expected = path.read_text(encoding="utf-8")
+    if text != expected:
+        diff = difflib.unified_diff(expected.splitlines(), text.splitlines(), path.name, "now", lineterm="")
+        pytest.fail("\n".join(diff) + "\n`pytest --update` rewrites it", pytrace=False)
