@@ -1,8 +1,8 @@
 """Look one entry up in a large facts file without parsing the rest of it.
 
 models.yaml and gpus.yaml are mappings of entries. Reading all of a 200 kB file with PyYAML costs hundreds of
-milliseconds; cutting it at its top-level keys costs none, so a command about one model parses one entry. The layout this
-relies on is checked by tests: a top-level key starts in column 0, everything of its entry is indented, and
+milliseconds; cutting it at its top-level keys costs none, so a command about one model parses one entry. The layout
+this relies on is checked by tests: a top-level key starts in column 0, everything of its entry is indented, and
 `aliases: [a, b]` stands on one line.
 """
 

@@ -21,6 +21,9 @@ MIB = 1024 * 1024
 MAX_CONFIG_BYTES = 10 * MIB
 MAX_DEPTH = 100  # levels of nesting; real configs and weight indexes stay under ten
 MAX_DIGITS = 30  # digits of an integer; 2^63 has 19
+# The one place where published configs hold an infinity: the clip of Mamba2's time step (nvidia/Nemotron-H-56B-Base-8K
+# and its successors write [0.0, Infinity]). No size depends on it.
+MAY_BE_INFINITE = frozenset({"time_step_limit"})
 
 _WHERE_LIMIT = 400  # characters of a path in a message; paths into the Hub's cache are long
 _NO_FILE = {
@@ -119,8 +122,8 @@ def load_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
 def parse_json(text: str, where: str) -> dict[str, Any]:
     """The JSON object in `text`; `where` names it in the error.
 
-    Refused beyond what `json` refuses: duplicate keys, NaN and infinities, integers over 30 digits, more than 100
-    levels, text that is not valid Unicode, and a top level that is not an object.
+    Refused beyond what `json` refuses: duplicate keys, NaN and infinities (but see MAY_BE_INFINITE), integers over 30
+    digits, more than 100 levels, text that is not valid Unicode, and a top level that is not an object.
     """
     where = printable(where, _WHERE_LIMIT)
     if not text.strip():
@@ -130,8 +133,7 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
             text,
             object_pairs_hook=_object,
             parse_int=_integer,
-            parse_float=_float,
-            parse_constant=_constant,
+            parse_constant=float,
         )
     except json.JSONDecodeError as error:
         _refuse(text, where, error.pos, _complaint(text, error))
@@ -151,24 +153,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         raise _Refused
+    for key, value in pairs:
+        if isinstance(value, float | list) and not _is_finite(value, key in MAY_BE_INFINITE):
+            raise _Refused
     return made
+
+
+def _is_finite(value: Any, or_infinite: bool) -> bool:
+    """Whether a number, or every number of a list, is finite (or at least a number); objects judge themselves."""
+    if isinstance(value, list):
+        return all(_is_finite(item, or_infinite) for item in value)
+    return not isinstance(value, float) or math.isfinite(value) or (or_infinite and not math.isnan(value))
 
 
 def _integer(token: str) -> int:
     if len(token) > MAX_DIGITS:
         raise _Refused
     return int(token)
-
-
-def _float(token: str) -> float:
-    value = float(token)
-    if not math.isfinite(value):
-        raise _Refused
-    return value
-
-
-def _constant(token: str) -> NoReturn:
-    raise _Refused
 
 
 def _complaint(text: str, error: json.JSONDecodeError) -> str:
@@ -193,24 +194,26 @@ def _refuse_first_fault(text: str, where: str) -> NoReturn:
 
 def _faults(text: str) -> Iterator[tuple[int, str]]:
     """What the strict hooks refuse, with the character it starts at, in the order of the text."""
-    keys_open: list[set[str]] = []  # the keys seen so far of each open object; an empty set for a list
+    seen: list[set[str]] = []  # the keys so far of each open object; an empty set for a list
+    keys: list[str] = [""]  # the key that each open object or list is at, or under
     before: re.Match[str] | None = None
     for token in _TOKEN.finditer(text):
         match token.group():
             case "{" | "[":
-                keys_open.append(set())
-                if len(keys_open) > MAX_DEPTH:
+                seen.append(set())
+                keys.append(keys[-1])
+                if len(seen) > MAX_DEPTH:
                     yield token.start(), f"nested more than {MAX_DEPTH} levels deep; no config is"
             case "}" | "]":
-                if keys_open:
-                    keys_open.pop()
-            case ":" if before is not None and keys_open:
-                key = before.group()
-                name = _unquoted(key)
-                if name in keys_open[-1]:
-                    yield before.start(), f"duplicate key '{printable(name)}'; keep one of them"
-                keys_open[-1].add(name)
-            case number if number[0] not in '",:' and (complaint := _number_fault(number)):
+                if seen:
+                    seen.pop()
+                    keys.pop()
+            case ":" if before is not None and seen:
+                keys[-1] = _unquoted(before.group())
+                if keys[-1] in seen[-1]:
+                    yield before.start(), f"duplicate key '{printable(keys[-1])}'; keep one of them"
+                seen[-1].add(keys[-1])
+            case number if number[0] not in '",:' and (complaint := _number_fault(number, keys[-1])):
                 yield token.start(), complaint
         before = token
 
@@ -222,7 +225,7 @@ def _unquoted(key: str) -> str:
         return key
 
 
-def _number_fault(token: str) -> str | None:
+def _number_fault(token: str, key: str) -> str | None:
     shown = printable(token, 24)
     if token.lstrip("-").isdigit():
         digits = len(token.lstrip("-"))
@@ -232,7 +235,8 @@ def _number_fault(token: str) -> str | None:
     if token in {"true", "false", "null"}:
         return None
     try:
-        return None if math.isfinite(float(token)) else f"non-finite number ({shown}); write a finite number or null"
+        finite = _is_finite(float(token), key in MAY_BE_INFINITE)
+        return None if finite else f"non-finite number ({shown}); write a finite number or null"
     except ValueError:
         return None
 

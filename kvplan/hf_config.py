@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import InvalidInputError, UnsupportedModelError
-from kvplan.families import classic, dense, gemma, hybrid, mla, moe, nas, towers
+from kvplan.families import classic, dense, gemma, hybrid, mla, moe, multimodal_text, nas, towers
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
 from kvplan.files import load_json, printable
@@ -17,6 +17,7 @@ Reader = Callable[[Config, str], SpecDraft]
 READERS: dict[str, Reader] = {
     **dict.fromkeys(dense.TRAITS, dense.read),
     **classic.READERS,
+    **multimodal_text.READERS,
     **moe.READERS,
     **mla.READERS,
     **hybrid.READERS,
@@ -96,7 +97,9 @@ def read_config(
         if not assume_dense:
             raise
         reader, model_type = dense.read, "llama"
-        outer.notes.append(f"model_type {outer.values.get('model_type')!r} is unknown: sized as a plain dense transformer")
+        outer.notes.append(
+            f"model_type {outer.values.get('model_type')!r} is unknown: sized as a plain dense transformer"
+        )
     draft = reader(inner, model_type)
     check_size(draft, where)
     draft.other_weights += towers.weights(outer)

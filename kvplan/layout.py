@@ -96,7 +96,9 @@ def local_kv_heads(heads: int, tp: int) -> int:
     return max(1, heads // tp)
 
 
-def state_bytes(state: RecurrentState, dtype: str, tp: int, *, spec_tokens: int = 0, ssm_dtype: str | None = None) -> int:
+def state_bytes(
+    state: RecurrentState, dtype: str, tp: int, *, spec_tokens: int = 0, ssm_dtype: str | None = None
+) -> int:
     """Bytes of one sequence's state in one layer: the convolution's columns and the recurrence."""
     columns = state.conv_kernel - 1 + spec_tokens
     channels = sum(local_units(part, tp) * part.width for part in state.convolution)
@@ -107,8 +109,11 @@ def state_bytes(state: RecurrentState, dtype: str, tp: int, *, spec_tokens: int 
 def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
     """Bytes per token of one layer's cache on one rank; 0 for a state of constant size."""
     match cache:
-        case FullAttention(heads, k, v) | SlidingWindow(heads, k, v) | ChunkedAttention(heads, k, v) | CrossAttention(
-            heads, k, v
+        case (
+            FullAttention(heads, k, v)
+            | SlidingWindow(heads, k, v)
+            | ChunkedAttention(heads, k, v)
+            | CrossAttention(heads, k, v)
         ):
             return local_kv_heads(heads, tp) * cell_bytes(dtype, k, v)
         case LatentAttention(latent, rope):

@@ -98,10 +98,10 @@ def plain(config: Config, method: str, scheme: Scheme, ignored: str, kv_dtype: s
     return Quantization(method, scheme, names, patterns, kv_dtype)
 
 
-def exceptions(names: list[str]) -> tuple[dict[str, None], tuple[tuple[str, None], ...]]:
+def exceptions(names: list[str]) -> tuple[dict[str, Scheme | None], tuple[tuple[str, Scheme | None], ...]]:
     """Module names that are not quantised: exact ones, and patterns (`re:...` or with `*`)."""
-    exact: dict[str, None] = {}
-    patterns: list[tuple[str, None]] = []
+    exact: dict[str, Scheme | None] = {}
+    patterns: list[tuple[str, Scheme | None]] = []
     for name in names:
         if name.startswith("re:"):
             patterns.append((checked_pattern(name[3:]), None))
@@ -255,5 +255,3 @@ def named_scheme(quantization: Quantization, layer: int | None, source: str) -> 
         if any(compiled(pattern).match(candidate) for candidate in candidates):
             return scheme
     return quantization.default
-
-

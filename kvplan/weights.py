@@ -207,10 +207,11 @@ def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | 
     """Bytes of one layer's KV scale parameters; latent attention has them under ModelOpt only."""
     if quantization is None:
         return 0
-    kinds = FullAttention | SlidingWindow | ChunkedAttention
+    kinds: tuple[type, ...] = (FullAttention, SlidingWindow, ChunkedAttention)
     if quantization.method == "modelopt":
-        kinds = kinds | LatentAttention
-    return KV_SCALE_BYTES.get(quantization.method, 0) if any(isinstance(cache, kinds) for cache in caches) else 0
+        kinds += (LatentAttention,)
+    holds = any(isinstance(cache, kinds) for cache in caches)
+    return KV_SCALE_BYTES.get(quantization.method, 0) if holds else 0
 
 
 def check_known(spec: ModelSpec) -> None:

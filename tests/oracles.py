@@ -6,14 +6,19 @@ Prints each difference and the counts `equal / refused by name / different`; exi
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kvplan import hf_config  # noqa: E402  (run as a script from anywhere)
-from kvplan.errors import KvplanError  # noqa: E402
-from kvplan.spec import (  # noqa: E402
+from kvplan import hf_config
+from kvplan.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.gpu import gpu
+from kvplan.plan import Request, plan, weight_layout
+from kvplan.rules.vllm import EngineArgs
+from kvplan.spec import (
     ChunkedAttention,
     CrossAttention,
     FullAttention,
@@ -25,6 +30,7 @@ from kvplan.spec import (  # noqa: E402
     SlidingWindow,
     SparseIndexer,
 )
+from kvplan.weights import total_weights
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
 
@@ -82,9 +88,9 @@ def geometry(spec: ModelSpec) -> set[tuple[Any, ...]]:
 
 
 def index_dims(caches: tuple[LayerCache, ...]) -> Iterator[int]:
-    for cache in caches:
-        if isinstance(cache, SparseIndexer | KeyIndex):
-            yield cache.head_dim
+    for kept in caches:
+        if isinstance(kept, SparseIndexer | KeyIndex):
+            yield kept.head_dim
 
 
 def expected_geometry(row: dict[str, Any]) -> set[tuple[Any, ...]]:
@@ -119,7 +125,8 @@ def compare_model(folder: Path, geo: dict[str, Any], params: dict[str, Any]) -> 
     total = params.get("total_params")
     if total is not None and total_params(spec) != total:
         towers = total_params(spec) - text_params(spec)
-        return (DIFFERENT if wrong else EQUAL), "; ".join([*wrong, f"[towers {towers:,} for {total - (expected or 0):,}]"]), False
+        wrong_towers = f"[towers {towers:,} for {total - (expected or 0):,}]"
+        return (DIFFERENT if wrong else EQUAL), "; ".join([*wrong, wrong_towers]), False
     return (DIFFERENT if wrong else EQUAL), "; ".join(wrong), total is not None
 
 
@@ -138,8 +145,99 @@ def models(directory: Path) -> int:
     return 1 if counts[DIFFERENT] else 0
 
 
+# --- capacity: a real server's own answers -----------------------------------------------------------------------
+
+GPUS = {"A10G": "a10g", "L40S": "l40s", "A100": "a100-80g", "H100": "h100-80g", "H200": "h200", "B200": "b200"}
+DIRECT = ("max_model_len", "block_size", "kv_cache_dtype", "max_num_batched_tokens", "max_num_seqs",
+          "enable_prefix_caching", "disable_hybrid_kv_cache_manager")  # fmt: skip
+USAGE = {"OPENAI_API_SERVER": "server", "LLM_CLASS": "offline"}
+
+
+def engine_args(inputs: dict[str, Any]) -> EngineArgs:
+    """A case's flags; one that kvplan does not know is refused by name."""
+    values = {key: inputs[key] for key in DIRECT if key in inputs} | (inputs.get("engine_args") or {})
+    known = {field.name for field in fields(EngineArgs)}
+    unknown = set(values) - known
+    if unknown:
+        raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one kvplan knows")
+    if values.get("max_model_len") == -1:
+        values["max_model_len"] = "auto"
+    return EngineArgs(
+        tensor_parallel_size=inputs.get("tp", 1),
+        pipeline_parallel_size=inputs.get("pp", 1),
+        usage=USAGE[inputs.get("usage_context", "OPENAI_API_SERVER")],  # type: ignore[arg-type]
+        **values,
+    )
+
+
+@cache
+def spec_in(folder: Path) -> ModelSpec:
+    return hf_config.load_spec(folder)
+
+
+def case_request(case: dict[str, Any], directory: Path) -> Request:
+    inputs = case["inputs"]
+    name = inputs.get("gpu", "H100")
+    return Request(spec_in(directory / inputs["model"]), gpu(GPUS.get(name, name.lower())), engine_args(inputs))
+
+
+def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[str]:
+    """What differs for one stated KV budget."""
+    budget = expected["available_memory"]
+    answer = plan(replace(request, args=replace(request.args, kv_cache_memory_bytes=budget)))
+    if expected.get("error"):
+        if answer.fits:
+            yield f"{budget:,} B: starts, expected the error {expected['error'][:60]!r}"
+        return
+    if not answer.fits:
+        yield f"{budget:,} B: refused to start, expected {expected['num_gpu_blocks']:,} blocks"
+        return
+    got = answer.capacity
+    for name, mine, theirs in (
+        ("num_gpu_blocks", got.num_blocks, expected["num_gpu_blocks"]),
+        ("kv_cache_size_tokens", got.tokens, expected["kv_cache_size_tokens"]),
+        ("max_concurrency", got.max_concurrency, expected["max_concurrency"]),
+        ("max_model_len", got.max_model_len, expected.get("max_model_len", got.max_model_len)),
+    ):
+        if mine != theirs:
+            yield f"{budget:,} B: {name} {mine} for {theirs}"
+
+
+def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str, Any]]) -> Iterator[str]:
+    """What differs in the bytes of each stage's rank, as they are while loading."""
+    for stage, expected in enumerate(weights if isinstance(weights, list) else [weights]):
+        got = total_weights(request.spec, weight_layout(request, stage, online=False))
+        if got != expected["param_bytes_per_rank"]:
+            want = expected["param_bytes_per_rank"]
+            yield f"weights of stage {stage}: {got:,} for {want:,} ({got - want:+,})"
+
+
+def compare_case(case: dict[str, Any], directory: Path) -> tuple[str, list[str]]:
+    try:
+        request = case_request(case, directory)
+        wrong = [text for expected in case["results"] for text in result_differences(request, expected)]
+        wrong += weight_differences(request, case["weights"])
+    except (UnsupportedModelError, UsageError) as error:
+        return REFUSED, [str(error)]
+    return (DIFFERENT if wrong else EQUAL), wrong
+
+
+def capacity(cases: Path, directory: Path) -> int:
+    counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0}
+    for case in read_lines(cases):
+        outcome, why = compare_case(case, directory)
+        counts[outcome] += 1
+        inputs = {key: value for key, value in case["inputs"].items() if key != "available_memory"}
+        for text in why:
+            print(f"{json.dumps(inputs)}: {outcome}: {text}")
+    print(" / ".join(f"{n} {word}" for word, n in counts.items()))
+    return 1 if counts[DIFFERENT] else 0
+
+
 def main(argv: list[str]) -> int:
     match argv:
+        case ["capacity", cases, directory]:
+            return capacity(Path(cases), Path(directory))
         case ["models", directory]:
             return models(Path(directory))
         case _:

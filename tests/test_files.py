@@ -3,6 +3,7 @@
 import errno
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -71,6 +72,10 @@ def test_what_json_allows_is_read_as_json_reads_it(tmp_path: Path) -> None:
         (b'{"a": NaN}', "line 1 column 7: non-finite number (NaN); write a finite number or null"),
         (b'{"a":\n\n -Infinity}', "line 3 column 2: non-finite number (-Infinity); write a finite number or null"),
         (b'{"a": [1, 1e999]}', "line 1 column 11: non-finite number (1e999); write a finite number or null"),
+        (b'{"a": [[1], [{"b": [2, NaN]}]]}', "line 1 column 24: non-finite number (NaN)"),
+        (b'{"time_step_limit": [0, NaN]}', "line 1 column 25: non-finite number (NaN)"),
+        (b'{"time_step_limit": [0, {"a": Infinity}]}', "line 1 column 31: non-finite number (Infinity)"),
+        (b'{"time_step_limit": [0, Infinity], "a": -1e999}', "line 1 column 41: non-finite number (-1e999)"),
         (b'{"a": 1, "b": {"c": 2},\n "a": 3}', "line 2 column 2: duplicate key 'a'; keep one of them"),
         (b'{"a": 1, "\\u0061": 3}', "line 1 column 10: duplicate key 'a'; keep one of them"),
         (b'{"\\u001b[2J": 1, "\\u001b[2J": 3}', r"line 1 column 18: duplicate key '\x1b[2J'; keep one of them"),
@@ -85,6 +90,11 @@ def test_what_json_allows_is_read_as_json_reads_it(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, data: bytes, said: str) -> None:
     assert refusal(tmp_path, data).startswith(said)
+
+
+def test_an_infinite_time_step_limit_is_read() -> None:
+    # nvidia/Nemotron-H-56B-Base-8K, config.json, writes it so; no size depends on it.
+    assert parse_json('{"time_step_limit": [0.0, Infinity]}', "x") == {"time_step_limit": [0.0, math.inf]}
 
 
 def test_a_hundred_levels_are_still_read() -> None:

@@ -17,6 +17,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils._validators import validate_repo_id
 from safetensors.numpy import save
 
 from kvplan.checkpoint import INDEX_NAME, TensorInfo, read_checkpoint
@@ -44,7 +45,8 @@ class Hub:
     url: str = ""
 
     def serve(self, handler: http.server.BaseHTTPRequestHandler) -> None:
-        self.asked.append(f"{handler.command} {handler.path}")
+        if MODEL in handler.path:  # the library may ask for lists of its own
+            self.asked.append(f"{handler.command} {handler.path}")
         if self.hangs:
             self.released.wait(10)
             return
@@ -90,6 +92,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     use_endpoint(monkeypatch, state.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "agents"), raising=False)  # since 2.x
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -175,7 +178,7 @@ def test_what_is_no_hub_id_is_refused_before_anything_is_opened(
 )
 def test_hub_ids_are_what_the_library_takes_for_ids(ref: str) -> None:
     assert is_model_id(ref)
-    huggingface_hub.utils.validate_repo_id(ref)
+    validate_repo_id(ref)
 
 
 def test_a_revision_is_given_behind_the_id_or_beside_it() -> None:
@@ -229,7 +232,7 @@ def test_a_model_without_an_index_is_fine(hub: Hub) -> None:
         ),
         (
             403,
-            {"X-Error-Message": "\x07no\r\n\ttoken"},
+            {"X-Error-Message": "[bold]no[/bold]\x9b\x07"},
             f"{MODEL}: access denied (403); check HF_TOKEN and your access at https://huggingface.co/{MODEL}",
         ),
         (
@@ -271,7 +274,7 @@ def test_what_the_hub_refuses_is_one_line_with_its_cure(
     hub: Hub, status: int, headers: dict[str, str], said: str
 ) -> None:
     hub.status = status
-    hub.headers = {key: "".join(ch for ch in value if ch.isprintable()) for key, value in headers.items()}
+    hub.headers = headers
     assert refusal() == said
     assert len(hub.asked) == 1
 

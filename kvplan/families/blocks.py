@@ -21,7 +21,13 @@ def norm(name: str, size: int, kind: Norms = "rms", bias: bool | None = None, gr
 
 
 def column(
-    name: str, inputs: int, parts: tuple[Part, ...] | int, group: str, *, bias: bool = False, sources: tuple[str, ...] = ()
+    name: str,
+    inputs: int,
+    parts: tuple[Part, ...] | int,
+    group: str,
+    *,
+    bias: bool = False,
+    sources: tuple[str, ...] = (),
 ) -> Weight:
     """A linear layer whose outputs are split over the ranks."""
     as_parts = (Part(parts),) if isinstance(parts, int) else parts
@@ -104,7 +110,12 @@ def gated_mlp(
 
 
 def plain_mlp(
-    hidden: int, inner: int, *, bias: bool, names: tuple[str, str] = ("mlp.up_proj", "mlp.down_proj"), group: str = "mlp"
+    hidden: int,
+    inner: int,
+    *,
+    bias: bool,
+    names: tuple[str, str] = ("mlp.up_proj", "mlp.down_proj"),
+    group: str = "mlp",
 ) -> tuple[Weight, ...]:
     """One projection up and one down, no gate."""
     return column(names[0], hidden, inner, group, bias=bias), row(names[1], inner, hidden, group, bias=bias)

@@ -16,7 +16,7 @@ from kvplan.families.blocks import (
 )
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
-from kvplan.spec import FullAttention, LayerCache, Place, SlidingWindow, Weight
+from kvplan.spec import FullAttention, LayerCache, Place, Rope, SlidingWindow, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +228,9 @@ def read(config: Config, model_type: str) -> SpecDraft:
     )
 
 
-def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tuple[rope.Rope, ...]:
+def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tuple[Rope, ...]:
     tables = rope.tables(config, heads.head_dim, limit)
     if model_type == "gemma3_text":  # local layers rotate with another base: a table of their own
         scaled = rope.scaling(config).number("factor", 1.0)
-        return (rope.Rope(heads.head_dim, int(limit * scaled)), rope.Rope(heads.head_dim, limit))
+        return (Rope(heads.head_dim, int(limit * scaled)), Rope(heads.head_dim, limit))
     return tables
-

@@ -20,7 +20,7 @@ from kvplan.families.config import Config
 from kvplan.families.dense import attention_cache
 from kvplan.families.draft import SpecDraft
 from kvplan.families.hybrid import with_defaults
-from kvplan.spec import LayerCache, Part, Place, Weight
+from kvplan.spec import LayerCache, Part, Place, Rope, Weight
 
 GEMMA3N_DEFAULTS: dict[str, object] = {
     "vocab_size": 262400, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 35,
@@ -94,9 +94,9 @@ def key_is_value(hidden: int, heads: Heads) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def layer_ropes(heads: tuple[Heads, ...], limit: int) -> tuple[rope.Rope, ...]:
+def layer_ropes(heads: tuple[Heads, ...], limit: int) -> tuple[Rope, ...]:
     """One table per kind of layer, each rotating its whole head."""
-    return tuple(rope.Rope(h.head_dim, limit) for h in heads)
+    return tuple(Rope(h.head_dim, limit) for h in heads)
 
 
 def read_gemma4(config: Config, model_type: str) -> SpecDraft:

@@ -189,7 +189,10 @@ def read_jamba(config: Config, model_type: str) -> SpecDraft:
     }
     norms = (norm("input_layernorm", hidden), norm("pre_ff_layernorm", hidden))
     count = config.count("num_experts")
-    sparse = (router("feed_forward.router", hidden, count), *experts(hidden, inner, count, prefix="feed_forward.experts"))
+    sparse = (
+        router("feed_forward.router", hidden, count),
+        *experts(hidden, inner, count, prefix="feed_forward.experts"),
+    )
     feed_forward = {True: sparse, False: gated_mlp(hidden, inner, prefix="feed_forward")}
     attn_at, attn_every = config.count("attn_layer_offset", low=0), config.count("attn_layer_period")
     moe_at, moe_every = config.count("expert_layer_offset", low=0), config.count("expert_layer_period")

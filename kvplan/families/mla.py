@@ -69,7 +69,9 @@ def indexed_layers(config: Config, num_layers: int) -> list[bool]:
         return [True] * num_layers
     for kind in types:
         if kind not in ("full", "shared"):
-            raise config.fail("indexer_types", f"{kind!r} is an indexer kind kvplan cannot size (it knows full, shared)")
+            raise config.fail(
+                "indexer_types", f"{kind!r} is an indexer kind kvplan cannot size (it knows full, shared)"
+            )
     return [kind == "full" for kind in types]
 
 
@@ -88,10 +90,8 @@ def read(config: Config, model_type: str) -> SpecDraft:
     sparse = sparse_layers(config, num_layers)
     dsa = "index_head_dim" in config
     indexed = indexed_layers(config, num_layers) if dsa else [False] * num_layers
-    base = latent_attention(config, hidden) + (
-        norm("input_layernorm", hidden),
-        norm("post_attention_layernorm", hidden),
-    )
+    norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
+    base = latent_attention(config, hidden) + norms
     extra = {True: indexer(config, hidden) if dsa else (), False: ()}
     feed_forward = {True: expert_layer(config, moe, hidden) if any(sparse) else ()}
     if not all(sparse):

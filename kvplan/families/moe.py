@@ -11,7 +11,6 @@ from kvplan.families.blocks import (
     experts,
     gated_mlp,
     norm,
-    qk_norms,
     router,
     vector,
     whole,
@@ -28,7 +27,7 @@ from kvplan.families.dense import (
     rope_tables,
 )
 from kvplan.families.draft import SpecDraft
-from kvplan.spec import ChunkedAttention, FullAttention, KeyIndex, LayerCache, Part, SlidingWindow, Weight
+from kvplan.spec import ChunkedAttention, FullAttention, KeyIndex, LayerCache, Weight
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "top_k_experts", "moe_topk")
@@ -259,7 +258,8 @@ def minimax_m3_attention(
         raise sparse.fail("sparse_attention_freq", f"has {len(flags)} entries for {num_layers} layers")
     base = attention_layer(config, traits, hidden, heads)
     full = attention_cache(heads, None)
-    weights, caches = [], []
+    weights: list[tuple[Weight, ...]] = []
+    caches: list[tuple[LayerCache, ...]] = []
     for flag in flags:
         if not flag:
             weights.append(base)
@@ -287,7 +287,8 @@ def gated_attention(
         raise config.fail("num_attention_heads_per_layer", f"has {len(per_layer)} entries for {num_layers} layers")
     windows = layer_windows(config, traits, num_layers)
     kv_heads, head_dim = config.count("num_key_value_heads"), config.count("head_dim")
-    weights, caches = [], []
+    weights: list[tuple[Weight, ...]] = []
+    caches: list[tuple[LayerCache, ...]] = []
     for num_heads, window in zip(per_layer, windows, strict=True):
         heads = Heads(num_heads, kv_heads, head_dim, head_dim)
         gate = column("self_attn.g_proj", hidden, num_heads, "attention")
@@ -295,6 +296,6 @@ def gated_attention(
         caches.append((attention_cache(heads, window),))
     return weights, caches
 
+
 FAMILIES["minimax_m3_vl"] = FAMILIES["minimax_m3"]  # the text part of the vision model carries no type of its own
 READERS = dict.fromkeys(FAMILIES, read)
-

@@ -10,13 +10,16 @@ def convolution(name: str, kernel: int, parts: tuple[Part, ...], *, bias: bool, 
     return Weight(name, "state", kernel, parts, "outputs", bias, dtype=dtype)
 
 
-def mamba1(config: Config, hidden: int, keys: dict[str, str], *, inner_norms: bool) -> tuple[tuple[Weight, ...], RecurrentState]:
+Mixer = tuple[tuple[Weight, ...], RecurrentState]
+
+
+def mamba1(config: Config, hidden: int, keys: dict[str, str], *, inner_norms: bool) -> Mixer:
     """Mamba 1 (Mamba, Jamba); A is kept in float32."""
     inner = config.count(keys["expand"], default=2) * hidden
     state, kernel = config.count(keys["state"], default=16), config.count(keys["kernel"], default=4)
     rank = config.count(keys["rank"], default=-(-hidden // 16))
     bias, conv_bias = config.flag(keys["bias"]), config.flag(keys["conv_bias"], True)
-    weights = (
+    weights: tuple[Weight, ...] = (
         column("mamba.in_proj", hidden, (Part(inner), Part(inner)), "state", bias=bias),
         convolution("mamba.conv1d", kernel, (Part(inner),), bias=conv_bias),
         row("mamba.x_proj", inner, rank + 2 * state, "state"),
@@ -37,7 +40,7 @@ def mamba1(config: Config, hidden: int, keys: dict[str, str], *, inner_norms: bo
 def mamba2(
     config: Config, hidden: int, inner: int, heads: int, head_dim: int, groups: int, state: int, kernel: int, *,
     gated_norm: bool = True, ssm_dtype: str | None = None, prefix: str = "mamba",
-) -> tuple[tuple[Weight, ...], RecurrentState]:  # fmt: skip
+) -> Mixer:  # fmt: skip
     """Mamba 2; A is kept in float32, groups are repeated until every rank has one."""
     if heads * head_dim != inner:
         raise config.fail("mamba heads", f"{heads} heads of {head_dim} do not make the inner width {inner}")
@@ -57,7 +60,7 @@ def mamba2(
     return weights, RecurrentState("mamba2", kernel, channels, heads, (head_dim, state), ssm_dtype)
 
 
-def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> tuple[tuple[Weight, ...], RecurrentState]:
+def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> Mixer:
     """Qwen3-Next and Qwen3.5: linear attention with a delta rule; A_log is kept in float32."""
     k_heads, v_heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
     k_dim, v_dim = config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
@@ -79,7 +82,7 @@ def gated_delta_net(config: Config, hidden: int, ssm_dtype: str | None) -> tuple
     return weights, RecurrentState("gated_delta_net", kernel, channels, v_heads, (v_dim, k_dim), ssm_dtype)
 
 
-def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> tuple[tuple[Weight, ...], RecurrentState]:
+def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> Mixer:
     """Kimi delta attention; convolutions, A_log and dt_bias are kept in float32, the recurrence too."""
     width = Part(heads, head_dim)
     weights = (

@@ -6,7 +6,7 @@ Towers are never quantised: every published quantised checkpoint that was compar
 from dataclasses import replace
 from typing import Literal
 
-from kvplan.families.config import Config
+from kvplan.families.config import MAX_LAYERS, Config
 from kvplan.spec import Part, Weight
 
 Split = Literal["outputs", "inputs", "none"]
@@ -63,6 +63,11 @@ def check_heads(config: Config, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise config.fail("num_attention_heads", f"does not divide the tower's hidden_size ({heads}, {hidden})")
     return heads
+
+
+def depth_of(config: Config, *keys: str, default: int) -> int:
+    """How many layers a tower has."""
+    return config.count(*keys, default=default, high=MAX_LAYERS)
 
 
 def patches(config: Config, image_default: int, patch: int) -> int:

@@ -8,7 +8,8 @@ embedders.
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.blocks import VOCAB_PAD
 from kvplan.families.config import Config
-from kvplan.families.tower_blocks import check_heads, linear, row, text_hidden, vector
+from kvplan.families.tower_blocks import check_heads, depth_of, linear, row, text_hidden, vector
+from kvplan.files import printable
 from kvplan.spec import Part, Weight
 
 MOBILENET = "mobilenetv5_300m_enc"
@@ -50,7 +51,7 @@ def multi_query(width: int, heads: int, head_dim: int, *, downscaled: bool) -> l
 
 
 def mobilenet_v5() -> list[Weight]:
-    """timm's mobilenetv5_300m_enc: 294,284,096 parameters in four stages; no config key changes them."""
+    """timm's mobilenetv5_300m_enc: 294,126,912 parameters in four stages; no config key changes them."""
     return [
         linear("conv_stem", 27, 64, bias=True),
         vector("conv_stem.bn", 64),
@@ -124,7 +125,8 @@ def gemma3n(outer: Config) -> list[Weight]:
     named = vision.text("architecture", MOBILENET)
     if named != MOBILENET:
         raise UnsupportedModelError(
-            f"{vision.where}: architecture {named!r} is not a tower kvplan can size (it knows {MOBILENET})"
+            f"{vision.where}: architecture {printable(repr(named), 60)} is not a tower kvplan can size "
+            f"(it knows {MOBILENET}); give it the text_config alone to size the language model"
         )
     text = text_hidden(outer, 2048)
     found: list[Weight] = []
@@ -136,7 +138,7 @@ def gemma3n(outer: Config) -> list[Weight]:
         one = conformer(hidden, heads, audio.count("conf_conv_kernel_size", default=5))
         mels = audio.count("input_feat_size", default=128)
         found += conv_subsampling(channel_pair(audio, "sscp_conv_channel_size"), mels, hidden)
-        found += one * audio.count("conf_num_hidden_layers", default=12)
+        found += one * depth_of(audio, "conf_num_hidden_layers", default=12)
         found += embedder("embed_audio", audio, 1536, text)
     return found
 
@@ -188,7 +190,7 @@ def gemma4_vision(config: Config, text: int) -> list[Weight]:
             "vision_tower.patch_embedder.position_embedding_table", hidden,
             2 * config.count("position_embedding_size", default=10240),
         ),
-        *layer * config.count("num_hidden_layers", default=16),
+        *layer * depth_of(config, "num_hidden_layers", default=16),
         linear("embed_vision.embedding_projection", hidden, text),
     ]  # fmt: skip
 
@@ -200,7 +202,7 @@ def gemma4_audio(config: Config, text: int) -> list[Weight]:
     return [
         *conv_subsampling(channel_pair(config, "subsampling_conv_channels"), mels, hidden),
         *conformer(hidden, heads, config.count("conv_kernel_size", default=5))
-        * config.count("num_hidden_layers", default=12),
+        * depth_of(config, "num_hidden_layers", default=12),
         linear("audio_tower.output_proj", hidden, out, bias=True),
         linear("embed_audio.embedding_projection", out, text),
     ]

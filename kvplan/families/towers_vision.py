@@ -7,9 +7,11 @@ Qwen3.5, Kimi), else off its model files (vllm/model_executor/models and vllm/mo
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.config import Config
+from kvplan.families.ratio import ratio
 from kvplan.families.tower_blocks import (
     block,
     column,
+    depth_of,
     layer_norm,
     linear,
     not_held,
@@ -18,25 +20,35 @@ from kvplan.families.tower_blocks import (
     text_hidden,
     vector,
 )
+from kvplan.files import printable
 from kvplan.spec import Weight
 
 
 def siglip(config: Config) -> list[Weight]:
-    """SigLIP without its pooling head, as Gemma 3 uses it."""
-    if config.flag("vision_use_head"):
-        raise UnsupportedModelError(
-            f"{config.where}: vision_use_head is true; kvplan sizes SigLIP without its pooling head; set it to false"
-        )
+    """SigLIP; its pooling head, which Gemma 3 goes without, is there unless the config says no."""
     hidden = config.count("hidden_size", default=768)
     inner = config.count("intermediate_size", default=3072)
-    heads, layers = config.count("num_attention_heads", default=12), config.count("num_hidden_layers", default=12)
+    heads, layers = config.count("num_attention_heads", default=12), depth_of(config, "num_hidden_layers", default=12)
     patch = config.count("patch_size", default=16)
     return [
         linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden, bias=True),
         linear("vision_tower.position_embedding", hidden, patches(config, 224, patch)),
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_tower.post_layernorm", hidden),
+        *(pooling_head(hidden, inner) if config.flag("vision_use_head", True) else ()),
     ]
+
+
+def pooling_head(hidden: int, inner: int) -> tuple[Weight, ...]:
+    """One query that attends to all patches; only its MLP is split."""
+    return (
+        vector("vision_tower.head.probe", hidden),
+        linear("vision_tower.head.attention.in_proj", hidden, 3 * hidden, bias=True),
+        linear("vision_tower.head.attention.out_proj", hidden, hidden, bias=True),
+        layer_norm("vision_tower.head.layernorm", hidden),
+        column("vision_tower.head.mlp.fc1", hidden, inner),
+        row("vision_tower.head.mlp.fc2", inner, hidden),
+    )
 
 
 def channels(config: Config) -> int:
@@ -53,26 +65,24 @@ def gemma3(outer: Config) -> list[Weight]:
     ]
 
 
-def feature_depth(outer: Config, layers: int) -> int:
+def feature_depth(outer: Config, layers: int, default: int) -> int:
     """How many layers a server builds: up to the deepest whose output is used (`vision_feature_layer`)."""
-    chosen = outer.values.get("vision_feature_layer", outer.values.get("mm_vision_select_layer"))
-    indices = chosen if isinstance(chosen, list) else [-1 if chosen is None else chosen]
-    depths = [outer.whole("vision_feature_layer", i, low=-layers, high=layers) for i in indices]
+    key, chosen = outer.first(("vision_feature_layer", "mm_vision_select_layer"))
+    indices = chosen if isinstance(chosen, list) and chosen else [default if chosen is None else chosen]
+    depths = [outer.whole(key, i, low=-layers, high=layers) for i in indices]
     return max(layers + i + 1 if i < 0 else i for i in depths)
 
 
-def clip(config: Config, held: int | None = None) -> list[Weight]:
-    """CLIP's vision half; a server builds `held` layers and drops the last norm when they are fewer than all."""
-    hidden = config.count("hidden_size", default=1024)
-    heads, inner = config.count("num_attention_heads", default=16), config.count("intermediate_size", default=4096)
-    layers, patch = config.count("num_hidden_layers", default=24), config.count("patch_size", default=14)
+def clip(config: Config, layers: int, depth: int) -> list[Weight]:
+    """CLIP's vision half; a server builds `depth` layers and drops the last norm when they are fewer than all."""
+    hidden, patch = config.count("hidden_size", default=768), config.count("patch_size", default=32)
+    heads, inner = config.count("num_attention_heads", default=12), config.count("intermediate_size", default=3072)
     one = block(config, hidden, heads, inner)
     post = (layer_norm("vision_tower.post_layernorm", hidden),)
-    depth = layers if held is None else held
     return [
         vector("vision_tower.class_embedding", hidden),
         linear("vision_tower.patch_embedding", channels(config) * patch**2, hidden),
-        linear("vision_tower.position_embedding", hidden, patches(config, 336, patch) + 1),
+        linear("vision_tower.position_embedding", hidden, patches(config, 224, patch) + 1),
         layer_norm("vision_tower.pre_layrnorm", hidden),
         *one * depth,
         *not_held(one) * (layers - depth),
@@ -81,30 +91,43 @@ def clip(config: Config, held: int | None = None) -> list[Weight]:
 
 
 CLIP_LARGE_336 = "openai/clip-vit-large-patch14-336"
+CLIP_LARGE_336_CONFIG = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+
+
+def llava_tower(outer: Config) -> Config:
+    """The tower's config; the first published LLaVA configs are flat and name the tower instead."""
+    if "vision_config" not in outer:
+        named = outer.text("mm_vision_tower", CLIP_LARGE_336)
+        if named != CLIP_LARGE_336:
+            raise UnsupportedModelError(
+                f"{outer.where}: mm_vision_tower {printable(repr(named), 60)} is not a tower kvplan knows "
+                f"(it knows {CLIP_LARGE_336}); use a config with a vision_config"
+            )
+        return Config(CLIP_LARGE_336_CONFIG, outer.where, outer.notes)
+    config = outer.sub("vision_config")
+    kind = config.text("model_type", "clip_vision_model")
+    if kind != "clip_vision_model":
+        raise UnsupportedModelError(
+            f"{config.where}: model_type {printable(repr(kind), 60)} is not a tower kvplan can size for LLaVA; "
+            "give it the text_config alone to size the language model"
+        )
+    return config
 
 
 def llava(outer: Config) -> list[Weight]:
-    """LLaVA 1.5: CLIP ViT-L/14 at 336 pixels (the defaults here) and two projection layers.
-
-    The first published configs are flat and name the tower instead of describing it.
-    """
-    config = outer.sub("vision_config")
-    named = outer.text("mm_vision_tower", CLIP_LARGE_336)
-    if named != CLIP_LARGE_336:
-        raise UnsupportedModelError(
-            f"{outer.where}: mm_vision_tower {named!r} is not a tower kvplan knows (it knows {CLIP_LARGE_336}); "
-            "use a config with a vision_config"
-        )
-    if config.text("model_type", "clip_vision_model") != "clip_vision_model":
-        raise UnsupportedModelError(
-            f"{config.where}: model_type {config.values['model_type']!r} is not a tower kvplan can size for LLaVA"
-        )
-    hidden, text = config.count("hidden_size", default=1024), text_hidden(outer, 4096)
-    layers = config.count("num_hidden_layers", default=24)
-    chosen = Config({"vision_feature_layer": -2, **outer.values}, outer.where, outer.notes)
+    """LLaVA 1.5: CLIP up to its last layer but one, and two projection layers."""
+    config, text = llava_tower(outer), text_hidden(outer, 4096)
+    hidden, layers = config.count("hidden_size", default=768), depth_of(config, "num_hidden_layers", default=12)
     bias = outer.flag("multimodal_projector_bias", True)
     return [
-        *clip(config, feature_depth(chosen, layers)),
+        *clip(config, layers, feature_depth(outer, layers, -2)),
         column("multi_modal_projector.linear_1", hidden, text, bias=bias),
         row("multi_modal_projector.linear_2", text, text, bias=bias),
     ]
@@ -114,9 +137,9 @@ def mistral3(outer: Config) -> list[Weight]:
     """Pixtral: rotary positions, no biases; its patches are merged before the projector."""
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
-    heads, layers = config.count("num_attention_heads", default=16), config.count("num_hidden_layers", default=24)
-    patch, merge = config.count("patch_size", default=14), outer.count("spatial_merge_size", default=2)
-    depth = feature_depth(outer, layers)
+    heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=24)
+    patch, merge = config.count("patch_size", default=16), outer.count("spatial_merge_size", default=2)
+    depth = feature_depth(outer, layers, -1)
     one = block(config, hidden, heads, inner, attention_bias=False, mlp_bias=False, norm_bias=False, gated=True)
     text, bias = text_hidden(outer), outer.flag("multimodal_projector_bias")
     return [
@@ -134,8 +157,8 @@ def mistral3(outer: Config) -> list[Weight]:
 def llama4(outer: Config) -> list[Weight]:
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=5632)
-    heads, layers = config.count("num_attention_heads", default=16), config.count("num_hidden_layers", default=34)
-    patch, ratio = config.count("patch_size", default=14), config.number("pixel_shuffle_ratio", 0.5)
+    heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=34)
+    patch, shuffle = config.count("patch_size", default=14), ratio(config, "pixel_shuffle_ratio", 0.5, 1)
     middle = config.count("projector_input_dim", default=4096)
     last = config.count("projector_output_dim", default=4096)
     return [
@@ -145,7 +168,7 @@ def llama4(outer: Config) -> list[Weight]:
         layer_norm("vision_model.layernorm_pre", hidden),
         *block(config, hidden, heads, inner) * layers,
         layer_norm("vision_model.layernorm_post", hidden),
-        column("vision_model.vision_adapter.mlp.fc1", int(hidden // ratio**2), middle, bias=False),
+        column("vision_model.vision_adapter.mlp.fc1", int(hidden // shuffle**2), middle, bias=False),
         row("vision_model.vision_adapter.mlp.fc2", last, last, bias=False),
         column(
             "multi_modal_projector.linear_1", config.count("vision_output_dim", default=7680), text_hidden(outer),
@@ -159,7 +182,7 @@ def mllama(outer: Config) -> list[Weight]:
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=5120)
     heads, patch = config.count("attention_heads", default=16), config.count("patch_size", default=14)
-    layers, last = config.count("num_hidden_layers", default=32), config.count("num_global_layers", default=8)
+    layers, last = depth_of(config, "num_hidden_layers", default=32), depth_of(config, "num_global_layers", default=8)
     tiles, rows = config.count("max_num_tiles", default=4), patches(config, 448, patch) + 1
     ratios = config.items("supported_aspect_ratios")
     ratio_ids = (8 if ratios is None else len(ratios)) + 1
@@ -191,8 +214,8 @@ def tile_positions(name: str, ratio_ids: int, width: int) -> tuple[Weight, ...]:
 
 def qwen2_vl(outer: Config) -> list[Weight]:
     config = outer.sub("vision_config")
-    hidden, depth = config.count("embed_dim", default=1280), config.count("depth", default=32)
-    inner = int(hidden * config.number("mlp_ratio", 4))
+    hidden, depth = config.count("embed_dim", default=1280), depth_of(config, "depth", default=32)
+    inner = int(hidden * ratio(config, "mlp_ratio", 4))
     return [
         linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
         *block(config, hidden, config.count("num_heads", default=16), inner) * depth,
@@ -220,7 +243,7 @@ def merger(name: str, hidden: int, out: int, area: int) -> tuple[Weight, ...]:
 def qwen2_5_vl(outer: Config) -> list[Weight]:
     """Qwen2.5-VL: RMS norms and a gated MLP."""
     config = outer.sub("vision_config")
-    hidden, depth = config.count("hidden_size", default=3584), config.count("depth", default=32)
+    hidden, depth = config.count("hidden_size", default=3584), depth_of(config, "depth", default=32)
     inner, out = config.count("intermediate_size", default=3420), config.count("out_hidden_size", default=3584)
     heads = config.count("num_heads", default=16)
     return [
@@ -247,7 +270,7 @@ def qwen3_vl(outer: Config) -> list[Weight]:
 def qwen3_5(outer: Config) -> list[Weight]:
     """Qwen3.5 and later: Qwen3-VL's tower without deepstack mergers."""
     config = outer.sub("vision_config")
-    hidden, depth = config.count("hidden_size", default=1152), config.count("depth", default=27)
+    hidden, depth = config.count("hidden_size", default=1152), depth_of(config, "depth", default=27)
     inner, out = config.count("intermediate_size", default=4304), config.count("out_hidden_size", default=3584)
     return [
         linear("visual.patch_embed.proj", video_patch(config, 16), hidden, bias=True),
@@ -264,7 +287,7 @@ def kimi_k25(outer: Config) -> list[Weight]:
     hidden = config.count("vt_hidden_size", "hidden_size", default=1152)
     inner = config.count("vt_intermediate_size", "intermediate_size", default=4304)
     heads = config.count("vt_num_attention_heads", "num_attention_heads", default=16)
-    layers = config.count("vt_num_hidden_layers", "num_hidden_layers", default=27)
+    layers = depth_of(config, "vt_num_hidden_layers", "num_hidden_layers", default=27)
     grid = config.count("init_pos_emb_height", "pos_emb_height", default=64)
     grid *= config.count("init_pos_emb_width", "pos_emb_width", default=64)
     area = 1
@@ -285,10 +308,10 @@ def kimi_k25(outer: Config) -> list[Weight]:
 def minimax_m3(outer: Config) -> list[Weight]:
     """MiniMax-M3: CLIP's blocks over video patches, a projector, and a second one over merged patches."""
     config = outer.sub("vision_config")
-    compression = config.sub("img_token_compression_config")
+    grouping = config if "spatial_merge_size" in config else config.sub("img_token_compression_config")
     hidden, inner = config.count("hidden_size", default=1280), config.count("intermediate_size", default=5120)
-    heads, layers = config.count("num_attention_heads", default=16), config.count("num_hidden_layers", default=32)
-    patch, frames = config.count("patch_size", default=14), compression.count("temporal_patch_size", default=2)
+    heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=32)
+    patch, frames = config.count("patch_size", default=14), grouping.count("temporal_patch_size", default=2)
     text, middle = text_hidden(outer, 6144), outer.count("projector_hidden_size", default=6144)
     return [
         linear("vision_tower.patch_embedding", channels(config) * frames * patch**2, hidden),
@@ -296,7 +319,7 @@ def minimax_m3(outer: Config) -> list[Weight]:
         *block(config, hidden, heads, inner) * layers,
         column("multi_modal_projector.linear_1", hidden, middle),
         row("multi_modal_projector.linear_2", middle, text),
-        column("patch_merge_mlp.linear_1", text * merge_area(compression), middle),
+        column("patch_merge_mlp.linear_1", text * merge_area(grouping), middle),
         row("patch_merge_mlp.linear_2", middle, text),
     ]
 
@@ -308,8 +331,8 @@ def step3p7(outer: Config) -> list[Weight]:
         config.count("hidden_size", "width", default=1536),
         config.count("num_attention_heads", "heads", default=16),
     )
-    inner = int(hidden * config.number("mlp_ratio", 8960 / 1536))
-    layers, patch = config.count("num_hidden_layers", "layers", default=47), config.count("patch_size", default=14)
+    inner = int(hidden * ratio(config, "mlp_ratio", 8960 / 1536))
+    layers, patch = depth_of(config, "num_hidden_layers", "layers", default=47), config.count("patch_size", default=14)
     scales = (vector("vision_model.layers.ls_1", hidden), vector("vision_model.layers.ls_2", hidden))
     return [
         linear("vision_model.conv1", channels(config) * patch**2, hidden),

@@ -5,6 +5,7 @@ and from start-up logs that users posted.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from kvplan.errors import UnsupportedModelError, UsageError
@@ -137,20 +138,29 @@ def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
     raise AssertionError("the last class has no minimum")
 
 
-def caches_of(spec: ModelSpec) -> set[type[LayerCache]]:
-    return {type(cache) for caches in spec.layers for cache in caches}
+@lru_cache(maxsize=1024)
+def caches_of(spec: ModelSpec) -> frozenset[type[LayerCache]]:
+    return frozenset(type(cache) for caches in spec.layers for cache in caches)
 
 
+@lru_cache(maxsize=1024)
 def is_mla(spec: ModelSpec) -> bool:
     return any(isinstance(cache, LatentAttention) for caches in spec.layers for cache in caches)
 
 
+@lru_cache(maxsize=1024)
 def is_sparse_mla(spec: ModelSpec) -> bool:
     return any(isinstance(c, LatentAttention) and c.sparse for caches in spec.layers for c in caches)
 
 
+@lru_cache(maxsize=1024)
 def has_states(spec: ModelSpec) -> bool:
     return any(isinstance(cache, RecurrentState) for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def has_attention(spec: ModelSpec) -> bool:
+    return bool(caches_of(spec) - {RecurrentState})
 
 
 def resolve_dtype(spec: ModelSpec, asked: str) -> str:

@@ -56,18 +56,23 @@ class KVGroup:
     """Layers that share one block table. `layers` are (layer index, spec), in the order of the model."""
 
     layers: tuple[tuple[int, KVSpec], ...]
+    specs: tuple[KVSpec, ...]  # each distinct one once, the first layer's first
 
     @property
     def first(self) -> KVSpec:
-        return self.layers[0][1]
+        return self.specs[0]
 
     def charged(self, context: int, settings: Settings, dcp: int) -> int:
         """Blocks a request of `context` tokens is charged at admission."""
-        return max(charged_blocks(spec, context, settings, dcp) for spec in {spec for _, spec in self.layers})
+        return max([charged_blocks(spec, context, settings, dcp) for spec in self.specs])
 
     def held(self, num_tokens: int, dcp: int) -> int:
         """Blocks a decoding request of `num_tokens` really holds."""
-        return max(held_blocks(spec, num_tokens, dcp) for spec in {spec for _, spec in self.layers})
+        return max([held_blocks(spec, num_tokens, dcp) for spec in self.specs])
+
+    def shared(self, num_tokens: int, dcp: int) -> int:
+        """Whole blocks of a common prefix that requests hold once together: none of windows and states."""
+        return num_tokens // (self.first.block_size * dcp) if self.first.kind in ("full", "latent") else 0
 
 
 def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> int:
@@ -125,6 +130,48 @@ class Pool:
     def held(self, num_tokens: int) -> int:
         return sum(group.held(num_tokens, self.dcp) for group in self.groups)
 
+    def shared(self, num_tokens: int) -> int:
+        return sum(group.shared(num_tokens, self.dcp) for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Everything that decides how a model's caches are paged, and nothing else.
+
+    context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
+    """
+
+    sm: int
+    kv_dtype: str
+    dtype: str
+    tp: int
+    pp: int
+    dcp: int
+    block_size: int | None
+    prefix_caching: bool
+    flat: bool
+    spec_tokens: int
+    ssm_dtype: str | None
+    context: int
+
+
+def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
+    one_block = vllm.has_states(spec) and not (args.enable_prefix_caching and vllm.has_attention(spec))
+    return Paging(
+        sm=sm,
+        kv_dtype=settings.kv_dtype,
+        dtype=settings.dtype,
+        tp=args.tensor_parallel_size,
+        pp=args.pipeline_parallel_size,
+        dcp=args.decode_context_parallel_size,
+        block_size=args.block_size,
+        prefix_caching=args.enable_prefix_caching,
+        flat=args.disable_hybrid_kv_cache_manager,
+        spec_tokens=args.num_speculative_tokens,
+        ssm_dtype=args.mamba_ssm_cache_dtype,
+        context=settings.max_model_len if one_block else 0,
+    )
+
 
 # --- specs --------------------------------------------------------------------------------------------------------
 
@@ -162,13 +209,13 @@ def attention_spec(cache: LayerCache, block: int, dtype: str, tp: int, *, flat: 
             assert_never(cache)
 
 
-def layer_dtypes(spec: ModelSpec, settings: Settings) -> list[str]:
+def layer_dtypes(spec: ModelSpec, how: Paging) -> list[str]:
     """The KV dtype of each layer: turboquant keeps the first two and last two layers in the model's dtype."""
-    dtype, count = settings.kv_dtype, spec.num_layers
+    dtype, count = how.kv_dtype, spec.num_layers
     if not dtype.startswith("turboquant") or vllm.has_states(spec):
         return [dtype] * count
     kept = {0, 1, count - 2, count - 1}
-    return [settings.dtype if i in kept else dtype for i in range(count)]
+    return [how.dtype if i in kept else dtype for i in range(count)]
 
 
 def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
@@ -185,54 +232,44 @@ def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
             assert_never(state.kind)
 
 
-def state_specs(
-    spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int
-) -> tuple[int, dict[RecurrentState, KVSpec]]:
+def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState, KVSpec]]:
     """(the attention block size that states force, the spec of each kind of state).
 
     The attention block is raised until its page covers the state; then the state's page is padded to it.
     """
-    tp = args.tensor_parallel_size
     states = {c for caches in spec.layers for c in caches if isinstance(c, RecurrentState)}
-    sizes = {
-        s: state_bytes(s, settings.dtype, tp, spec_tokens=args.num_speculative_tokens,
-                       ssm_dtype=args.mamba_ssm_cache_dtype)
-        for s in states
-    }  # fmt: skip
+    sizes = {s: state_bytes(s, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype) for s in states}
     attentions = {c for caches in spec.layers for c in caches if not isinstance(c, RecurrentState)}
     if not attentions:  # pure Mamba: prefix caching stays off, one block per request
-        return 16, {s: KVSpec("state", settings.max_model_len, sizes[s], blocks=1, shape=(s,)) for s in states}
-    per_token = {token_bytes(cache, settings.kv_dtype, tp) for cache in attentions}
+        return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
+    per_token = {token_bytes(cache, how.kv_dtype, how.tp) for cache in attentions}
     if len(per_token) > 1:
         raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
     token = per_token.pop()
-    caching = args.enable_prefix_caching
-    smallest = max(16, args.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
-    aligned = {s: state_alignment(s, sm) for s in states}
-    unit = lcm(smallest, *(aligned[s][0] for s in states)) if caching else smallest
+    smallest = max(16, how.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
+    aligned = {s: state_alignment(s, how.sm) for s in states}
+    unit = lcm(smallest, *(aligned[s][0] for s in states)) if how.prefix_caching else smallest
     block = unit * cdiv(max(sizes.values()), unit * token)
-    page = block * token
     specs = {}
     for state in states:
-        blocks = 2 + args.num_speculative_tokens + aligned[state][1] if caching else 1 + args.num_speculative_tokens
+        checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
+        own_block = block if how.prefix_caching else how.context
         specs[state] = KVSpec(
-            "state", block if caching else settings.max_model_len, page, blocks=blocks, shape=(state,)
+            "state", own_block, block * token, blocks=1 + how.spec_tokens + checkpoints, shape=(state,)
         )
     return block, specs
 
 
-def layer_specs(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> list[tuple[int, KVSpec]]:
+def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     """Every cache of every layer, paged, in the order of the model."""
-    vllm.check_block_size(args.block_size)
-    block = args.block_size or vllm.default_block_size(spec, settings.kv_dtype, sm)
+    vllm.check_block_size(how.block_size)
+    block = how.block_size or vllm.default_block_size(spec, how.kv_dtype, how.sm)
     states: dict[RecurrentState, KVSpec] = {}
     if vllm.has_states(spec):
-        block, states = state_specs(spec, settings, args, sm)
-    dtypes = layer_dtypes(spec, settings)
-    flat = args.disable_hybrid_kv_cache_manager and len(vllm.caches_of(spec)) > 1
-    paged = partial(
-        attention_spec, block=block, tp=args.tensor_parallel_size, flat=flat, model_type=spec.model_type
-    )
+        block, states = state_specs(spec, how)
+    dtypes = layer_dtypes(spec, how)
+    flat = how.flat and len(vllm.caches_of(spec)) > 1
+    paged = partial(attention_spec, block=block, tp=how.tp, flat=flat, model_type=spec.model_type)
     return [
         (i, states[c] if isinstance(c, RecurrentState) else paged(c, dtype=dtypes[i]))
         for i, caches in enumerate(spec.layers)
@@ -266,10 +303,14 @@ def unify_pages(layers: list[tuple[int, KVSpec]], name: str) -> list[tuple[int, 
     return unified
 
 
+def make_group(layers: list[tuple[int, KVSpec]]) -> KVGroup:
+    return KVGroup(tuple(layers), tuple(dict.fromkeys(spec for _, spec in layers)))
+
+
 def group_layers(layers: list[tuple[int, KVSpec]], name: str) -> tuple[KVGroup, ...]:
     """vLLM's grouping: one group when all layers are of one type, else buckets cut to about equal size."""
     if is_uniform([spec for _, spec in layers]):
-        return (KVGroup(tuple(layers)),)
+        return (make_group(layers),)
     buckets: dict[KVSpec, list[tuple[int, KVSpec]]] = {}
     for index, spec in unify_pages(layers, name):
         buckets.setdefault(spec, []).append((index, spec))
@@ -278,22 +319,29 @@ def group_layers(layers: list[tuple[int, KVSpec]], name: str) -> tuple[KVGroup, 
     groups = []
     for bucket in buckets.values():
         count = cdiv(len(bucket), size)
-        groups += [KVGroup(tuple(bucket[i::count])) for i in range(count)]
+        groups += [make_group(bucket[i::count]) for i in range(count)]
     return tuple(groups)
 
 
 @lru_cache(maxsize=4096)
-def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pool:
-    """The pool of a model: its groups, and what one block costs on each pipeline stage's ranks."""
-    layers = layer_specs(spec, settings, args, sm)
+def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
+    """The pool of a model: its groups, and what one block costs on each pipeline stage's ranks.
+
+    draft  a speculative model whose layers join the groups (one pipeline stage only)
+    """
+    layers = layer_specs(spec, how)
+    if draft is not None:
+        layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:
         raise UnsupportedModelError(f"{spec.name}: no layer keeps a cache; there is no KV pool to size")
     groups = group_layers(layers, spec.name)
-    stages = stage_layers(spec.num_layers, args.pipeline_parallel_size)
+    stages: list[range] = stage_layers(spec.num_layers, how.pp)
+    if draft is not None:
+        stages = [range(spec.num_layers + draft.num_layers)]
     stage_bytes = tuple(
         max(sum(s.page for index, s in group.layers if index in stage) for group in groups) for stage in stages
     )
-    return Pool(groups, stage_bytes, args.decode_context_parallel_size)
+    return Pool(groups, stage_bytes, how.dcp)
 
 
 # --- capacity -----------------------------------------------------------------------------------------------------
@@ -337,7 +385,8 @@ def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list
     The smallest stage decides. Source: vLLM 0.33 v1/core/kv_cache_utils.py (check_enough_kv_cache_memory,
     get_num_blocks, get_max_concurrency_for_kv_cache_config).
     """
-    per_stage = [max(0, bytes_) // cost if cost else None for bytes_, cost in zip(available, layout.stage_bytes, strict=True)]
+    pairs = list(zip(available, layout.stage_bytes, strict=True))
+    per_stage = [max(0, room) // cost if cost else None for room, cost in pairs]
     blocks = min(n for n in per_stage if n is not None)
     worst = next(i for i, n in enumerate(per_stage) if n == blocks)
     context = settings.max_model_len
@@ -347,11 +396,7 @@ def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list
             context = settings.max_model_len
     charged = layout.charged(context, settings)
     cost = layout.stage_bytes[worst]
-    deficit = max(
-        (charged + 1) * stage_cost - bytes_
-        for bytes_, stage_cost in zip(available, layout.stage_bytes, strict=True)
-        if stage_cost
-    )
+    deficit = max((charged + 1) * stage_cost - room for room, stage_cost in pairs if stage_cost)
     fits = deficit <= 0
     if args.num_gpu_blocks_override is not None:
         blocks = args.num_gpu_blocks_override

@@ -1,0 +1,61 @@
+"""What would make a plan fit: the nearest tensor parallel size, KV dtype, context, or GPU that does."""
+
+from dataclasses import dataclass, replace
+
+from kvplan.errors import KvplanError
+from kvplan.gpu import gpu
+from kvplan.plan import Plan, Request, plan
+
+TP_SIZES = (1, 2, 4, 8, 16)
+# The GPUs an answer may point to, smallest first.
+LADDER = ("l4", "rtx-4090", "a100-40g", "l40s", "a100-80g", "h100-80g", "h200", "b200")
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """One change that would do: the flag that makes it, and what it gives."""
+
+    flag: str
+    plan: Plan
+
+    @property
+    def text(self) -> str:
+        return f"{self.flag}: {self.plan.concurrency.max:.2f} full-context users"
+
+
+def tried(request: Request) -> Plan | None:
+    """The plan when it can be made and fits."""
+    try:
+        answer = plan(request)
+    except KvplanError:
+        return None
+    return answer if answer.fits else None
+
+
+def fixes(plan_: Plan) -> list[Fix]:
+    """The nearest change of each kind that fits; the cheapest first."""
+    request = plan_.request
+    args = request.args
+    found: list[Fix] = []
+
+    def offer(flag: str, changed: Request) -> bool:
+        answer = tried(changed)
+        if answer is not None:
+            found.append(Fix(flag, answer))
+        return answer is not None
+
+    if args.kv_cache_dtype == "auto":
+        offer("--kv-cache-dtype fp8", replace(request, args=replace(args, kv_cache_dtype="fp8")))
+    for tp in TP_SIZES:
+        if tp > args.tensor_parallel_size and offer(
+            f"--tensor-parallel-size {tp}", replace(request, args=replace(args, tensor_parallel_size=tp))
+        ):
+            break
+    shorter = tried(replace(request, args=replace(args, max_model_len="auto")))
+    if shorter is not None and shorter.capacity.max_model_len < plan_.settings.max_model_len:
+        found.append(Fix(f"--max-model-len {shorter.capacity.max_model_len}", shorter))
+    for name in LADDER:
+        bigger = gpu(name)
+        if bigger.total_memory > request.gpu.total_memory and offer(f"--gpu {name}", replace(request, gpu=bigger)):
+            break
+    return found

@@ -1,0 +1,342 @@
+"""plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import ceil
+
+from kvplan import overheads, users, weights
+from kvplan.errors import UsageError
+from kvplan.gpu import GpuSpec
+from kvplan.layout import bytes_per_token, constant_bytes
+from kvplan.overheads import Estimate
+from kvplan.rules import vllm, vllm_kv
+from kvplan.rules.vllm import EngineArgs, Settings, Version
+from kvplan.rules.vllm_kv import Capacity, Pool
+from kvplan.spec import ModelSpec
+from kvplan.users import UserAnswer
+from kvplan.weights import Layout
+from kvplan.workload import Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How long requests really are.
+
+    mean_tokens    tokens a request holds on average; None: not stated
+    lengths        a distribution of them, for an answer with a bound on overflow
+    overflow       probability that the pool overflows, at most
+    shared_prefix  tokens every request starts with
+    """
+
+    mean_tokens: int | None = None
+    lengths: Lengths | None = None
+    overflow: float = 0.01
+    shared_prefix: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Everything a plan is made from."""
+
+    spec: ModelSpec
+    gpu: GpuSpec
+    args: EngineArgs = field(default_factory=EngineArgs)
+    release: Version = field(default_factory=lambda: vllm.version(vllm.NEWEST))
+    load: Load = field(default_factory=Load)
+    weights_bytes: int | None = None
+    draft: ModelSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBreakdown:
+    """One rank's memory in bytes; the rows add up to `total`. `unused` is negative by what is missing.
+
+    budget      total x utilisation: a limit, not a row
+    load_peak   weights while they load, when that is more than what stays
+    context, outside_budget, slack   what `unused` consists of
+    """
+
+    total: int
+    budget: int
+    weights: int
+    buffers: int
+    activations: int
+    cuda_graphs: int
+    non_torch: int
+    lora: int
+    kv_cache: int
+    unused: int
+    context: int
+    outside_budget: int
+    slack: int
+    load_peak: int
+
+    ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """How many requests fit, per replica; `replicas` of them run side by side.
+
+    max                 the server's own float
+    full_context_users  its floor
+    low, high           the float when what is estimated is at its worst and best
+    steady_users        decoding requests of the full context (windows and states at what they really hold)
+    mean_length_users   decoding requests of `mean_tokens`
+    length_users        for a distribution of lengths
+    """
+
+    max: float
+    full_context_users: int
+    low: float
+    high: float
+    steady_users: int
+    mean_length_users: int | None
+    length_users: UserAnswer | None
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer. `fits` is False when the server would refuse to start; `deficit` is then what is missing per rank."""
+
+    request: Request
+    settings: Settings
+    pool: Pool
+    capacity: Capacity
+    memory: MemoryBreakdown
+    weight_groups: dict[str, int]
+    estimates: dict[str, Estimate]
+    concurrency: Concurrency
+    available: int
+    available_low: int
+    available_high: int
+    stage: int
+    fits: bool
+    deficit: int
+    notes: tuple[str, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes that one more token adds on one rank, all layers counted."""
+        args = self.request.args
+        return bytes_per_token(self.request.spec, self.settings.kv_dtype, args.tensor_parallel_size)
+
+    @property
+    def state_bytes(self) -> int:
+        """Constant bytes per sequence on one rank (recurrent states)."""
+        return constant_bytes(self.request.spec, self.settings.dtype, self.request.args.tensor_parallel_size)
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Pool bytes a full-context request is charged on one rank."""
+        return self.capacity.blocks_per_request * self.capacity.bytes_per_block
+
+
+def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layout:
+    args = request.args
+    ep = args.tensor_parallel_size * args.data_parallel_size if args.enable_expert_parallel else 1
+    return Layout(
+        tp=args.tensor_parallel_size,
+        pp=args.pipeline_parallel_size,
+        stage=stage,
+        ep=ep,
+        sm=request.gpu.sm,
+        dtype=vllm.resolve_dtype(request.spec, args.dtype),
+        online=online_scheme(request) if online else None,
+    )
+
+
+ONLINE_METHODS = ("fp8",)
+
+
+def online_scheme(request: Request) -> str | None:
+    """The scheme a server quantises to while loading; None when the checkpoint is taken as it is.
+
+    Raises UsageError for a --quantization that contradicts the checkpoint or cannot be done while loading.
+    """
+    asked, stored = request.args.quantization, request.spec.quantization
+    if asked is None:
+        return None
+    if stored is not None:
+        if asked.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):
+            raise UsageError(
+                f"--quantization {asked}: {request.spec.name} is stored as {stored.method}; leave the flag out"
+            )
+        return None
+    if asked not in ONLINE_METHODS:
+        raise UsageError(
+            f"--quantization {asked}: {request.spec.name} is not quantised, and only fp8 can be made while loading; "
+            "name a quantised checkpoint"
+        )
+    return asked
+
+
+def rank_weights(request: Request, stage: int) -> dict[str, int]:
+    """Weight bytes of one rank by tensor group; a draft model's are `draft`, a stated total is `stated`."""
+    args = request.args
+    if request.weights_bytes is not None:
+        ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+        groups = {"stated": ceil(request.weights_bytes / ranks)}
+    else:
+        groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))
+    if request.draft is not None:
+        layout = Layout(tp=args.tensor_parallel_size, sm=request.gpu.sm)
+        groups["draft"] = weights.total_weights(request.draft, layout)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    """A rank's memory before the pool is cut from it."""
+
+    budget: int
+    groups: dict[str, int]
+    estimates: dict[str, Estimate]
+    available: tuple[int, int, int]  # low, likely, high
+
+
+BUDGET_ROWS = ("buffers", "activations", "cuda_graphs", "non_torch", "lora")
+
+
+def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
+    """What one stage's rank has left for KV. Source: vLLM 0.33 v1/worker/gpu_worker.py."""
+    gpu, spec, args, release = request.gpu, request.spec, request.args, request.release
+    budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
+    groups = rank_weights(request, stage)
+    estimates = {
+        "buffers": overheads.buffers(spec, settings, args),
+        "activations": overheads.activations(spec, settings, args, release),
+        "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release),
+        "non_torch": overheads.non_torch(spec, settings, args, gpu),
+        "lora": overheads.lora(spec, settings, args),
+        "context": overheads.context(gpu, args),
+    }
+    fixed = sum(groups.values())
+    if args.kv_cache_memory_bytes is not None:
+        stated = args.kv_cache_memory_bytes
+        return _Budget(budget, groups, estimates, (stated, stated, stated))
+    rows = [estimates[name] for name in BUDGET_ROWS]
+    if not release.graphs_in_budget:  # the graphs come on top of the budget, not out of it
+        rows.remove(estimates["cuda_graphs"])
+    low_total = ceil(gpu.total_memory_low * settings.gpu_memory_utilization)
+    high_total = ceil(gpu.total_memory_high * settings.gpu_memory_utilization)
+    return _Budget(
+        budget,
+        groups,
+        estimates,
+        (
+            low_total - fixed - sum(row.high for row in rows),
+            budget - fixed - sum(row.likely for row in rows),
+            high_total - fixed - sum(row.low for row in rows),
+        ),
+    )
+
+
+def breakdown(request: Request, stage: _Budget, capacity: Capacity, *, fits: bool, load_peak: int) -> MemoryBreakdown:
+    total = request.gpu.total_memory
+    rows = {name: stage.estimates[name].likely for name in BUDGET_ROWS}
+    held = sum(stage.groups.values())
+    kv_cache = capacity.num_blocks * capacity.bytes_per_block if fits else 0
+    unused = total - held - sum(rows.values()) - kv_cache
+    context = stage.estimates["context"].likely
+    slack = stage.available[1] - kv_cache
+    return MemoryBreakdown(
+        total=total,
+        budget=stage.budget,
+        weights=held,
+        **rows,
+        kv_cache=kv_cache,
+        unused=unused,
+        context=context,
+        outside_budget=unused - context - slack,
+        slack=slack,
+        load_peak=load_peak,
+    )
+
+
+def users_of(request: Request, pool: Pool, capacity: Capacity, ends: tuple[float, float]) -> Concurrency:
+    """Concurrency by every definition; all zero when nothing fits."""
+    load, usable = request.load, capacity.num_blocks - 1
+    held = held_of(pool)
+    shared = pool.shared(min(load.shared_prefix, capacity.max_model_len))
+    steady = users.users_at(held, usable, capacity.max_model_len, shared)
+    mean = None if load.mean_tokens is None else users.users_at(held, usable, load.mean_tokens, shared)
+    by_length = None
+    if load.lengths is not None:
+        by_length = users.users_for_lengths(held, usable, load.lengths, load.overflow, shared)
+    return Concurrency(
+        max=capacity.max_concurrency,
+        full_context_users=int(capacity.max_concurrency),
+        low=ends[0],
+        high=ends[1],
+        steady_users=steady,
+        mean_length_users=mean,
+        length_users=by_length,
+        replicas=request.args.data_parallel_size,
+    )
+
+
+@lru_cache(maxsize=256)
+def held_of(pool: Pool) -> Callable[[int], int]:
+    return pool.held
+
+
+def check_load(request: Request, context: int) -> None:
+    load = request.load
+    if load.mean_tokens is not None and load.mean_tokens > context:
+        raise UsageError(f"mean length {load.mean_tokens:,}: is beyond the context of {context:,} tokens")
+    if load.mean_tokens is not None and load.shared_prefix > load.mean_tokens:
+        raise UsageError(f"--shared-prefix {load.shared_prefix:,}: is longer than the mean length {load.mean_tokens:,}")
+    if request.draft is not None and request.args.pipeline_parallel_size > 1:
+        raise UsageError("--draft-model: with pipeline parallelism is not modelled; use --tp")
+
+
+def plan(request: Request) -> Plan:
+    """Size a model on a GPU.
+
+    Raises UsageError for flags that contradict each other, UnsupportedModelError for what kvplan cannot size.
+    """
+    args, spec = request.args, request.spec
+    settings = vllm.resolve(spec, request.gpu, args, request.release)
+    vllm.check_parallel(spec, args)
+    check_load(request, settings.max_model_len)
+    pool = vllm_kv.pool(spec, vllm_kv.paging(spec, settings, args, request.gpu.sm), request.draft)
+    stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
+    capacity = vllm_kv.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    fits = capacity.fits and capacity.num_blocks > 0
+    worst = min(range(len(stages)), key=lambda i: stages[i].available[1] // max(1, pool.stage_bytes[i]))
+    fixed = replace(settings, max_model_len=capacity.max_model_len, auto_fit=False)
+    ends = [
+        vllm_kv.capacity(pool, fixed, args, [stage.available[end] for stage in stages]).max_concurrency
+        for end in (0, 2)
+    ]
+    concurrency = users_of(request, pool, capacity, (ends[0], ends[1]))
+    if not fits:
+        concurrency = replace(
+            concurrency, max=0.0, full_context_users=0, steady_users=0, low=0.0,
+            mean_length_users=None if concurrency.mean_length_users is None else 0,
+        )  # fmt: skip
+    stage = stages[worst]
+    held = sum(stage.groups.values())
+    peak = held
+    if online_scheme(request) and request.weights_bytes is None:
+        peak = weights.total_weights(spec, weight_layout(request, worst, online=False))
+    return Plan(
+        request=request,
+        settings=settings,
+        pool=pool,
+        capacity=capacity,
+        memory=breakdown(request, stage, capacity, fits=fits, load_peak=max(peak, held)),
+        weight_groups=stage.groups,
+        estimates=stage.estimates,
+        concurrency=concurrency,
+        available=stage.available[1],
+        available_low=stage.available[0],
+        available_high=stage.available[2],
+        stage=worst,
+        fits=fits,
+        deficit=0 if fits else capacity.deficit,
+        notes=spec.notes,
+    )

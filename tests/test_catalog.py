@@ -1,0 +1,197 @@
+"""The catalog: its layout, that every model in it can be read, and that what is read agrees with published totals."""
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import yaml
+
+from kvplan import catalog, entries
+from kvplan.errors import UsageError
+from tests import oracles
+from tests.oracle_data import DATA, needs_oracle_data
+
+NAMES = catalog.model_names()
+MODELS = DATA / "models"
+
+# What the catalog must know: one model at least of every family that people serve.
+FAMILIES = """
+    llama-2-7b llama-3-8b llama-3.1-8b llama-3.1-70b llama-3.1-405b llama-3.2-3b llama-3.3-70b llama-4-scout
+    llama-4-maverick mistral-7b mixtral-8x7b mistral-nemo-12b mistral-small-24b mistral-large-2407 qwen2-7b qwen2.5-7b
+    qwen3-32b qwen3-30b-a3b qwen3-235b-a22b qwen3-next-80b-a3b qwen3.5-27b qwen3.6-27b gemma-2-9b gemma-3-27b
+    gemma-3n-e4b gemma-4-31b phi-3-mini-4k phi-4 deepseek-v2 deepseek-v3 deepseek-r1 deepseek-v3.1 deepseek-v3.2
+    deepseek-r1-distill-llama-70b deepseek-r1-distill-qwen-32b gpt-oss-20b gpt-oss-120b glm-4-9b glm-4.5 glm-4.6 glm-4.7
+    glm-5 kimi-k2 minimax-m2.5 command-r-35b command-a falcon-7b falcon-40b opt-6.7b gpt2 tinyllama-1.1b smollm2-1.7b
+    granite-3.3-8b olmo-2-7b starcoder2-15b yi-1.5-9b internlm2.5-7b nemotron-h-8b nemotron-nano-9b-v2
+    nemotron-super-49b jamba-1.5-mini mamba-2.8b falcon-h1-7b bloom-176b mpt-7b
+"""
+
+
+def lookup_names(name: str) -> list[str]:
+    facts = catalog.facts(name)
+    return [name, facts["id"], *facts.get("aliases", [])]
+
+
+def oracle_rows(file_name: str) -> dict[str, dict[str, Any]]:
+    """Rows of an oracle file by lower-case model id; none where the data is not there."""
+    path = MODELS / file_name
+    if not path.is_file():
+        return {}
+    return {row["model"].lower(): row for row in map(json.loads, path.read_text().splitlines())}
+
+
+def rows_of_catalog(file_name: str) -> list[tuple[str, dict[str, Any]]]:
+    """(model, row) for each row whose id is a model's id or alias."""
+    found = ((catalog.find(model), row) for model, row in oracle_rows(file_name).items())
+    return [(name, row) for name, row in found if name is not None]
+
+
+# --- layout: what kvplan/entries.py relies on ---------------------------------------------------------------------
+
+
+def test_the_whole_file_is_yaml_and_has_the_sections_that_the_quick_look_up_finds() -> None:
+    parsed = yaml.safe_load(catalog.path().read_text(encoding="utf-8"))
+    assert list(parsed) == NAMES
+    assert len(set(NAMES)) == len(NAMES)
+    for name in NAMES:
+        assert parsed[name] == catalog.facts(name)
+
+
+def test_everything_of_an_entry_is_indented() -> None:
+    for line in catalog.path().read_text(encoding="utf-8").splitlines():
+        assert not line or line[0] in " #" or line.rstrip(":") in NAMES, line
+
+
+def test_aliases_stand_on_one_line_and_all_of_them_are_found() -> None:
+    for name in NAMES:
+        assert [catalog.find(known) for known in lookup_names(name)] == [name] * len(lookup_names(name))
+
+
+def test_no_name_id_or_alias_is_used_twice() -> None:
+    counts = Counter(known.lower() for name in NAMES for known in lookup_names(name))
+    assert [known for known, count in counts.items() if count > 1] == []
+
+
+def test_an_entry_has_only_the_documented_keys() -> None:
+    for name in NAMES:
+        facts = catalog.facts(name)
+        assert {"id", "source", "config"} <= set(facts) <= {"id", "aliases", "source", "parameters", "config"}
+        assert "/" in facts["id"]
+        assert facts["source"]
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+def test_at_least_120_models_and_every_family_people_serve() -> None:
+    assert len(NAMES) >= 120
+    assert [name for name in FAMILIES.split() if name not in NAMES] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "LLAMA-3.1-8B", "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/llama-3.1-8b"]
+)
+def test_a_model_answers_to_its_name_its_aliases_and_hub_ids_whatever_their_case(name: str) -> None:
+    assert catalog.find(name) == "llama-3.1-8b"
+    assert catalog.load(name).name == "llama-3.1-8b"
+
+
+def test_an_unknown_name_is_refused_with_near_misses() -> None:
+    assert catalog.find("lama-3.1-8b") is None
+    for ask in (catalog.load, catalog.facts):
+        with pytest.raises(UsageError, match=r"model 'lama-3.1-8b': not in the catalog; did you mean .*llama-3.1-8b"):
+            ask("lama-3.1-8b")
+
+
+def test_a_name_like_nothing_known_says_where_the_names_are() -> None:
+    with pytest.raises(UsageError, match="`kvplan models` lists the known ones"):
+        catalog.load("zzzzzzzzzzzz")
+
+
+# --- the shorthand for long lists ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ([{"repeat": ["a", "b"], "times": 2}, "c"], ["a", "b", "a", "b", "c"]),
+        ([{"repeat": [{"repeat": [0], "times": 2}, 1], "times": 2}], [0, 0, 1, 0, 0, 1]),
+        ({"x": {"y": [{"repeat": [{"no_op": True}], "times": 2}]}}, {"x": {"y": [{"no_op": True}, {"no_op": True}]}}),
+        ([{"repeat": [1], "times": 2, "other": 3}], [{"repeat": [1], "times": 2, "other": 3}]),
+        ({"repeat": [1], "times": 2}, {"repeat": [1], "times": 2}),  # only inside a list
+    ],
+)
+def test_repeat_stands_for_copies_inside_a_list(written: Any, meant: Any) -> None:
+    assert catalog.expand(written) == meant
+
+
+# --- facts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_model_is_read_and_has_the_parameters_that_are_published(name: str) -> None:
+    """`parameters` is the published total or what the transformers classes count; kvplan did not compute it."""
+    spec = catalog.load(name)
+    assert spec.source == catalog.facts(name)["source"]
+    assert spec.num_layers > 0
+    expected = catalog.facts(name).get("parameters")
+    if expected is not None:
+        assert oracles.total_params(spec) == expected
+
+
+# From the models' own announcements or Hub pages, so that a wrong `parameters` cannot confirm itself.
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.3-70b", 70_553_706_496),
+        ("mistral-7b", 7_248_023_552),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("gemma-2-9b", 9_241_705_984),
+        ("gemma-3-27b", 27_432_406_640),  # tower included
+        ("llama-4-scout", 108_641_793_536),  # tower included
+        ("phi-4", 14_659_507_200),
+        ("jamba-1.5-mini", 51_570_323_328),
+        ("bloom-176b", 176_247_271_424),
+        ("deepseek-v3", 684_531_386_000 - 13_463_426_048 - 41_540_496 - 59 * 256),  # less MTP block, scales, biases
+        ("falcon-40b", 41_835_970_560 - 65_024 * 8_192),  # the tied head is stored twice
+    ],
+)
+def test_totals_published_on_the_hub(name: str, published: int) -> None:
+    assert oracles.total_params(catalog.load(name)) == published
+
+
+@needs_oracle_data
+@pytest.mark.parametrize(
+    ("name", "row"), rows_of_catalog("params.jsonl"), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_parameters_equal_what_transformers_counts(name: str, row: dict[str, Any]) -> None:
+    if row.get("check") != "exact":
+        pytest.skip(f"check is {row.get('check')!r}")
+    spec = catalog.load(name)
+    assert (oracles.total_params(spec), oracles.text_params(spec)) == (row["total_params"], row["text_params"])
+
+
+@needs_oracle_data
+@pytest.mark.parametrize(
+    ("name", "row"), rows_of_catalog("kv_geometry.jsonl"), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_kv_geometry_equals_what_transformers_caches(name: str, row: dict[str, Any]) -> None:
+    assert oracles.geometry(catalog.load(name)) == oracles.expected_geometry(row)
+
+
+# --- speed --------------------------------------------------------------------------------------------------------
+
+
+def test_reading_one_model_parses_one_entry() -> None:
+    catalog.load("llama-3.1-8b")
+    entries.entry.cache_clear()
+    catalog._read.cache_clear()
+    start = time.perf_counter()
+    catalog.load("llama-3.1-8b")
+    assert time.perf_counter() - start < 0.05  # 2 ms here; the whole file takes seconds with the pure loader
