@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import ceil
 
 from kvplan import overheads, users, weights
+from kvplan.checkpoint import Checkpoint
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.layout import bytes_per_token, constant_bytes
@@ -14,6 +15,7 @@ from kvplan.rules import vllm, vllm_kv
 from kvplan.rules.vllm import EngineArgs, Settings, Version
 from kvplan.rules.vllm_kv import Capacity, Pool
 from kvplan.spec import ModelSpec
+from kvplan.stored import stored_weights
 from kvplan.users import UserAnswer
 from kvplan.weights import Layout
 from kvplan.workload import Lengths
@@ -37,7 +39,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Everything a plan is made from."""
+    """Everything a plan is made from.
+
+    weights_bytes  the whole checkpoint's bytes when the user states them: spread evenly over the ranks
+    checkpoint     what the model's files hold; wins over the spec's own sizes
+    draft          a speculative model that shares the GPU
+    """
 
     spec: ModelSpec
     gpu: GpuSpec
@@ -45,6 +52,7 @@ class Request:
     release: Version = field(default_factory=lambda: vllm.version(vllm.NEWEST))
     load: Load = field(default_factory=Load)
     weights_bytes: int | None = None
+    checkpoint: Checkpoint | None = None
     draft: ModelSpec | None = None
 
 
@@ -179,6 +187,8 @@ def rank_weights(request: Request, stage: int) -> dict[str, int]:
     if request.weights_bytes is not None:
         ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         groups = {"stated": ceil(request.weights_bytes / ranks)}
+    elif request.checkpoint is not None and request.checkpoint.tensors:
+        groups = dict(stored_weights(request.spec, request.checkpoint, weight_layout(request, stage)))
     else:
         groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))
     if request.draft is not None:

@@ -21,7 +21,6 @@ ORDER = (
     "spec",
     "gpu",
     "workload",
-    "tensors",
     "families",  # one reader per model family
     "quant",  # a config's quantization_config
     "hf_config",
@@ -29,10 +28,14 @@ ORDER = (
     # arithmetic
     "layout",
     "weights",
-    "overheads",
+    "stored",  # the same from a checkpoint's own headers
     "rules",
+    "overheads",
     "users",  # how many requests a pool holds, exactly and in distribution
     "plan",
+    "advise",  # what would make a plan fit
+    "flags",
+    "explain",
     "command",  # a pasted `vllm serve ...`
     "simulate",
     "policy",

@@ -1,0 +1,419 @@
+"""A plan as versioned JSON: what every report is written from, and what another tool reads.
+
+Sizes are integer bytes per GPU rank. The memory rows add up to `total`, and `kv_cache` is num_blocks x bytes_per_block,
+exactly; where the plan does not fit both are 0 and `deficit` says what is missing. No number is NaN or infinite.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from kvplan import advise, weights
+from kvplan.flags import model_id, serve_command
+from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.spec import ModelSpec
+from kvplan.units import format_gib
+from kvplan.weights import stage_layers
+
+PLAN = "kvplan/plan@1"
+PLANS = "kvplan/plans@1"
+# Overheads that are modelled even where their range is a point.
+MODELLED = ("activations", "cuda_graphs", "non_torch", "context")
+
+Document = dict[str, Any]
+
+
+def plan_document(plan: Plan) -> Document:
+    """One plan as JSON values (kvplan/plan@1)."""
+    document: Document = {
+        "schema": PLAN,
+        "inputs": _inputs(plan),
+        "fits": plan.fits,
+        "deficit": plan.deficit,
+        "memory": _memory(plan),
+        "kv": _kv(plan),
+        "concurrency": _concurrency(plan),
+        "parameters": _parameters(plan.request.spec),
+        "limits": _limits(plan),
+        "fixes": _fixes(plan),
+        "assumptions": _assumptions(plan),
+    }
+    document["provenance"] = _provenance(plan, document)
+    words = serve_command(plan)
+    document["flags"] = {"argv": words, "command": shlex.join(words)}
+    document["notes"] = list(plan.notes)
+    return document
+
+
+def plans_document(plans: Sequence[Plan]) -> Document:
+    """Several plans in one document (kvplan/plans@1)."""
+    return {"schema": PLANS, "plans": [plan_document(plan) for plan in plans]}
+
+
+def document_schema(name: str) -> Document:
+    """The JSON Schema (draft 2020-12) of `plan` or `plans`; UsageError for another name."""
+    from kvplan.schema import schema
+
+    return schema(name)
+
+
+def dumps(document: Document) -> str:
+    """A document as text: two spaces of indent, keys in the order of the schema, no NaN."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True)
+
+
+def values(record: Any) -> Document:
+    """The fields of a dataclass, not copied."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(plan: Plan) -> Document:
+    request, gpu = plan.request, plan.request.gpu
+    return {
+        "model": _model(request.spec),
+        "engine": request.release.label,
+        "gpu": {
+            "name": gpu.name,
+            "device_name": gpu.device_name,
+            "total_memory": gpu.total_memory,
+            "total_memory_low": gpu.total_memory_low,
+            "total_memory_high": gpu.total_memory_high,
+            "total_memory_kind": gpu.total_memory_kind,
+            "total_memory_source": gpu.total_memory_source,
+            "nominal_memory": gpu.nominal_memory,
+            "compute_capability": gpu.compute_capability,
+        },
+        "num_gpus": num_gpus(plan),
+        "args": values(request.args),
+        "settings": _settings(plan),
+        "weights_bytes": request.weights_bytes,
+        "draft": None if request.draft is None else _model(request.draft),
+        "workload": _workload(plan),
+    }
+
+
+def num_gpus(plan: Plan) -> int:
+    args = plan.request.args
+    return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+
+
+def _model(spec: ModelSpec) -> Document:
+    return {
+        "name": spec.name,
+        "id": model_id(spec),
+        "architecture": spec.architecture,
+        "model_type": spec.model_type,
+        "dtype": spec.dtype,
+        "quantization": spec.quantization.method if spec.quantization else None,
+        "num_layers": spec.num_layers,
+        "max_model_len": spec.max_model_len,
+        "source": spec.source,
+    }
+
+
+def _settings(plan: Plan) -> Document:
+    """Every setting in effect; an auto-fitted context is the fitted one."""
+    settings = values(plan.settings)
+    del settings["version"]
+    return {**settings, "max_model_len": plan.capacity.max_model_len}
+
+
+def _workload(plan: Plan) -> Document:
+    load = plan.request.load
+    return {
+        "mean_tokens": load.mean_tokens,
+        "lengths": None if load.lengths is None else load.lengths.text,
+        "overflow": load.overflow,
+        "shared_prefix": load.shared_prefix,
+    }
+
+
+# --- memory, KV, users ------------------------------------------------------------------------------------------------
+
+
+def _memory(plan: Plan) -> Document:
+    memory = plan.memory
+    return {
+        "total": memory.total,
+        "budget": memory.budget,
+        **{row: getattr(memory, row) for row in MemoryBreakdown.ROWS},
+        "unused_detail": {
+            "context": memory.context,
+            "outside_budget": memory.outside_budget,
+            "slack": memory.slack,
+        },
+        "load_peak": memory.load_peak,
+        "weight_groups": dict(plan.weight_groups),
+        "available": plan.available,
+        "available_low": plan.available_low,
+        "available_high": plan.available_high,
+    }
+
+
+def _kv(plan: Plan) -> Document:
+    capacity = plan.capacity
+    return {
+        "max_model_len": capacity.max_model_len,
+        "dtype": plan.settings.kv_dtype,
+        "bytes_per_token": plan.bytes_per_token,
+        "bytes_per_request": plan.bytes_per_request,
+        "state_bytes_per_request": plan.state_bytes,
+        "block_size": plan.pool.block_size,
+        "bytes_per_block": capacity.bytes_per_block,
+        "blocks_per_request": capacity.blocks_per_request,
+        "num_blocks": capacity.num_blocks if plan.fits else 0,
+        "tokens": capacity.tokens if plan.fits else 0,
+        "groups": _groups(plan),
+    }
+
+
+def stage_of(plan: Plan) -> range:
+    """The layers that the plan's rank holds; a draft model's join the only stage."""
+    spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
+    if plan.request.draft is not None:
+        return range(spec.num_layers + plan.request.draft.num_layers)
+    return stage_layers(spec.num_layers, pp)[plan.stage]
+
+
+def _groups(plan: Plan) -> list[Document]:
+    here, context = stage_of(plan), plan.capacity.max_model_len
+    found = []
+    for group in plan.pool.groups:
+        local = [spec for index, spec in group.layers if index in here]
+        found.append(
+            {
+                "kind": "+".join(dict.fromkeys(spec.kind for spec in group.specs)),
+                "num_layers": len(local),
+                "window": group.first.bound,
+                "block_size": group.first.block_size,
+                "bytes_per_block": sum(spec.page for spec in local),
+                "blocks_per_request": group.charged(context, plan.settings, plan.pool.dcp),
+            }
+        )
+    return found
+
+
+def _concurrency(plan: Plan) -> Document:
+    answer = plan.concurrency
+    by_length = answer.length_users
+    return {
+        "max": answer.max,
+        "full_context_users": answer.full_context_users,
+        "low": answer.low,
+        "high": answer.high if plan.fits else 0.0,
+        "steady_users": answer.steady_users,
+        "mean_length_users": answer.mean_length_users,
+        "length_users": None if by_length is None else by_length.users,
+        "max_num_seqs": plan.settings.max_num_seqs,
+        "replicas": answer.replicas,
+    }
+
+
+@lru_cache(maxsize=1024)
+def _counts(spec: ModelSpec) -> tuple[dict[str, int], int]:
+    """(parameters by group, parameters that take part in one token): of experts, those the router picks."""
+    active = 0
+    for weight in spec.weights:
+        share = min(spec.experts_per_token, weight.experts) if weight.experts else 1
+        active += weight.num_params * share // max(1, weight.experts)
+    return dict(weights.num_params(spec)), active
+
+
+def _parameters(spec: ModelSpec) -> Document:
+    groups, active = _counts(spec)
+    return {"total": sum(groups.values()), "active": active, "groups": dict(groups)}
+
+
+# --- what limits it, what would help ----------------------------------------------------------------------------------
+
+
+def _limits(plan: Plan) -> list[Document]:
+    return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
+
+
+def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
+    memory, capacity = plan.memory, plan.capacity
+    args = plan.request.args
+    need = plan.bytes_per_request + capacity.bytes_per_block
+    if args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
+        text = f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
+        yield "weights", text
+    elif plan.available <= 0:
+        text = f"weights and overheads leave nothing of the budget of {format_gib(memory.budget)} for the KV cache"
+        yield "budget", text
+    else:
+        text = (
+            f"one request of {capacity.max_model_len:,} tokens needs {format_gib(need)} of KV cache (one spare block "
+            f"counted), {format_gib(plan.available)} is left"
+        )
+        yield "kv_cache", text
+    yield from _stage(plan)
+
+
+def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
+    answer, settings = plan.concurrency, plan.settings
+    args = plan.request.args
+    users = [answer.full_context_users, answer.steady_users, answer.mean_length_users or 0]
+    if answer.length_users is not None:
+        users.append(answer.length_users.users)
+    if args.num_gpu_blocks_override is not None:
+        yield "num_gpu_blocks_override", f"--num-gpu-blocks-override sets the pool to {args.num_gpu_blocks_override:,} blocks"
+    elif args.kv_cache_memory_bytes is not None:
+        yield "kv_cache_memory_bytes", f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}"
+    if answer.full_context_users <= settings.max_num_seqs:
+        each = format_gib(plan.bytes_per_request)
+        yield "kv_cache", f"KV memory: each further user at full context takes {each} of every GPU"
+    if max(users) > settings.max_num_seqs:
+        yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise --max-num-seqs"
+    yield from _stage(plan)
+
+
+def _stage(plan: Plan) -> Iterator[tuple[str, str]]:
+    pp = plan.request.args.pipeline_parallel_size
+    if pp > 1:
+        yield "stage", f"pipeline stage {plan.stage + 1} of {pp} has the least room and decides for all; its rank is shown"
+
+
+def _fixes(plan: Plan) -> list[Document]:
+    """The nearest changes that would make it fit; none are sought where it does."""
+    if plan.fits:
+        return []
+    return [
+        {
+            "flag": fix.flag,
+            "max": fix.plan.concurrency.max,
+            "full_context_users": fix.plan.concurrency.full_context_users,
+            "max_model_len": fix.plan.capacity.max_model_len,
+            "gpu": fix.plan.request.gpu.name,
+            "num_gpus": num_gpus(fix.plan),
+            "command": shlex.join(serve_command(fix.plan)),
+        }
+        for fix in advise.fixes(plan)
+    ]
+
+
+# --- what is modelled, and where each number comes from ---------------------------------------------------------------
+
+
+def _assumptions(plan: Plan) -> list[Document]:
+    gpu, request = plan.request.gpu, plan.request
+    found = []
+    if gpu.total_memory_low < gpu.total_memory_high:
+        found.append(
+            {
+                "name": "total",
+                "low": gpu.total_memory_low,
+                "likely": gpu.total_memory,
+                "high": gpu.total_memory_high,
+                "formula": TOTAL_FORMULAS[gpu.total_memory_kind],
+                "source": gpu.total_memory_source,
+            }
+        )
+    if request.weights_bytes is not None:
+        held = plan.weight_groups["stated"]
+        found.append(
+            {
+                "name": "weights",
+                "low": held,
+                "likely": held,
+                "high": held,
+                "formula": "stated total / (tensor x pipeline ranks): spread evenly",
+                "source": "stated by the user or read from the files' headers",
+            }
+        )
+    for name, estimate in plan.estimates.items():
+        if estimate.low < estimate.high or (name in MODELLED and estimate.likely):
+            found.append(
+                {
+                    "name": name,
+                    "low": estimate.low,
+                    "likely": estimate.likely,
+                    "high": estimate.high,
+                    "formula": estimate.formula,
+                    "source": estimate.source,
+                }
+            )
+    return found
+
+
+TOTAL_FORMULAS = {
+    "logged": "as servers logged it",
+    "published": "as device queries printed it",
+    "estimated": "the vendor's GB read as GiB, times the ratio seen on GPUs of its class",
+    "given": "as given",
+}
+TOTAL_KINDS = {"logged": "measured", "published": "measured", "estimated": "calibrated", "given": "exact"}
+
+BUDGET_SOURCE = "vLLM v1/worker/gpu_worker.py: ceil(total x gpu_memory_utilization)"
+POOL_SOURCE = "vLLM v1/core/kv_cache_utils.py, equal to the server's own code in every case compared"
+SPEC_SOURCE = "vLLM v1/kv_cache_interface.py, equal to the server's own code in every case compared"
+REST_SOURCE = "what the other rows leave of the total"
+HELD_SOURCE = "blocks that decoding requests hold between two steps, after vLLM v1/core/single_type_kv_cache_manager.py"
+
+
+def _provenance(plan: Plan, document: Document) -> Document:
+    """JSON path -> kind and source, for every number of memory, kv and concurrency.
+
+    exact       facts and the server's own arithmetic
+    formula     a formula over numbers of which at least one is calibrated or measured
+    calibrated  a constant fitted to servers' logs
+    measured    what a device or a server reported
+    """
+    pool_kind = "exact" if _pool_is_given(plan) else "formula"
+    found = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool_kind)}
+    for name, value in document["kv"].items():
+        if isinstance(value, int):
+            counted = name in ("num_blocks", "tokens")
+            found[f"kv.{name}"] = (pool_kind, POOL_SOURCE) if counted else ("exact", SPEC_SOURCE)
+    for name, value in document["kv"]["groups"][0].items():
+        if not isinstance(value, str):
+            found[f"kv.groups[*].{name}"] = ("exact", SPEC_SOURCE)
+    for name, value in document["concurrency"].items():
+        if value is not None:
+            found[f"concurrency.{name}"] = _user_source(name, pool_kind, plan)
+    if document["kv"]["groups"][0]["window"] is None and all(g["window"] is None for g in document["kv"]["groups"]):
+        del found["kv.groups[*].window"]
+    return {path: {"kind": kind, "source": source} for path, (kind, source) in found.items()}
+
+
+def _pool_is_given(plan: Plan) -> bool:
+    args = plan.request.args
+    return args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
+
+
+def _memory_sources(plan: Plan, pool_kind: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    gpu = plan.request.gpu
+    total_kind = TOTAL_KINDS[gpu.total_memory_kind]
+    yield "total", (total_kind, gpu.total_memory_source)
+    yield "budget", ("exact" if total_kind == "exact" else "formula", BUDGET_SOURCE)
+    stated = plan.request.weights_bytes is not None
+    held = ("formula", "the stated total, spread evenly") if stated else ("exact", plan.request.spec.source)
+    for name in ("weights", "load_peak"):
+        yield name, held
+    for group in plan.weight_groups:
+        yield f"weight_groups.{group}", held
+    for name, estimate in plan.estimates.items():
+        path = "unused_detail.context" if name == "context" else name
+        yield path, (estimate.kind, estimate.source)
+    yield "kv_cache", (pool_kind, POOL_SOURCE)
+    for name in ("unused", "unused_detail.outside_budget", "unused_detail.slack"):
+        yield name, ("formula", REST_SOURCE)
+    for name in ("available", "available_low", "available_high"):
+        given = plan.request.args.kv_cache_memory_bytes is not None
+        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("formula", BUDGET_SOURCE + " less the rows")
+
+
+def _user_source(name: str, pool_kind: str, plan: Plan) -> tuple[str, str]:
+    if name in ("max_num_seqs", "replicas"):
+        return "exact", "vLLM engine/arg_utils.py"
+    if name == "steady_users" or name == "mean_length_users":
+        return pool_kind, HELD_SOURCE
+    if name == "length_users" and plan.concurrency.length_users is not None:
+        return "formula", plan.concurrency.length_users.method
+    return pool_kind, POOL_SOURCE

@@ -1,0 +1,85 @@
+"""The `vllm serve` command that starts exactly what was planned: plain integers, vLLM's own flags only."""
+
+import json
+import shlex
+
+from kvplan import catalog
+from kvplan.plan import Plan
+from kvplan.rules.vllm import EngineArgs
+from kvplan.spec import ModelSpec
+
+
+def model_id(spec: ModelSpec) -> str:
+    """What vLLM is to load: the Hub id of a catalog model, else the Hub id or directory the user named."""
+    if catalog.find(spec.name) is None:
+        return spec.name
+    return str(catalog.facts(spec.name)["id"])
+
+
+def serve_command(plan: Plan) -> list[str]:
+    """The command as a list of words. What the plan depends on is pinned even where it is this release's default."""
+    args, settings = plan.request.args, plan.settings
+    words = ["vllm", "serve", model_id(plan.request.spec), "--max-model-len", str(plan.capacity.max_model_len)]
+    words += _parallel(args)
+    if args.kv_cache_memory_bytes is None:
+        words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    words += ["--max-num-seqs", str(settings.max_num_seqs)]
+    words += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
+    return words + _cache(args) + _switches(args) + _lora(args) + _draft(plan)
+
+
+def serve_line(plan: Plan) -> str:
+    """The command as one line a shell takes."""
+    return shlex.join(serve_command(plan))
+
+
+def _parallel(args: EngineArgs) -> list[str]:
+    sizes = {
+        "--tensor-parallel-size": args.tensor_parallel_size,
+        "--pipeline-parallel-size": args.pipeline_parallel_size,
+        "--data-parallel-size": args.data_parallel_size,
+        "--decode-context-parallel-size": args.decode_context_parallel_size,
+    }
+    words = [word for flag, size in sizes.items() if size > 1 for word in (flag, str(size))]
+    return [*words, "--enable-expert-parallel"] if args.enable_expert_parallel else words
+
+
+def _cache(args: EngineArgs) -> list[str]:
+    values = {
+        "--dtype": None if args.dtype == "auto" else args.dtype,
+        "--quantization": args.quantization,
+        "--kv-cache-dtype": None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        "--block-size": args.block_size,
+        "--kv-cache-memory-bytes": args.kv_cache_memory_bytes,
+        "--num-gpu-blocks-override": args.num_gpu_blocks_override,
+        "--mamba-ssm-cache-dtype": args.mamba_ssm_cache_dtype,
+    }
+    return [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
+
+
+def _switches(args: EngineArgs) -> list[str]:
+    switches = {
+        "--no-enable-prefix-caching": not args.enable_prefix_caching,
+        "--no-enable-chunked-prefill": not args.enable_chunked_prefill,
+        "--disable-hybrid-kv-cache-manager": args.disable_hybrid_kv_cache_manager,
+        "--no-async-scheduling": not args.async_scheduling,
+        "--enforce-eager": args.enforce_eager,
+    }
+    return [flag for flag, on in switches.items() if on]
+
+
+def _lora(args: EngineArgs) -> list[str]:
+    if not args.max_loras:
+        return []
+    words = ["--enable-lora", "--max-loras", str(args.max_loras), "--max-lora-rank", str(args.max_lora_rank)]
+    return [*words, "--fully-sharded-loras"] if args.fully_sharded_loras else words
+
+
+def _draft(plan: Plan) -> list[str]:
+    draft, tokens = plan.request.draft, plan.request.args.num_speculative_tokens
+    if draft is None:
+        return []
+    config: dict[str, str | int] = {"model": model_id(draft)}
+    if tokens:
+        config["num_speculative_tokens"] = tokens
+    return ["--speculative-config", json.dumps(config)]

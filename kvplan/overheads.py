@@ -1,0 +1,416 @@
+"""Bytes per rank that are neither weights nor KV: buffers, activation peak, CUDA graphs, non-torch memory, LoRA slots.
+
+Formulas re-derive vLLM's code; constants are fitted on start-up logs that users and projects posted. Each constant
+says on how much: a thread is one report (an issue, a document), its logs are not independent. What is subtracted from
+the budget is `buffers + activations + non_torch + lora`, and `cuda_graphs` from vLLM 0.21 on; before, the graphs are
+taken from what the budget leaves (`Version.graphs_in_budget`). `context` lies outside the budget in every version.
+
+Comparing with a log: since about August 2026 the "peak activation" of vLLM's summary line includes the CUDA-graph
+estimate (vllm-project/vllm#57936), and "consumed memory" is weights + buffers + non-torch. Releases before 0.25 print
+`buffers` partly as weights (rotary tables) and partly as peak activation (MoE workspace, penalties).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from kvplan.errors import UsageError
+from kvplan.gpu import GpuSpec
+from kvplan.rules.vllm import EngineArgs, Settings, Version, has_states, is_mla
+from kvplan.spec import ModelSpec, Place, Weight
+from kvplan.units import DTYPE_BITS, GIB, MIB
+from kvplan.weights import cdiv, local_shape, on_stage, scheme_for, stage_layers
+from kvplan.weights import Layout as WeightLayout
+
+Kind = Literal["exact", "formula", "calibrated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on one rank, low <= likely <= high; `formula` has its numbers put in."""
+
+    low: int
+    likely: int
+    high: int
+    formula: str
+    source: str
+    kind: Kind
+
+
+# --- facts about a model, found once ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Elements per token on one rank that a forward pass holds at once, beside the two residual streams.
+
+    layer     widest of a layer's parts: a projection's outputs and what the next one reads
+    latent    heads x (key + value) of MLA's up-projection; 0 without MLA
+    workspace the two buffers of fused experts for one token and one chosen expert; 0 without experts
+    """
+
+    layer: int
+    latent: int
+    workspace: int
+
+
+@lru_cache(maxsize=4096)
+def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
+    """Source: vLLM 0.33 model code (fused QKV, gate and up) and fused_moe's workspace shapes."""
+    layer = latent = workspace = 0
+    for weights in set(spec.layer_weights):
+        parts: dict[str, int] = {}
+        for weight in weights:
+            if weight.experts:
+                workspace = max(workspace, _expert_workspace(weight, 1 if ep > 1 else tp))
+                parts["experts"] = spec.hidden_size
+            elif weight.quantizable and weight.split != "none":
+                columns, rows = local_shape(weight, tp)
+                parts[weight.group] = parts.get(weight.group, 0) + (
+                    sum(rows) if weight.split == "outputs" else columns
+                )
+                if weight.name.endswith("kv_b_proj"):
+                    latent = max(latent, sum(rows))
+        layer = max(layer, *parts.values(), 0)
+    return Widths(layer, latent, workspace)
+
+
+def _expert_workspace(weight: Weight, tp: int) -> int:
+    """max(width of gate and up, hidden) + max(inner width, hidden), counted at the first of the two matrices."""
+    if weight.split != "outputs":
+        return 0
+    hidden, rows = local_shape(weight, tp)
+    return max(sum(rows), hidden) + max(rows[0], hidden)
+
+
+@lru_cache(maxsize=1024)
+def rope_elements(spec: ModelSpec) -> int:
+    return sum(rope.positions * rope.dim for rope in spec.ropes)
+
+
+@lru_cache(maxsize=4096)
+def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -> int:
+    """Elements of the copies that MLA keeps of a quantised kv_b_proj, on the stage with most layers.
+
+    Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantised.
+    """
+    if not is_mla(spec):
+        return 0
+    return max(
+        sum(
+            weight.inputs * sum(local_shape(weight, tp)[1])
+            for index in stage
+            for weight in spec.layer_weights[index]
+            if weight.name.endswith("kv_b_proj") and scheme_for(spec, weight, index, online)
+        )
+        for stage in stage_layers(spec.num_layers, pp)
+    )
+
+
+def expert_ranks(args: EngineArgs) -> int:
+    return args.tensor_parallel_size * args.data_parallel_size if args.enable_expert_parallel else 1
+
+
+def element_bytes(settings: Settings) -> int:
+    return DTYPE_BITS[settings.dtype] // 8
+
+
+# --- what stays allocated -----------------------------------------------------------------------------------------
+
+V2_RUNNER = (0, 25)  # model runner V2 became the default for dense models (vllm-project/vllm#44443, July 2026)
+INPUT_BYTES = 13  # token id, position, slot and flags per batched token
+# The workspace of Triton's fused experts. It explains the difference between MoE and dense models of one vocabulary in
+# vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2 0.66 GiB
+# (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show none
+# (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
+WORKSPACE_RANGE = (0.5, 2.0)
+
+
+def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
+    """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces."""
+    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
+    tp = args.tensor_parallel_size
+    ropes = rope_elements(spec) * element
+    sampling = 0
+    formula = f"rotary tables {ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
+    if settings.version.number >= V2_RUNNER:
+        sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
+        formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B"
+    fixed = ropes + sampling + tokens * INPUT_BYTES
+    if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
+        latents = 2 * dequantised_latents(spec, tp, args.pipeline_parallel_size, args.quantization)
+        fixed += latents
+        formula += f" + dequantised MLA up-projections {latents:,} B"
+    low = likely = high = fixed
+    if spec.experts_per_token:
+        per_choice = widths(spec, tp, expert_ranks(args)).workspace
+        workspace = element * tokens * spec.experts_per_token * per_choice
+        shown = f"{tokens:,} tokens x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
+        if spec.quantization is not None and spec.quantization.method == "mxfp4":
+            high = fixed + workspace
+            formula += f" (+ at most {shown} of workspace)"
+        else:
+            low, likely = fixed + int(workspace * WORKSPACE_RANGE[0]), fixed + workspace
+            high = fixed + int(workspace * WORKSPACE_RANGE[1])
+            formula += f" + {shown} of workspace"
+    return Estimate(low, likely, high, formula, "vLLM 0.33 model runner, rotary embedding and fused_moe", "formula")
+
+
+# --- what a step needs for a moment -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Bytes per (sequence x vocabulary entry) that sampling needs for a 2-byte model, with its range."""
+
+    low: float
+    likely: float
+    high: float
+    source: str
+    kind: Kind
+
+
+# Hidden states subtracted, the fit is: 38.35, n = 8 logs of 6 models on H100 of "empirical vLLM memory results"
+# (llm-d-planner; vLLM 0.11), spread 38.2-38.6; 38.2 for Qwen3-14B in 0.15 and 0.16 (accuracy report of the same
+# project). 20 more threads from 0.6 to 0.9 lie within 36-43 of it where sampling sets the peak.
+SAMPLER_TO_016 = Sampler(36.0, 38.4, 43.0, "fit on vLLM 0.6-0.16 logs (llm-d-planner, Unsloth notebooks)", "calibrated")
+# 14.9, n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (llm-d-planner accuracy report, which
+# also dates the change: 5.64 GiB in 0.16, 2.23 in 0.17); not fitted on, A100 logs of 0.19 (myoceane.fr): 14.9 predicts
+# gemma-4-26B-A4B's budget to 0.1 GiB and gpt-oss-20b's to 0.3.
+SAMPLER_TO_024 = Sampler(14.0, 14.9, 16.5, "fit on vLLM 0.19 logs (llm-d-planner accuracy report)", "calibrated")
+# Model runner V2 keeps its penalties apart (`buffers`): 2 for logits, 4 for the fp32 copy, 4-8 of scratch, and two
+# logs of August and September 2026 without graphs bound it to 8-14 if their 256 sequences are the default's.
+SAMPLER_V2 = Sampler(8.0, 12.0, 16.0, "vLLM 0.33 v1/worker/gpu/model_runner.py, scratch not measured", "formula")
+
+# A forward pass against 2 B x tokens x (2 hidden + widest layer part): 1.08-1.27, median 1.19, n = 8 logs of 7 threads in
+# which it sets the peak (Llama-3.1-8B at 20,000 and 29,000 tokens unchunked, vllm-project/vllm#10517; Qwen2.5-7B
+# on V100; Qwen2.5-3B of Unsloth; CodeLlama-7B, granite-3.1-8b and both PP rows of the accuracy report).
+FORWARD_RANGE = (1.0, 1.2, 1.4)
+MLA_ROWS = 65_536  # most rows of the tensor that stands in for MLA's prefill workspace
+# Encoder outputs of a full batch of items, and a copy: +0.05 to 0.28 GiB over text models in vLLM 0.19 logs (Gemma 3,
+# MiMo-VL, Kimi-VL, Mistral 3, granite-vision: 1 thread, 6 models; 2 x tokens x hidden x 2 B gives 0.06-0.16).
+ENCODER_COPIES = 2
+# A tower's own peak was 0 to 1.3 GiB above that for images (llava, Qwen2-VL, Gemma 3 in logs of 0.8-0.10); video or very
+# large images took up to 13 GiB more, which no range here covers.
+ENCODER_HIGH = 2 * GIB
+
+
+def sampler_of(release: Version) -> Sampler:
+    if release.number < (0, 17):
+        return SAMPLER_TO_016
+    return SAMPLER_TO_024 if release.number < V2_RUNNER else SAMPLER_V2
+
+
+def activations(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Estimate:
+    """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the hidden
+    states kept while `max_num_seqs` rows are sampled (last pipeline stage; the answer is the worst stage's).
+
+    Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
+    """
+    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
+    width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
+    hidden = element * tokens * spec.hidden_size
+    forward = element * tokens * (2 * spec.hidden_size + width.layer)
+    kept = 2 * hidden if args.pipeline_parallel_size > 1 else 0  # hidden and residual, sent on to the next stage
+    if width.latent:
+        rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
+        kept += element * rows * width.latent
+    sampler = sampler_of(release)
+    entries = min(seqs, tokens) * spec.vocab_size
+    wider = element - 2
+    sampling = hidden + int(entries * (sampler.likely + wider))
+    passing = kept + int(forward * FORWARD_RANGE[1])
+    low = max(kept + forward, hidden + int(entries * (sampler.low + wider)))
+    likely = max(passing, sampling)
+    high = max(kept + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider)))
+    if sampling >= passing:
+        formula = (
+            f"{min(seqs, tokens):,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
+            f" + {tokens:,} tokens x {spec.hidden_size:,} hidden x {element} B"
+        )
+        source, kind = sampler.source, sampler.kind
+    else:
+        formula = (
+            f"{FORWARD_RANGE[1]} x {tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width.layer:,} widest)"
+            f" x {element} B{f' + {kept:,} B kept' if kept else ''}"
+        )
+        source, kind = "vLLM 0.33 profile run; factor fitted on 8 logs", "calibrated"
+    if spec.multimodal:
+        encoder = ENCODER_COPIES * element * max(tokens, spec.item_tokens) * spec.hidden_size
+        likely, high = likely + encoder, high + encoder + ENCODER_HIGH
+        formula += f" + encoder outputs {encoder:,} B"
+    return Estimate(low, likely, high, formula, source, kind)
+
+
+# --- CUDA graphs --------------------------------------------------------------------------------------------------
+
+# vLLM's own estimate, the one it subtracts: 0.25 GiB + 6 MiB per captured graph. n = 5 dense logs from 15 to 102 graphs
+# of 5 threads (0.84 GiB at 102, 0.79 and 0.64 at 86, 0.37 at 54, 0.22 at 15: accuracy report, vLLM issues and recipes of
+# 2026): within a third. Real pools were a third of it to equal to it.
+GRAPHS_BASE = GIB // 4
+GRAPH = 6 * MIB
+GRAPHS_RANGE = (0.35, 2.5)
+# Experts, latents and states: reports of 0.44-1.6 GiB, but also 4.8-5.1 (GLM-5.1 TP8), 33 and 119 GiB
+# (vllm-project/vllm#45178, #50780, #53013), as the estimate multiplies one graph's share by all of them.
+GRAPHS_HIGH_EXOTIC = 10.0
+
+
+@lru_cache(maxsize=1024)
+def num_graphs(seqs: int, largest: int) -> int:
+    """Graphs captured: piecewise ones up to min(2 x seqs, largest) tokens, full ones up to `seqs`.
+
+    Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; "PIECEWISE=51 (largest=512),
+    FULL=35 (largest=256)" in logs of 256 sequences.
+    """
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    piecewise = min(2 * seqs, largest)
+    return sum(size <= piecewise for size in sizes) + sum(size <= seqs for size in sizes)
+
+
+def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Estimate:
+    """What CUDA graphs take: out of the budget where `release.graphs_in_budget`, else on top of it."""
+    if args.enforce_eager:
+        return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
+    graphs = num_graphs(settings.max_num_seqs, 512)
+    likely = GRAPHS_BASE + graphs * GRAPH
+    exotic = spec.experts_per_token > 0 or is_mla(spec) or has_states(spec)
+    high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
+    formula = f"0.25 GiB + {graphs} graphs x 6 MiB{'' if release.graphs_in_budget else ', outside the budget'}"
+    return Estimate(int(likely * GRAPHS_RANGE[0]), likely, high, formula, "fit on start-up logs of 2026", "calibrated")
+
+
+# --- memory that torch does not manage ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: int
+    likely: int
+    high: int
+    source: str
+
+
+# Growth between the snapshot and the end of the profiling run: kernels loaded, cuBLAS workspaces, all-reduce buffers.
+# One GPU, median of 26 threads of 0.6-0.11: 0.095, 10-90 % 0.03-0.33 GiB; H100 with 0.11-0.17: 0.13.
+NON_TORCH_ONE = Range(GIB * 3 // 100, GIB * 12 // 100, GIB // 3, "median of 26 threads, vLLM 0.6-0.17")
+# From 0.18: 0.25 on H100 (22 models, 1 thread), 0.12-0.22 in 5 logs of smaller GPUs of 2026, model runner V2's own
+# buffers subtracted.
+NON_TORCH_ONE_NEW = Range(GIB // 10, GIB // 5, GIB * 35 // 100, "6 threads, vLLM 0.18 and newer")
+# Several GPUs, 0.6-0.17: TP2 0.25, 0.54, 0.55; TP4 0.4; TP8 0.11 (T4); 5.2-7.7 on H200 TP8 under the old V0 engine.
+NON_TORCH_MANY = Range(GIB // 4, GIB // 2, 2 * GIB, "5 threads, vLLM 0.6-0.17")
+# From 0.18 on H100: TP2 2.06-2.10, TP4 2.13-2.21 (14 runs, 1 thread): all-reduce buffers over NVLink.
+NON_TORCH_NVLINK = Range(GIB, GIB * 21 // 10, GIB * 5 // 2, "14 runs of vLLM 0.19 on H100 (llm-d-planner accuracy report)")
+# Without NVLink: 0.7 GiB on four RTX PRO 6000 (August 2026), the rest by analogy with the older releases.
+NON_TORCH_PCIE = Range(GIB * 3 // 10, GIB * 6 // 10, GIB * 18 // 10, "1 log of 2026 and older releases")
+NON_TORCH_ROCM = Range(GIB // 4, GIB * 4 // 10, GIB * 6 // 10, "ROCm start-up logs, MI300X")
+
+
+def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
+    if gpu.vendor == "amd":
+        return NON_TORCH_ROCM
+    if tp == 1:
+        return NON_TORCH_ONE if number < (0, 18) else NON_TORCH_ONE_NEW
+    if number < (0, 18):
+        return NON_TORCH_MANY
+    return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
+
+
+def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec) -> Estimate:
+    """Device memory that appears while the model is loaded and profiled and that torch does not account for."""
+    tp = args.tensor_parallel_size
+    found = non_torch_range(gpu, tp, settings.version.number)
+    formula = f"kernels, cuBLAS and all-reduce buffers at TP {tp}"
+    return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
+
+
+# Missing from "Free memory on device (free/total)" when vLLM starts. One GPU: 0.53, 0.51, 0.50, 0.56, 0.33, 0.23, 0.17,
+# 0.11 GiB; several: 0.96, 1.18, 2.35, 3.33 (11 threads of 2025-2026, driver, context and, with several GPUs, NCCL).
+CONTEXT_ONE = Range(GIB // 10, GIB // 2, GIB * 6 // 10, "free against total memory in 8 start-up logs")
+CONTEXT_MANY = Range(GIB * 9 // 10, GIB * 12 // 10, GIB * 33 // 10, "free against total memory in 4 start-up logs")
+
+
+def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
+    """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilisation leaves."""
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    found = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
+    formula = "CUDA context" if ranks == 1 else f"CUDA context and NCCL of {ranks} ranks"
+    return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
+
+
+# --- LoRA slots ---------------------------------------------------------------------------------------------------
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# Architectures whose embedding and head get adapters too; others have none, or only the embedding, so `high` counts both.
+LORA_EMBEDDINGS = ("llama", "mistral", "granite")
+LORA_GROUPS = ("attention", "mlp", "experts", "shared_expert", "state")
+
+
+def lora_elements(weight: Weight, rank: int, tp: int, ep: int, *, sharded: bool) -> int:
+    """Elements of one adapter slot of one weight on one rank: A `[rank, inputs]` per fused part, B `[outputs, rank]`.
+
+    Source: vLLM lora/layers: A is whole on each rank of a column layer and B of a row layer, unless fully sharded.
+    """
+    is_expert = weight.experts > 0
+    width = 1 if is_expert and ep > 1 else tp
+    inputs, parts = local_shape(weight, width)
+    rank_a, outputs = rank, sum(parts)
+    if sharded and weight.split == "outputs":
+        rank_a = cdiv(rank, width)
+    if sharded and weight.split == "inputs":
+        outputs = cdiv(outputs, width)
+    copies = cdiv(weight.experts, ep) if is_expert else 1
+    return copies * (len(parts) * rank_a * inputs + rank * outputs)
+
+
+@lru_cache(maxsize=4096)
+def lora_slot(spec: ModelSpec, rank: int, tp: int, pp: int, ep: int, sharded: bool) -> tuple[int, int]:
+    """(elements of one slot, with adapters on whatever may get one) on the stage with most."""
+    layers: dict[int, tuple[int, int]] = {}
+    for weights in spec.layer_weights:
+        if id(weights) not in layers:
+            wrapped = sum(
+                lora_elements(weight, rank, tp, ep, sharded=sharded)
+                for weight in weights
+                if weight.group in LORA_GROUPS and (weight.quantizable or weight.experts)
+            )
+            routers = sum(
+                rank * (weight.inputs + weight.outputs)
+                for weight in weights
+                if weight.group == "router" and weight.inputs > 1
+            )
+            layers[id(weights)] = wrapped, routers
+    both = spec.model_type in LORA_EMBEDDINGS
+    likely = high = 0
+    for index, stage in enumerate(stage_layers(spec.num_layers, pp)):
+        own = sum(layers[id(spec.layer_weights[i])][0] for i in stage)
+        routers = sum(layers[id(spec.layer_weights[i])][1] for i in stage)
+        tables = sum(
+            rank * (spec.vocab_size + spec.hidden_size)
+            for place in (Place.FIRST, Place.LAST)
+            if on_stage(place, WeightLayout(tp=tp, pp=pp, stage=index))
+        )
+        likely = max(likely, own + (tables if both else 0))
+        high = max(high, own + routers + tables)
+    return likely, high
+
+
+def lora(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
+    """Adapter slots, preallocated at the full rank whatever the adapters hold: `max_loras` of them.
+
+    Source: vLLM lora/layers and model_manager; not yet compared with a device.
+    """
+    if args.max_loras == 0:
+        return Estimate(0, 0, 0, "no adapters", "vLLM lora/model_manager.py", "exact")
+    if args.max_loras < 0:
+        raise UsageError(f"--max-loras {args.max_loras}: must be 0 (none) or more")
+    if args.max_lora_rank not in LORA_RANKS:
+        ranks = ", ".join(map(str, LORA_RANKS))
+        raise UsageError(f"--max-lora-rank {args.max_lora_rank}: is not one vLLM takes; use one of {ranks}")
+    slot, most = lora_slot(
+        spec, args.max_lora_rank, args.tensor_parallel_size, args.pipeline_parallel_size, expert_ranks(args),
+        args.fully_sharded_loras,
+    )  # fmt: skip
+    element = element_bytes(settings)
+    likely = element * args.max_loras * slot
+    formula = f"{args.max_loras} slots x {slot:,} elements at rank {args.max_lora_rank} x {element} B"
+    return Estimate(likely, likely, element * args.max_loras * most, formula, "vLLM lora/layers", "formula")

@@ -1,0 +1,102 @@
+"""Weight bytes per rank from what a checkpoint's files hold, tensor by tensor.
+
+The headers say how large every tensor is; the model's facts say how a server splits it. A tensor that the facts do not
+name is counted whole on every rank, which is the safe side.
+"""
+
+import re
+from collections import Counter
+from functools import lru_cache
+
+from kvplan.checkpoint import Checkpoint, TensorInfo
+from kvplan.layout import cdiv
+from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
+from kvplan.weights import Layout, on_stage, stage_layers
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_EXPERT = re.compile(r"(experts)\.\d+\.")
+# What checkpoints append to a module's name: the tensor itself, and the scales and zeros of quantised ones.
+_SUFFIX = re.compile(
+    r"\.(weight|bias|qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_2|weight_scale_inv|"
+    r"weight_shape|weight_zero_point|weight_global_scale|input_scale|input_global_scale|input_zero_point)$"
+)
+
+
+@lru_cache(maxsize=64)
+def by_source(spec: ModelSpec, layer: int) -> dict[str, tuple[Weight, Part | None]]:
+    """Checkpoint module name within a layer -> the weight it is part of, and which part."""
+    table: dict[str, tuple[Weight, Part | None]] = {}
+    for weight in spec.layer_weights[layer]:
+        names = weight.sources or (weight.name,)
+        fused = len(names) == len(weight.parts)
+        for i, name in enumerate(names):
+            table[name] = (weight, weight.parts[i] if fused else None)
+    return table
+
+
+def share(part: Part, tp: int) -> tuple[int, int]:
+    """(units on one rank, units in all) of a split part."""
+    match part.sharing:
+        case Sharing.SPLIT:
+            return cdiv(part.units, tp), part.units
+        case Sharing.KV_HEADS:
+            return max(1, part.units // tp), part.units
+        case Sharing.GROUPS:
+            return cdiv(part.units, tp), part.units
+
+
+def rank_bytes(tensor: TensorInfo, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
+    """Bytes of one stored tensor on one rank."""
+    expert = weight.experts > 0
+    if expert and layout.ep > 1:
+        return cdiv(tensor.num_bytes, layout.ep)
+    match weight.split:
+        case "none":
+            return tensor.num_bytes
+        case "inputs":
+            return tensor.num_bytes if bias else cdiv(tensor.num_bytes, layout.tp)
+        case "outputs":
+            mine, units = share(part or weight.parts[0], layout.tp)
+            return cdiv(tensor.num_bytes * mine, units)
+
+
+def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
+    """The weight of a tensor that belongs to no layer, by the end of its name."""
+    module = _SUFFIX.sub("", name)
+    for weight in spec.other_weights:
+        if module == weight.name or module.endswith("." + weight.name.rpartition(".")[2]):
+            return weight
+    return None
+
+
+def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> Counter[str]:
+    """Bytes on one rank by tensor group.
+
+    Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
+    """
+    total: Counter[str] = Counter()
+    stage = stage_layers(spec.num_layers, layout.pp)[layout.stage]
+    for tensor in checkpoint.tensors:
+        found = _LAYER.search(tensor.name)
+        tower = any(word in tensor.name for word in ("visual", "vision", "audio", "mm_projector", "multi_modal"))
+        if found is None or tower:
+            weight = outside_layers(spec, tensor.name)
+            if spec.tied and tensor.name.startswith("lm_head"):
+                continue
+            place = weight.place if weight else Place.FIRST
+            if on_stage(place, layout):
+                group = weight.group if weight else ("vision_audio" if tower else "other")
+                splits = weight is not None and weight.split == "outputs" and not tower
+                total[group] += cdiv(tensor.num_bytes, layout.tp) if splits else tensor.num_bytes
+            continue
+        layer = int(found.group(1))
+        if layer not in stage:
+            continue
+        module = _EXPERT.sub(r"\1.0.", tensor.name[found.end() :])
+        role, is_bias = _SUFFIX.sub("", module), module.endswith(".bias")
+        match by_source(spec, layer).get(role):
+            case None:
+                total["other"] += tensor.num_bytes
+            case weight, part:
+                total[weight.group] += rank_bytes(tensor, weight, part, layout, bias=is_bias)
+    return total

@@ -1,0 +1,245 @@
+"""The KV pool against what real servers computed and logged."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvplan import catalog
+from kvplan.errors import KvplanError, UsageError
+from kvplan.gpu import gpu
+from kvplan.plan import Plan, Request, plan
+from kvplan.rules import vllm
+from kvplan.rules.vllm import EngineArgs
+from tests import oracles
+from tests.oracle_data import DATA, needs_oracle_data
+
+GIB = 2**30
+FORTY = 40 * GIB
+
+
+def sized(model: str, gpu_name: str = "h100-80g", engine: str = "vllm", budget: int = FORTY, **args: object) -> Plan:
+    return plan(
+        Request(
+            catalog.load(model),
+            gpu(gpu_name),
+            EngineArgs(kv_cache_memory_bytes=budget, **args),  # type: ignore[arg-type]
+            vllm.parse_engine(engine),
+        )
+    )
+
+
+# vLLM 0.33's own capacity code, 40 GiB of KV per rank, its defaults as an API server.
+SERVER_ANSWERS = [
+    ("llama-3.1-8b", "h100-80g", {"max_model_len": 131072}, 20_480, 327_680, 2.5),
+    ("llama-3.1-70b", "h100-80g", {"tensor_parallel_size": 4, "max_model_len": 131072}, 32_768, 524_288, 4.0),
+    ("mistral-7b-v0.1", "h100-80g", {"max_model_len": 32768}, 20_480, 523_878, 15.9875),
+    ("gemma-3-27b", "h100-80g", {"max_model_len": 131072}, 32_768, 291_658, 2.2252),
+    ("gpt-oss-20b", "h100-80g", {"max_model_len": 131072}, 109_226, 1_551_920, 11.8402),
+    ("deepseek-v3", "h200", {"tensor_parallel_size": 8, "max_model_len": 163840}, 38_199, 611_184, 3.7304),
+    ("qwen3-30b-a3b", "h100-80g", {"max_model_len": 40960}, 27_306, 436_896, 10.6664),
+    ("mixtral-8x7b", "h100-80g", {"tensor_parallel_size": 2, "max_model_len": 32768}, 40_960, 655_360, 20.0),
+    (
+        "qwen3-next-80b-a3b", "h100-80g", {"tensor_parallel_size": 4, "max_model_len": 262144},
+        10_922, 3_453_723, 13.1749,
+    ),
+    (
+        "llama-4-scout", "h100-80g", {"tensor_parallel_size": 8, "max_model_len": 131072},
+        436_906, 4_473_917, 34.1333,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "gpu_name", "args", "blocks", "tokens", "concurrency"), SERVER_ANSWERS)
+def test_blocks_tokens_and_concurrency_equal_the_servers(
+    model: str, gpu_name: str, args: dict[str, object], blocks: int, tokens: int, concurrency: float
+) -> None:
+    got = sized(model, gpu_name, **args).capacity
+    assert (got.num_blocks, got.tokens) == (blocks, tokens)
+    assert got.max_concurrency == pytest.approx(concurrency, abs=0.00005)
+
+
+# Start-up logs that users posted, each with the KV memory or block count its server had (issues of vllm-project/vllm
+# and others, named beside); the logged figure has two decimals.
+LOGGED = [
+    # noonghunna/club-3090#612, v0.24, RTX 5090, fp8 KV, 5.98 GiB
+    (
+        "qwen3.6-35b-a3b", "rtx-5090", "vllm@0.24", int(5.98 * GIB),
+        {"max_model_len": 131072, "kv_cache_dtype": "fp8"}, 4.33, 0.02,
+    ),
+    # vllm#40691, v0.19, H20, states not checkpointed: 1,487 blocks of 784 tokens
+    (
+        "qwen3.5-27b", "h20", "vllm@0.19", None,
+        {"max_model_len": 32768, "enable_prefix_caching": False, "num_gpu_blocks_override": 1487}, 33.04, 0.005,
+    ),
+    # vllm#19029, every layer slides: 137,407 blocks
+    (
+        "starcoder2-3b", "a100-80g", "vllm@0.9", None,
+        {"max_model_len": 16384, "max_num_batched_tokens": 8192, "num_gpu_blocks_override": 137407}, 178.68, 0.005,
+    ),
+    # vllm#15783, v0.8: 46.11 GiB
+    ("qwen2.5-7b", "a100-80g", "vllm@0.8", int(46.11 * GIB), {"max_model_len": 10240}, 84.32, 0.02),
+    # vllm#10517, RTX 3090: 3.81 GiB
+    ("llama-3.1-8b", "rtx-3090", "vllm@0.6", int(3.81 * GIB), {"max_model_len": 20000}, 1.56, 0.005),
+    # vllm#17122, L40S: 158,656 tokens at 16 a block
+    (
+        "llama-3.1-8b", "l40s", "vllm@0.8", None,
+        {"max_model_len": 32768, "num_gpu_blocks_override": 158656 // 16}, 4.84, 0.005,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "gpu_name", "engine", "budget", "args", "logged", "rounding"), LOGGED)
+def test_concurrency_equals_what_servers_logged(
+    model: str, gpu_name: str, engine: str, budget: int | None, args: dict[str, object], logged: float, rounding: float
+) -> None:
+    got = sized(model, gpu_name, engine, budget or FORTY, **args)
+    assert got.capacity.max_concurrency == pytest.approx(logged, abs=rounding)
+
+
+def test_old_servers_count_tokens_of_one_group() -> None:
+    # ggerganov-style hybrid log of hf-mem#61: gemma-4-31B, 10,051 blocks, 6 groups of 16 tokens -> 26,800 tokens.
+    old = sized("gemma-4-31b", "h100-80g", "vllm@0.19", num_gpu_blocks_override=10_051)
+    assert old.capacity.tokens == 26_800
+
+
+def test_one_block_less_than_needed_does_not_start() -> None:
+    # Llama-3.1-8B at 8,192 tokens: 512 blocks of 2 MiB, and the null block.
+    need = (512 + 1) * 2_097_152
+    assert sized("llama-3.1-8b", max_model_len=8192, budget=need).fits
+    short = sized("llama-3.1-8b", max_model_len=8192, budget=need - 1)
+    assert not short.fits
+    assert short.deficit == 1
+
+
+def test_auto_fit_takes_the_largest_context_the_pool_holds() -> None:
+    # 8 GiB are 4,096 blocks of 2 MiB; one is the null block: 4,095 x 16 tokens.
+    assert sized("llama-3.1-8b", budget=8 * GIB, max_model_len="auto").capacity.max_model_len == 4_095 * 16
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "usage", "tokens", "seqs"),
+    [
+        ("a100-80g", "server", 2048, 256),
+        ("a100-80g", "offline", 8192, 256),
+        ("l40s", "server", 2048, 256),
+        ("h100-80g", "server", 8192, 1024),
+        ("h100-80g", "offline", 16384, 1024),
+        ("h200", "server", 8192, 1024),
+        ("b200", "server", 16384, 1024),
+        ("mi300x", "server", 16384, 1024),
+        ("gb10", "server", 2048, 256),
+    ],
+)
+def test_scheduler_defaults_by_gpu(gpu_name: str, usage: str, tokens: int, seqs: int) -> None:
+    assert vllm.scheduler_defaults(gpu(gpu_name), usage) == (tokens, seqs)
+
+
+def test_windows_are_charged_with_two_batches_in_flight() -> None:
+    # gpt-oss, window 128: cdiv(127 + 2 x tokens in a step, 16) + 1 blocks per group.
+    for gpu_name, blocks in (("h100-80g", 1033), ("a100-80g", 265), ("b200", 2057)):
+        answer = sized("gpt-oss-20b", gpu_name, max_model_len=131072)
+        charged = [g.charged(131072, answer.settings, 1) for g in answer.pool.groups]
+        assert sorted(charged) == [blocks, 8192]
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(UsageError, match="was made for 131,072 tokens"):
+        sized("llama-3.1-8b", max_model_len=131_073)
+
+
+@pytest.mark.parametrize("text", ["sglang", "vllm@", "vllm@1", "vllm@0.34", "vllm@0.33.0.1", "vllm@0.5", "vllm@x.y"])
+def test_engines_kvplan_does_not_know_are_refused(text: str) -> None:
+    if text == "vllm@":
+        assert vllm.parse_engine(text).number == vllm.NEWEST
+        return
+    with pytest.raises(UsageError, match="--engine"):
+        vllm.parse_engine(text)
+
+
+def test_versions_differ_where_their_releases_did() -> None:
+    new, middle, old = (vllm.parse_engine(f"vllm@{v}") for v in ("0.33", "0.19", "0.11"))
+    assert (new.utilization, middle.utilization, old.utilization) == (0.92, 0.92, 0.90)
+    assert (new.graphs_in_budget, middle.graphs_in_budget, old.graphs_in_budget) == (True, False, False)
+
+
+# --- the reference data, where it is at hand ----------------------------------------------------------------------
+
+
+@needs_oracle_data
+@pytest.mark.parametrize(
+    ("cases", "configs", "refused"),
+    [("capacity_cases.jsonl", "capacity_configs", 0), ("capacity_cases_real.jsonl", "models", 2)],
+)
+def test_every_case_of_a_real_servers_capacity_code(
+    cases: str, configs: str, refused: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert oracles.main(["capacity", str(DATA / cases), str(DATA / configs)]) == 0
+    total = len((DATA / cases).read_text().splitlines())
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"{total - refused} equal / {refused} refused by name / 0 different"
+    )
+
+
+@needs_oracle_data
+def test_every_real_config_is_sized_exactly_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert oracles.main(["models", str(DATA / "models")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("0 different (181 totals with towers exact)")
+
+
+def planted_case(tmp_path: Path, **result: object) -> Path:
+    """A file with one true case of Llama-3.2-1B, changed by `result`."""
+    config = catalog.facts("llama-3.2-1b")["config"]
+    folder = tmp_path / "configs" / "m"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    # 32 KiB per token x 16 per block: 8 GiB hold 16,384 blocks; 2,048 for a request of 32,768.
+    truth = {
+        "available_memory": 8 * GIB, "num_gpu_blocks": 16_384, "kv_cache_size_tokens": 262_144, "max_concurrency": 8.0,
+    }  # fmt: skip
+    case = {
+        "inputs": {"model": "m", "max_model_len": 32768, "available_memory": [8 * GIB]},
+        "weights": {"param_bytes_per_rank": 2_471_628_800},
+        "results": [truth | result],
+    }
+    path = tmp_path / "cases.jsonl"
+    path.write_text(json.dumps(case) + "\n")
+    return path
+
+
+def test_the_capacity_command_passes_a_true_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = planted_case(tmp_path)
+    assert oracles.main(["capacity", str(path), str(tmp_path / "configs")]) == 0
+    assert capsys.readouterr().out == "1 equal / 0 refused by name / 0 different\n"
+
+
+@pytest.mark.parametrize("result", [{"num_gpu_blocks": 16_385}, {"max_concurrency": 8.01}, {"error": "does not fit"}])
+def test_the_capacity_command_sees_a_planted_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], result: dict[str, object]
+) -> None:
+    path = planted_case(tmp_path, **result)
+    assert oracles.main(["capacity", str(path), str(tmp_path / "configs")]) == 1
+    assert "0 equal / 0 refused by name / 1 different" in capsys.readouterr().out
+
+
+def test_the_capacity_command_refuses_an_argument_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = planted_case(tmp_path)
+    case = json.loads(path.read_text())
+    case["inputs"]["engine_args"] = {"swap_space": 4}
+    path.write_text(json.dumps(case) + "\n")
+    assert oracles.main(["capacity", str(path), str(tmp_path / "configs")]) == 0
+    assert "1 refused by name" in capsys.readouterr().out
+
+
+def test_a_plan_is_the_same_however_often_it_is_made() -> None:
+    first = sized("gemma-3-27b", max_model_len=32768)
+    again = plan(replace(first.request))
+    assert (first.capacity, first.memory) == (again.capacity, again.memory)
+
+
+def test_states_without_the_hybrid_manager_are_refused() -> None:
+    with pytest.raises(KvplanError, match="hybrid KV cache manager"):
+        sized("nemotron-h-8b", disable_hybrid_kv_cache_manager=True)
