@@ -4,7 +4,6 @@ An entry's `config` holds keys and values as in a config.json, so the readers ta
 long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three copies of `a, b`.
 """
 
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from kvplan import entries, hf_config
 from kvplan.spec import ModelSpec
 
 FILE_NAME = "models.yaml"
-_ID = re.compile(r"^  id: (\S+)$", re.MULTILINE)
 
 
 def path() -> Path:
@@ -27,14 +25,7 @@ def model_names() -> list[str]:
 
 def find(name: str) -> str | None:
     """A model's own name for its name, an alias or a Hub id, whatever the case; None when the catalog lacks it."""
-    return entries.resolve(path(), name) or _hub_ids().get(name.lower())
-
-
-@cache
-def _hub_ids() -> dict[str, str]:
-    """Lower-case main Hub id -> model name."""
-    found = ((own, _ID.search(text)) for own, text in entries.sections(path()).items())
-    return {match.group(1).lower(): own for own, match in found if match}
+    return entries.resolve(path(), name)
 
 
 def facts(name: str) -> dict[str, Any]:

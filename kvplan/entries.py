@@ -3,7 +3,7 @@
 models.yaml and gpus.yaml are mappings of entries. Reading all of a 200 kB file with PyYAML costs hundreds of
 milliseconds; cutting it at its top-level keys costs none, so a command about one model parses one entry. The layout
 this relies on is checked by tests: a top-level key starts in column 0, everything of its entry is indented, and
-`aliases: [a, b]` stands on one line.
+`aliases: [a, b]` and `id: a/b` stand on one line.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from kvplan.errors import UsageError
 
 _KEY = re.compile(r"^([^\s#:][^:\n]*):", re.MULTILINE)
 _ALIASES = re.compile(r"^  aliases: \[([^\]]*)\]", re.MULTILINE)
+_ID = re.compile(r"^  id: (\S+)$", re.MULTILINE)
 
 
 def locate(file_name: str) -> Path:
@@ -36,10 +37,13 @@ def sections(path: Path) -> dict[str, str]:
 
 @cache
 def _aliases(path: Path) -> dict[str, str]:
-    """Lower-case name or alias -> entry name."""
+    """Lower-case name, id or alias -> entry name."""
     table: dict[str, str] = {}
     for name, text in sections(path).items():
         table[name.lower()] = name
+        hub_id = _ID.search(text)
+        if hub_id:
+            table[hub_id.group(1).lower()] = name
         found = _ALIASES.search(text)
         for alias in found.group(1).split(",") if found else ():
             if alias.strip():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import InvalidInputError, UnsupportedModelError
-from kvplan.families import classic, dense, gemma, hybrid, mla, moe, multimodal_text, nas, towers
+from kvplan.families import classic, deepseek_v4, dense, gemma, hybrid, mla, moe, multimodal_text, nas, towers
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
 from kvplan.files import load_json, printable
@@ -23,6 +23,7 @@ READERS: dict[str, Reader] = {
     **hybrid.READERS,
     **gemma.READERS,
     **nas.READERS,
+    **deepseek_v4.READERS,
 }
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")

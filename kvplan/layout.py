@@ -8,6 +8,7 @@ from typing import assert_never
 from kvplan.errors import UsageError
 from kvplan.spec import (
     ChunkedAttention,
+    CompressedLatent,
     CrossAttention,
     FullAttention,
     KeyIndex,
@@ -19,6 +20,7 @@ from kvplan.spec import (
     Sharing,
     SlidingWindow,
     SparseIndexer,
+    WindowLatent,
 )
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
@@ -122,10 +124,21 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
             return dim + cdiv(dim, INDEXER_SCALE_GROUP) * 4
         case KeyIndex(dim):
             return dim * 2
+        case WindowLatent(dim, rope):
+            return v4_latent_bytes(dim, rope)
+        case CompressedLatent(dim, rope, ratio, index_dim):
+            entry = v4_latent_bytes(dim, rope) + (index_dim + 4 * cdiv(index_dim, 128) if index_dim else 0)
+            return cdiv(entry, ratio)
         case RecurrentState():
             return 0
         case _:
             assert_never(cache)
+
+
+def v4_latent_bytes(head_dim: int, rope: int) -> int:
+    """DeepSeek-V4's vector: rope part in bfloat16, the rest in fp8, a byte of scale per 64, padded to 8: 584 for 512."""
+    plain = head_dim - rope
+    return plain + 2 * rope + cdiv(cdiv(plain, 64), 8) * 8
 
 
 def bytes_per_token(spec: ModelSpec, dtype: str, tp: int = 1) -> int:
@@ -146,7 +159,7 @@ def sequence_bytes(spec: ModelSpec, num_tokens: int, dtype: str, tp: int = 1) ->
     for caches in spec.layers:
         for cache in caches:
             match cache:
-                case SlidingWindow(window=bound) | ChunkedAttention(chunk=bound):
+                case SlidingWindow(window=bound) | ChunkedAttention(chunk=bound) | WindowLatent(window=bound):
                     kept = min(num_tokens, bound)
                 case _:
                     kept = num_tokens

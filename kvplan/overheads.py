@@ -66,9 +66,7 @@ def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
                 parts["experts"] = spec.hidden_size
             elif weight.quantizable and weight.split != "none":
                 columns, rows = local_shape(weight, tp)
-                parts[weight.group] = parts.get(weight.group, 0) + (
-                    sum(rows) if weight.split == "outputs" else columns
-                )
+                parts[weight.group] = parts.get(weight.group, 0) + (sum(rows) if weight.split == "outputs" else columns)
                 if weight.name.endswith("kv_b_proj"):
                     latent = max(latent, sum(rows))
         layer = max(layer, *parts.values(), 0)
@@ -201,9 +199,12 @@ def sampler_of(release: Version) -> Sampler:
     return SAMPLER_TO_024 if release.number < V2_RUNNER else SAMPLER_V2
 
 
-def activations(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Estimate:
-    """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the hidden
-    states kept while `max_num_seqs` rows are sampled (last pipeline stage; the answer is the worst stage's).
+def activations(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, stage: int | None = None
+) -> Estimate:
+    """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the
+    hidden states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the
+    stage with most.
 
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
     """
@@ -216,7 +217,8 @@ def activations(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
         rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
         kept += element * rows * width.latent
     sampler = sampler_of(release)
-    entries = min(seqs, tokens) * spec.vocab_size
+    samples = stage is None or stage == args.pipeline_parallel_size - 1
+    entries = min(seqs, tokens) * spec.vocab_size if samples else 0
     wider = element - 2
     sampling = hidden + int(entries * (sampler.likely + wider))
     passing = kept + int(forward * FORWARD_RANGE[1])
@@ -293,13 +295,13 @@ class Range:
 # Growth between the snapshot and the end of the profiling run: kernels loaded, cuBLAS workspaces, all-reduce buffers.
 # One GPU, median of 26 threads of 0.6-0.11: 0.095, 10-90 % 0.03-0.33 GiB; H100 with 0.11-0.17: 0.13.
 NON_TORCH_ONE = Range(GIB * 3 // 100, GIB * 12 // 100, GIB // 3, "median of 26 threads, vLLM 0.6-0.17")
-# From 0.18: 0.25 on H100 (22 models, 1 thread), 0.12-0.22 in 5 logs of smaller GPUs of 2026, model runner V2's own
-# buffers subtracted.
-NON_TORCH_ONE_NEW = Range(GIB // 10, GIB // 5, GIB * 35 // 100, "6 threads, vLLM 0.18 and newer")
+# From 0.18: 0.24-0.27 on H100 (21 models, 1 thread; Granite 0.46, unexplained), 0.12-0.22 in 5 logs of smaller GPUs of
+# 2026, model runner V2's own buffers subtracted. First pipeline stages showed 0.07.
+NON_TORCH_ONE_NEW = Range(GIB // 10, GIB // 5, GIB // 2, "6 threads, vLLM 0.18 and newer")
 # Several GPUs, 0.6-0.17: TP2 0.25, 0.54, 0.55; TP4 0.4; TP8 0.11 (T4); 5.2-7.7 on H200 TP8 under the old V0 engine.
 NON_TORCH_MANY = Range(GIB // 4, GIB // 2, 2 * GIB, "5 threads, vLLM 0.6-0.17")
 # From 0.18 on H100: TP2 2.06-2.10, TP4 2.13-2.21 (14 runs, 1 thread): all-reduce buffers over NVLink.
-NON_TORCH_NVLINK = Range(GIB, GIB * 21 // 10, GIB * 5 // 2, "14 runs of vLLM 0.19 on H100 (llm-d-planner accuracy report)")
+NON_TORCH_NVLINK = Range(GIB, GIB * 21 // 10, GIB * 5 // 2, "14 runs of vLLM 0.19 on H100 (llm-d-planner report)")
 # Without NVLink: 0.7 GiB on four RTX PRO 6000 (August 2026), the rest by analogy with the older releases.
 NON_TORCH_PCIE = Range(GIB * 3 // 10, GIB * 6 // 10, GIB * 18 // 10, "1 log of 2026 and older releases")
 NON_TORCH_ROCM = Range(GIB // 4, GIB * 4 // 10, GIB * 6 // 10, "ROCm start-up logs, MI300X")

@@ -35,8 +35,8 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     method = config.text("quant_method", "modelopt" if "quant_algo" in config else "").lower()
     kv_dtype = stated_kv_dtype(config)
     match method:
-        case "fp8" | "fbgemm_fp8" if "quantized_layers" not in config:
-            return fp8(config, method, kv_dtype)
+        case "fp8" | "fbgemm_fp8":
+            return fp8(config, method, kv_dtype, experts_in_fp4=inner.text("expert_dtype", "") == "fp4")
         case "compressed-tensors":
             return compressed_tensors(config, kv_dtype)
         case "awq" | "awq_marlin":
@@ -122,16 +122,21 @@ def checked_pattern(pattern: str) -> str:
     return pattern
 
 
-def fp8(config: Config, method: str, kv_dtype: str | None) -> Quantization:
+def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bool) -> Quantization:
+    """FP8 throughout; DeepSeek-V4 keeps its experts in MXFP4, or in the NVFP4 of `quantized_layers`."""
     block = block_shape(config, "weight_block_size")
     static = config.text("activation_scheme", "dynamic") == "static"
     if method == "fbgemm_fp8":
         scheme = Scheme("fp8_channel")
     elif block:
-        scheme = Scheme("fp8_block", block=block)
+        # DeepSeek-V4's block scales are single bytes (e8m0) in memory, the older models' float32.
+        scheme = Scheme("fp8_block", block=block, scale_bytes=1 if experts_in_fp4 else 4)
     else:
         scheme = Scheme("fp8_tensor", static=static)
     names, patterns = exceptions(names_of(config, "modules_to_not_convert", "ignored_layers"))
+    names |= listed_layers(config)
+    if experts_in_fp4:
+        patterns += ((r".*\.experts(\..*)?$", Scheme("mxfp4", 32)),)
     return Quantization("fp8", scheme, names, patterns, kv_dtype)
 
 
@@ -201,13 +206,18 @@ def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
     algo = config.text("quant_algo")
     if algo.upper() != "MIXED_PRECISION":
         return Quantization("modelopt", modelopt_scheme(config, algo), dict(names), patterns, kv_dtype)
-    chosen: dict[str, Scheme | None] = dict(names)
+    return Quantization("modelopt", None, dict(names) | listed_layers(config), patterns, kv_dtype)
+
+
+def listed_layers(config: Config) -> dict[str, Scheme | None]:
+    """ModelOpt's `quantized_layers`: a scheme for each module named."""
+    chosen: dict[str, Scheme | None] = {}
     layers = config.sub("quantized_layers")
     for name, entry in layers.values.items():
         if not isinstance(entry, dict):
             raise layers.fail(name, "must be an object; correct the config")
         chosen[name] = modelopt_scheme(layers, Config(entry, layers.where).text("quant_algo"))
-    return Quantization("modelopt", None, chosen, patterns, kv_dtype)
+    return chosen
 
 
 def bitsandbytes(config: Config) -> Quantization:

@@ -89,6 +89,25 @@ class KeyIndex:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowLatent:
+    """DeepSeek-V4: one vector that is both key and value, of each of the last `window` tokens."""
+
+    head_dim: int
+    qk_rope_head_dim: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedLatent:
+    """DeepSeek-V4: one such vector for every `ratio` tokens; `index_head_dim` where an indexer picks among them."""
+
+    head_dim: int
+    qk_rope_head_dim: int
+    ratio: int
+    index_head_dim: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentState:
     """A state of constant size per sequence: a short convolution's inputs and, but for `conv`, a recurrence.
 
@@ -121,6 +140,8 @@ LayerCache = (
     | LatentAttention
     | SparseIndexer
     | KeyIndex
+    | WindowLatent
+    | CompressedLatent
     | RecurrentState
     | CrossAttention
 )
@@ -200,6 +221,7 @@ class Scheme:
     block       (outputs, inputs) that share a scale (fp8 blocks), or None
     static      input scales are stored too
     zeros       zero points are stored beside the scales
+    scale_bytes bytes of one block scale of fp8 blocks
     """
 
     kind: Literal[
@@ -221,6 +243,7 @@ class Scheme:
     block: tuple[int, int] | None = None
     static: bool = False
     zeros: bool = False
+    scale_bytes: int = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)

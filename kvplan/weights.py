@@ -5,7 +5,7 @@ AutoAWQ, GPTQ, compressed-tensors, ModelOpt, OCP microscaling and bitsandbytes.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvplan.errors import UnsupportedModelError, UsageError
@@ -25,7 +25,7 @@ from kvplan.spec import (
     Weight,
 )
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], sm: int) -> int:
             return k * n + 4 * n + (4 * p if scheme.static else 0)
         case "fp8_block":
             rows, columns = scheme.block or (128, 128)
-            return k * n + 4 * cdiv(k, columns) * cdiv(n, rows)
+            return k * n + scheme.scale_bytes * cdiv(k, columns) * cdiv(n, rows)
         case "int4":
             return k * n // 2 + 2 * cdiv(k, group) * n + 16 + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
         case "awq" | "gptq":
@@ -120,7 +120,7 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], sm: int) -> int:
 def expert_block(scheme: Scheme, k: int, parts: list[int]) -> Scheme:
     """FP8 block scales of experts whose split width is not a multiple of the block are kept per 64 x 64 (vLLM 0.33)."""
     if scheme.kind == "fp8_block" and scheme.block and (k % scheme.block[1] or parts[0] % scheme.block[0]):
-        return Scheme("fp8_block", block=(64, 64))
+        return replace(scheme, block=(64, 64))
     return scheme
 
 

@@ -20,6 +20,7 @@ from kvplan.plan import Request, plan, weight_layout
 from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import (
     ChunkedAttention,
+    CompressedLatent,
     CrossAttention,
     FullAttention,
     KeyIndex,
@@ -29,6 +30,7 @@ from kvplan.spec import (
     RecurrentState,
     SlidingWindow,
     SparseIndexer,
+    WindowLatent,
 )
 from kvplan.weights import total_weights
 
@@ -64,6 +66,10 @@ def geometry_of(caches: tuple[LayerCache, ...]) -> tuple[Any, ...]:
             return ("linear", None, None, None, None)
         case (FullAttention(h, k, v), RecurrentState(kind="mamba2")):
             return ("full+mamba2 (parallel)", h, k, v, None)
+        case (WindowLatent(h, _, window),):
+            return ("sliding", 1, h, h, window)
+        case (WindowLatent(h, _, window), CompressedLatent(index_head_dim=index)):
+            return ("dsv4-csa" if index else "dsv4-hca", 1, h, h, window)
     raise AssertionError(f"no word for {caches}")
 
 

@@ -4,6 +4,7 @@ from kvplan.families import rope
 from kvplan.families.blocks import (
     Heads,
     attention,
+    column,
     correction_bias,
     experts,
     final_norm,
@@ -12,6 +13,7 @@ from kvplan.families.blocks import (
     plain_mlp,
     qk_norms,
     router,
+    row,
     table,
     whole,
 )
@@ -20,8 +22,8 @@ from kvplan.families.dense import attention_cache, dense_mlp, heads_of, outer_we
 from kvplan.families.draft import SpecDraft
 from kvplan.families.mla import PLAIN, latent_attention, latent_caches
 from kvplan.families.moe import TOP_K_KEYS, Moe, expert_layer, sparse_layers
-from kvplan.families.state import gated_delta_net, kimi_delta, mamba1, mamba2
-from kvplan.spec import LayerCache, Place, Weight
+from kvplan.families.state import convolution, gated_delta_net, kimi_delta, mamba1, mamba2
+from kvplan.spec import LayerCache, Part, Place, RecurrentState, Weight
 
 Layer = tuple[tuple[Weight, ...], tuple[LayerCache, ...]]
 DTYPES = {"float32": "float32", "bfloat16": None, "float16": None, "auto": None}
@@ -352,6 +354,45 @@ def read_nemotron_h(config: Config, model_type: str) -> SpecDraft:
     return draft(config, layers, other, heads=heads, tied=tied, rotary=False)
 
 
+def read_lfm2(config: Config, model_type: str) -> SpecDraft:
+    """LFM2: short gated convolutions, with attention on some layers."""
+    hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
+    heads = heads_of(config)
+    inner = config.count("block_ff_dim", "intermediate_size")
+    if config.flag("block_auto_adjust_ff_dim", True):
+        multiple = config.count("block_multiple_of", default=256)
+        inner = int(2 * inner / 3 * config.number("block_ffn_dim_multiplier", 1.0))
+        inner = -(-inner // multiple) * multiple
+    kernel, bias = config.count("conv_L_cache", default=3), config.flag("conv_bias")
+    width = config.count("conv_dim", default=hidden)
+    conv = (
+        column("conv.in_proj", hidden, (Part(width), Part(width), Part(width)), "state", bias=bias),
+        convolution("conv.conv", kernel, (Part(width),), bias=bias),
+        row("conv.out_proj", width, hidden, "state", bias=bias),
+    )
+    state = RecurrentState("conv", kernel, (Part(width),), 0, (1, 1))
+    full = attention(hidden, heads, out="out_proj") + qk_norms(heads)
+    mixers: dict[bool, Layer] = {True: (full, (attention_cache(heads, None),)), False: (conv, (state,))}
+    common = (*gated_mlp(hidden, inner, prefix="feed_forward"), norm("operator_norm", hidden), norm("ffn_norm", hidden))
+    layers = []
+    for is_full in lfm2_full_layers(config, num_layers):
+        weights, caches = mixers[is_full]
+        layers.append((weights + common, caches))
+    tied = config.flag("tie_word_embeddings", config.flag("tie_embedding", True))
+    other = list(outer_weights(config, PLAIN, vocab, hidden, tied))
+    return draft(config, layers, other, heads=heads, tied=tied, widest=inner)
+
+
+def lfm2_full_layers(config: Config, num_layers: int) -> list[bool]:
+    types = config.per_layer_names("layer_types", num_layers)
+    if types is not None:
+        return [kind == "full_attention" for kind in types]
+    chosen = config.ints("full_attn_idxs")
+    if chosen is None:
+        raise config.fail("layer_types", "is missing and full_attn_idxs too; kvplan cannot tell which layers attend")
+    return [i in chosen for i in range(num_layers)]
+
+
 READERS = {
     "qwen3_next": read_qwen,
     "qwen3_5_text": read_qwen,
@@ -362,4 +403,5 @@ READERS = {
     "falcon_h1": read_falcon_h1,
     "granitemoehybrid": read_granite,
     "nemotron_h": read_nemotron_h,
+    "lfm2": read_lfm2,
 }

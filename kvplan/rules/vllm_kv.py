@@ -10,11 +10,12 @@ from math import lcm
 from typing import Literal, assert_never
 
 from kvplan.errors import UnsupportedModelError
-from kvplan.layout import cdiv, state_bytes, token_bytes
+from kvplan.layout import cdiv, state_bytes, token_bytes, v4_latent_bytes
 from kvplan.rules import vllm
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.spec import (
     ChunkedAttention,
+    CompressedLatent,
     CrossAttention,
     FullAttention,
     KeyIndex,
@@ -24,6 +25,7 @@ from kvplan.spec import (
     RecurrentState,
     SlidingWindow,
     SparseIndexer,
+    WindowLatent,
 )
 from kvplan.weights import stage_layers
 
@@ -203,8 +205,8 @@ def attention_spec(cache: LayerCache, block: int, dtype: str, tp: int, *, flat: 
             return KVSpec("full", block, page, shape=("index keys", dim))
         case CrossAttention(heads, k, v):
             return KVSpec("cross", block, page, shape=(heads, k, v, dtype))
-        case RecurrentState():
-            raise AssertionError("states have a page of their own")
+        case RecurrentState() | WindowLatent() | CompressedLatent():
+            raise AssertionError("states and DeepSeek-V4 caches have pages of their own")
         case _:
             assert_never(cache)
 
@@ -329,12 +331,14 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
 
     draft  a speculative model whose layers join the groups (one pipeline stage only)
     """
-    layers = layer_specs(spec, how)
+    layers = v4_specs(spec) if is_v4(spec) else layer_specs(spec, how)
+    if draft is not None and is_v4(spec):
+        raise UnsupportedModelError(f"{spec.name}: a draft model beside DeepSeek-V4's packed pool is not modelled")
     if draft is not None:
         layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:
         raise UnsupportedModelError(f"{spec.name}: no layer keeps a cache; there is no KV pool to size")
-    groups = group_layers(layers, spec.name)
+    groups = v4_groups(layers) if is_v4(spec) else group_layers(layers, spec.name)
     stages: list[range] = stage_layers(spec.num_layers, how.pp)
     if draft is not None:
         stages = [range(spec.num_layers + draft.num_layers)]
@@ -342,6 +346,77 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
         max(sum(s.page for index, s in group.layers if index in stage) for group in groups) for stage in stages
     )
     return Pool(groups, stage_bytes, how.dcp)
+
+
+# --- DeepSeek-V4: small pages side by side ------------------------------------------------------------------------
+
+V4_ALIGNMENT = 576  # every page is a multiple of this
+V4_WINDOW_BLOCK, V4_BLOCK = 64, 256
+V4_STATE_BLOCK = {4: 4, 128: 8}  # compression ratio -> block of the compressor's state
+V4_STATE_WINDOW = {4: 8, 128: 128}
+
+
+def is_v4(spec: ModelSpec) -> bool:
+    return WindowLatent in vllm.caches_of(spec)
+
+
+def v4_page(size: int) -> int:
+    return cdiv(size, V4_ALIGNMENT) * V4_ALIGNMENT
+
+
+def v4_state(ratio: int, width: int) -> KVSpec:
+    """The float32 inputs a compressor has not folded yet: keys and gates, twice as wide where windows overlap."""
+    block = V4_STATE_BLOCK[ratio]
+    columns = 4 * width if ratio == 4 else 2 * width
+    return KVSpec("sliding", block, v4_page(block * columns * 4), V4_STATE_WINDOW[ratio], shape=("v4 state", ratio))
+
+
+def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
+    """A window in every layer; compressed entries, their index keys and the compressors' states where there are any.
+
+    Pages have one size whatever KV dtype is asked for: the server stores these caches in its own layout.
+    """
+    found: list[tuple[int, KVSpec]] = []
+    for i, caches in enumerate(spec.layers):
+        for cache in caches:
+            match cache:
+                case WindowLatent(dim, rope, window):
+                    page = v4_page(V4_WINDOW_BLOCK * v4_latent_bytes(dim, rope))
+                    found.append((i, KVSpec("sliding", V4_WINDOW_BLOCK, page, window, shape=("v4 window",))))
+                case CompressedLatent(dim, rope, ratio, index_dim):
+                    entries = V4_BLOCK // ratio
+                    page = v4_page(entries * v4_latent_bytes(dim, rope))
+                    if index_dim:
+                        index = v4_page(entries * (index_dim + 4 * cdiv(index_dim, 128)))
+                        found.append((i, KVSpec("latent", V4_BLOCK, index, shape=("v4 index",))))
+                        found.append((i, v4_state(ratio, index_dim)))
+                    found.append((i, KVSpec("latent", V4_BLOCK, page, shape=("v4", ratio))))
+                    found.append((i, v4_state(ratio, dim)))
+                case _:
+                    raise AssertionError("a DeepSeek-V4 layer keeps no other cache")
+    return found
+
+
+def v4_groups(layers: list[tuple[int, KVSpec]]) -> tuple[KVGroup, ...]:
+    """Buckets of one kind, window and block; a bucket of one page size is split to about the size of the mixed ones.
+
+    The size is the one, at least as large as any page repeats in a mixed bucket, that rounds up least over all
+    buckets of one page size, the larger of equals. Source: vLLM 0.33 kv_cache_planning.py (packed groups).
+    """
+    buckets: dict[tuple[object, ...], list[tuple[int, KVSpec]]] = {}
+    for index, spec in layers:
+        buckets.setdefault((spec.kind, spec.bound, spec.block_size), []).append((index, spec))
+    mixed = [b for b in buckets.values() if len({s.page for _, s in b}) > 1]
+    plain = [b for b in buckets.values() if len({s.page for _, s in b}) == 1]
+    repeats = [sum(s.page == page for _, s in b) for b in mixed for page in {s.page for _, s in b}]
+    least = max(repeats, default=1)
+    sizes = range(least, max([least, *map(len, plain)]) + 1)
+    size = min(sizes, key=lambda d: (sum(cdiv(len(b), d) * d - len(b) for b in plain), -d))
+    groups: list[KVGroup] = []
+    for bucket in buckets.values():
+        count = cdiv(len(bucket), size) if bucket in plain else 1
+        groups += [make_group(bucket[i::count]) for i in range(count)]
+    return tuple(groups)
 
 
 # --- capacity -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""What a plan costs: the command's start-up against a bare interpreter, and plans per second in one process.
+
+    python benchmarks/planner.py [--runs 20] [--csv FILE]
+
+Run it where kvplan is installed as a wheel: an editable install may compile its sources anew each time.
+"""
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from kvplan import catalog
+from kvplan.gpu import gpu
+from kvplan.plan import Request, plan
+from kvplan.rules.vllm import EngineArgs
+
+ESTIMATE = ["estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "a100-80g"]
+PLANS = 10_000
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def command(argv: list[str]) -> Callable[[], object]:
+    return lambda: subprocess.run(argv, check=True, capture_output=True)
+
+
+def start_up(runs: int) -> list[tuple[str, str, float, float, float, int]]:
+    """Medians of both commands, run in turn so that the machine's mood hits both; and their ratio."""
+    commands = {
+        "python -c pass": command([sys.executable, "-c", "pass"]),
+        "kvplan estimate": command([str(Path(sys.executable).with_name("kvplan")), *ESTIMATE]),
+    }
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for run in commands.values():
+        run()  # warm the page cache
+    for _ in range(runs):
+        for name, run in commands.items():
+            times[name].append(seconds(run) * 1000)
+    rows = [(name, "ms", *spread(values), runs) for name, values in times.items()]
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+    return [*rows, ("start-up ratio", "x", *spread(ratios), runs)]
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """Median, 20th and 80th percentile."""
+    cuts = statistics.quantiles(values, n=5)
+    return statistics.median(values), cuts[0], cuts[3]
+
+
+def plans_per_second(runs: int) -> tuple[str, str, float, float, float, int]:
+    """Seconds for 10,000 plans over models, GPUs and contexts."""
+    requests = [
+        Request(catalog.load(model), gpu(name), EngineArgs(tensor_parallel_size=tp))
+        for model in ("llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-27b", "gpt-oss-20b", "qwen3-next-80b-a3b")
+        for name in ("a100-80g", "h100-80g", "h200", "l40s")
+        for tp in (1, 2)
+    ]
+
+    def many() -> None:
+        for i in range(PLANS):
+            request = requests[i % len(requests)]
+            plan(replace(request, args=replace(request.args, max_model_len=1024 + 7 * (i % 1000))))
+
+    return (f"{PLANS:,} plans", "s", *spread([seconds(many) for _ in range(max(2, runs // 4))]), runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    header = ("metric", "unit", "value", "p20", "p80", "n")
+    rows = [*start_up(options.runs), plans_per_second(options.runs)]
+    for metric, unit, value, p20, p80, n in rows:
+        print(f"{metric:<18} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Where answers go: standard output, standard error, report files; none is ever left torn."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.files import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
+PIPE_WIDTH = 100  # columns of a table that goes to no terminal, unless COLUMNS says
+
+
+def tell(kind: str, text: str) -> None:
+    """One line on standard error: `kvplan: KIND: text`. Control characters of untrusted names are spelled out."""
+    line = f"kvplan: {kind}: {printable(text, 4000)}"
+    with suppress(OSError, ValueError):  # nobody listens
+        print(line, file=sys.stderr, flush=True)
+
+
+def prepare_streams() -> None:
+    """Make printing safe: a character that the locale lacks becomes `?`, and a closed stream swallows what it is given."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 -- lives as long as the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Everything written inside reaches standard output, or the reader has closed it, or the disk behind it is full."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute_stdout()
+    except OSError as error:
+        mute_stdout()
+        raise EnvironmentProblem(
+            f"standard output: cannot be written ({error.strerror or type(error).__name__}); check the disk"
+        ) from error
+
+
+def mute_stdout() -> None:
+    """Send what is still buffered nowhere, so that the interpreter's last flush does not fail."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def write(text: str) -> None:
+    with standard_output():
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def console(color: str) -> "Console":
+    """A console for standard output; markup and emoji codes in names stay as they are."""
+    from rich.console import Console
+
+    forced = {"always": True, "never": False}.get(color)
+    made = Console(
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_terminal=forced if forced else None,
+        no_color=True if color == "never" else None,
+        soft_wrap=False,
+    )
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        made.width = PIPE_WIDTH
+    return made
+
+
+class ReportFile:
+    """A file that is written whole or not at all. Made before the work starts, so that a bad path costs no time."""
+
+    def __init__(self, path: str) -> None:
+        self.shown = printable(path, 400)
+        self.format = self._format(path)
+        try:
+            self.target = Path(path).resolve()
+            self._check()
+            handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name[:80]}.", suffix=".tmp")
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Python 3.11 and a loop of links
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"--report {self.shown}: cannot be written ({reason}); name another path") from error
+        os.close(handle)
+        self._temporary = Path(name)
+
+    def _format(self, path: str) -> str:
+        suffix = Path(path).suffix.lower()
+        if suffix not in SUFFIXES:
+            raise UsageError(
+                f"--report {self.shown}: the suffix does not say a format ({suffix!r}); use {', '.join(SUFFIXES)}"
+            )
+        return SUFFIXES[suffix]
+
+    def _check(self) -> None:
+        if self.target.is_dir():
+            raise UsageError(f"--report {self.shown}: is a directory; name a file in it")
+        if self.target.exists() and not self.target.is_file():
+            raise UsageError(f"--report {self.shown}: is not a regular file; name another path")
+        if not self.target.parent.is_dir():
+            raise UsageError(f"--report {self.shown}: there is no such directory; make it first")
+        if self.target.exists() and not os.access(self.target, os.W_OK):
+            raise UsageError(f"--report {self.shown}: is read-only; make it writable or name another path")
+
+    def save(self, text: str) -> None:
+        """Put `text` in place of what is there; on failure the old file stays as it was."""
+        try:
+            with self._temporary.open("w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            self._temporary.chmod(self._mode())
+            os.replace(self._temporary, self.target)  # noqa: PTH105 -- the one call that is atomic by contract
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"--report {self.shown}: cannot be written ({error.strerror or type(error).__name__}); check the disk"
+            ) from error
+
+    def _mode(self) -> int:
+        """The permissions of the file that is replaced, else what the umask leaves."""
+        if self.target.exists():
+            return self.target.stat().st_mode & 0o777
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def report_files(paths: Iterable[str]) -> Iterator[list[ReportFile]]:
+    """All report files, each checked before the work starts; whatever happens, no temporary file is left."""
+    files: list[ReportFile] = []
+    try:
+        for path in paths:
+            files.append(ReportFile(path))  # noqa: PERF401 -- those made before a bad one must be removed
+        yield files
+    finally:
+        for file in files:
+            file.discard()

@@ -1,0 +1,165 @@
+"""MODEL as typed -> the model's facts: a catalog name, a path, or a Hub id."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvplan import catalog, entries
+from kvplan.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.files import printable
+from kvplan.spec import ModelSpec
+from kvplan.units import format_gib
+
+if TYPE_CHECKING:
+    from kvplan.checkpoint import Checkpoint
+
+WEIGHT_SUFFIXES = (".gguf", ".safetensors")
+FAR_OFF = 0.02  # headers hold a few buffers that are no parameters; beyond this the config and the files disagree
+# What a reader says when it met something odd and went on: worth a warning, where the rest are facts it derived.
+ODD = (" differs between ", " is written ", " is unknown: ")
+
+
+@dataclass(slots=True)
+class Resolved:
+    """A model's facts and how they were found.
+
+    weights_bytes  of the files, where the config alone cannot say; None: to be computed
+    """
+
+    spec: ModelSpec
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    weights_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What goes with a MODEL argument."""
+
+    revision: str | None = None
+    offline: bool = False
+    assume_dense: bool = False
+    weights_stated: bool = False
+
+
+def resolve(ref: str, source: Source) -> Resolved:
+    """The facts of MODEL.
+
+    A catalog name wins over a path of the same name (`./name` is the path); a revision asks for the Hub.
+    Raises UsageError with near misses for a name that is none of them.
+    """
+    known = catalog.find(ref)
+    if known is not None and source.revision is None:
+        found = Resolved(catalog.load(known))
+        if is_path(ref) and Path(ref).exists():
+            found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
+        return found
+    if is_path(ref):
+        found = from_path(Path(ref).expanduser(), source)
+    else:
+        found = from_hub(catalog.facts(known)["id"] if known else ref, source)
+    found.warnings += [note for note in found.spec.notes if any(mark in note for mark in ODD)]
+    return found
+
+
+def is_path(ref: str) -> bool:
+    """Whether MODEL is meant as a path: it looks like one, or there is such a file."""
+    if ref.startswith((".", "/", "~")) or ref.endswith((".json", *WEIGHT_SUFFIXES)):
+        return True
+    try:
+        return Path(ref).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def from_path(path: Path, source: Source) -> Resolved:
+    from kvplan.hf_config import load_spec
+
+    if path.suffix in WEIGHT_SUFFIXES:
+        raise weights_alone(path)
+    try:
+        is_dir = path.is_dir()
+        exists = path.exists()
+    except (OSError, ValueError):
+        is_dir = exists = False
+    if exists and not is_dir and path.suffix != ".json":
+        raise UsageError(
+            f"model {printable(repr(str(path)), 400)}: neither a directory nor a .json file; "
+            "name a config.json or the directory that holds one"
+        )
+    found = Resolved(load_spec(path, assume_dense=source.assume_dense))
+    if is_dir:
+        weigh(found, path, source, str(path))
+    return found
+
+
+def weights_alone(path: Path) -> KvplanError:
+    """A file of weights has no config.json: refused, with the size that would do beside one."""
+    from kvplan.checkpoint import read_checkpoint
+
+    found = read_checkpoint(path)
+    size = found.total_bytes if found else 0
+    kind = path.suffix.removeprefix(".")
+    return InvalidInputError(
+        f"{printable(str(path), 400)}: a {kind} file alone does not say the model's shape in a form kvplan reads; "
+        f"name the model it was made from and add --weights-bytes {size}"
+    )
+
+
+def from_hub(ref: str, source: Source) -> Resolved:
+    from kvplan import hub
+    from kvplan.hf_config import load_spec
+
+    model_id = ref.partition("@")[0]
+    if "/" not in ref:
+        raise entries.unknown(catalog.path(), "model", printable(model_id, 100))
+    resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
+    spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense)
+    found = Resolved(spec, notes=list(resolved.notes))
+    weigh(found, resolved.directory, source, model_id)
+    if found.weights_bytes is None and is_unknown(spec) and not source.offline and not source.weights_stated:
+        stored = hub.remote_checkpoint(ref, revision=source.revision)
+        if stored is not None:
+            use_stored(found, stored, model_id)
+    return found
+
+
+def is_unknown(spec: ModelSpec) -> bool:
+    return spec.quantization is not None and not spec.quantization.known
+
+
+def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
+    """Hold the weights' files, where there are any, against what the config says."""
+    if source.weights_stated:
+        return
+    from kvplan.checkpoint import read_checkpoint
+
+    stored = read_checkpoint(directory)
+    if stored is None:
+        return
+    found.warnings += stored.notes
+    if is_unknown(found.spec):
+        use_stored(found, stored, where)
+    elif stored.total_bytes:
+        compare(found, stored, where)
+
+
+def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
+    method = found.spec.quantization.method if found.spec.quantization else ""
+    found.weights_bytes = stored.total_bytes
+    found.notes.append(
+        f"{printable(where, 200)}: quantisation {method!r} is not one kvplan can compute; the files' own "
+        f"{format_gib(stored.total_bytes)} are taken, spread evenly over the ranks"
+    )
+
+
+def compare(found: Resolved, stored: "Checkpoint", where: str) -> None:
+    """A note where the files hold clearly more or less than the config says: extra heads, other dtypes, a wrong file."""
+    from kvplan.weights import Layout, total_weights
+
+    computed = total_weights(found.spec, Layout(dtype=found.spec.dtype))
+    if abs(stored.total_bytes - computed) > FAR_OFF * computed:
+        found.notes.append(
+            f"{printable(where, 200)}: the files hold {format_gib(stored.total_bytes)}, a server keeps "
+            f"{format_gib(computed)} by the config; check that they belong together, or say --weights-bytes"
+        )

@@ -1,0 +1,439 @@
+"""A pasted `vllm serve ...` command, and engine arguments as text: what they say in kvplan's terms.
+
+The text is split as a shell would and never run. Numbers of a pasted command are read as vLLM reads them. A flag that
+changes memory in a way kvplan does not size is refused; a misspelt one is refused too, for vLLM would not start.
+Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm serve" command line reference.
+"""
+
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.files import printable
+from kvplan.units import (
+    AUTO,
+    GIB,
+    parse_context,
+    parse_count,
+    parse_fraction,
+    parse_int_vllm,
+    parse_size,
+    parse_tokens,
+    parse_tokens_vllm,
+)
+
+Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "flag", "text", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One engine argument: how its text is read.
+
+    short    vLLM's short flags for it
+    most     the largest count that makes sense; more is a slip of the pen
+    """
+
+    kind: Kind
+    short: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    most: int = 2**31 - 1
+
+
+MAX_RANKS: Final = 1024
+LORA_RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")
+
+# Field of rules.vllm.EngineArgs -> how it is read. vLLM's flag is the name with dashes.
+ARGUMENTS: Final[Mapping[str, Argument]] = {
+    "max_model_len": Argument("context"),
+    "tensor_parallel_size": Argument("count", ("tp",), most=MAX_RANKS),
+    "pipeline_parallel_size": Argument("count", ("pp",), most=MAX_RANKS),
+    "data_parallel_size": Argument("count", ("dp",), most=MAX_RANKS),
+    "enable_expert_parallel": Argument("flag", ("ep",)),
+    "decode_context_parallel_size": Argument("count", ("dcp",), most=MAX_RANKS),
+    "dtype": Argument("text"),
+    "quantization": Argument("text", ("q",)),
+    "kv_cache_dtype": Argument("text"),
+    "block_size": Argument("count"),
+    "gpu_memory_utilization": Argument("fraction"),
+    "kv_cache_memory_bytes": Argument("bytes"),
+    "num_gpu_blocks_override": Argument("count"),
+    "max_num_batched_tokens": Argument("tokens"),
+    "max_num_seqs": Argument("count"),
+    "enable_prefix_caching": Argument("flag"),
+    "enable_chunked_prefill": Argument("flag"),
+    "disable_hybrid_kv_cache_manager": Argument("flag"),
+    "async_scheduling": Argument("flag"),
+    "enforce_eager": Argument("flag"),
+    "mamba_ssm_cache_dtype": Argument("text"),
+    "max_loras": Argument("count", most=10_000),
+    "max_lora_rank": Argument("choice", choices=LORA_RANKS),
+    "fully_sharded_loras": Argument("flag"),
+    "kv_offloading_size": Argument("gib"),
+    "num_speculative_tokens": Argument("count", most=1000),
+    "usage": Argument("choice", choices=("server", "offline")),
+}
+
+# Flags that change what is held in GPU memory in a way kvplan does not size: refused.
+REFUSED: Final[Mapping[str, str]] = {
+    "config": "is a file of more flags; write them out",
+    "cpu_offload_gb": "moves weights to host memory, which is not modelled; leave it out",
+    "hf_overrides": "changes the model's config; pass the changed config.json as MODEL",
+    "rope_scaling": "changes the model's config; pass the changed config.json as MODEL",
+    "prefill_context_parallel_size": "is not modelled; leave it out",
+    "offload_group_size": "moves weights to host memory, which is not modelled; leave it out",
+}
+# Flags that change memory a little, in a row that is estimated anyway: answered as without them, and said so.
+UNMODELLED: Final = frozenset(
+    {
+        "all2all_backend", "attention_backend", "attention_config", "compilation_config", "cuda_graph_sizes",
+        "cudagraph_capture_sizes", "enable_dbo", "enable_eplb", "enable_sleep_mode", "kv_transfer_config",
+        "limit_mm_per_prompt", "load_format", "max_cudagraph_capture_size", "max_seq_len_to_capture",
+        "mm_encoder_tp_mode", "num_redundant_experts", "optimization_level", "O", "skip_mm_profiling",
+        "kv_offloading_backend", "mm_processor_kwargs", "language_model_only", "mamba_block_size", "mamba_cache_mode",
+        "mamba_cache_dtype", "calculate_kv_scales", "kv_sharing_fast_prefill",
+    }
+)  # fmt: skip
+# Flags without an effect on GPU memory that take no value, so that the word after them is not taken for one.
+SWITCHES: Final = frozenset(
+    {
+        "trust_remote_code", "disable_log_requests", "enable_log_requests", "disable_log_stats", "enable_auto_tool_choice",
+        "disable_uvicorn_access_log", "enable_request_id_headers", "disable_fastapi_docs", "enable_prompt_tokens_details",
+        "enable_server_load_tracking", "return_tokens_as_token_ids", "allow_credentials", "disable_frontend_multiprocessing",
+        "headless", "enable_reasoning", "disable_custom_all_reduce", "enable_prompt_embeds", "generation_config_only",
+        "exclude_tools_when_tool_choice_none", "log_outputs", "enable_tokenizer_info_endpoint", "skip_tokenizer_init",
+        "disable_cascade_attn", "data_parallel_hybrid_lb", "data_parallel_external_lb", "enable_lora", "enable_lora_bias",
+        "ray_workers_use_nsight", "disable_sliding_window", "enable_ssl_refresh", "use_tqdm_on_load", "enable_logging_iteration_details",
+        "disable_mm_preprocessor_cache", "interleave_mm_strings", "enable_mm_embeds", "use_v2_block_manager",
+        "disable_chunked_mm_input", "enable_force_include_usage", "disable_hybrid_kv_cache_manager", "enable_offline_docs",
+    }
+)  # fmt: skip
+# Flags that take values and are of no account for memory; listed so that a near miss of a real one is told apart.
+HARMLESS: Final = frozenset(
+    {
+        "host", "port", "api_key", "served_model_name", "tokenizer", "tokenizer_mode", "tokenizer_revision",
+        "code_revision", "download_dir", "seed", "chat_template", "chat_template_content_format", "tool_call_parser",
+        "tool_parser_plugin", "reasoning_parser", "response_role", "root_path", "middleware", "uvicorn_log_level",
+        "allowed_origins", "allowed_methods", "allowed_headers", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs",
+        "lora_modules", "max_cpu_loras", "lora_dtype", "distributed_executor_backend", "scheduling_policy", "max_logprobs",
+        "guided_decoding_backend", "structured_outputs_config", "generation_config", "override_generation_config",
+        "hf_config_path", "hf_token", "runner", "task", "convert", "max_log_len", "api_server_count", "swap_space",
+        "mm_processor_cache_gb", "allowed_local_media_path", "data_parallel_rank", "data_parallel_address",
+        "data_parallel_rpc_port", "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_backend",
+        "node_rank", "nnodes", "master_addr", "master_port", "prefix_caching_hash_algo", "otlp_traces_endpoint",
+        "collect_detailed_traces", "kv_events_config", "logits_processors", "model_impl", "ignore_patterns",
+        "max_parallel_loading_workers", "model_loader_extra_config", "worker_cls", "worker_extension_cls",
+        "additional_config", "scheduler_cls", "stream_interval", "max_num_partial_prefills", "pooler_config",
+        "max_long_partial_prefills", "long_prefill_token_threshold", "default_mm_loras", "quantization_param_path",
+        "device", "expert_placement_strategy", "eplb_config", "moe_backend", "logprobs_mode", "default_chat_template_kwargs",
+        "input_len", "output_len", "num_prompts", "dataset_name", "dataset_path", "dataset", "backend", "batch_size",
+        "num_iters", "num_iters_warmup",
+    }
+)  # fmt: skip
+OWN: Final = frozenset({"model", "revision", "speculative_config", "speculative_model", "model_tag"})
+
+_SHORT: Final = {short: name for name, argument in ARGUMENTS.items() for short in argument.short}
+_KNOWN: Final = frozenset(ARGUMENTS) | REFUSED.keys() | UNMODELLED | SWITCHES | HARMLESS | OWN
+_ENDS: Final = re.compile(r"(?:\d?>>?|&>|<|\||\|\||&|&&|;)")  # the words where a shell's simple command ends
+_IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?")
+_VARIABLE: Final = re.compile(r"\$[A-Za-z_{(]|`")
+_DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
+NO_DRAFT_WEIGHTS: Final = ("ngram", "suffix", "ngram_gpu")
+
+
+@dataclass(slots=True)
+class ServeCommand:
+    """What a pasted command says.
+
+    args       field of EngineArgs -> value, only those that were given
+    engine     "vllm@0.33.0" where an image's tag says it
+    ignored    flags of no account for GPU memory, by name: their values may be secrets
+    unmodelled flags whose effect on memory is not sized
+    notes      numbers that kvplan's own flags would read differently
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    draft_model: str | None = None
+    engine: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    unmodelled: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+# --- one argument -----------------------------------------------------------------------------------------------------
+
+
+def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> Any:
+    """The value of an engine argument, as EngineArgs holds it.
+
+    option  what errors call it
+    vllm    read numbers as vLLM would ("32k" is 32,000)
+    """
+    argument = ARGUMENTS[name]
+    match argument.kind:
+        case "context":
+            context = parse_context(text, option, vllm=vllm)
+            return "auto" if context is AUTO else context
+        case "tokens":
+            return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
+        case "count":
+            return parse_count(text, option, argument.most)
+        case "bytes":
+            return parse_int_vllm(text, option) if vllm else parse_size(text, option)
+        case "gib":
+            return gib(text, option)
+        case "fraction":
+            return parse_fraction(text, option)
+        case "flag":
+            return switch(text, option)
+        case "choice":
+            if text not in argument.choices:
+                raise UsageError(f"{option}: {printable(text, 40)!r} is not one of {', '.join(argument.choices)}")
+            return int(text) if text.isdigit() else text
+        case "text":
+            if not text or len(text) > 100 or not text.isprintable():
+                raise UsageError(f"{option}: is not a name ({printable(text, 40)!r}); write one vLLM takes")
+            return text
+
+
+def switch(text: str, option: str) -> bool:
+    """true or false."""
+    value = {"true": True, "false": False}.get(text.lower())
+    if value is None:
+        raise UsageError(f"{option}: is neither true nor false ({printable(text, 40)!r}); write one of them")
+    return value
+
+
+def gib(text: str, option: str) -> int:
+    """A number of GiB, as vLLM's --kv-offloading-size takes it, in bytes; a size with its unit will do too."""
+    if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
+        return int(float(text) * GIB)
+    return parse_size(text, option)
+
+
+def read_pair(text: str) -> tuple[str, Any]:
+    """`--engine-arg k=v` as (field, value); a key that is no engine argument is an error with near misses."""
+    key, equals, value = text.partition("=")
+    name = key.strip().lstrip("-").replace("-", "_")
+    name = _SHORT.get(name, name)
+    option = f"--engine-arg {printable(key, 60)}"
+    if not equals:
+        raise UsageError(f"{option}: has no value; write key=value, for example block_size=32")
+    if name not in ARGUMENTS:
+        near = difflib.get_close_matches(name, ARGUMENTS, n=3, cutoff=0.6)
+        hint = f"did you mean {', '.join(near)}?" if near else f"kvplan knows {', '.join(ARGUMENTS)}"
+        raise UsageError(f"{option}: is not an engine argument kvplan models; {hint}")
+    return name, read_argument(name, value.strip(), option)
+
+
+# --- a whole command --------------------------------------------------------------------------------------------------
+
+
+def split(text: str) -> list[str]:
+    """The words of a command, as a POSIX shell splits them; line continuations join, nothing is expanded or run."""
+    joined = re.sub(r"\\\r?\n", " ", text.strip())
+    try:
+        words = shlex.split(joined)
+    except ValueError as error:
+        raise UsageError(
+            f"--from-command: the quotes do not match ({str(error).lower()}); paste the whole command"
+        ) from None
+    for end, word in enumerate(words):
+        if _ENDS.fullmatch(word) or word.startswith(("2>", "&>", ">", "1>")):
+            return words[:end]
+    return words
+
+
+def start(words: list[str], found: ServeCommand) -> list[str]:
+    """The words after `vllm serve`, `python -m vllm.entrypoints...` or an image's name, whatever comes before."""
+    for at, word in enumerate(words):
+        following = words[at + 1 :]
+        if word.rpartition("/")[2] == "vllm" and following[:1] == ["serve"]:
+            return following[1:]
+        if word.rpartition("/")[2] == "vllm" and following[:1] == ["bench"] and len(following) > 1:
+            if following[1] not in ("throughput", "latency"):
+                break
+            found.args["usage"] = "offline"
+            return following[2:]
+        if word == "-m" and following and following[0].startswith("vllm.entrypoints."):
+            return following[1:]
+    containers = [at for at, word in enumerate(words) if word.rpartition("/")[2] in ("docker", "podman", "nerdctl")]
+    candidates = range(containers[0] + 1 if containers else len(words), len(words))
+    images = [(at, image) for at in candidates if (image := _IMAGE.fullmatch(words[at]))]
+    for at, image in images:
+        flag_before = words[at - 1].startswith("-") and "=" not in words[at - 1]
+        if not flag_before or words[at - 1] in _DOCKER_SWITCHES or (at, image) == images[-1]:
+            return after_image(words[at + 1 :], image.group(1), found)
+    raise UsageError(
+        f"--from-command: has no server in it ({printable(' '.join(words), 60)!r}); paste a `vllm serve MODEL ...`, "
+        "a `python -m vllm.entrypoints.openai.api_server ...`, or a `docker run ... vllm/vllm-openai ...`"
+    )
+
+
+def after_image(words: list[str], tag: str | None, found: ServeCommand) -> list[str]:
+    version = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", tag or "")
+    if version:
+        found.engine = f"vllm@{version.group(1)}"
+    return words[1:] if words[:1] == ["serve"] else words
+
+
+def is_value(word: str) -> bool:
+    """Whether a word after a flag belongs to it: it is no flag itself (-1 is a value)."""
+    return not word.startswith("-") or re.fullmatch(r"-\d+", word) is not None or word == "-"
+
+
+def flag_name(word: str) -> tuple[str, str | None]:
+    """(name with underscores, value behind =) of a flag; dotted parts of a JSON flag stay in the name."""
+    flag, equals, value = word.partition("=")
+    name = flag.lstrip("-").replace("-", "_")
+    if not flag.startswith("--") and re.fullmatch(r"O\d", name):
+        return "O", name[1:]
+    if not flag.startswith("--"):
+        name = _SHORT.get(name, name)
+    return name, value if equals else None
+
+
+def read_command(text: str) -> ServeCommand:
+    """What a pasted server command asks for.
+
+    Raises UsageError for a command without a server, a misspelt flag, a value vLLM would not read, and for flags
+    whose effect on memory kvplan does not size.
+    """
+    found = ServeCommand()
+    words = start(split(text), found)
+    speculative: dict[str, Any] = {}
+    lora = False
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if is_value(word):
+            if found.model is not None:
+                raise UsageError(f"--from-command: a word without a flag ({printable(word, 60)!r}); quote values")
+            found.model = literal(word, "the model")
+            continue
+        name, value = flag_name(word)
+        values = [] if value is None else [value]
+        if value is None and takes_value(name):
+            while at < len(words) and is_value(words[at]) and (not values or name not in ARGUMENTS.keys() | OWN):
+                values.append(words[at])
+                at += 1
+        if name == "enable_lora":
+            lora = True
+        elif name.startswith(("speculative_config", "speculative_model")) or name == "num_speculative_tokens":
+            speculative |= read_speculative(name, values, word)
+        else:
+            take(found, name, values, word)
+    finish(found, speculative, lora)
+    return found
+
+
+def takes_value(name: str) -> bool:
+    plain = name.removeprefix("no_")
+    is_flag = plain in ARGUMENTS and ARGUMENTS[plain].kind == "flag"
+    return not (is_flag or plain in SWITCHES)
+
+
+def literal(value: str, what: str) -> str:
+    if _VARIABLE.search(value):
+        raise UsageError(
+            f"--from-command: {what} is a shell variable ({printable(value, 60)!r}), which is not expanded; "
+            "write its value"
+        )
+    return value
+
+
+def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
+    """Put one flag where it belongs."""
+    flag = "-" * (len(word) - len(word.lstrip("-"))) + word.lstrip("-").partition("=")[0]
+    option = f"--from-command {printable(flag, 60)}"
+    negated = name.removeprefix("no_")
+    if name in ARGUMENTS or (negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag"):
+        take_argument(found, name, values, option)
+    elif name in ("model", "model_tag", "revision"):
+        field_name = "revision" if name == "revision" else "model"
+        setattr(found, field_name, literal(one(values, option), flag))
+    elif name.partition(".")[0] in REFUSED:
+        if values not in ([], ["0"], ["1"]) or name not in ("cpu_offload_gb", "prefill_context_parallel_size"):
+            raise UsageError(f"{option}: {REFUSED[name.partition('.')[0]]}")
+    elif name.partition(".")[0] in UNMODELLED:
+        found.unmodelled.append(flag)
+    else:
+        near = [] if is_harmless(name) else difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.85)
+        if near and near[0] not in SWITCHES | HARMLESS:
+            raise UsageError(f"{option}: is not a flag of vLLM; did you mean --{near[0].replace('_', '-')}?")
+        found.ignored.append(flag)
+
+
+def is_harmless(name: str) -> bool:
+    plain = name.partition(".")[0]
+    return plain in HARMLESS | SWITCHES or plain.removeprefix("no_") in SWITCHES
+
+
+def take_argument(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+    if name not in ARGUMENTS or ARGUMENTS[name].kind == "flag":
+        if values:
+            raise UsageError(f"{option}: takes no value ({printable(values[0], 40)!r}); leave it out")
+        found.args[name.removeprefix("no_") if name not in ARGUMENTS else name] = name in ARGUMENTS
+        return
+    text = literal(one(values, option), option.removeprefix("--from-command "))
+    value = read_argument(name, text, option, vllm=True)
+    found.args[name] = value
+    if isinstance(value, int) and re.search(r"[kmgt]$", text) and ARGUMENTS[name].kind in ("context", "tokens", "bytes"):
+        found.notes.append(
+            f"{option} {text}: is {value:,} as vLLM reads it; {text[:-1]}{text[-1].upper()} would be binary"
+        )
+
+
+def one(values: list[str], option: str) -> str:
+    if len(values) != 1:
+        raise UsageError(f"{option}: needs one value; write it behind the flag")
+    return values[0]
+
+
+def read_speculative(name: str, values: list[str], word: str) -> dict[str, Any]:
+    """The parts of a speculative config: one JSON object, dotted keys, or the flags of older releases."""
+    option = f"--from-command {printable(word.partition('=')[0], 60)}"
+    text = literal(one(values, option), "the speculative config")
+    key = {"speculative_model": "model", "num_speculative_tokens": "num_speculative_tokens"}.get(name)
+    if key is None and name.startswith("speculative_config."):
+        key = name.partition(".")[2].replace("-", "_")
+    if key is not None:
+        return {key: text}
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise UsageError(f"{option}: is not a JSON object ({printable(text, 60)!r}); quote it with '...'")
+    return parsed
+
+
+def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
+    """What flags say together: LoRA slots count only with --enable-lora, a draft model only with tokens to draft."""
+    if lora:
+        found.args.setdefault("max_loras", 1)  # vLLM's default
+    elif found.args.pop("max_loras", None) is not None:
+        found.notes.append("--from-command: --max-loras without --enable-lora sets nothing aside")
+    if speculative:
+        method, model = speculative.get("method"), speculative.get("model")
+        if method in NO_DRAFT_WEIGHTS or model == "[ngram]":
+            model = None
+        elif method not in (None, "draft_model"):
+            raise UnsupportedModelError(
+                f"--from-command: speculative method {printable(str(method), 40)!r} is not modelled; "
+                "leave it out, or name a draft model"
+            )
+        if model is not None and not isinstance(model, str):
+            raise UsageError("--from-command: the speculative config's model is not a name; write its id")
+        found.draft_model = model
+        tokens = speculative.get("num_speculative_tokens")
+        if tokens is not None:
+            option = "--from-command num_speculative_tokens"
+            found.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), option)

@@ -1,0 +1,394 @@
+"""Every formula behind a plan with its numbers put in, in reading order: --explain."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from kvplan.artifact import stage_of
+from kvplan.layout import cell_bytes, latent_bytes, local_kv_heads, state_bytes, token_bytes
+from kvplan.plan import BUDGET_ROWS, Plan
+from kvplan.rules import vllm
+from kvplan.rules.vllm_kv import KVGroup, KVSpec
+from kvplan.spec import (
+    ChunkedAttention,
+    CrossAttention,
+    FullAttention,
+    KeyIndex,
+    LatentAttention,
+    LayerCache,
+    RecurrentState,
+    SlidingWindow,
+    SparseIndexer,
+)
+from kvplan.units import GB, GIB, format_gib, format_size
+from kvplan.weights import num_params
+
+# The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
+# default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
+FOLK_UTILIZATION = 0.90
+FOLK_SEQS = 1024
+FOLK_SAMPLER_BYTES = 38.4
+# The rule of thumb many notes carry: weights + 1.2 GB per user + 5 GB.
+THUMB_USER = 12 * GB // 10
+THUMB_FIXED = 5 * GB
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One step of the explanation: a title and lines of plain text."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def explain(plan: Plan) -> list[Section]:
+    """The plan's arithmetic from bytes per token to users, then beside two estimates people make by hand."""
+    sections = [
+        Section("Bytes per token and rank", tuple(_per_token(plan))),
+        Section("Blocks", tuple(_blocks(plan))),
+        Section("Weights per rank", tuple(_weights(plan))),
+        Section("From total to KV cache", tuple(_budget(plan))),
+        Section("Users", tuple(_users(plan))),
+    ]
+    if folk := tuple(_folk(plan)):
+        sections.append(Section("Why not the folk answer", folk))
+    if notes := plan.request.spec.notes:
+        sections.append(Section("What was read into the config", notes))
+    return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
+
+
+# --- bytes per token --------------------------------------------------------------------------------------------------
+
+
+def _per_token(plan: Plan) -> Iterator[str]:
+    spec, tp = plan.request.spec, plan.request.args.tensor_parallel_size
+    dtype = plan.settings.kv_dtype
+    counts = Counter(cache for caches in spec.layers for cache in caches)
+    for cache, count in counts.items():
+        yield _cache_line(plan, cache, count)
+    if idle := sum(not caches for caches in spec.layers):
+        yield f"{idle} layers keep no cache of their own"
+    total = sum(count * token_bytes(cache, dtype, tp) for cache, count in counts.items())
+    yield f"in all {total:,} B per token ({format_size(total)}), KV dtype {dtype}{_dtype_reason(plan)}"
+
+
+def _dtype_reason(plan: Plan) -> str:
+    if plan.request.args.kv_cache_dtype != "auto":
+        return ""
+    quantization = plan.request.spec.quantization
+    if quantization is None:
+        return " (auto: the model's dtype)"
+    if quantization.kv_dtype:
+        return " (auto: the checkpoint asks for it)"
+    return f" (auto: the model's dtype; weights in {quantization.method} do not change it)"
+
+
+def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
+    args, dtype = plan.request.args, plan.settings.kv_dtype
+    tp = args.tensor_parallel_size
+    each = token_bytes(cache, dtype, tp)
+    tail = f"= {each:,} B a layer, {count * each:,} B in all"
+    match cache:
+        case FullAttention(heads, k, v):
+            return f"{count} x full attention: {_heads(heads, k, v, dtype, tp)} {tail}"
+        case SlidingWindow(heads, k, v, window):
+            return f"{count} x sliding window of {window:,} tokens: {_heads(heads, k, v, dtype, tp)} {tail}"
+        case ChunkedAttention(heads, k, v, chunk):
+            return f"{count} x chunks of {chunk:,} tokens: {_heads(heads, k, v, dtype, tp)} {tail}"
+        case CrossAttention(heads, k, v):
+            return f"{count} x cross attention (the encoder's tokens): {_heads(heads, k, v, dtype, tp)} {tail}"
+        case LatentAttention(latent, rope):
+            per = latent_bytes(dtype, latent, rope)
+            return f"{count} x latent (MLA), whole on every rank: {latent} latent + {rope} rope in {dtype} = {per:,} B {tail}"
+        case SparseIndexer(dim):
+            return f"{count} x sparse indexer: {dim} fp8 + one fp32 scale per 128 {tail}"
+        case KeyIndex(dim):
+            return f"{count} x index keys: {dim} x 2 B {tail}"
+        case RecurrentState():
+            size = state_bytes(
+                cache, plan.settings.dtype, tp, spec_tokens=args.num_speculative_tokens, ssm_dtype=args.mamba_ssm_cache_dtype
+            )
+            return (
+                f"{count} x {cache.kind.replace('_', ' ')} state: {size:,} B a layer and request, whatever its length "
+                f"({count * size:,} B in all); nothing per token"
+            )
+        case _:
+            assert_never(cache)
+
+
+def _heads(heads: int, k: int, v: int, dtype: str, tp: int) -> str:
+    local = local_kv_heads(heads, tp)
+    if tp == 1:
+        shared = f"{heads} KV heads"
+    elif heads >= tp:
+        shared = f"{heads} KV heads / {tp} ranks = {local}"
+    else:
+        shared = f"{local} KV head ({heads} repeated over {tp} ranks)"
+    return f"{shared} x {_cell(dtype, k, v)}"
+
+
+def _cell(dtype: str, k: int, v: int) -> str:
+    """K and V of one head and token, spelled out where every element has the same size."""
+    size = cell_bytes(dtype, k, v)
+    each, rest = divmod(size, k + v)
+    return f"({k} K + {v} V) x {each} B" if rest == 0 else f"{size} B ({k} K + {v} V in {dtype}, scales included)"
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _blocks(plan: Plan) -> Iterator[str]:
+    pool, capacity = plan.pool, plan.capacity
+    yield _block_reason(plan)
+    here = stage_of(plan)
+    costs = []
+    for number, group in enumerate(pool.groups, 1):
+        local = [spec for index, spec in group.layers if index in here]
+        cost = sum(spec.page for spec in local)
+        costs.append(cost)
+        yield f"group {number}: {_group_text(local)} = {cost:,} B per block; {_charge(plan, group)}"
+    if len(costs) > 1:
+        yield (
+            f"groups share one set of block ids: a block costs the widest group's bytes, {capacity.bytes_per_block:,} B, "
+            f"and a request is charged the sum, {capacity.blocks_per_request:,} blocks"
+        )
+    yield (
+        f"one request of {capacity.max_model_len:,} tokens: {capacity.blocks_per_request:,} blocks x "
+        f"{capacity.bytes_per_block:,} B = {plan.bytes_per_request:,} B ({format_size(plan.bytes_per_request)})"
+    )
+
+
+def _block_reason(plan: Plan) -> str:
+    spec, settings, size = plan.request.spec, plan.settings, plan.pool.block_size
+    asked = plan.request.args.block_size
+    if vllm.has_states(spec):
+        return f"block size {size:,}: raised until a page of attention covers the page of a state"
+    if asked is not None:
+        return f"block size {size:,}: as asked"
+    smallest = vllm.default_block_size(spec, settings.kv_dtype, plan.request.gpu.sm)
+    if smallest != size:
+        return f"block size {size:,}: {smallest}, raised so that the pages of all layers are equal"
+    return f"block size {size:,}: the smallest that the attention backend takes on this GPU, at least 16"
+
+
+def _group_text(local: list[KVSpec]) -> str:
+    counts = Counter(local)
+    return " + ".join(f"{count} x {_kind(spec)} x {spec.page:,} B a page" for spec, count in counts.items()) or "no layer"
+
+
+def _kind(spec: KVSpec) -> str:
+    bound = f" {spec.bound:,}" if spec.bound is not None else ""
+    return f"{spec.kind}{bound} ({spec.block_size:,} tokens)"
+
+
+def _charge(plan: Plan, group: KVGroup) -> str:
+    """How many blocks a request is charged for a group, by its first layer's rule."""
+    context, flight, dcp = plan.capacity.max_model_len, plan.settings.in_flight_tokens, plan.pool.dcp
+    blocks = group.charged(context, plan.settings, dcp)
+    spec = group.first
+    match spec.kind:
+        case "full" | "latent":
+            held = f"{context:,} / {dcp} ranks" if dcp > 1 else f"{context:,}"
+            rule = f"ceil({held} / {spec.block_size:,})"
+        case "sliding":
+            assert spec.bound is not None
+            rule = f"ceil(min({spec.bound:,} - 1 + {flight:,} in flight, {context:,}) / {spec.block_size:,}) + 1"
+        case "chunked":
+            assert spec.bound is not None
+            rule = f"ceil(min({spec.bound:,} + {flight:,} in flight, {context:,}) / {spec.block_size:,})"
+        case "state":
+            rule = "the state, drafts and checkpoints"
+        case "cross":
+            rule = f"ceil({plan.settings.max_num_batched_tokens:,} / {spec.block_size:,})"
+        case _:
+            assert_never(spec.kind)
+    return f"a request is charged {rule} = {blocks:,}"
+
+
+# --- weights and budget -----------------------------------------------------------------------------------------------
+
+
+def _weights(plan: Plan) -> Iterator[str]:
+    spec, args = plan.request.spec, plan.request.args
+    quantization = spec.quantization.method if spec.quantization else None
+    stored = args.quantization or quantization
+    counts = num_params(spec)
+    what = f"linear layers in {stored}, the rest in {plan.settings.dtype}" if stored else f"in {plan.settings.dtype}"
+    yield f"{spec.name}: {sum(counts.values()):,} parameters, {what}{_spread(plan)}"
+    for group, size in sorted(plan.weight_groups.items(), key=lambda item: -item[1]):
+        yield f"{group.replace('_', ' ')}: {_share(counts, group)}{size:,} B"
+    yield f"in all {plan.memory.weights:,} B ({format_gib(plan.memory.weights)})"
+    if plan.memory.load_peak > plan.memory.weights:
+        yield f"while loading {plan.memory.load_peak:,} B ({format_gib(plan.memory.load_peak)}): quantised once it is there"
+
+
+def _spread(plan: Plan) -> str:
+    args = plan.request.args
+    parts = []
+    if args.tensor_parallel_size > 1:
+        parts.append(f"over {args.tensor_parallel_size} tensor parallel ranks")
+    if args.pipeline_parallel_size > 1:
+        parts.append(f"stage {plan.stage + 1} of {args.pipeline_parallel_size}")
+    if args.enable_expert_parallel:
+        parts.append("experts whole, spread over the ranks")
+    return "".join(f", {part}" for part in parts)
+
+
+def _share(counts: Counter[str], group: str) -> str:
+    return f"{counts[group]:,} parameters, " if group in counts else ""
+
+
+def _budget(plan: Plan) -> Iterator[str]:
+    gpu, settings, memory = plan.request.gpu, plan.settings, plan.memory
+    yield f"total {memory.total:,} B ({format_gib(memory.total)}, {gpu.total_memory_kind}): {gpu.total_memory_source}"
+    given = plan.request.args.kv_cache_memory_bytes
+    if given is not None:
+        yield f"--kv-cache-memory-bytes {given:,} is the pool, whatever else there is"
+    else:
+        yield f"budget ceil({memory.total:,} x {settings.gpu_memory_utilization}) = {memory.budget:,} B ({format_gib(memory.budget)})"
+        yield f"- weights {memory.weights:,} B"
+    for name in BUDGET_ROWS:
+        estimate = plan.estimates[name]
+        if estimate.likely or estimate.high:
+            outside = given is not None or (name == "cuda_graphs" and not settings.version.graphs_in_budget)
+            sign = "(not subtracted)" if outside else "-"
+            spread = "" if estimate.low == estimate.high else f" ({estimate.low / GIB:.2f}-{estimate.high / GIB:.2f} GiB)"
+            yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} [{estimate.kind}: {estimate.source}]"
+    yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
+    context = plan.estimates["context"]
+    yield f"outside the budget: {context.formula} {format_gib(context.likely)} [{context.kind}: {context.source}]"
+
+
+def _users(plan: Plan) -> Iterator[str]:
+    capacity, answer = plan.capacity, plan.concurrency
+    need = plan.bytes_per_request + capacity.bytes_per_block
+    sign = "<=" if plan.fits else ">"
+    yield (
+        f"start-up check: ({capacity.blocks_per_request:,} + 1 null block) x {capacity.bytes_per_block:,} B = {need:,} B "
+        f"{sign} {plan.available:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
+    )
+    if not plan.fits:
+        return
+    if plan.request.args.num_gpu_blocks_override is None:
+        yield f"blocks: floor({plan.available:,} / {capacity.bytes_per_block:,}) = {capacity.num_blocks:,}"
+    else:
+        yield f"blocks: --num-gpu-blocks-override {capacity.num_blocks:,}"
+    yield f"concurrency: {capacity.num_blocks:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
+    if plan.settings.version.tokens_of_group:
+        yield f"tokens: {capacity.num_blocks:,} // {len(plan.pool.groups)} groups x {plan.pool.block_size} = {capacity.tokens:,}"
+    else:
+        yield f"tokens: floor({answer.max:.4f} x {capacity.max_model_len:,}) = {capacity.tokens:,}"
+    held = plan.pool.held(capacity.max_model_len)
+    yield (
+        f"steady: ({capacity.num_blocks:,} - 1 null block) / {held:,} blocks that a decoding request of "
+        f"{capacity.max_model_len:,} tokens holds = {answer.steady_users:,} users"
+    )
+    load = plan.request.load
+    if load.mean_tokens is not None:
+        yield (
+            f"at {load.mean_tokens:,} tokens: ({capacity.num_blocks:,} - 1) / {plan.pool.held(load.mean_tokens):,} blocks "
+            f"each{_shared_text(plan)} = {answer.mean_length_users:,} users"
+        )
+    if answer.length_users is not None:
+        yield f"for the lengths stated{_shared_text(plan)}: {answer.length_users.users:,} users [{answer.length_users.method}]"
+
+
+def _shared_text(plan: Plan) -> str:
+    shared = plan.request.load.shared_prefix
+    return f", {shared:,} tokens of prefix stored once" if shared else ""
+
+
+# --- beside what people compute by hand -------------------------------------------------------------------------------
+
+
+def folk_terms(plan: Plan) -> list[tuple[str, int]]:
+    """From the folk KV budget to ours, step by step; the sum is `available`.
+
+    Folk: 0.90 x the vendor's GB - parameters x 2 B - an activation peak measured with 1,024 sequences.
+    """
+    gpu, memory, estimates = plan.request.gpu, plan.memory, plan.estimates
+    nominal = gpu.nominal_memory or memory.total
+    folk_peak = int(FOLK_SAMPLER_BYTES * FOLK_SEQS * plan.request.spec.vocab_size)
+    start = int(nominal * FOLK_UTILIZATION)
+    seen = int(memory.total * FOLK_UTILIZATION)
+    counted = [name for name in BUDGET_ROWS if name != "activations"]
+    if not plan.settings.version.graphs_in_budget:
+        counted.remove("cuda_graphs")
+    return [
+        ("folk", start - memory.weights - folk_peak),
+        (f"the driver keeps some of the {format_gib(nominal)}: CUDA sees {format_gib(memory.total)}", seen - start),
+        (f"utilisation {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
+        (
+            f"activation peak of this GPU's {plan.settings.max_num_seqs:,} sequences and "
+            f"{plan.settings.max_num_batched_tokens:,} batched tokens, not of an H100's {FOLK_SEQS:,} sequences",
+            folk_peak - memory.activations,
+        ),
+        *((f"{name.replace('_', ' ')}, left out", -estimates[name].likely) for name in counted if estimates[name].likely),
+    ]
+
+
+def _folk(plan: Plan) -> Iterator[str]:
+    args = plan.request.args
+    if args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None or not plan.fits:
+        return
+    each = plan.bytes_per_request
+    nominal = plan.request.gpu.nominal_memory or plan.memory.total
+    running = 0
+    for what, step in folk_terms(plan):
+        running += step
+        users = running / each
+        if what == "folk":
+            peak = FOLK_SAMPLER_BYTES * FOLK_SEQS * plan.request.spec.vocab_size / GIB
+            yield (
+                f"folk: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - activations "
+                f"{peak:.2f} (an H100's) = {format_gib(running)}, / {format_gib(each)} = {users:.2f} users"
+            )
+        else:
+            yield f"{step / GIB:+.2f} GiB {what}: {format_gib(running)}, {users:.2f} users"
+
+
+@dataclass(frozen=True, slots=True)
+class Thumb:
+    """The rule of thumb's answer: bytes are its own decimal GB. `users` may be negative, when nothing is left."""
+
+    users: int
+    needed: int
+
+
+def rule_of_thumb(plan: Plan) -> Thumb:
+    """What `weights + 1.2 GB per user + 5 GB` says of one rank, and what it asks for our number of users."""
+    memory, ours = plan.memory, plan.concurrency.full_context_users
+    left = memory.total - memory.weights - THUMB_FIXED
+    return Thumb(max(0, left // THUMB_USER), memory.weights + THUMB_USER * ours + THUMB_FIXED)
+
+
+def _thumb(plan: Plan) -> Iterator[str]:
+    memory, ours = plan.memory, plan.concurrency.full_context_users
+    thumb = rule_of_thumb(plan)
+    yield (
+        f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = {thumb.users:,} users, we say "
+        f"{ours:,} at {plan.capacity.max_model_len:,} tokens: {_off(thumb.users, ours)}"
+    )
+    if plan.fits:
+        yield (
+            f"a user takes {plan.bytes_per_request / GB:.2f} GB here, not 1.2; what is neither weights nor KV takes "
+            f"{_overheads(plan) / GB:.2f} GB, not 5"
+        )
+        ours_needed = memory.weights + ours * plan.bytes_per_request + _overheads(plan)
+        yield (
+            f"for {ours:,} users it asks for {thumb.needed / GB:.2f} GB, we for {ours_needed / GB:.2f} GB "
+            f"({100 * (thumb.needed - ours_needed) / ours_needed:+.0f} %)"
+        )
+
+
+def _overheads(plan: Plan) -> int:
+    return sum(estimate.likely for estimate in plan.estimates.values())
+
+
+def _off(theirs: int, ours: int) -> str:
+    if not ours or not theirs:
+        return "equal" if theirs == ours else "one of the two says that nobody fits"
+    if theirs == ours:
+        return "equal"
+    return f"{theirs / ours:.1f}x too many" if theirs > ours else f"{ours / theirs:.1f}x too few"

@@ -1,0 +1,357 @@
+"""The answer on one screen."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvplan.artifact import Document, plan_document
+from kvplan.errors import KvplanError
+from kvplan.explain import Section
+from kvplan.explain import explain as explained
+from kvplan.files import printable
+from kvplan.gpu import GpuSpec
+from kvplan.layout import bytes_per_token, constant_bytes, token_bytes
+from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.report.lines import Line, columns, line, takes_blocks, write
+from kvplan.spec import ChunkedAttention, ModelSpec, SlidingWindow
+from kvplan.units import GB, GIB, KIB, TB, format_gib, format_size
+from kvplan.weights import num_params
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+BAR = 34
+EIGHTHS = " ▏▎▍▌▋▊▉"
+LABELS = {"activations": "activations", "cuda_graphs": "CUDA graphs", "non_torch": "non-torch", "kv_cache": "KV cache", "lora": "LoRA"}
+STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
+
+
+def print_plan(plan: Plan, console: "Console | TextIO", *, explain: bool = False) -> None:
+    """The answer on one screen; with `explain` every formula behind it below."""
+    lines = plan_lines(plan_document(plan), blocks=takes_blocks(console))
+    if explain:
+        lines += explain_lines(explained(plan))
+    write(lines, console)
+
+
+def plan_lines(doc: Document, *, blocks: bool = True) -> list[Line]:
+    """One plan's document as lines; `blocks`: bars of block characters, else of #."""
+    parts = [
+        [line(headline(doc), "bold" if doc["fits"] else "bold red")],
+        memory_lines(doc, blocks=blocks),
+        kv_lines(doc),
+        user_lines(doc),
+        verdict_lines(doc),
+        assumption_lines(doc),
+    ]
+    return [styled for part in parts if part for styled in (*part, line())][:-1]
+
+
+# --- the parts of the screen ------------------------------------------------------------------------------------------
+
+
+def name_of(doc: Document) -> str:
+    return printable(doc["inputs"]["model"]["name"])
+
+
+def where(doc: Document) -> str:
+    """The GPUs of a plan: "a100-80g", "2 x h100-80g", "a GPU of 24.00 GiB"."""
+    gpu, count = doc["inputs"]["gpu"], doc["inputs"]["num_gpus"]
+    size = f" of {format_gib(gpu['total_memory'])}" if gpu["total_memory_kind"] == "given" else ""
+    name = "GPU" if gpu["name"] == "custom" else gpu["name"]
+    if count > 1:
+        return f"{count} x {name}{size}"
+    return f"a GPU{size}" if name == "GPU" else f"{name}{size}"
+
+
+def headline(doc: Document) -> str:
+    context = f"{doc['kv']['max_model_len']:,} tokens"
+    if doc["inputs"]["settings"]["auto_fit"]:
+        context += " (the longest that fits)"
+    subject = f"{name_of(doc)} on {where(doc)}"
+    if not doc["fits"]:
+        short = f"{format_gib(doc['deficit'])} short"
+        return f"{subject}: does not fit at {context}, {short}{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
+    users = doc["concurrency"]
+    spread = f" ({users['low']:.1f}-{users['high']:.1f})" if f"{users['low']:.1f}" != f"{users['high']:.1f}" else ""
+    each = f", on each of {users['replicas']} replicas" if users["replicas"] > 1 else ""
+    return f"{subject}: {users['max']:.1f} full-context users at {context}{spread}{each}"
+
+
+def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
+    memory, inputs = doc["memory"], doc["inputs"]
+    total = memory["total"]
+    quantized = inputs["args"]["quantization"] or inputs["model"]["quantization"]
+    weights = f"{doc['parameters']['total'] / 1e9:.2f}B parameters in {quantized or inputs['settings']['dtype']}"
+    notes = {"weights": weights, "unused": unused_text(doc)}
+    title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
+    lines = [line(f"{title} ({inputs['engine']})", "bold")]
+    for name in MemoryBreakdown.ROWS:
+        size = memory[name]
+        if size == 0 and name == "lora":
+            continue
+        text = f"  {LABELS.get(name, name):<12}{size / GIB:>9,.2f} GiB{100 * size / total:>7.1f} %  "
+        share, note = bar(size, total, blocks=blocks), notes.get(name, "")
+        lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
+    utilization = inputs["settings"]["gpu_memory_utilization"]
+    limit = f"vLLM may use {format_gib(memory['budget'])} of it (utilisation {utilization})"
+    if inputs["args"]["kv_cache_memory_bytes"] is not None:
+        limit = "the KV cache is as large as asked"
+    lines.append(line(f"  {'total':<12}{total / GIB:>9,.2f} GiB{100:>7.1f} %  {limit}"))
+    return lines
+
+
+def unused_text(doc: Document) -> str:
+    detail = doc["memory"]["unused_detail"]
+    parts = {"CUDA context": detail["context"], "outside the budget": detail["outside_budget"], "slack": detail["slack"]}
+    return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if round(size / GIB, 2))
+
+
+def bar(size: int, total: int, *, blocks: bool) -> str:
+    """A bar of BAR characters for `total`; nothing for a negative size."""
+    eighths = round(max(0, min(size, total)) / total * BAR * 8)
+    if not blocks:
+        return "#" * round(eighths / 8)
+    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+
+
+def kv_lines(doc: Document) -> list[Line]:
+    kv = doc["kv"]
+    rank = "" if doc["inputs"]["num_gpus"] == 1 else ", on each GPU"
+    state = f" and {format_size(kv['state_bytes_per_request'])} of state" if kv["state_bytes_per_request"] else ""
+    lines = [
+        line(f"KV cache ({kv['dtype']}{rank})", "bold"),
+        line(f"  per token   {format_kib(kv['bytes_per_token'])}{_layers_text(kv)}"),
+        line(
+            f"  per user    {format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens: "
+            f"{kv['blocks_per_request']:,} blocks of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each{state}"
+        ),
+    ]
+    if doc["fits"]:
+        lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
+    return lines
+
+
+def _layers_text(kv: Document) -> str:
+    counts: dict[str, int] = {}
+    for group in kv["groups"]:
+        window = f" {group['window']:,}" if group["window"] else ""
+        counts[group["kind"] + window] = counts.get(group["kind"] + window, 0) + group["num_layers"]
+    if len(counts) == 1 and "full" in counts:
+        return ""
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return f", every layer counted ({kinds})"
+
+
+def format_kib(num_bytes: int) -> str:
+    """KV bytes per token in KiB: "128 KiB", "68.62 KiB"."""
+    return f"{num_bytes // KIB:,} KiB" if num_bytes % KIB == 0 else f"{num_bytes / KIB:,.2f} KiB"
+
+
+def user_lines(doc: Document) -> list[Line]:
+    if not doc["fits"]:
+        return []
+    users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
+    rows = [
+        ("full context", users["full_context_users"], f'the server will log "Maximum concurrency" {users["max"]:.2f}x'),
+        ("steady state", users["steady_users"], f"decoding, each at {context:,} tokens"),
+    ]
+    if users["mean_length_users"] is not None:
+        rows.append(("mean length", users["mean_length_users"], f"decoding, each at {load['mean_tokens']:,} tokens"))
+    if users["length_users"] is not None:
+        bound = f"lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
+        rows.append(("by lengths", users["length_users"], bound))
+    replicas = users["replicas"]
+    total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
+    title = f"Users of one replica{total}" if replicas > 1 else "Users"
+    return [line(title, "bold"), *(line(f"  {name:<12}{count:>6,}  {text}") for name, count, text in rows)]
+
+
+def verdict_lines(doc: Document) -> list[Line]:
+    """What limits it, what would help, and the command."""
+    lines = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
+    lines += [line(f"       {limit['text']}") for limit in doc["limits"][1:]]
+    if doc["fits"]:
+        return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", "cyan"))]
+    if not doc["fixes"]:
+        lines.append(line("No single change of KV dtype, tensor parallel size, context or GPU makes it fit.", "bold"))
+        return lines
+    lines.append(line("What would make it fit", "bold"))
+    width = max(len(fix["flag"]) for fix in doc["fixes"])
+    lines += [line(f"  {fix['flag']:<{width}}  {fix_text(fix)}") for fix in doc["fixes"]]
+    return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", "cyan"))]
+
+
+def fix_text(fix: Document) -> str:
+    count = "" if fix["num_gpus"] == 1 else f"{fix['num_gpus']} x "
+    return f"{fix['max']:.1f} full-context users at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
+
+
+def assumption_lines(doc: Document) -> list[Line]:
+    if not doc["assumptions"]:
+        return []
+    lines = [line("Modelled, not derived (GiB; --explain shows formulas and sources)", "bold")]
+    for each in doc["assumptions"]:
+        low, likely, high = (each[key] / GIB for key in ("low", "likely", "high"))
+        spread = f"{low:.2f}-{high:.2f}" if each["low"] < each["high"] else ""
+        label = {"total": "GPU total", "context": "CUDA context"}.get(each["name"], LABELS.get(each["name"], each["name"]))
+        lines.append(line(f"  {label:<12}{likely:>7.2f}  {spread:<12}  {each['formula']}", "dim"))
+    return lines
+
+
+def explain_lines(sections: Iterable[Section]) -> list[Line]:
+    lines = []
+    for section in sections:
+        lines += [line(), line(section.title, "bold")]
+        lines += [line(f"  {printable(text, 500)}") for text in section.lines]
+    return lines
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def print_contexts(plans: Sequence[Plan], console: "Console | TextIO") -> None:
+    """One row per context: KV per user, blocks, concurrency, users."""
+    docs = [plan_document(plan) for plan in plans]
+    write(context_lines(docs), console)
+
+
+def context_lines(docs: Sequence[Document]) -> list[Line]:
+    first = docs[0]
+    rows = []
+    for doc in docs:
+        kv, users = doc["kv"], doc["concurrency"]
+        short = "" if doc["fits"] else f"{format_gib(doc['deficit'])} short"
+        rows.append(
+            [
+                f"{kv['max_model_len']:,}",
+                format_size(kv["bytes_per_request"]),
+                f"{kv['blocks_per_request']:,}",
+                f"{users['max']:.2f}",
+                f"{users['full_context_users']:,}",
+                f"{users['low']:.1f}-{users['high']:.1f}" if doc["fits"] else short,
+            ]
+        )
+    table = columns(("context", "KV per user", "blocks", "concurrency", "users", "range"), rows, left=0)
+    title = f"{name_of(first)} on {where(first)}: {format_kib(first['kv']['bytes_per_token'])} of KV per token"
+    return [line(title, "bold"), line(), *table, line(), *_table_footer(docs)]
+
+
+def _table_footer(docs: Sequence[Document]) -> list[Line]:
+    short = next((doc for doc in docs if doc["fixes"]), None)
+    if short is None:
+        return [(("Serve", "bold"), (f"  {docs[-1]['flags']['command']}", "cyan"))]
+    fixes = "; ".join(fix["flag"] for fix in short["fixes"])
+    return [line(f"At {short['kv']['max_model_len']:,} tokens it would fit with one of: {fixes}")]
+
+
+def print_gpus(rows: Sequence[tuple[GpuSpec, Plan | KvplanError]], console: "Console | TextIO") -> None:
+    """One row per GPU: does the model fit, for how many users, and what would help."""
+    write(gpu_lines([(gpu, plan_document(it) if isinstance(it, Plan) else str(it)) for gpu, it in rows]), console)
+
+
+def gpu_lines(found: Sequence[tuple[GpuSpec, Document | str]]) -> list[Line]:
+    first = next((doc for _, doc in found if not isinstance(doc, str)), None)
+    lines = []
+    if first is not None:
+        subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
+        lines = [line(f"{subject}, {format_kib(first['kv']['bytes_per_token'])} of KV per token", "bold"), line()]
+    headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")
+    rows, refused = [], []
+    for gpu, doc in found:
+        if isinstance(doc, str):
+            refused.append(line(f"{gpu.name}: {printable(doc, 300)}", "red"))
+        else:
+            rows.append(_gpu_cells(gpu, doc))
+    return lines + (columns(headers, rows) if rows else []) + refused
+
+
+def _gpu_cells(gpu: GpuSpec, doc: Document) -> list[str]:
+    users, memory = doc["concurrency"], doc["memory"]
+    size = [gpu.name, format_gib(gpu.total_memory), format_gib(memory["weights"])]
+    if doc["fits"]:
+        spread = f"{users['low']:.1f}-{users['high']:.1f}"
+        return [*size, format_gib(memory["kv_cache"]), f"{doc['kv']['tokens']:,}", f"{users['max']:.1f}", spread, "yes"]
+    fix = next((fix["flag"] for fix in doc["fixes"]), None)
+    cure = f"; {fix}" if fix else ""
+    return [*size, "-", "-", "0", "-", f"{format_gib(doc['deficit'])} short{cure}"]
+
+
+# --- listings ---------------------------------------------------------------------------------------------------------
+
+
+def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
+    """The quick reference of a model: KV in bf16 on one rank, windows counted as if nothing left them."""
+    windows = sum(
+        token_bytes(cache, "bfloat16", 1)
+        for caches in spec.layers
+        for cache in caches
+        if isinstance(cache, SlidingWindow | ChunkedAttention)
+    )
+    parameters = sum(num_params(spec).values())
+    return {
+        "name": name,
+        "parameters": parameters,
+        "bf16_gb": round(2 * parameters / GB, 2),
+        "kv_bytes_per_token": bytes_per_token(spec, "bfloat16"),
+        "window_bytes_per_token": windows,
+        "state_bytes": constant_bytes(spec, "bfloat16"),
+        "max_model_len": spec.max_model_len,
+        "quantization": spec.quantization.method if spec.quantization else None,
+        "source": spec.source,
+    }
+
+
+def print_models(rows: Sequence[dict[str, Any]], console: "Console | TextIO") -> None:
+    """The rows of `model_row` as the quick reference people keep in notes."""
+    headers = ("model", "stored", "parameters", "bf16 GB", "KiB/token", "of windows", "state MiB", "context")
+    cells = [
+        [
+            printable(row["name"]),
+            row["quantization"] or "",
+            f"{row['parameters'] / 1e9:,.2f}B",
+            f"{row['bf16_gb']:,.2f}",
+            f"{row['kv_bytes_per_token'] / KIB:,.2f}".removesuffix(".00"),
+            f"{row['window_bytes_per_token'] / KIB:,.2f}".removesuffix(".00") if row["window_bytes_per_token"] else "",
+            f"{row['state_bytes'] / (KIB * KIB):,.1f}" if row["state_bytes"] else "",
+            f"{row['max_model_len']:,}",
+        ]
+        for row in rows
+    ]
+    write(columns(headers, cells, left=2), console)
+
+
+def gpu_row(gpu: GpuSpec) -> dict[str, Any]:
+    """What is known of a GPU: bytes, bytes/s, dense FLOP/s."""
+    return {
+        "name": gpu.name,
+        "device_name": gpu.device_name,
+        "total_memory": gpu.total_memory,
+        "total_memory_low": gpu.total_memory_low,
+        "total_memory_high": gpu.total_memory_high,
+        "total_memory_kind": gpu.total_memory_kind,
+        "memory_bandwidth": gpu.memory_bandwidth,
+        "bf16_flops": gpu.bf16_flops,
+        "fp8_flops": gpu.fp8_flops,
+        "compute_capability": gpu.compute_capability or gpu.architecture,
+        "source": gpu.source,
+        "total_memory_source": gpu.total_memory_source,
+    }
+
+
+def print_gpu_list(rows: Sequence[dict[str, Any]], console: "Console | TextIO") -> None:
+    """The rows of `gpu_row` as a table."""
+    headers = ("GPU", "total", "GiB", "range", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "capability")
+    cells = [
+        [
+            row["name"],
+            row["total_memory_kind"],
+            f"{row['total_memory'] / GIB:.2f}",
+            f"{row['total_memory_low'] / GIB:.2f}-{row['total_memory_high'] / GIB:.2f}",
+            f"{row['memory_bandwidth'] / GB:,.0f}" if row["memory_bandwidth"] else "-",
+            f"{row['bf16_flops'] / TB:,.0f}" if row["bf16_flops"] else "-",
+            f"{row['fp8_flops'] / TB:,.0f}" if row["fp8_flops"] else "-",
+            row["compute_capability"] or "-",
+        ]
+        for row in rows
+    ]
+    write(columns(headers, cells, left=2), console)

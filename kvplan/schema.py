@@ -1,0 +1,223 @@
+"""The JSON Schemas of kvplan's documents (draft 2020-12): every key named, none beyond them."""
+
+from typing import Any
+
+from kvplan.errors import UsageError
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+WHOLE: Schema = {"type": "integer"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+SIZE: Schema = {"type": "integer", "minimum": 1}
+NUMBER: Schema = {"type": "number", "minimum": 0}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+
+
+def maybe(schema: Schema) -> Schema:
+    """The same, or null."""
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def record(description: str = "", **properties: Schema) -> Schema:
+    """An object with exactly these keys."""
+    plain = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"description": description, **plain} if description else plain
+
+
+def table(values: Schema, description: str) -> Schema:
+    """An object whose keys are names from the data."""
+    return {"type": "object", "description": description, "additionalProperties": values}
+
+
+def rows(items: Schema, description: str) -> Schema:
+    return {"type": "array", "description": description, "items": items}
+
+
+MODEL = record(
+    "The model's facts; `id` is what the server loads.",
+    name=TEXT,
+    id=TEXT,
+    architecture=TEXT,
+    model_type=TEXT,
+    dtype=TEXT,
+    quantization=maybe(TEXT),
+    num_layers=SIZE,
+    max_model_len=SIZE,
+    source=TEXT,
+)
+GPU = record(
+    "One GPU; total_memory is what CUDA reports, low and high what was seen or the rule's range.",
+    name=TEXT,
+    device_name=TEXT,
+    total_memory=SIZE,
+    total_memory_low=SIZE,
+    total_memory_high=SIZE,
+    total_memory_kind={"enum": ["logged", "published", "estimated", "given"]},
+    total_memory_source=TEXT,
+    nominal_memory=maybe(SIZE),
+    compute_capability=maybe(TEXT),
+)
+ARGS = record(
+    "What was asked for; null: not given, the server decides.",
+    max_model_len={"anyOf": [SIZE, {"const": "auto"}, {"type": "null"}]},
+    tensor_parallel_size=SIZE,
+    pipeline_parallel_size=SIZE,
+    data_parallel_size=SIZE,
+    enable_expert_parallel=FLAG,
+    decode_context_parallel_size=SIZE,
+    dtype=TEXT,
+    quantization=maybe(TEXT),
+    kv_cache_dtype=TEXT,
+    block_size=maybe(SIZE),
+    gpu_memory_utilization=maybe(NUMBER),
+    kv_cache_memory_bytes=maybe(COUNT),
+    num_gpu_blocks_override=maybe(COUNT),
+    max_num_batched_tokens=maybe(SIZE),
+    max_num_seqs=maybe(SIZE),
+    enable_prefix_caching=FLAG,
+    enable_chunked_prefill=FLAG,
+    disable_hybrid_kv_cache_manager=FLAG,
+    async_scheduling=FLAG,
+    enforce_eager=FLAG,
+    mamba_ssm_cache_dtype=maybe(TEXT),
+    max_loras=COUNT,
+    max_lora_rank=SIZE,
+    fully_sharded_loras=FLAG,
+    kv_offloading_size=COUNT,
+    num_speculative_tokens=COUNT,
+    usage={"enum": ["server", "offline"]},
+)
+SETTINGS = record(
+    "What the server runs with.",
+    max_model_len=SIZE,
+    auto_fit=FLAG,
+    max_num_batched_tokens=SIZE,
+    max_num_seqs=SIZE,
+    in_flight_tokens=SIZE,
+    gpu_memory_utilization=NUMBER,
+    kv_dtype=TEXT,
+    dtype=TEXT,
+)
+INPUTS = record(
+    "Everything the plan was made from, resolved.",
+    model=MODEL,
+    engine=TEXT,
+    gpu=GPU,
+    num_gpus=SIZE,
+    args=ARGS,
+    settings=SETTINGS,
+    weights_bytes=maybe(COUNT),
+    draft={"anyOf": [MODEL, {"type": "null"}]},
+    workload=record(mean_tokens=maybe(SIZE), lengths=maybe(TEXT), overflow=NUMBER, shared_prefix=COUNT),
+)
+MEMORY = record(
+    "Bytes of one rank. weights + buffers + activations + cuda_graphs + non_torch + lora + kv_cache + unused = total; "
+    "budget is a limit, not a row; unused = context + outside_budget + slack, negative by what is missing.",
+    total=SIZE,
+    budget=COUNT,
+    weights=COUNT,
+    buffers=COUNT,
+    activations=COUNT,
+    cuda_graphs=COUNT,
+    non_torch=COUNT,
+    lora=COUNT,
+    kv_cache=COUNT,
+    unused=WHOLE,
+    unused_detail=record(context=COUNT, outside_budget=WHOLE, slack=WHOLE),
+    load_peak=COUNT,
+    weight_groups=table(COUNT, "The weights by tensor group."),
+    available=WHOLE,
+    available_low=WHOLE,
+    available_high=WHOLE,
+)
+GROUP = record(
+    "Layers that share one block table.",
+    kind=TEXT,
+    num_layers=COUNT,
+    window=maybe(SIZE),
+    block_size=SIZE,
+    bytes_per_block=COUNT,
+    blocks_per_request=COUNT,
+)
+KV = record(
+    "The KV cache of one rank; num_blocks and tokens are 0 where the plan does not fit.",
+    max_model_len=SIZE,
+    dtype=TEXT,
+    bytes_per_token=COUNT,
+    bytes_per_request=COUNT,
+    state_bytes_per_request=COUNT,
+    block_size=SIZE,
+    bytes_per_block=SIZE,
+    blocks_per_request=SIZE,
+    num_blocks=COUNT,
+    tokens=COUNT,
+    groups=rows(GROUP, "The groups that share the pool's block ids."),
+)
+CONCURRENCY = record(
+    "Requests of one replica: `max` is the server's own figure at full context, low and high its range.",
+    max=NUMBER,
+    full_context_users=COUNT,
+    low=NUMBER,
+    high=NUMBER,
+    steady_users=COUNT,
+    mean_length_users=maybe(COUNT),
+    length_users=maybe(COUNT),
+    max_num_seqs=SIZE,
+    replicas=SIZE,
+)
+FIX = record(
+    "One change that makes it fit.",
+    flag=TEXT,
+    max=NUMBER,
+    full_context_users=COUNT,
+    max_model_len=SIZE,
+    gpu=TEXT,
+    num_gpus=SIZE,
+    command=TEXT,
+)
+ASSUMPTION = record(
+    "A number that is modelled, not derived; bytes of one rank.",
+    name=TEXT,
+    low=WHOLE,
+    likely=WHOLE,
+    high=WHOLE,
+    formula=TEXT,
+    source=TEXT,
+)
+ORIGIN = record(kind={"enum": ["exact", "formula", "calibrated", "measured"]}, source=TEXT)
+PLAN = record(
+    "One plan of kvplan. Sizes are integer bytes per GPU rank.",
+    schema={"const": "kvplan/plan@1"},
+    inputs=INPUTS,
+    fits=FLAG,
+    deficit=COUNT,
+    memory=MEMORY,
+    kv=KV,
+    concurrency=CONCURRENCY,
+    parameters=record(
+        "The model's parameters; `active` counts of the experts those a token uses.",
+        total=COUNT,
+        active=COUNT,
+        groups=table(COUNT, "Parameters by tensor group."),
+    ),
+    limits=rows(record(by=TEXT, text=TEXT), "What limits the answer, the first one first."),
+    fixes=rows(FIX, "The nearest change of each kind that makes it fit; empty where it does."),
+    assumptions=rows(ASSUMPTION, "What is modelled rather than derived."),
+    provenance=table(ORIGIN, "JSON path of each number of memory, kv and concurrency -> where it comes from."),
+    flags=record("The command that serves this plan.", argv=TEXTS, command=TEXT),
+    notes=TEXTS,
+)
+PLANS = record(
+    "Several plans of kvplan.", schema={"const": "kvplan/plans@1"}, plans=rows(PLAN, "The plans, in the order asked.")
+)
+SCHEMAS = {"plan": PLAN, "plans": PLANS}
+
+
+def schema(name: str) -> Schema:
+    """The JSON Schema of a kind of document; UsageError for one there is not."""
+    if name not in SCHEMAS:
+        raise UsageError(f"schema {name!r}: there is none; use one of {', '.join(SCHEMAS)}")
+    return {"$schema": DIALECT, "title": f"kvplan/{name}@1", **SCHEMAS[name]}
