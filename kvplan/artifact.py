@@ -36,6 +36,7 @@ def plan_document(plan: Plan) -> Document:
         "memory": _memory(plan),
         "kv": _kv(plan),
         "concurrency": _concurrency(plan),
+        "host_memory": _host_memory(plan),
         "parameters": _parameters(plan.request.spec),
         "limits": _limits(plan),
         "fixes": _fixes(plan),
@@ -128,7 +129,7 @@ def _workload(plan: Plan) -> Document:
     load = plan.request.load
     return {
         "mean_tokens": load.mean_tokens,
-        "lengths": None if load.lengths is None else load.lengths.text,
+        "lengths": None if load.lengths is None else load.lengths.source,
         "overflow": load.overflow,
         "shared_prefix": load.shared_prefix,
     }
@@ -189,7 +190,7 @@ def _groups(plan: Plan) -> list[Document]:
         found.append(
             {
                 "kind": "+".join(dict.fromkeys(spec.kind for spec in group.specs)),
-                "num_layers": len(local),
+                "num_layers": len({index for index, _ in group.layers}),
                 "window": group.first.bound,
                 "block_size": group.first.block_size,
                 "bytes_per_block": sum(spec.page for spec in local),
@@ -213,6 +214,17 @@ def _concurrency(plan: Plan) -> Document:
         "max_num_seqs": plan.settings.max_num_seqs,
         "replicas": answer.replicas,
     }
+
+
+def _host_memory(plan: Plan) -> Document:
+    """What --kv-offloading-size takes of the host, for all ranks of a replica, and how many requests' KV it holds.
+
+    Source: vLLM 0.33 v1/kv_offload: the size is divided by what one block costs on all ranks together.
+    """
+    args, capacity = plan.request.args, plan.capacity
+    block = args.tensor_parallel_size * sum(plan.pool.stage_bytes)
+    blocks = args.kv_offloading_size // block
+    return {"kv_offloading": args.kv_offloading_size, "blocks": blocks, "users": blocks // capacity.blocks_per_request}
 
 
 @lru_cache(maxsize=1024)
@@ -242,7 +254,9 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     args = plan.request.args
     need = plan.bytes_per_request + capacity.bytes_per_block
     if args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
-        text = f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
+        text = (
+            f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
+        )
         yield "weights", text
     elif plan.available <= 0:
         text = f"weights and overheads leave nothing of the budget of {format_gib(memory.budget)} for the KV cache"
@@ -263,21 +277,33 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
     if answer.length_users is not None:
         users.append(answer.length_users.users)
     if args.num_gpu_blocks_override is not None:
-        yield "num_gpu_blocks_override", f"--num-gpu-blocks-override sets the pool to {args.num_gpu_blocks_override:,} blocks"
+        yield (
+            "num_gpu_blocks_override",
+            f"--num-gpu-blocks-override sets the pool to {args.num_gpu_blocks_override:,} blocks",
+        )
     elif args.kv_cache_memory_bytes is not None:
-        yield "kv_cache_memory_bytes", f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}"
+        yield (
+            "kv_cache_memory_bytes",
+            f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
+        )
     if answer.full_context_users <= settings.max_num_seqs:
         each = format_gib(plan.bytes_per_request)
         yield "kv_cache", f"KV memory: each further user at full context takes {each} of every GPU"
     if max(users) > settings.max_num_seqs:
-        yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise --max-num-seqs"
+        yield (
+            "max_num_seqs",
+            f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise --max-num-seqs",
+        )
     yield from _stage(plan)
 
 
 def _stage(plan: Plan) -> Iterator[tuple[str, str]]:
     pp = plan.request.args.pipeline_parallel_size
     if pp > 1:
-        yield "stage", f"pipeline stage {plan.stage + 1} of {pp} has the least room and decides for all; its rank is shown"
+        yield (
+            "stage",
+            f"pipeline stage {plan.stage + 1} of {pp} has the least room and decides for all; its rank is shown",
+        )
 
 
 def _fixes(plan: Plan) -> list[Document]:

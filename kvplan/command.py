@@ -5,10 +5,7 @@ changes memory in a way kvplan does not size is refused; a misspelt one is refus
 Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm serve" command line reference.
 """
 
-import difflib
-import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -90,57 +87,60 @@ REFUSED: Final[Mapping[str, str]] = {
 # Flags that change memory a little, in a row that is estimated anyway: answered as without them, and said so.
 UNMODELLED: Final = frozenset(
     {
-        "all2all_backend", "attention_backend", "attention_config", "compilation_config", "cuda_graph_sizes",
-        "cudagraph_capture_sizes", "enable_dbo", "enable_eplb", "enable_sleep_mode", "kv_transfer_config",
-        "limit_mm_per_prompt", "load_format", "max_cudagraph_capture_size", "max_seq_len_to_capture",
-        "mm_encoder_tp_mode", "num_redundant_experts", "optimization_level", "O", "skip_mm_profiling",
-        "kv_offloading_backend", "mm_processor_kwargs", "language_model_only", "mamba_block_size", "mamba_cache_mode",
-        "mamba_cache_dtype", "calculate_kv_scales", "kv_sharing_fast_prefill",
+        "O", "all2all_backend", "attention_backend", "attention_config", "calculate_kv_scales", "compilation_config",
+        "cuda_graph_sizes", "cudagraph_capture_sizes", "enable_dbo", "enable_eplb", "enable_sleep_mode",
+        "kv_offloading_backend", "kv_sharing_fast_prefill", "kv_transfer_config", "language_model_only",
+        "limit_mm_per_prompt", "load_format", "mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode",
+        "max_cudagraph_capture_size", "max_seq_len_to_capture", "mm_encoder_tp_mode", "mm_processor_kwargs",
+        "num_redundant_experts", "optimization_level", "skip_mm_profiling",
     }
 )  # fmt: skip
 # Flags without an effect on GPU memory that take no value, so that the word after them is not taken for one.
 SWITCHES: Final = frozenset(
     {
-        "trust_remote_code", "disable_log_requests", "enable_log_requests", "disable_log_stats", "enable_auto_tool_choice",
-        "disable_uvicorn_access_log", "enable_request_id_headers", "disable_fastapi_docs", "enable_prompt_tokens_details",
-        "enable_server_load_tracking", "return_tokens_as_token_ids", "allow_credentials", "disable_frontend_multiprocessing",
-        "headless", "enable_reasoning", "disable_custom_all_reduce", "enable_prompt_embeds", "generation_config_only",
-        "exclude_tools_when_tool_choice_none", "log_outputs", "enable_tokenizer_info_endpoint", "skip_tokenizer_init",
-        "disable_cascade_attn", "data_parallel_hybrid_lb", "data_parallel_external_lb", "enable_lora", "enable_lora_bias",
-        "ray_workers_use_nsight", "disable_sliding_window", "enable_ssl_refresh", "use_tqdm_on_load", "enable_logging_iteration_details",
-        "disable_mm_preprocessor_cache", "interleave_mm_strings", "enable_mm_embeds", "use_v2_block_manager",
-        "disable_chunked_mm_input", "enable_force_include_usage", "disable_hybrid_kv_cache_manager", "enable_offline_docs",
+        "allow_credentials", "data_parallel_external_lb", "data_parallel_hybrid_lb", "disable_cascade_attn",
+        "disable_chunked_mm_input", "disable_custom_all_reduce", "disable_fastapi_docs",
+        "disable_frontend_multiprocessing", "disable_hybrid_kv_cache_manager", "disable_log_requests",
+        "disable_log_stats", "disable_mm_preprocessor_cache", "disable_sliding_window", "disable_uvicorn_access_log",
+        "enable_auto_tool_choice", "enable_force_include_usage", "enable_log_requests",
+        "enable_logging_iteration_details", "enable_lora", "enable_lora_bias", "enable_mm_embeds",
+        "enable_offline_docs", "enable_prompt_embeds", "enable_prompt_tokens_details", "enable_reasoning",
+        "enable_request_id_headers", "enable_server_load_tracking", "enable_ssl_refresh",
+        "enable_tokenizer_info_endpoint", "exclude_tools_when_tool_choice_none", "generation_config_only", "headless",
+        "interleave_mm_strings", "log_outputs", "ray_workers_use_nsight", "return_tokens_as_token_ids",
+        "skip_tokenizer_init", "trust_remote_code", "use_tqdm_on_load", "use_v2_block_manager",
     }
 )  # fmt: skip
 # Flags that take values and are of no account for memory; listed so that a near miss of a real one is told apart.
 HARMLESS: Final = frozenset(
     {
-        "host", "port", "api_key", "served_model_name", "tokenizer", "tokenizer_mode", "tokenizer_revision",
-        "code_revision", "download_dir", "seed", "chat_template", "chat_template_content_format", "tool_call_parser",
-        "tool_parser_plugin", "reasoning_parser", "response_role", "root_path", "middleware", "uvicorn_log_level",
-        "allowed_origins", "allowed_methods", "allowed_headers", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs",
-        "lora_modules", "max_cpu_loras", "lora_dtype", "distributed_executor_backend", "scheduling_policy", "max_logprobs",
-        "guided_decoding_backend", "structured_outputs_config", "generation_config", "override_generation_config",
-        "hf_config_path", "hf_token", "runner", "task", "convert", "max_log_len", "api_server_count", "swap_space",
-        "mm_processor_cache_gb", "allowed_local_media_path", "data_parallel_rank", "data_parallel_address",
-        "data_parallel_rpc_port", "data_parallel_size_local", "data_parallel_start_rank", "data_parallel_backend",
-        "node_rank", "nnodes", "master_addr", "master_port", "prefix_caching_hash_algo", "otlp_traces_endpoint",
-        "collect_detailed_traces", "kv_events_config", "logits_processors", "model_impl", "ignore_patterns",
-        "max_parallel_loading_workers", "model_loader_extra_config", "worker_cls", "worker_extension_cls",
-        "additional_config", "scheduler_cls", "stream_interval", "max_num_partial_prefills", "pooler_config",
-        "max_long_partial_prefills", "long_prefill_token_threshold", "default_mm_loras", "quantization_param_path",
-        "device", "expert_placement_strategy", "eplb_config", "moe_backend", "logprobs_mode", "default_chat_template_kwargs",
-        "input_len", "output_len", "num_prompts", "dataset_name", "dataset_path", "dataset", "backend", "batch_size",
-        "num_iters", "num_iters_warmup",
+        "additional_config", "allowed_headers", "allowed_local_media_path", "allowed_methods", "allowed_origins",
+        "api_key", "api_server_count", "backend", "batch_size", "chat_template", "chat_template_content_format",
+        "code_revision", "collect_detailed_traces", "convert", "data_parallel_address", "data_parallel_backend",
+        "data_parallel_rank", "data_parallel_rpc_port", "data_parallel_size_local", "data_parallel_start_rank",
+        "dataset", "dataset_name", "dataset_path", "default_chat_template_kwargs", "default_mm_loras", "device",
+        "distributed_executor_backend", "download_dir", "eplb_config", "expert_placement_strategy", "generation_config",
+        "guided_decoding_backend", "hf_config_path", "hf_token", "host", "ignore_patterns", "input_len",
+        "kv_events_config", "logits_processors", "logprobs_mode", "long_prefill_token_threshold", "lora_dtype",
+        "lora_modules", "master_addr", "master_port", "max_cpu_loras", "max_log_len", "max_logprobs",
+        "max_long_partial_prefills", "max_num_partial_prefills", "max_parallel_loading_workers", "middleware",
+        "mm_processor_cache_gb", "model_impl", "model_loader_extra_config", "moe_backend", "nnodes", "node_rank",
+        "num_iters", "num_iters_warmup", "num_prompts", "otlp_traces_endpoint", "output_len",
+        "override_generation_config", "pooler_config", "port", "prefix_caching_hash_algo", "quantization_param_path",
+        "reasoning_parser", "response_role", "root_path", "runner", "scheduler_cls", "scheduling_policy", "seed",
+        "served_model_name", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "stream_interval",
+        "structured_outputs_config", "swap_space", "task", "tokenizer", "tokenizer_mode", "tokenizer_revision",
+        "tool_call_parser", "tool_parser_plugin", "uvicorn_log_level", "worker_cls", "worker_extension_cls",
     }
 )  # fmt: skip
 OWN: Final = frozenset({"model", "revision", "speculative_config", "speculative_model", "model_tag"})
 
 _SHORT: Final = {short: name for name, argument in ARGUMENTS.items() for short in argument.short}
 _KNOWN: Final = frozenset(ARGUMENTS) | REFUSED.keys() | UNMODELLED | SWITCHES | HARMLESS | OWN
-_ENDS: Final = re.compile(r"(?:\d?>>?|&>|<|\||\|\||&|&&|;)")  # the words where a shell's simple command ends
-_IMAGE: Final = re.compile(r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?")
-_VARIABLE: Final = re.compile(r"\$[A-Za-z_{(]|`")
+# Plain strings, compiled when first used: most commands need none of them.
+_ENDS: Final = r"(?:\d?>>?|&>|<|\||\|\||&|&&|;)"  # the words where a shell's simple command ends
+_IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
+_VARIABLE: Final = r"\$[A-Za-z_{(]|`"
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
 NO_DRAFT_WEIGHTS: Final = ("ngram", "suffix", "ngram_gpu")
 
@@ -226,6 +226,8 @@ def read_pair(text: str) -> tuple[str, Any]:
     if not equals:
         raise UsageError(f"{option}: has no value; write key=value, for example block_size=32")
     if name not in ARGUMENTS:
+        import difflib
+
         near = difflib.get_close_matches(name, ARGUMENTS, n=3, cutoff=0.6)
         hint = f"did you mean {', '.join(near)}?" if near else f"kvplan knows {', '.join(ARGUMENTS)}"
         raise UsageError(f"{option}: is not an engine argument kvplan models; {hint}")
@@ -237,6 +239,8 @@ def read_pair(text: str) -> tuple[str, Any]:
 
 def split(text: str) -> list[str]:
     """The words of a command, as a POSIX shell splits them; line continuations join, nothing is expanded or run."""
+    import shlex
+
     joined = re.sub(r"\\\r?\n", " ", text.strip())
     try:
         words = shlex.split(joined)
@@ -245,7 +249,7 @@ def split(text: str) -> list[str]:
             f"--from-command: the quotes do not match ({str(error).lower()}); paste the whole command"
         ) from None
     for end, word in enumerate(words):
-        if _ENDS.fullmatch(word) or word.startswith(("2>", "&>", ">", "1>")):
+        if re.fullmatch(_ENDS, word) or word.startswith(("2>", "&>", ">", "1>")):
             return words[:end]
     return words
 
@@ -265,7 +269,7 @@ def start(words: list[str], found: ServeCommand) -> list[str]:
             return following[1:]
     containers = [at for at, word in enumerate(words) if word.rpartition("/")[2] in ("docker", "podman", "nerdctl")]
     candidates = range(containers[0] + 1 if containers else len(words), len(words))
-    images = [(at, image) for at in candidates if (image := _IMAGE.fullmatch(words[at]))]
+    images = [(at, image) for at in candidates if (image := re.fullmatch(_IMAGE, words[at]))]
     for at, image in images:
         flag_before = words[at - 1].startswith("-") and "=" not in words[at - 1]
         if not flag_before or words[at - 1] in _DOCKER_SWITCHES or (at, image) == images[-1]:
@@ -341,7 +345,7 @@ def takes_value(name: str) -> bool:
 
 
 def literal(value: str, what: str) -> str:
-    if _VARIABLE.search(value):
+    if re.search(_VARIABLE, value):
         raise UsageError(
             f"--from-command: {what} is a shell variable ({printable(value, 60)!r}), which is not expanded; "
             "write its value"
@@ -365,6 +369,8 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
     elif name.partition(".")[0] in UNMODELLED:
         found.unmodelled.append(flag)
     else:
+        import difflib
+
         near = [] if is_harmless(name) else difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.85)
         if near and near[0] not in SWITCHES | HARMLESS:
             raise UsageError(f"{option}: is not a flag of vLLM; did you mean --{near[0].replace('_', '-')}?")
@@ -385,7 +391,11 @@ def take_argument(found: ServeCommand, name: str, values: list[str], option: str
     text = literal(one(values, option), option.removeprefix("--from-command "))
     value = read_argument(name, text, option, vllm=True)
     found.args[name] = value
-    if isinstance(value, int) and re.search(r"[kmgt]$", text) and ARGUMENTS[name].kind in ("context", "tokens", "bytes"):
+    if (
+        isinstance(value, int)
+        and re.search(r"[kmgt]$", text)
+        and ARGUMENTS[name].kind in ("context", "tokens", "bytes")
+    ):
         found.notes.append(
             f"{option} {text}: is {value:,} as vLLM reads it; {text[:-1]}{text[-1].upper()} would be binary"
         )
@@ -406,6 +416,8 @@ def read_speculative(name: str, values: list[str], word: str) -> dict[str, Any]:
         key = name.partition(".")[2].replace("-", "_")
     if key is not None:
         return {key: text}
+    import json
+
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from kvplan.artifact import stage_of
-from kvplan.layout import cell_bytes, latent_bytes, local_kv_heads, state_bytes, token_bytes
+from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.rules import vllm
-from kvplan.rules.vllm_kv import KVGroup, KVSpec
+from kvplan.rules.vllm_kv import KVGroup, KVSpec, charged_blocks
 from kvplan.spec import (
     ChunkedAttention,
+    CompressedLatent,
     CrossAttention,
     FullAttention,
     KeyIndex,
@@ -20,6 +21,7 @@ from kvplan.spec import (
     RecurrentState,
     SlidingWindow,
     SparseIndexer,
+    WindowLatent,
 )
 from kvplan.units import GB, GIB, format_gib, format_size
 from kvplan.weights import num_params
@@ -70,6 +72,8 @@ def _per_token(plan: Plan) -> Iterator[str]:
     if idle := sum(not caches for caches in spec.layers):
         yield f"{idle} layers keep no cache of their own"
     total = sum(count * token_bytes(cache, dtype, tp) for cache, count in counts.items())
+    if plan.request.args.pipeline_parallel_size > 1:
+        yield f"of these layers, the rank that decides holds {len(stage_of(plan))}"
     yield f"in all {total:,} B per token ({format_size(total)}), KV dtype {dtype}{_dtype_reason(plan)}"
 
 
@@ -99,15 +103,23 @@ def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
         case CrossAttention(heads, k, v):
             return f"{count} x cross attention (the encoder's tokens): {_heads(heads, k, v, dtype, tp)} {tail}"
         case LatentAttention(latent, rope):
-            per = latent_bytes(dtype, latent, rope)
-            return f"{count} x latent (MLA), whole on every rank: {latent} latent + {rope} rope in {dtype} = {per:,} B {tail}"
+            return f"{count} x latent (MLA), whole on every rank: {latent} latent + {rope} rope in {dtype} {tail}"
         case SparseIndexer(dim):
             return f"{count} x sparse indexer: {dim} fp8 + one fp32 scale per 128 {tail}"
+        case WindowLatent(dim, rope, window):
+            return f"{count} x latent of the last {window:,} tokens: {dim} wide, {rope} of it rope {tail}"
+        case CompressedLatent(dim, rope, ratio, index):
+            keys = f", {index} of index keys" if index else ""
+            return f"{count} x latent of {dim} ({rope} of it rope{keys}) per {ratio} tokens {tail}"
         case KeyIndex(dim):
             return f"{count} x index keys: {dim} x 2 B {tail}"
         case RecurrentState():
             size = state_bytes(
-                cache, plan.settings.dtype, tp, spec_tokens=args.num_speculative_tokens, ssm_dtype=args.mamba_ssm_cache_dtype
+                cache,
+                plan.settings.dtype,
+                tp,
+                spec_tokens=args.num_speculative_tokens,
+                ssm_dtype=args.mamba_ssm_cache_dtype,
             )
             return (
                 f"{count} x {cache.kind.replace('_', ' ')} state: {size:,} B a layer and request, whatever its length "
@@ -141,17 +153,15 @@ def _cell(dtype: str, k: int, v: int) -> str:
 def _blocks(plan: Plan) -> Iterator[str]:
     pool, capacity = plan.pool, plan.capacity
     yield _block_reason(plan)
-    here = stage_of(plan)
-    costs = []
+    numbers: dict[str, list[int]] = {}
     for number, group in enumerate(pool.groups, 1):
-        local = [spec for index, spec in group.layers if index in here]
-        cost = sum(spec.page for spec in local)
-        costs.append(cost)
-        yield f"group {number}: {_group_text(local)} = {cost:,} B per block; {_charge(plan, group)}"
-    if len(costs) > 1:
+        numbers.setdefault(_group_text(plan, group), []).append(number)
+    for text, same in numbers.items():
+        yield f"{_numbered(same)}: {text}"
+    if len(pool.groups) > 1:
         yield (
-            f"groups share one set of block ids: a block costs the widest group's bytes, {capacity.bytes_per_block:,} B, "
-            f"and a request is charged the sum, {capacity.blocks_per_request:,} blocks"
+            "groups share one set of block ids: a block costs the widest group's bytes, "
+            f"{capacity.bytes_per_block:,} B, and a request is charged the sum, {capacity.blocks_per_request:,} blocks"
         )
     yield (
         f"one request of {capacity.max_model_len:,} tokens: {capacity.blocks_per_request:,} blocks x "
@@ -172,9 +182,19 @@ def _block_reason(plan: Plan) -> str:
     return f"block size {size:,}: the smallest that the attention backend takes on this GPU, at least 16"
 
 
-def _group_text(local: list[KVSpec]) -> str:
-    counts = Counter(local)
-    return " + ".join(f"{count} x {_kind(spec)} x {spec.page:,} B a page" for spec, count in counts.items()) or "no layer"
+def _numbered(same: list[int]) -> str:
+    if len(same) == 1:
+        return f"group {same[0]}"
+    if same == list(range(same[0], same[-1] + 1)):
+        return f"groups {same[0]} to {same[-1]}, each"
+    return f"groups {', '.join(map(str, same))}, each"
+
+
+def _group_text(plan: Plan, group: KVGroup) -> str:
+    here = stage_of(plan)
+    local = [spec for index, spec in group.layers if index in here]
+    pages = " + ".join(f"{count} x {_kind(spec)} x {spec.page:,} B a page" for spec, count in Counter(local).items())
+    return f"{pages or 'no layer'} = {sum(spec.page for spec in local):,} B per block; {_charge(plan, group)}"
 
 
 def _kind(spec: KVSpec) -> str:
@@ -183,10 +203,10 @@ def _kind(spec: KVSpec) -> str:
 
 
 def _charge(plan: Plan, group: KVGroup) -> str:
-    """How many blocks a request is charged for a group, by its first layer's rule."""
+    """How many blocks a request is charged for a group, by the rule of its most demanding layer."""
     context, flight, dcp = plan.capacity.max_model_len, plan.settings.in_flight_tokens, plan.pool.dcp
     blocks = group.charged(context, plan.settings, dcp)
-    spec = group.first
+    spec = max(group.specs, key=lambda each: charged_blocks(each, context, plan.settings, dcp))
     match spec.kind:
         case "full" | "latent":
             held = f"{context:,} / {dcp} ranks" if dcp > 1 else f"{context:,}"
@@ -220,7 +240,8 @@ def _weights(plan: Plan) -> Iterator[str]:
         yield f"{group.replace('_', ' ')}: {_share(counts, group)}{size:,} B"
     yield f"in all {plan.memory.weights:,} B ({format_gib(plan.memory.weights)})"
     if plan.memory.load_peak > plan.memory.weights:
-        yield f"while loading {plan.memory.load_peak:,} B ({format_gib(plan.memory.load_peak)}): quantised once it is there"
+        peak = plan.memory.load_peak
+        yield f"while loading {peak:,} B ({format_gib(peak)}): quantised once it is there"
 
 
 def _spread(plan: Plan) -> str:
@@ -246,15 +267,19 @@ def _budget(plan: Plan) -> Iterator[str]:
     if given is not None:
         yield f"--kv-cache-memory-bytes {given:,} is the pool, whatever else there is"
     else:
-        yield f"budget ceil({memory.total:,} x {settings.gpu_memory_utilization}) = {memory.budget:,} B ({format_gib(memory.budget)})"
+        product = f"ceil({memory.total:,} x {settings.gpu_memory_utilization})"
+        yield f"budget {product} = {memory.budget:,} B ({format_gib(memory.budget)})"
         yield f"- weights {memory.weights:,} B"
     for name in BUDGET_ROWS:
         estimate = plan.estimates[name]
         if estimate.likely or estimate.high:
             outside = given is not None or (name == "cuda_graphs" and not settings.version.graphs_in_budget)
             sign = "(not subtracted)" if outside else "-"
-            spread = "" if estimate.low == estimate.high else f" ({estimate.low / GIB:.2f}-{estimate.high / GIB:.2f} GiB)"
-            yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} [{estimate.kind}: {estimate.source}]"
+            spread = (
+                "" if estimate.low == estimate.high else f" ({estimate.low / GIB:.2f}-{estimate.high / GIB:.2f} GiB)"
+            )
+            origin = f"[{estimate.kind}: {estimate.source}]"
+            yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} {origin}"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
     context = plan.estimates["context"]
     yield f"outside the budget: {context.formula} {format_gib(context.likely)} [{context.kind}: {context.source}]"
@@ -265,8 +290,8 @@ def _users(plan: Plan) -> Iterator[str]:
     need = plan.bytes_per_request + capacity.bytes_per_block
     sign = "<=" if plan.fits else ">"
     yield (
-        f"start-up check: ({capacity.blocks_per_request:,} + 1 null block) x {capacity.bytes_per_block:,} B = {need:,} B "
-        f"{sign} {plan.available:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
+        f"start-up check: ({capacity.blocks_per_request:,} + 1 null block) x {capacity.bytes_per_block:,} B = "
+        f"{need:,} B {sign} {plan.available:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
     )
     if not plan.fits:
         return
@@ -276,7 +301,8 @@ def _users(plan: Plan) -> Iterator[str]:
         yield f"blocks: --num-gpu-blocks-override {capacity.num_blocks:,}"
     yield f"concurrency: {capacity.num_blocks:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
     if plan.settings.version.tokens_of_group:
-        yield f"tokens: {capacity.num_blocks:,} // {len(plan.pool.groups)} groups x {plan.pool.block_size} = {capacity.tokens:,}"
+        shared = f"{capacity.num_blocks:,} // {len(plan.pool.groups)} groups"
+        yield f"tokens: {shared} x {plan.pool.block_size:,} = {capacity.tokens:,}"
     else:
         yield f"tokens: floor({answer.max:.4f} x {capacity.max_model_len:,}) = {capacity.tokens:,}"
     held = plan.pool.held(capacity.max_model_len)
@@ -287,11 +313,12 @@ def _users(plan: Plan) -> Iterator[str]:
     load = plan.request.load
     if load.mean_tokens is not None:
         yield (
-            f"at {load.mean_tokens:,} tokens: ({capacity.num_blocks:,} - 1) / {plan.pool.held(load.mean_tokens):,} blocks "
-            f"each{_shared_text(plan)} = {answer.mean_length_users:,} users"
+            f"at {load.mean_tokens:,} tokens: ({capacity.num_blocks:,} - 1) / {plan.pool.held(load.mean_tokens):,} "
+            f"blocks each{_shared_text(plan)} = {answer.mean_length_users:,} users"
         )
     if answer.length_users is not None:
-        yield f"for the lengths stated{_shared_text(plan)}: {answer.length_users.users:,} users [{answer.length_users.method}]"
+        by_length = answer.length_users
+        yield f"for the lengths stated{_shared_text(plan)}: {by_length.users:,} users [{by_length.method}]"
 
 
 def _shared_text(plan: Plan) -> str:
@@ -320,11 +347,15 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
         (f"the driver keeps some of the {format_gib(nominal)}: CUDA sees {format_gib(memory.total)}", seen - start),
         (f"utilisation {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
         (
-            f"activation peak of this GPU's {plan.settings.max_num_seqs:,} sequences and "
-            f"{plan.settings.max_num_batched_tokens:,} batched tokens, not of an H100's {FOLK_SEQS:,} sequences",
+            f"activation peak of {plan.settings.max_num_seqs:,} sequences and {plan.settings.max_num_batched_tokens:,} "
+            f"batched tokens in {plan.request.release.label}, not of {FOLK_SEQS:,} sequences on an H100 in vllm@0.11",
             folk_peak - memory.activations,
         ),
-        *((f"{name.replace('_', ' ')}, left out", -estimates[name].likely) for name in counted if estimates[name].likely),
+        *(
+            (f"{name.replace('_', ' ')}, left out", -estimates[name].likely)
+            for name in counted
+            if estimates[name].likely
+        ),
     ]
 
 
@@ -341,8 +372,8 @@ def _folk(plan: Plan) -> Iterator[str]:
         if what == "folk":
             peak = FOLK_SAMPLER_BYTES * FOLK_SEQS * plan.request.spec.vocab_size / GIB
             yield (
-                f"folk: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - activations "
-                f"{peak:.2f} (an H100's) = {format_gib(running)}, / {format_gib(each)} = {users:.2f} users"
+                f"folk: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - "
+                f"activations {peak:.2f} (an H100's) = {format_gib(running)}, / {format_gib(each)} = {users:.2f} users"
             )
         else:
             yield f"{step / GIB:+.2f} GiB {what}: {format_gib(running)}, {users:.2f} users"
@@ -367,8 +398,8 @@ def _thumb(plan: Plan) -> Iterator[str]:
     memory, ours = plan.memory, plan.concurrency.full_context_users
     thumb = rule_of_thumb(plan)
     yield (
-        f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = {thumb.users:,} users, we say "
-        f"{ours:,} at {plan.capacity.max_model_len:,} tokens: {_off(thumb.users, ours)}"
+        f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = {thumb.users:,} users, "
+        f"we say {ours:,} at {plan.capacity.max_model_len:,} tokens: {_off(thumb.users, ours)}"
     )
     if plan.fits:
         yield (

@@ -7,6 +7,7 @@ from kvplan import catalog
 from kvplan.plan import Plan
 from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import ModelSpec
+from kvplan.units import GIB
 
 
 def model_id(spec: ModelSpec) -> str:
@@ -53,6 +54,7 @@ def _cache(args: EngineArgs) -> list[str]:
         "--kv-cache-memory-bytes": args.kv_cache_memory_bytes,
         "--num-gpu-blocks-override": args.num_gpu_blocks_override,
         "--mamba-ssm-cache-dtype": args.mamba_ssm_cache_dtype,
+        "--kv-offloading-size": f"{args.kv_offloading_size / GIB:.9g}" if args.kv_offloading_size else None,  # in GiB
     }
     return [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
 

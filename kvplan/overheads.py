@@ -19,8 +19,7 @@ from kvplan.gpu import GpuSpec
 from kvplan.rules.vllm import EngineArgs, Settings, Version, has_states, is_mla
 from kvplan.spec import ModelSpec, Place, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
-from kvplan.weights import cdiv, local_shape, on_stage, scheme_for, stage_layers
-from kvplan.weights import Layout as WeightLayout
+from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
 
 Kind = Literal["exact", "formula", "calibrated"]
 
@@ -168,29 +167,31 @@ class Sampler:
     kind: Kind
 
 
-# Hidden states subtracted, the fit is: 38.35, n = 8 logs of 6 models on H100 of "empirical vLLM memory results"
-# (llm-d-planner; vLLM 0.11), spread 38.2-38.6; 38.2 for Qwen3-14B in 0.15 and 0.16 (accuracy report of the same
-# project). 20 more threads from 0.6 to 0.9 lie within 36-43 of it where sampling sets the peak.
-SAMPLER_TO_016 = Sampler(36.0, 38.4, 43.0, "fit on vLLM 0.6-0.16 logs (llm-d-planner, Unsloth notebooks)", "calibrated")
-# 14.9, n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (llm-d-planner accuracy report, which
-# also dates the change: 5.64 GiB in 0.16, 2.23 in 0.17); not fitted on, A100 logs of 0.19 (myoceane.fr): 14.9 predicts
-# gemma-4-26B-A4B's budget to 0.1 GiB and gpt-oss-20b's to 0.3.
+# 38.4, hidden states subtracted: n = 8 logs of 6 models on H100 with vLLM 0.11, spread 38.2-38.6 ("empirical vLLM
+# memory results" of llm-d-planner); 38.2-38.5 in 4 threads of 0.6-0.7 (Qwen2.5 and Phi-4 where the sequences are the
+# default's) and for Qwen3-14B in 0.15 and 0.16 (accuracy report of llm-d-planner). Mistral-Small-3.2 on 0.11 (2.12
+# GiB) does not fit.
+SAMPLER_TO_016 = Sampler(36.0, 38.4, 40.0, "fit on vLLM 0.6-0.16 logs (llm-d-planner, Unsloth notebooks)", "calibrated")
+# 14.9: n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (accuracy report of llm-d-planner,
+# which also dates the change: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17). Not fitted on: A100 logs of 0.19
+# (myoceane.fr), where 14.9 leaves 0.1 GiB (gemma-4-26B-A4B) and 0.3 GiB (gpt-oss-20b) of what is not KV unexplained.
 SAMPLER_TO_024 = Sampler(14.0, 14.9, 16.5, "fit on vLLM 0.19 logs (llm-d-planner accuracy report)", "calibrated")
-# Model runner V2 keeps its penalties apart (`buffers`): 2 for logits, 4 for the fp32 copy, 4-8 of scratch, and two
-# logs of August and September 2026 without graphs bound it to 8-14 if their 256 sequences are the default's.
+# Model runner V2 keeps its penalties apart (`buffers`): 2 for logits, 4 for the fp32 copy, 4-8 of scratch. Two logs of
+# August and September 2026 without graphs bound it to 8 and 14 if their sequences are the default 256.
 SAMPLER_V2 = Sampler(8.0, 12.0, 16.0, "vLLM 0.33 v1/worker/gpu/model_runner.py, scratch not measured", "formula")
 
-# A forward pass against 2 B x tokens x (2 hidden + widest layer part): 1.08-1.27, median 1.19, n = 8 logs of 7 threads in
-# which it sets the peak (Llama-3.1-8B at 20,000 and 29,000 tokens unchunked, vllm-project/vllm#10517; Qwen2.5-7B
-# on V100; Qwen2.5-3B of Unsloth; CodeLlama-7B, granite-3.1-8b and both PP rows of the accuracy report).
+# A forward pass against 2 B x tokens x (2 hidden + widest part of a layer): 1.08-1.25, median 1.19, n = 8 logs of 4
+# threads in which it sets the peak: Llama-3.1-8B with 20,000 and 29,000 tokens unchunked (vllm-project/vllm#10517),
+# Qwen2.5-7B on V100, Qwen2.5-3B of Unsloth, and in the accuracy report CodeLlama-7B, granite-3.1-8b and both pipeline
+# rows.
 FORWARD_RANGE = (1.0, 1.2, 1.4)
 MLA_ROWS = 65_536  # most rows of the tensor that stands in for MLA's prefill workspace
 # Encoder outputs of a full batch of items, and a copy: +0.05 to 0.28 GiB over text models in vLLM 0.19 logs (Gemma 3,
 # MiMo-VL, Kimi-VL, Mistral 3, granite-vision: 1 thread, 6 models; 2 x tokens x hidden x 2 B gives 0.06-0.16).
 ENCODER_COPIES = 2
-# A tower's own peak was 0 to 1.3 GiB above that for images (llava, Qwen2-VL, Gemma 3 in logs of 0.8-0.10); video or very
-# large images took up to 13 GiB more, which no range here covers.
-ENCODER_HIGH = 2 * GIB
+# A tower's own peak was up to 2.4 GiB above that in logs of 0.8-0.10 (Gemma 3, llava, Qwen2-VL); video or very large
+# images took up to 13 GiB more, which no range here covers.
+ENCODER_HIGH = 5 * GIB // 2
 
 
 def sampler_of(release: Version) -> Sampler:
@@ -246,9 +247,10 @@ def activations(
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
-# vLLM's own estimate, the one it subtracts: 0.25 GiB + 6 MiB per captured graph. n = 5 dense logs from 15 to 102 graphs
-# of 5 threads (0.84 GiB at 102, 0.79 and 0.64 at 86, 0.37 at 54, 0.22 at 15: accuracy report, vLLM issues and recipes of
-# 2026): within a third. Real pools were a third of it to equal to it.
+# vLLM's own estimate, the one it subtracts: 0.25 GiB + 6 MiB per captured graph, through 0.84 GiB at 102 graphs
+# (Llama-3.1-8B, accuracy report), 0.79, 0.78 and 0.64 at 86, 0.37 at 54 (vLLM issues and recipes of 2026). Fewer graphs
+# scatter: 0.14 at 30, 0.22 at 15, 0.09-0.61 below ten; so did larger ones (1.6 at 86). n = 14 logs, half of them
+# within a third. Real pools were a third of the estimate to equal to it, 0.5-1.9 GiB (mean 1.0) with 1,024 sequences.
 GRAPHS_BASE = GIB // 4
 GRAPH = 6 * MIB
 GRAPHS_RANGE = (0.35, 2.5)
@@ -261,12 +263,12 @@ GRAPHS_HIGH_EXOTIC = 10.0
 def num_graphs(seqs: int, largest: int) -> int:
     """Graphs captured: piecewise ones up to min(2 x seqs, largest) tokens, full ones up to `seqs`.
 
-    Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; "PIECEWISE=51 (largest=512),
-    FULL=35 (largest=256)" in logs of 256 sequences.
+    Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; logs of 256 sequences
+    say PIECEWISE=51 (largest=512), FULL=35 (largest=256).
     """
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
     piecewise = min(2 * seqs, largest)
-    return sum(size <= piecewise for size in sizes) + sum(size <= seqs for size in sizes)
+    return len([size for size in sizes if size <= piecewise]) + len([size for size in sizes if size <= seqs])
 
 
 def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Estimate:
@@ -342,7 +344,8 @@ def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
 # --- LoRA slots ---------------------------------------------------------------------------------------------------
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-# Architectures whose embedding and head get adapters too; others have none, or only the embedding, so `high` counts both.
+# Architectures whose embedding and head get adapters too; elsewhere `high` counts both, as some have the embedding
+# only.
 LORA_EMBEDDINGS = ("llama", "mistral", "granite")
 LORA_GROUPS = ("attention", "mlp", "experts", "shared_expert", "state")
 
@@ -389,7 +392,7 @@ def lora_slot(spec: ModelSpec, rank: int, tp: int, pp: int, ep: int, sharded: bo
         tables = sum(
             rank * (spec.vocab_size + spec.hidden_size)
             for place in (Place.FIRST, Place.LAST)
-            if on_stage(place, WeightLayout(tp=tp, pp=pp, stage=index))
+            if on_stage(place, Layout(tp=tp, pp=pp, stage=index))
         )
         likely = max(likely, own + (tables if both else 0))
         high = max(high, own + routers + tables)

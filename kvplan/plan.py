@@ -1,8 +1,6 @@
 """plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import ceil
 
 from kvplan import overheads, users, weights
@@ -269,7 +267,7 @@ def breakdown(request: Request, stage: _Budget, capacity: Capacity, *, fits: boo
 def users_of(request: Request, pool: Pool, capacity: Capacity, ends: tuple[float, float]) -> Concurrency:
     """Concurrency by every definition; all zero when nothing fits."""
     load, usable = request.load, capacity.num_blocks - 1
-    held = held_of(pool)
+    held = pool.held
     shared = pool.shared(min(load.shared_prefix, capacity.max_model_len))
     steady = users.users_at(held, usable, capacity.max_model_len, shared)
     mean = None if load.mean_tokens is None else users.users_at(held, usable, load.mean_tokens, shared)
@@ -286,11 +284,6 @@ def users_of(request: Request, pool: Pool, capacity: Capacity, ends: tuple[float
         length_users=by_length,
         replicas=request.args.data_parallel_size,
     )
-
-
-@lru_cache(maxsize=256)
-def held_of(pool: Pool) -> Callable[[int], int]:
-    return pool.held
 
 
 def check_load(request: Request, context: int) -> None:
@@ -316,10 +309,9 @@ def plan(request: Request) -> Plan:
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
     capacity = vllm_kv.capacity(pool, settings, args, [stage.available[1] for stage in stages])
     fits = capacity.fits and capacity.num_blocks > 0
-    worst = min(range(len(stages)), key=lambda i: stages[i].available[1] // max(1, pool.stage_bytes[i]))
-    fixed = replace(settings, max_model_len=capacity.max_model_len, auto_fit=False)
+    worst = capacity.stage
     ends = [
-        vllm_kv.capacity(pool, fixed, args, [stage.available[end] for stage in stages]).max_concurrency
+        vllm_kv.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
         for end in (0, 2)
     ]
     concurrency = users_of(request, pool, capacity, (ends[0], ends[1]))

@@ -9,7 +9,6 @@ from kvplan.families.config import Config
 from kvplan.files import printable
 from kvplan.spec import Quantization, Scheme
 
-UNQUANTIZED = ("none", "")
 # Where checkpoints put the decoder layers, text-only and multimodal.
 LAYER_PREFIXES = (
     "model.layers.",
@@ -24,7 +23,8 @@ LAYER_PREFIXES = (
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     """The quantisation of a config, wherever it states it; None for a plain checkpoint.
 
-    An unknown method gives a Quantization that is not `known`: the weights then cannot be computed from the config.
+    A method or scheme kvplan does not model gives a Quantization that is not `known`: the cache is sized all the same,
+    the weights cannot be computed from the config.
     """
     holder = next((c for c in (inner, outer) if c.values.get("quantization_config") is not None), None)
     if holder is None:
@@ -34,6 +34,14 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
         return None
     method = config.text("quant_method", "modelopt" if "quant_algo" in config else "").lower()
     kv_dtype = stated_kv_dtype(config)
+    try:
+        return by_method(config, inner, method, kv_dtype)
+    except UnsupportedModelError as scheme:
+        return Quantization(f"{printable(method, 40)} ({scheme})", None, kv_dtype=kv_dtype, known=False)
+
+
+def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) -> Quantization | None:
+    """The reader of each method. Raises UnsupportedModelError naming a scheme that is not modelled."""
     match method:
         case "fp8" | "fbgemm_fp8":
             return fp8(config, method, kv_dtype, experts_in_fp4=inner.text("expert_dtype", "") == "fp4")
@@ -50,10 +58,10 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
             return modelopt(config, kv_dtype)
         case "bitsandbytes":
             return bitsandbytes(config)
-        case name if name in UNQUANTIZED:
+        case "none" | "":
             return None
-        case name:
-            return Quantization(printable(name, 40), None, known=False)
+        case _:
+            raise UnsupportedModelError("no reader")
 
 
 def stated_kv_dtype(config: Config) -> str | None:
@@ -79,7 +87,7 @@ def four_bit_group(config: Config) -> int | None:
     """The group size of AWQ and GPTQ; None for one group per column. Only 4-bit layouts are modelled."""
     bits = config.count("bits", "w_bit", default=4)
     if bits != 4:
-        raise config.fail("bits", f"{bits}-bit AWQ/GPTQ is not modelled (4 is); pass --weights-bytes")
+        raise UnsupportedModelError(f"{bits}-bit AWQ/GPTQ")
     group = config.values.get("group_size", config.values.get("q_group_size"))
     if group is None:
         return 128
@@ -160,7 +168,7 @@ def compressed_scheme(config: Config) -> Scheme:
             return Scheme("int4", group, zeros=not weights.flag("symmetric", True))
         case ("float", 4, _):
             return Scheme("nvfp4", group or 16)
-    raise weights.fail("strategy", f"{bits}-bit {kind} by {strategy} is not modelled; pass --weights-bytes")
+    raise UnsupportedModelError(f"{bits}-bit {printable(kind, 20)} by {printable(strategy, 20)}")
 
 
 def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
@@ -196,7 +204,7 @@ MODELOPT = {
 
 def modelopt_scheme(config: Config, algo: str) -> Scheme:
     if algo.upper() not in MODELOPT:
-        raise config.fail("quant_algo", f"{printable(algo, 40)!r} is not modelled; pass --weights-bytes")
+        raise UnsupportedModelError(printable(algo, 40))
     return MODELOPT[algo.upper()]
 
 

@@ -134,7 +134,7 @@ MEMORY = record(
     available_high=WHOLE,
 )
 GROUP = record(
-    "Layers that share one block table.",
+    "Layers that share one block table; bytes_per_block of this rank's share of them.",
     kind=TEXT,
     num_layers=COUNT,
     window=maybe(SIZE),
@@ -197,6 +197,12 @@ PLAN = record(
     memory=MEMORY,
     kv=KV,
     concurrency=CONCURRENCY,
+    host_memory=record(
+        "Host bytes of one replica that --kv-offloading-size takes, and the full-context requests they hold.",
+        kv_offloading=COUNT,
+        blocks=COUNT,
+        users=COUNT,
+    ),
     parameters=record(
         "The model's parameters; `active` counts of the experts those a token uses.",
         total=COUNT,

@@ -45,6 +45,7 @@ ORDER = (
     "serverlog",
     "reconcile",
     # answers
+    "schema",
     "artifact",
     "report",
     "cli",

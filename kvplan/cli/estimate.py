@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from kvplan.cli import output
 from kvplan.cli.options import EstimateOptions, engine_args
@@ -12,15 +12,16 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import GpuSpec, custom_gpu, gpu, with_memory
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.rules.vllm import parse_engine
+from kvplan.spec import ModelSpec
 from kvplan.units import (
     AUTO,
     format_count,
     parse_contexts,
-    parse_count,
     parse_fraction,
     parse_size,
     parse_tokens,
 )
+from kvplan.workload import in_flight, parse_lengths
 
 # One of each size that people rent or own, smallest first: the table where no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -66,18 +67,18 @@ def read(options: EstimateOptions) -> Asked:
     release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
     contexts = contexts_of(options, args.max_model_len)
     gpus = gpus_of(options, len(contexts))
-    load = load_of(options)
     stated = None if options.weights_bytes is None else parse_size(options.weights_bytes, "--weights-bytes")
     model = model_of(options, command, stated is not None)
     draft_name = options.draft_model or (command.draft_model if command else None)
     draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
+    loads = {context: load_of(options, context, model.spec) for context in contexts}
     requests = [
         Request(
             spec=model.spec,
             gpu=one,
             args=replace(args, max_model_len=context),
             release=release,
-            load=load,
+            load=loads[context],
             weights_bytes=model.weights_bytes if stated is None else stated,
             draft=draft.spec if draft else None,
         )
@@ -86,6 +87,7 @@ def read(options: EstimateOptions) -> Asked:
     ]
     asked = Asked(requests, over_gpus=len(gpus) > 1)
     asked.notes += [*(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
+    asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
     asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]
     if command:
         about_flags(asked, command)
@@ -115,7 +117,7 @@ def contexts_of(options: EstimateOptions, elsewhere: Context) -> tuple[Context, 
     if options.max_model_len is None:
         return (elsewhere,)
     found = parse_contexts(options.max_model_len, "--ctx")
-    return tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))  # type: ignore[misc]
+    return tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
 
 
 def gpus_of(options: EstimateOptions, num_contexts: int) -> list[GpuSpec]:
@@ -145,17 +147,18 @@ def model_of(options: EstimateOptions, command: ServeCommand | None, weights_sta
     return resolve(ref, source_of(options, revision))
 
 
-def load_of(options: EstimateOptions) -> Load:
-    """How long requests are: a mean, or a prompt and an answer, or a distribution."""
+def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load:
+    """How long requests are: a mean, or a prompt and an answer, or a distribution, which ends at the context."""
     mean = None if options.mean_tokens is None else parse_tokens(options.mean_tokens, "--mean-tokens")
     if options.prompt_tokens is not None or options.output_tokens is not None:
         if mean is not None:
             raise UsageError("--mean-tokens: says the same as --prompt-tokens and --output-tokens; leave one out")
         mean = prompt_and_output(options)
+    longest = context if isinstance(context, int) else spec.max_model_len
     shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
     return Load(
         mean_tokens=mean,
-        lengths=None if options.lengths is None else lengths_of(options.lengths),
+        lengths=None if options.lengths is None else parse_lengths(options.lengths, longest),
         overflow=overflow_of(options),
         shared_prefix=shared,
     )
@@ -166,14 +169,7 @@ def prompt_and_output(options: EstimateOptions) -> int:
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError("--prompt-tokens and --output-tokens: go together; give both, or --mean-tokens")
     prompt = parse_tokens(options.prompt_tokens, "--prompt-tokens")
-    output_tokens = parse_tokens(options.output_tokens, "--output-tokens")
-    return prompt + -(-output_tokens // 2)
-
-
-def lengths_of(text: str) -> Any:
-    from kvplan.workload import parse_lengths
-
-    return parse_lengths(text, "--lengths")
+    return in_flight(prompt, parse_tokens(options.output_tokens, "--output-tokens"))
 
 
 def overflow_of(options: EstimateOptions) -> float:

@@ -181,7 +181,9 @@ def near_options(wrong: str, context: Any) -> list[str]:
     import difflib
 
     params = context.command.params if context else []
-    known = [name for param in params if param.param_type_name == "option" for name in (*param.opts, *param.secondary_opts)]
+    known = [
+        name for param in params if param.param_type_name == "option" for name in (*param.opts, *param.secondary_opts)
+    ]
     return difflib.get_close_matches(wrong.replace("_", "-"), known, n=3, cutoff=0.6)
 
 

@@ -43,7 +43,9 @@ def option(*names: str, help: str, metavar: str | None = None, panel: str | None
 # --- shared ---------------------------------------------------------------------------------------------------------
 
 FormatOption = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
-ColorOption = Annotated[Color, typer.Option("--color", help="Colours in tables; auto: on a terminal (NO_COLOR counts).")]
+ColorOption = Annotated[
+    Color, typer.Option("--color", help="Colours in tables; auto: on a terminal (NO_COLOR counts).")
+]
 Text = str | None
 Switch = bool | None
 
@@ -72,39 +74,113 @@ class EstimateOptions:
             show_default=False,
         ),
     ] = None
-    gpu_memory: Annotated[Text, option("--gpu-memory", help="Total memory of one GPU, as CUDA reports it.", metavar="SIZE")] = None
-    tensor_parallel_size: Annotated[Text, option("--tensor-parallel-size", "--tp", help="GPUs a layer is split over.", metavar="N")] = None
-    pipeline_parallel_size: Annotated[Text, option("--pipeline-parallel-size", "--pp", help="Stages the layers are split into.", metavar="N")] = None
-    data_parallel_size: Annotated[Text, option("--data-parallel-size", "--dp", help="Replicas side by side.", metavar="N")] = None
-    enable_expert_parallel: Annotated[Switch, option("--enable-expert-parallel/--no-enable-expert-parallel", "--ep/--no-ep", help="Spread whole experts over the ranks.")] = None
-    decode_context_parallel_size: Annotated[Text, option("--decode-context-parallel-size", "--dcp", help="Ranks a request's tokens are spread over.", metavar="N")] = None
+    gpu_memory: Annotated[
+        Text, option("--gpu-memory", help="Total memory of one GPU, as CUDA reports it.", metavar="SIZE")
+    ] = None
+    tensor_parallel_size: Annotated[
+        Text, option("--tensor-parallel-size", "--tp", help="GPUs a layer is split over.", metavar="N")
+    ] = None
+    pipeline_parallel_size: Annotated[
+        Text, option("--pipeline-parallel-size", "--pp", help="Stages the layers are split into.", metavar="N")
+    ] = None
+    data_parallel_size: Annotated[
+        Text, option("--data-parallel-size", "--dp", help="Replicas side by side.", metavar="N")
+    ] = None
+    enable_expert_parallel: Annotated[
+        Switch,
+        option(
+            "--enable-expert-parallel/--no-enable-expert-parallel",
+            "--ep/--no-ep",
+            help="Spread whole experts over the ranks.",
+        ),
+    ] = None
+    decode_context_parallel_size: Annotated[
+        Text,
+        option(
+            "--decode-context-parallel-size", "--dcp", help="Ranks a request's tokens are spread over.", metavar="N"
+        ),
+    ] = None
     # context and batch
-    max_model_len: Annotated[Text, option("--max-model-len", "--ctx", help="Context in tokens: 32k; several by comma; auto (or -1) fits the memory; none: the model's maximum.", metavar="TOKENS")] = None
-    max_num_seqs: Annotated[Text, option("--max-num-seqs", "--batch", help="Requests that run at once, at most.", metavar="N")] = None
-    max_num_batched_tokens: Annotated[Text, option("--max-num-batched-tokens", help="Tokens of one step, at most.", metavar="TOKENS")] = None
+    max_model_len: Annotated[
+        Text,
+        option(
+            "--max-model-len",
+            "--ctx",
+            help="Context in tokens: 32k; several by comma; auto (or -1) fits the memory; none: the model's maximum.",
+            metavar="TOKENS",
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        Text, option("--max-num-seqs", "--batch", help="Requests that run at once, at most.", metavar="N")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Text, option("--max-num-batched-tokens", help="Tokens of one step, at most.", metavar="TOKENS")
+    ] = None
     # formats
     dtype: Annotated[Text, option("--dtype", help="auto, bfloat16, float16 or float32.", metavar="DTYPE")] = None
-    quantization: Annotated[Text, option("--quantization", help="Quantise while loading (fp8), or name what the checkpoint is.", metavar="METHOD")] = None
-    kv_cache_dtype: Annotated[Text, option("--kv-cache-dtype", help="auto, fp8, fp8_e4m3, fp8_e5m2, ...", metavar="DTYPE")] = None
-    mamba_ssm_cache_dtype: Annotated[Text, option("--mamba-ssm-cache-dtype", help="dtype of recurrent states.", metavar="DTYPE")] = None
-    weights_bytes: Annotated[Text, option("--weights-bytes", help="Bytes of all weights, instead of computing them.", metavar="SIZE")] = None
+    quantization: Annotated[
+        Text,
+        option(
+            "--quantization", help="Quantise while loading (fp8), or name what the checkpoint is.", metavar="METHOD"
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        Text, option("--kv-cache-dtype", help="auto, fp8, fp8_e4m3, fp8_e5m2, ...", metavar="DTYPE")
+    ] = None
+    mamba_ssm_cache_dtype: Annotated[
+        Text, option("--mamba-ssm-cache-dtype", help="dtype of recurrent states.", metavar="DTYPE")
+    ] = None
+    weights_bytes: Annotated[
+        Text, option("--weights-bytes", help="Bytes of all weights, instead of computing them.", metavar="SIZE")
+    ] = None
     # memory
-    gpu_memory_utilization: Annotated[Text, option("--gpu-memory-utilization", help="Share of the GPU that the server may use: 0.92.", metavar="SHARE")] = None
-    kv_cache_memory_bytes: Annotated[Text, option("--kv-cache-memory-bytes", help="Size of the KV pool on one GPU.", metavar="SIZE")] = None
-    num_gpu_blocks_override: Annotated[Text, option("--num-gpu-blocks-override", help="Blocks of the KV pool.", metavar="N")] = None
+    gpu_memory_utilization: Annotated[
+        Text,
+        option("--gpu-memory-utilization", help="Share of the GPU that the server may use: 0.92.", metavar="SHARE"),
+    ] = None
+    kv_cache_memory_bytes: Annotated[
+        Text, option("--kv-cache-memory-bytes", help="Size of the KV pool on one GPU.", metavar="SIZE")
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        Text, option("--num-gpu-blocks-override", help="Blocks of the KV pool.", metavar="N")
+    ] = None
     block_size: Annotated[Text, option("--block-size", help="Tokens of one KV block.", metavar="N")] = None
-    kv_offloading_size: Annotated[Text, option("--kv-offloading-size", help="Host memory for KV, over all ranks.", metavar="GIB")] = None
+    kv_offloading_size: Annotated[
+        Text, option("--kv-offloading-size", help="Host memory for KV, over all ranks.", metavar="GIB")
+    ] = None
     # switches
-    enable_prefix_caching: Annotated[Switch, option("--enable-prefix-caching/--no-enable-prefix-caching", help="Keep blocks for requests with the same beginning.")] = None
-    enable_chunked_prefill: Annotated[Switch, option("--enable-chunked-prefill/--no-enable-chunked-prefill", help="Spread a long prompt over several steps.")] = None
-    disable_hybrid_kv_cache_manager: Annotated[Switch, option("--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager", help="Keep every layer's KV for the whole context.")] = None
-    async_scheduling: Annotated[Switch, option("--async-scheduling/--no-async-scheduling", help="Schedule the next step during this one.")] = None
-    enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = None
+    enable_prefix_caching: Annotated[
+        Switch,
+        option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep blocks for requests with the same beginning.",
+        ),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        Switch,
+        option("--enable-chunked-prefill/--no-enable-chunked-prefill", help="Spread a long prompt over several steps."),
+    ] = None
+    disable_hybrid_kv_cache_manager: Annotated[
+        Switch,
+        option(
+            "--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager",
+            help="Keep every layer's KV for the whole context.",
+        ),
+    ] = None
+    async_scheduling: Annotated[
+        Switch, option("--async-scheduling/--no-async-scheduling", help="Schedule the next step during this one.")
+    ] = None
+    enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = (
+        None
+    )
     # adapters and drafts
     enable_lora: Annotated[Switch, option("--enable-lora/--no-enable-lora", help="Set adapter slots aside.")] = None
     max_loras: Annotated[Text, option("--max-loras", help="Adapter slots.", metavar="N")] = None
     max_lora_rank: Annotated[Text, option("--max-lora-rank", help="Largest rank of an adapter.", metavar="N")] = None
-    fully_sharded_loras: Annotated[Switch, option("--fully-sharded-loras/--no-fully-sharded-loras", help="Split both adapter matrices over the ranks.")] = None
+    fully_sharded_loras: Annotated[
+        Switch,
+        option("--fully-sharded-loras/--no-fully-sharded-loras", help="Split both adapter matrices over the ranks."),
+    ] = None
     draft_model: Annotated[
         Text,
         typer.Option(
@@ -115,27 +191,58 @@ class EstimateOptions:
             show_default=False,
         ),
     ] = None
-    num_speculative_tokens: Annotated[Text, option("--num-speculative-tokens", help="Tokens drafted per step.", metavar="N")] = None
+    num_speculative_tokens: Annotated[
+        Text, option("--num-speculative-tokens", help="Tokens drafted per step.", metavar="N")
+    ] = None
     # which server
-    usage: Annotated[Usage | None, typer.Option("--usage", help="`vllm serve` (server) or `LLM(...)` (offline).", show_default=False)] = None
+    usage: Annotated[
+        Usage | None, typer.Option("--usage", help="`vllm serve` (server) or `LLM(...)` (offline).", show_default=False)
+    ] = None
     engine: Annotated[Text, option("--engine", help="Server and release: vllm@0.33, vllm@0.11.", metavar="NAME")] = None
-    engine_arg: Annotated[list[str] | None, option("--engine-arg", help="Any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE")] = None
-    from_command: Annotated[Text, option("--from-command", help="Read a pasted `vllm serve ...`; flags beside it win.", metavar="TEXT")] = None
+    engine_arg: Annotated[
+        list[str] | None,
+        option("--engine-arg", help="Any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE"),
+    ] = None
+    from_command: Annotated[
+        Text, option("--from-command", help="Read a pasted `vllm serve ...`; flags beside it win.", metavar="TEXT")
+    ] = None
     # the workload
-    mean_tokens: Annotated[Text, option("--mean-tokens", help="Tokens a request holds on average.", metavar="TOKENS")] = None
-    prompt_tokens: Annotated[Text, option("--prompt-tokens", help="Mean prompt; with --output-tokens instead of --mean-tokens.", metavar="TOKENS")] = None
-    output_tokens: Annotated[Text, option("--output-tokens", help="Mean answer; half of it counts, as it grows while it is written.", metavar="TOKENS")] = None
-    lengths: Annotated[Text, option("--lengths", help="Distribution of lengths: lognormal:mean=2k,sigma=1 or a CSV file.", metavar="DIST")] = None
-    overflow: Annotated[Text, option("--overflow", help="Chance that --lengths overflow the pool, at most: 1%.", metavar="SHARE")] = None
-    shared_prefix: Annotated[Text, option("--shared-prefix", help="Tokens every request begins with.", metavar="TOKENS")] = None
+    mean_tokens: Annotated[
+        Text, option("--mean-tokens", help="Tokens a request holds on average.", metavar="TOKENS")
+    ] = None
+    prompt_tokens: Annotated[
+        Text,
+        option("--prompt-tokens", help="Mean prompt; with --output-tokens instead of --mean-tokens.", metavar="TOKENS"),
+    ] = None
+    output_tokens: Annotated[
+        Text,
+        option(
+            "--output-tokens", help="Mean answer; half of it counts, as it grows while it is written.", metavar="TOKENS"
+        ),
+    ] = None
+    lengths: Annotated[
+        Text,
+        option("--lengths", help="Distribution of lengths: lognormal:mean=2k,sigma=1 or a CSV file.", metavar="DIST"),
+    ] = None
+    overflow: Annotated[
+        Text, option("--overflow", help="Chance that --lengths overflow the pool, at most: 1%.", metavar="SHARE")
+    ] = None
+    shared_prefix: Annotated[
+        Text, option("--shared-prefix", help="Tokens every request begins with.", metavar="TOKENS")
+    ] = None
     # where the config comes from
-    assume_dense: Annotated[bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")] = False
+    assume_dense: Annotated[
+        bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")
+    ] = False
     revision: Annotated[Text, option("--revision", help="Branch, tag or commit of a Hub model.", metavar="REV")] = None
     offline: Annotated[bool, typer.Option("--offline", help="Use the Hub cache only.")] = False
     # the answer
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False
     format: FormatOption = "table"
-    report: Annotated[list[str] | None, option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH")] = None
+    report: Annotated[
+        list[str] | None,
+        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
+    ] = None
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when it does not fit.")] = False
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
@@ -145,9 +252,18 @@ class EstimateOptions:
 class ModelsOptions:
     """`kvplan models`."""
 
-    name: Annotated[Text, typer.Argument(metavar="NAME", help="One model: its facts and sources.", autocompletion=complete_model, show_default=False)] = None
-    family: Annotated[Text, option("--family", help="Only models whose name, id or type holds this text.", metavar="TEXT")] = None
-    max_params: Annotated[Text, option("--max-params", help="Only models of at most so many parameters: 8B.", metavar="N")] = None
+    name: Annotated[
+        Text,
+        typer.Argument(
+            metavar="NAME", help="One model: its facts and sources.", autocompletion=complete_model, show_default=False
+        ),
+    ] = None
+    family: Annotated[
+        Text, option("--family", help="Only models whose name, id or type holds this text.", metavar="TEXT")
+    ] = None
+    max_params: Annotated[
+        Text, option("--max-params", help="Only models of at most so many parameters: 8B.", metavar="N")
+    ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
 
@@ -156,7 +272,12 @@ class ModelsOptions:
 class GpusOptions:
     """`kvplan gpus`."""
 
-    name: Annotated[Text, typer.Argument(metavar="NAME", help="One GPU: its facts and sources.", autocompletion=complete_gpu, show_default=False)] = None
+    name: Annotated[
+        Text,
+        typer.Argument(
+            metavar="NAME", help="One GPU: its facts and sources.", autocompletion=complete_gpu, show_default=False
+        ),
+    ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
 

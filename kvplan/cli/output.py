@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
-PIPE_WIDTH = 100  # columns of a table that goes to no terminal, unless COLUMNS says
 
 
 def tell(kind: str, text: str) -> None:
@@ -26,7 +25,7 @@ def tell(kind: str, text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Make printing safe: a character that the locale lacks becomes `?`, and a closed stream swallows what it is given."""
+    """Make printing safe: what the locale lacks becomes `?`, and a closed stream swallows what it is given."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -63,22 +62,17 @@ def write(text: str) -> None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
-def console(color: str) -> "Console":
-    """A console for standard output; markup and emoji codes in names stay as they are."""
-    from rich.console import Console
+def console(color: str) -> "Console | TextIO":
+    """What tables are printed on: plain text for a pipe or without colours; rich is loaded for terminals only."""
+    if color == "never":
+        return sys.stdout
+    if color == "always":
+        from rich.console import Console
 
-    forced = {"always": True, "never": False}.get(color)
-    made = Console(
-        markup=False,
-        emoji=False,
-        highlight=False,
-        force_terminal=forced if forced else None,
-        no_color=True if color == "never" else None,
-        soft_wrap=False,
-    )
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        made.width = PIPE_WIDTH
-    return made
+        return Console(markup=False, emoji=False, highlight=False, force_terminal=True)
+    from kvplan.report.lines import open_console
+
+    return open_console(sys.stdout)
 
 
 class ReportFile:
@@ -148,7 +142,7 @@ def report_files(paths: Iterable[str]) -> Iterator[list[ReportFile]]:
     files: list[ReportFile] = []
     try:
         for path in paths:
-            files.append(ReportFile(path))  # noqa: PERF401 -- those made before a bad one must be removed
+            files.append(ReportFile(path))  # one by one: those made before a bad one must be removed
         yield files
     finally:
         for file in files:

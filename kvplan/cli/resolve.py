@@ -58,7 +58,8 @@ def resolve(ref: str, source: Source) -> Resolved:
         found = from_path(Path(ref).expanduser(), source)
     else:
         found = from_hub(catalog.facts(known)["id"] if known else ref, source)
-    found.warnings += [note for note in found.spec.notes if any(mark in note for mark in ODD)]
+    for note in found.spec.notes:
+        (found.warnings if any(mark in note for mark in ODD) else found.notes).append(note)
     return found
 
 
@@ -154,7 +155,7 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
 
 
 def compare(found: Resolved, stored: "Checkpoint", where: str) -> None:
-    """A note where the files hold clearly more or less than the config says: extra heads, other dtypes, a wrong file."""
+    """A note where the files hold clearly more or less than the config says: other dtypes, a wrong file."""
     from kvplan.weights import Layout, total_weights
 
     computed = total_weights(found.spec, Layout(dtype=found.spec.dtype))

@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BAR = 34
+FORMULA = 76  # a longer formula does not fit beside its value
 EIGHTHS = " ▏▎▍▌▋▊▉"
-LABELS = {"activations": "activations", "cuda_graphs": "CUDA graphs", "non_torch": "non-torch", "kv_cache": "KV cache", "lora": "LoRA"}
+LABELS = {
+    "activations": "activations",
+    "cuda_graphs": "CUDA graphs",
+    "non_torch": "non-torch",
+    "kv_cache": "KV cache",
+    "lora": "LoRA",
+}
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
@@ -102,7 +109,11 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
 
 def unused_text(doc: Document) -> str:
     detail = doc["memory"]["unused_detail"]
-    parts = {"CUDA context": detail["context"], "outside the budget": detail["outside_budget"], "slack": detail["slack"]}
+    parts = {
+        "CUDA context": detail["context"],
+        "outside the budget": detail["outside_budget"],
+        "slack": detail["slack"],
+    }
     return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if round(size / GIB, 2))
 
 
@@ -123,11 +134,16 @@ def kv_lines(doc: Document) -> list[Line]:
         line(f"  per token   {format_kib(kv['bytes_per_token'])}{_layers_text(kv)}"),
         line(
             f"  per user    {format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens: "
-            f"{kv['blocks_per_request']:,} blocks of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each{state}"
+            f"{kv['blocks_per_request']:,} blocks of {kv['block_size']:,} tokens, "
+            f"{format_size(kv['bytes_per_block'])} each{state}"
         ),
     ]
     if doc["fits"]:
         lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
+    host = doc["host_memory"]
+    if host["kv_offloading"]:
+        size = format_gib(host["kv_offloading"])
+        lines.append(line(f"  host        {size} of host memory hold {host['users']:,} more full contexts"))
     return lines
 
 
@@ -138,8 +154,7 @@ def _layers_text(kv: Document) -> str:
         counts[group["kind"] + window] = counts.get(group["kind"] + window, 0) + group["num_layers"]
     if len(counts) == 1 and "full" in counts:
         return ""
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    return f", every layer counted ({kinds})"
+    return f", every layer counted ({', '.join(f'{count} {kind}' for kind, count in counts.items())})"
 
 
 def format_kib(num_bytes: int) -> str:
@@ -168,7 +183,7 @@ def user_lines(doc: Document) -> list[Line]:
 
 def verdict_lines(doc: Document) -> list[Line]:
     """What limits it, what would help, and the command."""
-    lines = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
+    lines: list[Line] = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
     lines += [line(f"       {limit['text']}") for limit in doc["limits"][1:]]
     if doc["fits"]:
         return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", "cyan"))]
@@ -193,8 +208,11 @@ def assumption_lines(doc: Document) -> list[Line]:
     for each in doc["assumptions"]:
         low, likely, high = (each[key] / GIB for key in ("low", "likely", "high"))
         spread = f"{low:.2f}-{high:.2f}" if each["low"] < each["high"] else ""
-        label = {"total": "GPU total", "context": "CUDA context"}.get(each["name"], LABELS.get(each["name"], each["name"]))
-        lines.append(line(f"  {label:<12}{likely:>7.2f}  {spread:<12}  {each['formula']}", "dim"))
+        label = {"total": "GPU total", "context": "CUDA context"}.get(
+            each["name"], LABELS.get(each["name"], each["name"])
+        )
+        formula = each["formula"] if len(each["formula"]) <= FORMULA else "see --explain"
+        lines.append(line(f"  {label:<12}{likely:>7.2f}  {spread:<13} {formula}", "dim"))
     return lines
 
 

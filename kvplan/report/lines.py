@@ -47,7 +47,7 @@ def write(lines: Iterable[Line], console: "Console | TextIO") -> None:
     """Print lines: untruncated, markup never parsed, what the encoding lacks as an escape."""
     encoding = encoding_of(console)
     if not getattr(console, "is_terminal", False):
-        stream: TextIO = getattr(console, "file", console)
+        stream: TextIO = getattr(console, "file", None) or console  # type: ignore[assignment] # a console has one
         stream.writelines(f"{_safe(plain(styled), encoding)}\n" for styled in lines)
         return
     from rich.console import Console

@@ -53,7 +53,7 @@ class KVSpec:
     shape: tuple[object, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class KVGroup:
     """Layers that share one block table. `layers` are (layer index, spec), in the order of the model."""
 
@@ -111,7 +111,7 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
             return cdiv(cdiv(num_tokens, dcp), spec.block_size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pool:
     """A model's KV pool before its size is known.
 
@@ -426,6 +426,7 @@ def v4_groups(layers: list[tuple[int, KVSpec]]) -> tuple[KVGroup, ...]:
 class Capacity:
     """What the pool holds once its size is known.
 
+    stage              the pipeline stage whose memory decides; bytes_per_block is its own
     tokens             "GPU KV cache size" as the server logs it
     max_concurrency    the server's "Maximum concurrency", a float
     blocks_per_request blocks charged to a request of the full context
@@ -434,6 +435,7 @@ class Capacity:
 
     num_blocks: int
     bytes_per_block: int
+    stage: int
     max_model_len: int
     blocks_per_request: int
     max_concurrency: float
@@ -454,16 +456,21 @@ def largest_context(layout: Pool, settings: Settings, limit: int, blocks: int) -
     return low
 
 
+def blocks_in(layout: Pool, available: list[int]) -> tuple[int, int]:
+    """(blocks that every stage can hold, the stage that decides)."""
+    if len(available) == 1:
+        return max(0, available[0]) // layout.stage_bytes[0], 0
+    costs = zip(available, layout.stage_bytes, strict=True)
+    return min([(max(0, room) // cost, i) for i, (room, cost) in enumerate(costs) if cost])
+
+
 def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
     """Blocks, tokens and concurrency for `available` KV bytes per rank, one entry per pipeline stage.
 
     The smallest stage decides. Source: vLLM 0.33 v1/core/kv_cache_utils.py (check_enough_kv_cache_memory,
     get_num_blocks, get_max_concurrency_for_kv_cache_config).
     """
-    pairs = list(zip(available, layout.stage_bytes, strict=True))
-    per_stage = [max(0, room) // cost if cost else None for room, cost in pairs]
-    blocks = min(n for n in per_stage if n is not None)
-    worst = next(i for i, n in enumerate(per_stage) if n == blocks)
+    blocks, worst = blocks_in(layout, available)
     context = settings.max_model_len
     if settings.auto_fit:
         context = largest_context(layout, settings, context, blocks - 1)
@@ -471,7 +478,9 @@ def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list
             context = settings.max_model_len
     charged = layout.charged(context, settings)
     cost = layout.stage_bytes[worst]
-    deficit = max((charged + 1) * stage_cost - room for room, stage_cost in pairs if stage_cost)
+    deficit = max(
+        [(charged + 1) * each - room for each, room in zip(layout.stage_bytes, available, strict=True) if each]
+    )
     fits = deficit <= 0
     if args.num_gpu_blocks_override is not None:
         blocks = args.num_gpu_blocks_override
@@ -483,6 +492,7 @@ def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list
     return Capacity(
         num_blocks=blocks,
         bytes_per_block=cost,
+        stage=worst,
         max_model_len=context,
         blocks_per_request=charged,
         max_concurrency=concurrency,

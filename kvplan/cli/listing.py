@@ -1,0 +1,228 @@
+"""`kvplan models` and `kvplan gpus`: lists as a quick reference, and everything known of one entry."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from kvplan import catalog
+from kvplan.cli import output
+from kvplan.cli.options import GpusOptions, ModelsOptions
+from kvplan.errors import UsageError
+from kvplan.files import printable
+from kvplan.gpu import gpu, gpu_names
+from kvplan.report import console as tables
+from kvplan.report.lines import Line, write
+from kvplan.spec import (
+    ChunkedAttention,
+    CompressedLatent,
+    CrossAttention,
+    FullAttention,
+    KeyIndex,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    SparseIndexer,
+    WindowLatent,
+)
+from kvplan.units import format_count, format_gib, format_size
+from kvplan.weights import num_params
+
+Row = dict[str, Any]
+_PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
+_SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def models(options: ModelsOptions) -> int:
+    if options.name is not None:
+        return one_model(options.name, options)
+    most = None if options.max_params is None else parse_params(options.max_params)
+    names = [name for name in catalog.model_names() if options.family is None or is_of(name, options.family)]
+    rows = [tables.model_row(name, catalog.load(name)) for name in names]
+    if most is not None:
+        rows = [row for row in rows if row["parameters"] <= most]
+    if not rows:
+        raise UsageError("models: none is like that; leave out --family or --max-params, or loosen them")
+    if options.format == "table":
+        with output.standard_output():
+            tables.print_models(rows, output.console(options.color))
+    else:
+        output.write(rendered(rows, options.format, "models"))
+    return 0
+
+
+def is_of(name: str, family: str) -> bool:
+    """Whether a model's name, Hub id or model_type holds the text, whatever its case."""
+    facts = catalog.facts(name)
+    kinds = (name, facts["id"], facts["config"].get("model_type", ""), *facts.get("aliases", ()))
+    return any(family.lower() in str(kind).lower() for kind in kinds)
+
+
+def parse_params(text: str) -> int:
+    match = _PARAMS.fullmatch(text)
+    if not match:
+        raise UsageError(f"--max-params: not a number of parameters ({text[:40]!r}); write 8B, 70B or 8030261248")
+    return int(float(match.group(1)) * _SCALES[match.group(2).upper()])
+
+
+def one_model(name: str, options: ModelsOptions) -> int:
+    spec, facts = catalog.load(name), catalog.facts(name)
+    row = tables.model_row(spec.name, spec)
+    details = model_details(spec, facts, row)
+    if options.format == "json":
+        output.write(to_json({"schema": "kvplan/model@1", **row, **json_details(spec, facts)}))
+    elif options.format == "table":
+        with output.standard_output():
+            write(fact_lines(details), output.console(options.color))
+    else:
+        output.write(rendered([row], options.format, "models"))
+    return 0
+
+
+def model_details(spec: ModelSpec, facts: dict[str, Any], row: Row) -> list[tuple[str, str]]:
+    groups = ", ".join(f"{group} {count:,}" for group, count in sorted(num_params(spec).items()) if count)
+    found = [
+        ("name", spec.name),
+        ("Hub id", str(facts["id"])),
+        ("aliases", ", ".join(facts.get("aliases", ())) or "none"),
+        ("architecture", f"{spec.architecture} ({spec.model_type})"),
+        ("parameters", f"{row['parameters']:,} ({groups})"),
+        ("weights", f"{row['bf16_gb']:,.2f} GB in bf16, stored as {row['quantization'] or spec.dtype}"),
+        ("context", f"{spec.max_model_len:,} tokens"),
+        ("KV cache", f"{tables.format_kib(row['kv_bytes_per_token'])} per token in bf16"),
+    ]
+    if row["window_bytes_per_token"]:
+        found.append(("of windows", f"{tables.format_kib(row['window_bytes_per_token'])} of it, which stop growing"))
+    if row["state_bytes"]:
+        found.append(("states", f"{format_size(row['state_bytes'])} per sequence, whatever its length"))
+    found += [("layers" if i == 0 else "", text) for i, text in enumerate(layer_groups(spec))]
+    found += [("note", note) for note in spec.notes]
+    found.append(("source", spec.source))
+    return found
+
+
+def layer_groups(spec: ModelSpec) -> list[str]:
+    """Layers of one kind as a line: "32 x 8 KV heads of 128"."""
+    counts: dict[tuple[LayerCache, ...], int] = {}
+    for caches in spec.layers:
+        counts[caches] = counts.get(caches, 0) + 1
+    return [f"{n} x {' + '.join(cache_text(c) for c in caches) or 'no cache'}" for caches, n in counts.items()]
+
+
+def heads_text(heads: int, head_dim: int, head_dim_v: int) -> str:
+    width = str(head_dim) if head_dim == head_dim_v else f"{head_dim} (K) and {head_dim_v} (V)"
+    return f"{heads} KV heads of {width}"
+
+
+def cache_text(cache: LayerCache) -> str:
+    match cache:
+        case FullAttention(heads, k, v):
+            return heads_text(heads, k, v)
+        case SlidingWindow(heads, k, v, window):
+            return f"{heads_text(heads, k, v)}, window of {window:,} tokens"
+        case ChunkedAttention(heads, k, v, chunk):
+            return f"{heads_text(heads, k, v)}, chunks of {chunk:,} tokens"
+        case LatentAttention(rank, rope, sparse):
+            return f"latent of {rank} + {rope} (MLA{', sparse' if sparse else ''})"
+        case WindowLatent(width, rope, window):
+            return f"latent of {width} + {rope}, window of {window:,} tokens"
+        case CompressedLatent(width, rope, ratio, _):
+            return f"latent of {width} + {rope} for every {ratio} tokens"
+        case SparseIndexer(width) | KeyIndex(width):
+            return f"index keys of {width}"
+        case RecurrentState(kind=kind, heads=heads, head_shape=shape):
+            return f"{kind} state" + (f" of {heads} x {shape[0]} x {shape[1]}" if heads else "")
+        case CrossAttention(heads, k, v):
+            return f"{heads_text(heads, k, v)} over the encoder's tokens"
+        case _:
+            assert_never(cache)
+
+
+def json_details(spec: ModelSpec, facts: dict[str, Any]) -> Row:
+    return {
+        "id": facts["id"],
+        "aliases": list(facts.get("aliases", ())),
+        "architecture": spec.architecture,
+        "model_type": spec.model_type,
+        "dtype": spec.dtype,
+        "parameter_groups": dict(sorted(num_params(spec).items())),
+        "layers": layer_groups(spec),
+        "notes": list(spec.notes),
+    }
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def gpus(options: GpusOptions) -> int:
+    names = gpu_names() if options.name is None else [options.name]
+    rows = [tables.gpu_row(gpu(name)) for name in names]
+    if options.name is not None and options.format == "json":
+        output.write(to_json({"schema": "kvplan/gpu@1", **rows[0]}))
+    elif options.format != "table":
+        output.write(rendered(rows, options.format, "gpus"))
+    else:
+        with output.standard_output():
+            console = output.console(options.color)
+            if options.name is None:
+                tables.print_gpu_list(rows, console)
+            else:
+                write(fact_lines(gpu_details(rows[0], options.name)), console)
+    return 0
+
+
+def gpu_details(row: Row, name: str) -> list[tuple[str, str]]:
+    spec = gpu(name)
+    spread = "" if spec.total_memory_low == spec.total_memory_high else (
+        f", {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)} seen or possible"
+    )  # fmt: skip
+    rates = {"bf16": spec.bf16_flops, "fp16": spec.fp16_flops, "fp8": spec.fp8_flops}
+    return [
+        ("name", spec.name),
+        ("device", spec.device_name),
+        ("total memory", f"{format_gib(spec.total_memory)} ({format_count(spec.total_memory)} bytes{spread})"),
+        ("", f"{spec.total_memory_kind}: {spec.total_memory_source}"),
+        ("bandwidth", f"{spec.memory_bandwidth / 1e9:,.0f} GB/s" if spec.memory_bandwidth else "not stated"),
+        *(
+            (f"dense {kind}", f"{rate / 1e12:,.1f} TFLOP/s" if rate else "none or not stated")
+            for kind, rate in rates.items()
+        ),
+        ("capability", row["compute_capability"] or "not stated"),
+        ("unified", "yes: the CPU uses the same memory" if spec.unified else "no"),
+        ("source", spec.source),
+    ]
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+def fact_lines(facts: Sequence[tuple[str, str]]) -> list[Line]:
+    width = max(len(name) for name, _ in facts)
+    return [((f"{name:<{width}}  ", "bold"), (printable(text, 2000), "")) for name, text in facts]
+
+
+def to_json(document: Row) -> str:
+    import json
+
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def rendered(rows: Sequence[Row], format: str, what: str) -> str:
+    if format == "json":
+        return to_json({"schema": f"kvplan/{what}@1", what: list(rows)})
+    headers = list(rows[0])
+    if format == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, headers, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+    cells = [[str("" if row[key] is None else row[key]).replace("|", "\\|") for key in headers] for row in rows]
+    table = [headers, ["---"] * len(headers), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)

@@ -1,0 +1,229 @@
+"""Plans as CSV, one row each, and as Markdown for a pull request; the same numbers as the JSON."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from kvplan.artifact import Document, plan_document
+from kvplan.explain import explain as explained
+from kvplan.files import printable
+from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.report.console import LABELS, fix_text, format_kib, headline, name_of, unused_text, where
+from kvplan.units import GIB, format_gib, format_size
+
+# Columns are paths of the JSON document; they only ever grow at the end.
+COLUMNS = (
+    "inputs.model.name",
+    "inputs.model.id",
+    "inputs.engine",
+    "inputs.gpu.name",
+    "inputs.num_gpus",
+    "inputs.args.tensor_parallel_size",
+    "inputs.args.pipeline_parallel_size",
+    "inputs.args.data_parallel_size",
+    "inputs.settings.max_model_len",
+    "inputs.settings.dtype",
+    "inputs.settings.gpu_memory_utilization",
+    "inputs.settings.max_num_seqs",
+    "inputs.settings.max_num_batched_tokens",
+    "fits",
+    "deficit",
+    "memory.total",
+    "memory.budget",
+    *(f"memory.{row}" for row in MemoryBreakdown.ROWS),
+    "memory.unused_detail.context",
+    "memory.unused_detail.outside_budget",
+    "memory.unused_detail.slack",
+    "memory.load_peak",
+    "kv.dtype",
+    "kv.bytes_per_token",
+    "kv.bytes_per_request",
+    "kv.state_bytes_per_request",
+    "kv.block_size",
+    "kv.bytes_per_block",
+    "kv.blocks_per_request",
+    "kv.num_blocks",
+    "kv.tokens",
+    "concurrency.max",
+    "concurrency.full_context_users",
+    "concurrency.low",
+    "concurrency.high",
+    "concurrency.steady_users",
+    "concurrency.mean_length_users",
+    "concurrency.length_users",
+    "concurrency.replicas",
+    "parameters.total",
+    "parameters.active",
+    "flags.command",
+)
+
+
+def value_at(document: Document, path: str) -> Any:
+    """The value at a dotted path."""
+    value: Any = document
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def plans_csv(plans: Sequence[Plan]) -> str:
+    """A header and one row per plan; null is an empty cell, booleans are true and false."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for plan in plans:
+        document = plan_document(plan)
+        writer.writerow([_cell(value_at(document, path)) for path in COLUMNS])
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case str() if value.startswith(("=", "+", "-", "@")):  # a spreadsheet would run it as a formula
+            return f"'{value}"
+        case _:
+            return value
+
+
+# --- markdown ---------------------------------------------------------------------------------------------------------
+
+
+def plans_markdown(plans: Sequence[Plan], *, explain: bool = False) -> str:
+    """One plan in full, several as a table; with `explain` each one's formulas below, folded."""
+    documents = [plan_document(plan) for plan in plans]
+    parts = [_one(documents[0])] if len(documents) == 1 else [_several(documents)]
+    if explain:
+        parts += [_formulas(plan, document) for plan, document in zip(plans, documents, strict=True)]
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text of unknown origin as Markdown that shows it as it is."""
+    shown = printable(text, 1000)
+    for sign in "\\`*_[]<>|#":
+        shown = shown.replace(sign, f"\\{sign}")
+    return shown
+
+
+def code(text: str) -> str:
+    """A fenced block that its content cannot close."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"
+
+
+def rows_of(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    marks = ["---" if i < left else "---:" for i in range(len(headers))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, marks, *rows))
+
+
+def _one(doc: Document) -> str:
+    parts = [f"**{escaped(headline(doc))}**", _memory(doc), _figures(doc)]
+    parts += [f"Limit: {escaped(limit['text'])}" for limit in doc["limits"]]
+    if not doc["fits"] and doc["fixes"]:
+        cures = [f"- `{fix['flag']}`: {escaped(fix_text(fix))}" for fix in doc["fixes"]]
+        parts += ["What would make it fit:\n\n" + "\n".join(cures)]
+    command = doc["flags"]["command"] if doc["fits"] else next((fix["command"] for fix in doc["fixes"]), None)
+    if command is not None:
+        parts.append(code(command))
+    return "\n\n".join([*parts, _assumed(doc)])
+
+
+def _memory(doc: Document) -> str:
+    memory = doc["memory"]
+    rows = []
+    for name in MemoryBreakdown.ROWS:
+        if memory[name] or name != "lora":
+            note = unused_text(doc) if name == "unused" else ""
+            share = f"{100 * memory[name] / memory['total']:.1f} %"
+            rows.append([LABELS.get(name, name), f"{memory[name] / GIB:,.2f}", share, note])
+    rows.append(["**total**", f"**{memory['total'] / GIB:,.2f}**", "100.0 %", f"budget {format_gib(memory['budget'])}"])
+    return "\n".join(
+        f"| {' | '.join(cells)} |"
+        for cells in (["each GPU", "GiB", "share", ""], ["---", "---:", "---:", "---"], *rows)
+    )
+
+
+def _figures(doc: Document) -> str:
+    kv, users = doc["kv"], doc["concurrency"]
+    rows = [
+        ["KV per token", f"{format_kib(kv['bytes_per_token'])} ({kv['dtype']})"],
+        ["KV per user", f"{format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens"],
+        ["blocks", f"{kv['num_blocks']:,} of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each"],
+        ["tokens", f"{kv['tokens']:,}"],
+        ["users at full context", f"{users['full_context_users']:,} ({users['max']:.2f})"],
+        ["steady state", f"{users['steady_users']:,}"],
+    ]
+    if users["mean_length_users"] is not None:
+        rows.append([f"at {doc['inputs']['workload']['mean_tokens']:,} tokens", f"{users['mean_length_users']:,}"])
+    if users["length_users"] is not None:
+        rows.append([f"for {escaped(doc['inputs']['workload']['lengths'])}", f"{users['length_users']:,}"])
+    return rows_of(("KV cache and users", ""), rows)
+
+
+def _assumed(doc: Document) -> str:
+    rows = [
+        [
+            LABELS.get(each["name"], each["name"]),
+            f"{each['likely'] / GIB:.2f}",
+            f"{each['low'] / GIB:.2f} to {each['high'] / GIB:.2f}",
+            escaped(each["formula"]),
+        ]
+        for each in doc["assumptions"]
+    ]
+    table = "\n".join(
+        f"| {' | '.join(cells)} |"
+        for cells in (["modelled, not derived", "GiB", "range", "formula"], ["---", "---:", "---:", "---"], *rows)
+    )
+    return table if rows else "Nothing is modelled: every number is derived."
+
+
+def _several(documents: Sequence[Document]) -> str:
+    headers = (
+        "model",
+        "GPUs",
+        "context",
+        "KV per token",
+        "KV per user",
+        "KV cache GiB",
+        "concurrency",
+        "users",
+        "fits",
+    )
+    rows = [
+        [
+            escaped(name_of(doc)),
+            escaped(where(doc)),
+            f"{doc['kv']['max_model_len']:,}",
+            format_kib(doc["kv"]["bytes_per_token"]),
+            format_size(doc["kv"]["bytes_per_request"]),
+            f"{doc['memory']['kv_cache'] / GIB:,.2f}",
+            f"{doc['concurrency']['max']:.2f}",
+            f"{doc['concurrency']['full_context_users']:,}",
+            "yes" if doc["fits"] else _short(doc),
+        ]
+        for doc in documents
+    ]
+    return rows_of(headers, rows, left=2)
+
+
+def _short(doc: Document) -> str:
+    fix = next((f"; `{fix['flag']}`" for fix in doc["fixes"]), "")
+    return f"{format_gib(doc['deficit'])} short{fix}"
+
+
+def _formulas(plan: Plan, doc: Document) -> str:
+    lines = [f"<details><summary>{_html(headline(doc))}: every formula</summary>", ""]
+    for section in explained(plan):
+        lines += [f"**{escaped(section.title)}**", "", *(f"- {escaped(text)}" for text in section.lines), ""]
+    return "\n".join([*lines, "</details>"])
+
+
+def _html(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

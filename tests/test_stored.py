@@ -1,0 +1,92 @@
+"""Weights from a checkpoint's own headers: files that transformers wrote, split as the facts say."""
+
+from pathlib import Path
+
+import pytest
+
+from kvplan.checkpoint import Checkpoint, TensorInfo, read_checkpoint
+from kvplan.hf_config import load_spec, read_config
+from kvplan.stored import stored_weights
+from kvplan.weights import Layout, total_weights
+
+COMMON = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}  # fmt: skip
+MODELS = {
+    "llama": COMMON,
+    "qwen2": COMMON,
+    "gemma2": COMMON | {"tie_word_embeddings": True, "query_pre_attn_scalar": 16},
+    "qwen3_moe": COMMON | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "deepseek_v3": COMMON | {
+        "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 8,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small random model of each family, saved by transformers."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folders = {}
+    for family, values in MODELS.items():
+        folder = tmp_path_factory.mktemp(family)
+        config = transformers.AutoConfig.for_model(family, **values)
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.save_pretrained(folder, max_shard_size="100KB")
+        folders[family] = folder
+    return folders
+
+
+def read(folder: Path) -> Checkpoint:
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint is not None
+    return checkpoint
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_one_rank_holds_what_the_files_hold(checkpoints: dict[str, Path], family: str) -> None:
+    folder = checkpoints[family]
+    checkpoint, spec = read(folder), load_spec(folder)
+    assert sum(stored_weights(spec, checkpoint, Layout()).values()) == sum(t.num_bytes for t in checkpoint.tensors)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=2), Layout(tp=4), Layout(pp=2), Layout(pp=2, stage=1), Layout(tp=2, ep=2)]
+)
+def test_a_rank_holds_the_same_by_headers_as_by_facts(
+    checkpoints: dict[str, Path], family: str, layout: Layout
+) -> None:
+    """A vocabulary of 512 needs no padding, so both ways must agree to the byte; only float32 routing biases differ:
+    transformers saved them in bfloat16."""
+    folder = checkpoints[family]
+    spec = load_spec(folder)
+    by_facts = total_weights(spec, layout)
+    saved_narrow = 0
+    if family == "deepseek_v3":
+        sparse = [i for i in range(1, 4) if i // 2 == layout.stage or layout.pp == 1]
+        biases = {t.name: t for t in read(folder).tensors if t.name.endswith("e_score_correction_bias")}
+        saved_narrow = sum(
+            8 * 4 - biases[f"model.layers.{i}.mlp.gate.e_score_correction_bias"].num_bytes for i in sparse
+        )
+    assert sum(stored_weights(spec, read(folder), layout).values()) == by_facts - saved_narrow
+
+
+def test_layers_past_the_models_own_stay_on_disk() -> None:
+    spec = read_config({"model_type": "llama"} | COMMON, "config.json", "x")
+    extra = Checkpoint(
+        "safetensors", (TensorInfo("model.layers.4.mlp.up_proj.weight", "BF16", (128, 64), 16384),), 16384, (), ()
+    )
+    assert not stored_weights(spec, extra, Layout())
+
+
+def test_a_tensor_without_a_name_in_the_facts_is_counted_whole() -> None:
+    spec = read_config({"model_type": "llama"} | COMMON, "config.json", "x")
+    odd = Checkpoint("safetensors", (TensorInfo("model.layers.0.extra.weight", "BF16", (8, 8), 128),), 128, (), ())
+    assert stored_weights(spec, odd, Layout(tp=2)) == {"other": 128}
