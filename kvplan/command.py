@@ -82,6 +82,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "hf_overrides": "changes the model's config; pass the changed config.json as MODEL",
     "rope_scaling": "changes the model's config; pass the changed config.json as MODEL",
     "prefill_context_parallel_size": "is not modelled; leave it out",
+    "disable_sliding_window": "shortens the context to the window, which is not modelled; give --max-model-len instead",
     "offload_group_size": "moves weights to host memory, which is not modelled; leave it out",
 }
 # Flags that change memory a little, in a row that is estimated anyway: answered as without them, and said so.
@@ -100,8 +101,8 @@ SWITCHES: Final = frozenset(
     {
         "allow_credentials", "data_parallel_external_lb", "data_parallel_hybrid_lb", "disable_cascade_attn",
         "disable_chunked_mm_input", "disable_custom_all_reduce", "disable_fastapi_docs",
-        "disable_frontend_multiprocessing", "disable_hybrid_kv_cache_manager", "disable_log_requests",
-        "disable_log_stats", "disable_mm_preprocessor_cache", "disable_sliding_window", "disable_uvicorn_access_log",
+        "disable_frontend_multiprocessing", "disable_log_requests",
+        "disable_log_stats", "disable_mm_preprocessor_cache", "disable_uvicorn_access_log",
         "enable_auto_tool_choice", "enable_force_include_usage", "enable_log_requests",
         "enable_logging_iteration_details", "enable_lora", "enable_lora_bias", "enable_mm_embeds",
         "enable_offline_docs", "enable_prompt_embeds", "enable_prompt_tokens_details", "enable_reasoning",
@@ -340,8 +341,9 @@ def read_command(text: str) -> ServeCommand:
 
 def takes_value(name: str) -> bool:
     plain = name.removeprefix("no_")
-    is_flag = plain in ARGUMENTS and ARGUMENTS[plain].kind == "flag"
-    return not (is_flag or plain in SWITCHES)
+    if plain in ARGUMENTS:
+        return ARGUMENTS[plain].kind != "flag"
+    return not (plain in SWITCHES or name.startswith(("enable_", "disable_", "no_", "skip_")))
 
 
 def literal(value: str, what: str) -> str:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 

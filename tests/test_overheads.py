@@ -219,7 +219,7 @@ def test_rocm_and_context_ranges() -> None:
 
 # --- LoRA ---------------------------------------------------------------------------------------------------------
 
-# MiB per rank in bf16, worked from vLLM's layers in a spreadsheet apart from this code: (rank, slots, TP, fully sharded)
+# MiB per rank in bf16, worked from the layer shapes apart from this code: (rank, slots, TP, fully sharded)
 LORA_COLUMNS = [(16, 1, 1, 0), (16, 8, 1, 0), (64, 4, 1, 0), (64, 8, 4, 0), (64, 8, 4, 1), (256, 8, 1, 0)]
 LORA_MIB = {
     "llama-3.1-8b": (88, 705, 1409, 1571, 899, 11274),
