@@ -1,11 +1,12 @@
 """config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantisation and towers."""
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from kvplan.errors import InvalidInputError, UnsupportedModelError
-from kvplan.families import classic, deepseek_v4, dense, gemma, hybrid, mla, moe, multimodal_text, nas, towers
+from kvplan.families import towers
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
 from kvplan.files import load_json, printable
@@ -14,17 +15,38 @@ from kvplan.spec import ModelSpec
 
 Reader = Callable[[Config, str], SpecDraft]
 
-READERS: dict[str, Reader] = {
-    **dict.fromkeys(dense.TRAITS, dense.read),
-    **classic.READERS,
-    **multimodal_text.READERS,
-    **moe.READERS,
-    **mla.READERS,
-    **hybrid.READERS,
-    **gemma.READERS,
-    **nas.READERS,
-    **deepseek_v4.READERS,
-}
+# Module of kvplan.families -> the model types it reads. A module is imported when one of its models is asked for.
+MODULES: dict[str, tuple[str, ...]] = {
+    "dense": (
+        "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
+        "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
+        "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "exaone4",
+    ),
+    "classic": (
+        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "chatglm",
+        "qwen", "dbrx",
+    ),
+    "multimodal_text": ("llava", "llava_llama", "mllama", "mllama_text_model"),
+    "moe": (
+        "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe", "granitemoe", "phimoe", "gpt_oss",
+        "llama4_text", "glm4_moe", "minimax_m2", "minimax_m3", "minimax_m3_vl", "mimo_v2_flash", "laguna",
+    ),
+    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"),
+    "hybrid": (
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
+        "granitemoehybrid", "nemotron_h", "lfm2",
+    ),
+    "gemma": ("gemma3n_text", "gemma4_text"),
+    "nas": ("nemotron-nas", "deci"),
+    "deepseek_v4": ("deepseek_v4",),
+}  # fmt: skip
+MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
+
+
+def reader_of(model_type: str) -> Reader:
+    reader: Reader = import_module(f"kvplan.families.{MODULE_OF[model_type]}").READERS[model_type]
+    return reader
+
 
 NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
@@ -50,8 +72,8 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     """The reader for the inner model_type, else for the outer one; an unknown type is refused by name."""
     kinds = [kind for kind in (inner.values.get("model_type"), outer.values.get("model_type")) if isinstance(kind, str)]
     for kind in kinds:
-        if kind in READERS:
-            return READERS[kind], kind
+        if kind in MODULE_OF:
+            return reader_of(kind), kind
     if not kinds:
         raise outer.fail("model_type", "is missing; kvplan sizes a model by its type")
     raise UnsupportedModelError(
@@ -97,7 +119,7 @@ def read_config(
     except UnsupportedModelError:
         if not assume_dense:
             raise
-        reader, model_type = dense.read, "llama"
+        reader, model_type = reader_of("llama"), "llama"
         outer.notes.append(
             f"model_type {outer.values.get('model_type')!r} is unknown: sized as a plain dense transformer"
         )

@@ -16,7 +16,7 @@ Held = Callable[[int], int]
 BITS = 64  # probabilities are integers of 2^-64
 ONE = 1 << BITS
 SLOT = 18  # bytes per coefficient of a product: 2 x 64 bits, and 16 bits for sums of up to 65,536 terms
-EXACT_CELLS = 4096  # a pool of at most so many cells is convolved without rounding of block counts: 0.1 s
+EXACT_CELLS = 3072  # a pool of at most so many cells is convolved without rounding of block counts: 0.2 s
 COARSE_CELLS = 2048
 NEGLIGIBLE = ONE >> 45  # mass of a tail that is moved inwards (3e-14)
 

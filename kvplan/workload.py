@@ -248,7 +248,7 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
                 continue
         if len(fields) <= max(columns):
             raise InvalidInputError(
-                f"{where}: line {number}: has {len(fields)} columns, not {max(columns) + 1} or more"
+                f"{where}: line {number}: too few columns ({len(fields)}); the lengths stand in column {max(columns) + 1}"
             )
         yield number, sum(_count(fields[column], where, number) for column in columns), len(columns) > 1
 

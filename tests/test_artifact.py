@@ -269,7 +269,7 @@ def test_a_stated_weight_total_is_an_assumption(cases: dict[str, Plan]) -> None:
 
 
 def test_an_estimated_gpu_total_is_an_assumption() -> None:
-    estimated = planned("llama-3.1-8b", "b300", max_model_len=32768)
+    estimated = planned("llama-3.1-8b", "a10", max_model_len=32768)
     document = plan_document(estimated)
     assert document["inputs"]["gpu"]["total_memory_kind"] == "estimated"
     assert document["assumptions"][0]["name"] == "total"

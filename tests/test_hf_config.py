@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from kvplan import catalog
 from kvplan.errors import InvalidInputError, KvplanError, UnsupportedModelError
-from kvplan.hf_config import load_spec, read_config
+from kvplan.hf_config import MODULES, load_spec, read_config
 from kvplan.spec import FullAttention, LatentAttention, ModelSpec, RecurrentState, SlidingWindow, SparseIndexer
 
 LLAMA: dict[str, Any] = {
@@ -205,3 +206,8 @@ def test_an_unknown_quantisation_still_sizes_the_cache(method: dict[str, Any], t
 def test_a_broken_quantisation_is_refused() -> None:
     with pytest.raises(KvplanError, match="weight_block_size"):
         read(quantization_config={"quant_method": "fp8", "weight_block_size": [128]})
+
+
+def test_the_registry_names_what_each_module_reads() -> None:
+    for module, types in MODULES.items():
+        assert set(import_module(f"kvplan.families.{module}").READERS) == set(types), module

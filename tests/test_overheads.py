@@ -44,7 +44,7 @@ def kv_left(case: Case, end: str = "likely") -> float:
     """GiB of one rank's budget that are left for KV."""
     spec, settings, args, device = case
     held = weights.total_weights(spec, Layout(tp=args.tensor_parallel_size, sm=device.sm))
-    spent = held + sum(getattr(row, end) for row in estimates(case).values())
+    spent = held + sum(int(getattr(row, end)) for row in estimates(case).values())
     return (device.total_memory * settings.gpu_memory_utilization - spent) / GIB
 
 
@@ -75,8 +75,8 @@ def test_llama_on_a100_leaves_what_measured_parts_leave() -> None:
     assert 13.5 <= kv_left(a100) / 4 <= 14.4  # 4 GiB per user at 32,768 tokens x 128 KiB
 
 
-# GiB of activation peak and of non-torch memory, logged by vLLM 0.19 on H100 (79.19 GiB) with 8,192 tokens and 1,024
-# sequences: llm-d-planner's accuracy report. Its activation includes the MoE workspace. Not here: pipeline rows (below).
+# GiB of activation peak and of non-torch memory, logged by vLLM 0.19 on H100 (79.19 GiB) with 8,192 tokens, 1,024
+# sequences: llm-d-planner's accuracy report. Its activation includes the MoE workspace; pipeline rows are below.
 LOGGED_019 = [
     ("qwen2.5-7b", 1, 2.21, 0.24),
     ("qwen3-8b", 1, 2.21, 0.25),

@@ -60,7 +60,7 @@ def binomial_users(small: int, large: int, p: float, usable: int, overflow: floa
     return n
 
 
-@pytest.mark.parametrize("usable", [5, 64, 100, 1000, 3000, 4096])
+@pytest.mark.parametrize("usable", [5, 64, 100, 1000, 3000])
 @pytest.mark.parametrize("overflow", [0.001, 0.01, 0.2])
 @pytest.mark.parametrize(("small", "large", "p"), [(10, 100, 0.1), (7, 8, 0.5), (1, 50, 0.01), (6, 33, 0.9)])
 def test_two_lengths_follow_the_binomial(small: int, large: int, p: float, usable: int, overflow: float) -> None:
@@ -129,7 +129,7 @@ def test_a_shared_prefix_only_helps_by_what_it_saves(shared: int, usable: int) -
 @pytest.mark.parametrize(
     "text", ["uniform:100-3000", "lognormal:median=1000,sigma=1.2", "lognormal:mean=2000,p95=7000"]
 )
-@pytest.mark.parametrize("usable", [4500, 9000, 12_000])
+@pytest.mark.parametrize("usable", [4500, 9000])
 def test_the_grid_never_promises_more_than_the_exact_answer_and_little_less(
     text: str, usable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

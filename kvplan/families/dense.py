@@ -234,3 +234,6 @@ def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tu
         scaled = rope.scaling(config).number("factor", 1.0)
         return (Rope(heads.head_dim, int(limit * scaled)), Rope(heads.head_dim, limit))
     return tables
+
+
+READERS = dict.fromkeys(TRAITS, read)

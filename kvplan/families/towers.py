@@ -1,34 +1,34 @@
 """Vision and audio towers: the weights beside the language model, by the model_type of the outer config."""
 
 from collections.abc import Callable
+from importlib import import_module
 
 from kvplan.errors import UnsupportedModelError
-from kvplan.families import towers_gemma, towers_vision
 from kvplan.families.config import Config
 from kvplan.files import printable
 from kvplan.spec import Weight
 
-TOWERS: dict[str, Callable[[Config], list[Weight]]] = {
-    "gemma3": towers_vision.gemma3,
-    "gemma3n": towers_gemma.gemma3n,
-    "gemma4": towers_gemma.gemma4,
-    "kimi_k25": towers_vision.kimi_k25,
-    "llama4": towers_vision.llama4,
-    "llava": towers_vision.llava,
-    "llava_llama": towers_vision.llava,
-    "minimax_m3": towers_vision.minimax_m3,
-    "minimax_m3_vl": towers_vision.minimax_m3,
-    "mistral3": towers_vision.mistral3,
-    "mllama": towers_vision.mllama,
-    "qwen2_5_vl": towers_vision.qwen2_5_vl,
-    "qwen2_vl": towers_vision.qwen2_vl,
-    "qwen3_5": towers_vision.qwen3_5,
-    "qwen3_5_moe": towers_vision.qwen3_5,
-    "qwen3_vl": towers_vision.qwen3_vl,
-    "qwen3_vl_moe": towers_vision.qwen3_vl,
-    "step3p7": towers_vision.step3p7,
+# model_type -> (module, function) that reads its towers; imported when a model has one.
+TOWERS: dict[str, tuple[str, str]] = {
+    "gemma3": ("towers_vision", "gemma3"),
+    "gemma3n": ("towers_gemma", "gemma3n"),
+    "gemma4": ("towers_gemma", "gemma4"),
+    "kimi_k25": ("towers_vision", "kimi_k25"),
+    "llama4": ("towers_vision", "llama4"),
+    "llava": ("towers_vision", "llava"),
+    "llava_llama": ("towers_vision", "llava"),
+    "minimax_m3": ("towers_vision", "minimax_m3"),
+    "minimax_m3_vl": ("towers_vision", "minimax_m3"),
+    "mistral3": ("towers_vision", "mistral3"),
+    "mllama": ("towers_vision", "mllama"),
+    "qwen2_5_vl": ("towers_vision", "qwen2_5_vl"),
+    "qwen2_vl": ("towers_vision", "qwen2_vl"),
+    "qwen3_5": ("towers_vision", "qwen3_5"),
+    "qwen3_5_moe": ("towers_vision", "qwen3_5"),
+    "qwen3_vl": ("towers_vision", "qwen3_vl"),
+    "qwen3_vl_moe": ("towers_vision", "qwen3_vl"),
 }
-ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl", "step3p7")  # the class has a tower, named or not
+ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower, named or not
 TOWER_KEYS = (
     "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
     "img_processor", "audio_processor", "embd_layer",
@@ -62,4 +62,6 @@ def weights(outer: Config) -> list[Weight]:
         )
     if not has_tower_keys(outer):
         outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")
-    return TOWERS[kind](outer)
+    module, function = TOWERS[kind]
+    reader: Callable[[Config], list[Weight]] = getattr(import_module(f"kvplan.families.{module}"), function)
+    return reader(outer)

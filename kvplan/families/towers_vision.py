@@ -322,24 +322,3 @@ def minimax_m3(outer: Config) -> list[Weight]:
         column("patch_merge_mlp.linear_1", text * merge_area(grouping), middle),
         row("patch_merge_mlp.linear_2", middle, text),
     ]
-
-
-def step3p7(outer: Config) -> list[Weight]:
-    """Step-3.7: a perception encoder with layer scales, two convolutions that halve the grid, one projection."""
-    config = outer.sub("vision_config")
-    hidden, heads = (
-        config.count("hidden_size", "width", default=1536),
-        config.count("num_attention_heads", "heads", default=16),
-    )
-    inner = int(hidden * ratio(config, "mlp_ratio", 8960 / 1536))
-    layers, patch = depth_of(config, "num_hidden_layers", "layers", default=47), config.count("patch_size", default=14)
-    scales = (vector("vision_model.layers.ls_1", hidden), vector("vision_model.layers.ls_2", hidden))
-    return [
-        linear("vision_model.conv1", channels(config) * patch**2, hidden),
-        linear("vision_model.positional_embedding", hidden, patches(config, 728, patch)),
-        layer_norm("vision_model.ln_pre", hidden),
-        *(block(config, hidden, heads, inner) + scales) * layers,
-        linear("vision_model.vit_downsampler1", 9 * hidden, 2 * hidden, bias=True),
-        linear("vision_model.vit_downsampler2", 18 * hidden, 4 * hidden, bias=True),
-        column("vit_large_projector", 4 * hidden, text_hidden(outer), bias=outer.flag("projector_bias")),
-    ]

@@ -19,8 +19,8 @@ from kvplan.weights import num_params
 if TYPE_CHECKING:
     from rich.console import Console
 
-BAR = 34
-FORMULA = 76  # a longer formula does not fit beside its value
+BAR = 28
+FORMULA = 66  # columns that are left for one beside its value
 EIGHTHS = " ▏▎▍▌▋▊▉"
 LABELS = {
     "activations": "activations",
@@ -211,8 +211,21 @@ def assumption_lines(doc: Document) -> list[Line]:
         label = {"total": "GPU total", "context": "CUDA context"}.get(
             each["name"], LABELS.get(each["name"], each["name"])
         )
-        formula = each["formula"] if len(each["formula"]) <= FORMULA else "see --explain"
-        lines.append(line(f"  {label:<12}{likely:>7.2f}  {spread:<13} {formula}", "dim"))
+        start = f"  {label:<12}{likely:>6.2f}  {spread:<11} "
+        for part in wrapped(each["formula"], FORMULA):
+            lines.append(line(start + part, "dim"))
+            start = " " * len(start)
+    return lines
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Text in lines of at most `width`, divided at spaces."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
     return lines
 
 

@@ -1,0 +1,319 @@
+"""The console, CSV and Markdown carry the document's numbers, on one screen, whatever the terminal and the names."""
+
+import csv
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvplan import catalog
+from kvplan.artifact import plan_document
+from kvplan.errors import UsageError
+from kvplan.gpu import custom_gpu, gpu
+from kvplan.plan import Load, Plan, Request, plan
+from kvplan.report import console as screen
+from kvplan.report.lines import Line, columns, line, open_console, plain, write
+from kvplan.report.text import COLUMNS, plans_csv, plans_markdown, value_at
+from kvplan.rules.vllm import EngineArgs
+from kvplan.units import GIB
+from kvplan.workload import parse_lengths
+
+ROWS = {
+    "weights": "weights",
+    "buffers": "buffers",
+    "activations": "activations",
+    "cuda_graphs": "CUDA graphs",
+    "non_torch": "non-torch",
+    "kv_cache": "KV cache",
+    "unused": "unused",
+}
+
+
+def planned(model: str = "llama-3.1-8b", card: str = "a100-80g", load: Load | None = None, **args: Any) -> Plan:
+    return plan(
+        Request(catalog.load(model), gpu(card), EngineArgs(**{"max_model_len": 32768, **args}), load=load or Load())
+    )
+
+
+class Utf8(io.StringIO):
+    encoding = "utf-8"
+
+
+class Ascii(io.TextIOWrapper):
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="ascii")
+
+    def text(self) -> str:
+        self.flush()
+        return self.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined,no-any-return] # a BytesIO
+
+
+def shown(one: Plan, **how: bool) -> str:
+    stream = Utf8()
+    screen.print_plan(one, stream, **how)
+    return stream.getvalue()
+
+
+def lines_of(printer: Callable[..., None], *args: Any) -> list[str]:
+    stream = Utf8()
+    printer(*args, stream)
+    return stream.getvalue().splitlines()
+
+
+# --- one screen -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_case_on_one_screen(golden: Callable[[str, str], None]) -> None:
+    text = shown(planned())
+    golden("estimate_llama_8b.txt", text)
+    assert len(text.splitlines()) <= 38
+    assert "  per token   128 KiB" in text  # 131,072 B
+    assert "  per user    4 GiB at 32,768 tokens: 2,048 blocks of 16 tokens, 2 MiB each" in text
+    assert re.match(
+        r"llama-3\.1-8b on a100-80g: 1[34]\.\d full-context users at 32,768 tokens \(1\d\.\d-1\d\.\d\)\n", text
+    )
+
+
+def test_only_the_command_is_wider_than_100_columns() -> None:
+    for one in (
+        planned(),
+        planned("llama-3.1-70b"),
+        planned("gpt-oss-20b", "h100-80g", max_model_len=131072),
+        planned("qwen3-next-80b-a3b", "h100-80g", tensor_parallel_size=4),
+        planned("deepseek-v3", "h200", tensor_parallel_size=8, pipeline_parallel_size=2, kv_offloading_size=64 * GIB),
+    ):
+        text = shown(one)
+        wide = [row for row in text.splitlines() if len(row) > 100 and not row.startswith("Serve")]
+        assert wide == []
+        assert len(text.splitlines()) <= 38
+
+
+@pytest.mark.parametrize("card", ["a100-80g", "h100-80g"])
+@pytest.mark.parametrize("max_loras", [0, 4])
+def test_the_table_shows_the_documents_rows(card: str, max_loras: int) -> None:
+    one = planned(card=card, max_loras=max_loras)
+    memory = plan_document(one)["memory"]
+    text = shown(one)
+    rows = {**ROWS, "lora": "LoRA", "total": "total"} if max_loras else {**ROWS, "total": "total"}
+    for key, label in rows.items():
+        found = re.search(rf"^  {label} +(-?[\d,.]+) GiB +(-?[\d.]+) %", text, re.MULTILINE)
+        assert found is not None, label
+        assert found[1] == f"{memory[key] / GIB:,.2f}"
+        assert found[2] == f"{100 * memory[key] / memory['total']:.1f}"
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    text = shown(planned("llama-3.1-70b"))
+    assert text.startswith("llama-3.1-70b on a100-80g: does not fit at 32,768 tokens, ")
+    assert "the weights alone, 131.42 GiB, are more than the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
+    assert re.search(r"^  --tensor-parallel-size 2 +\d\.\d full-context users .* on 2 x a100-80g$", text, re.MULTILINE)
+    assert re.search(r"^Serve  vllm serve .* --tensor-parallel-size 2 ", text, re.MULTILINE)
+
+
+def test_users_by_every_definition_that_was_asked_for() -> None:
+    lengths = parse_lengths("lognormal:median=1000,sigma=1.2", 32768)
+    one = planned(load=Load(mean_tokens=2048, lengths=lengths, overflow=0.01))
+    text, users = shown(one), plan_document(one)["concurrency"]
+    assert f"mean length {users['mean_length_users']:>6,}  decoding, each at 2,048 tokens" in text
+    assert (
+        f"by lengths  {users['length_users']:>6,}  lengths lognormal:median=1000,sigma=1.2, overflow at most 1 %"
+        in text
+    )
+
+
+def test_a_plan_of_several_gpus_says_so() -> None:
+    text = shown(planned("llama-3.1-70b", "h100-80g", tensor_parallel_size=4, data_parallel_size=2))
+    assert "llama-3.1-70b on 8 x h100-80g" in text.splitlines()[0]
+    assert text.splitlines()[0].endswith(", on each of 2 replicas")
+    assert "Where each GPU's memory goes" in text
+
+
+def test_the_scheduler_limits_where_memory_does_not() -> None:
+    assert "the scheduler runs at most 4 requests at once" in shown(planned(max_num_seqs=4))
+
+
+def test_explain_adds_the_formulas_below_the_screen() -> None:
+    one = planned()
+    text = shown(one, explain=True)
+    assert text.startswith(shown(one))
+    assert "Why not the folk answer" in text
+
+
+# --- streams, encodings, names ----------------------------------------------------------------------------------------
+
+
+def test_an_ascii_stream_gets_ascii_bars_and_nothing_raises() -> None:
+    stream = Ascii()
+    one = planned()
+    screen.print_plan(one, stream)
+    assert re.search(r"KV cache .* %  #{20,}", stream.text())
+    odd = replace(one, request=replace(one.request, spec=replace(one.request.spec, name="modèle-1")))
+    screen.print_plan(odd, stream)
+    assert "mod\\xe8le-1 on a100-80g" in stream.text()
+
+
+def test_names_are_never_markup_nor_control_characters() -> None:
+    one = planned()
+    odd = replace(
+        one, request=replace(one.request, spec=replace(one.request.spec, name="[bold]x[/bold] [/foo]\x1b[31m"))
+    )
+    for console in (Console(file=Utf8(), force_terminal=True, width=60), Console(file=Utf8(), force_terminal=False)):
+        screen.print_plan(odd, console)
+        assert isinstance(console.file, io.StringIO)
+        assert "[bold]x[/bold] [/foo]\\x1b[31m on a100-80g" in console.file.getvalue()
+
+
+def test_a_terminal_gets_the_same_text_in_colours_and_never_cut() -> None:
+    one = planned()
+    console = Console(file=Utf8(), force_terminal=True, width=40, color_system="standard", legacy_windows=False)
+    screen.print_plan(one, console)
+    assert isinstance(console.file, io.StringIO)
+    coloured = console.file.getvalue()
+    assert "\x1b[" in coloured
+    bare = [row.rstrip() for row in re.sub(r"\x1b\[[\d;]*m", "", coloured).splitlines()]
+    assert bare == shown(one).splitlines()
+
+
+def test_a_console_is_opened_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    pipe = Utf8()
+    assert open_console(pipe) is pipe
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(open_console(pipe), Console)
+
+
+def test_a_pipe_loads_no_rich() -> None:
+    script = (
+        "import sys; from kvplan import catalog; from kvplan.gpu import gpu; from kvplan.plan import Request, plan\n"
+        "from kvplan.report.console import print_plan\n"
+        "print_plan(plan(Request(catalog.load('llama-3.1-8b'), gpu('a100-80g'))), sys.stdout)\n"
+        "sys.exit('rich' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_table_is_aligned() -> None:
+    made: list[Line] = columns(("name", "n"), [["a", "1"], ["bcdefg", "1,000"]])
+    assert [plain(row) for row in made] == ["name        n", "a           1", "bcdefg  1,000"]
+    stream = Utf8()
+    write([line("x  "), line()], stream)
+    assert stream.getvalue() == "x\n\n"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_several_contexts_at_128_kib_per_token() -> None:
+    plans = [planned(max_model_len=context) for context in (4096, 16384, 32768, 65536)]
+    rows = lines_of(screen.print_contexts, plans)
+    assert rows[0] == "llama-3.1-8b on a100-80g: 128 KiB of KV per token"
+    cells = [re.split(r" {2,}", row.strip()) for row in rows[3:7]]
+    assert [row[0] for row in cells] == ["4,096", "16,384", "32,768", "65,536"]
+    assert [row[1] for row in cells] == ["512 MiB", "2 GiB", "4 GiB", "8 GiB"]  # 128 KiB x the context
+    assert [row[2] for row in cells] == ["256", "1,024", "2,048", "4,096"]  # blocks of 16
+    assert [float(row[3]) for row in cells] == [round(one.concurrency.max, 2) for one in plans]
+
+
+def test_a_context_that_does_not_fit_names_a_cure() -> None:
+    plans = [planned(card="l4", max_model_len=context) for context in (4096, 131072)]
+    rows = lines_of(screen.print_contexts, plans)
+    assert rows[4].endswith(" short")
+    assert rows[-1].startswith("At 131,072 tokens it would fit with one of: ")
+
+
+def test_one_row_per_gpu() -> None:
+    found = [(gpu(card), planned(card=card)) for card in ("l4", "a100-80g")]
+    refused = (custom_gpu(GIB), UsageError("custom: no\x1b"))
+    rows = lines_of(screen.print_gpus, [*found, refused])
+    assert rows[0] == "llama-3.1-8b at 32,768 tokens, 128 KiB of KV per token"
+    assert "short; --kv-cache-dtype fp8" in rows[3]
+    assert rows[4].endswith("  yes")
+    assert f"{plan_document(found[1][1])['kv']['tokens']:,}" in rows[4]
+    assert rows[5] == "custom: custom: no\\x1b"
+
+
+def test_the_model_list_is_the_quick_reference() -> None:
+    row = screen.model_row("llama-3.1-8b", catalog.load("llama-3.1-8b"))
+    assert row["parameters"] == 8_030_261_248
+    assert row["bf16_gb"] == 16.06
+    assert row["kv_bytes_per_token"] == 131_072
+    assert row["max_model_len"] == 131_072
+    states = screen.model_row("qwen3-next-80b-a3b", catalog.load("qwen3-next-80b-a3b"))
+    assert states["kv_bytes_per_token"] == 24_576  # 12 layers x 2 heads x (256 + 256) x 2 B
+    assert states["state_bytes"] > 0
+    windows = screen.model_row("gpt-oss-20b", catalog.load("gpt-oss-20b"))
+    assert windows["window_bytes_per_token"] == 24_576  # 12 of 24 layers x 8 heads x (64 + 64) x 2 B
+    rows = lines_of(screen.print_models, [row, states, windows])
+    assert re.split(r" {2,}", rows[1].strip()) == ["llama-3.1-8b", "8.03B", "16.06", "128", "131,072"]
+
+
+def test_the_gpu_list() -> None:
+    row = screen.gpu_row(gpu("h100-80g"))
+    assert row["compute_capability"] == "9.0"
+    rows = lines_of(screen.print_gpu_list, [row, screen.gpu_row(gpu("a100-80g"))])
+    assert rows[1].split()[0] == "h100-80g"
+    assert rows[2].split()[-4:] == ["2,039", "312", "-", "8.0"]  # GB/s, bf16 TFLOP/s, no fp8: NVIDIA's A100 datasheet
+
+
+# --- csv and markdown -------------------------------------------------------------------------------------------------
+
+
+def test_csv_carries_the_documents_values() -> None:
+    plans = [planned(), planned("llama-3.1-70b"), planned(load=Load(mean_tokens=2048))]
+    rows = list(csv.DictReader(io.StringIO(plans_csv(plans))))
+    assert len(rows) == 3
+    for row, one in zip(rows, plans, strict=True):
+        document = plan_document(one)
+        assert tuple(row) == COLUMNS
+        for path in COLUMNS:
+            value = value_at(document, path)
+            expected = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            assert row[path] == expected, path
+    assert rows[0]["kv.bytes_per_request"] == "4294967296"  # 4 GiB
+    assert [row["fits"] for row in rows] == ["true", "false", "true"]
+
+
+def test_csv_never_starts_a_cell_as_a_formula() -> None:
+    one = planned()
+    odd = replace(one, request=replace(one.request, spec=replace(one.request.spec, name='=cmd|"x",1')))
+    (row,) = csv.DictReader(io.StringIO(plans_csv([odd])))
+    assert row["inputs.model.name"] == '\'=cmd|"x",1'
+
+
+def test_markdown_of_one_plan_carries_the_documents_rows(golden: Callable[[str, str], None]) -> None:
+    one = planned()
+    memory, text = plan_document(one)["memory"], plans_markdown([one])
+    golden("estimate_llama_8b.md", text)
+    for key, label in ROWS.items():
+        assert f"| {label} | {memory[key] / GIB:,.2f} | {100 * memory[key] / memory['total']:.1f} % |" in text
+    assert "| KV per user | 4 GiB at 32,768 tokens |" in text
+    assert f"```\n{plan_document(one)['flags']['command']}\n```" in text
+
+
+def test_markdown_of_several_plans_is_a_table() -> None:
+    text = plans_markdown([planned(), planned("llama-3.1-70b")])
+    rows = text.splitlines()
+    assert len(rows) == 4
+    assert rows[2].startswith("| llama-3.1-8b | a100-80g | 32,768 | 128 KiB | 4 GiB |")
+    assert rows[3].endswith(" short; `--tensor-parallel-size 2` |")
+
+
+def test_markdown_escapes_names() -> None:
+    one = planned()
+    odd = replace(one, request=replace(one.request, spec=replace(one.request.spec, name="a|b`*<script>[x](y)")))
+    assert plans_markdown([odd]).startswith("**a\\|b\\`\\*\\<script\\>\\[x\\](y) on a100-80g")
+    assert "a|b" not in plans_markdown([odd, one])
+
+
+def test_markdown_with_formulas_folds_them() -> None:
+    text = plans_markdown([planned()], explain=True)
+    assert "<details><summary>llama-3.1-8b on a100-80g" in text
+    assert "- 32 x full attention: 8 KV heads" in text
