@@ -266,8 +266,8 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "budget", text
     else:
         text = (
-            f"one request of {capacity.max_model_len:,} tokens needs {format_gib(need)} of KV cache (one spare block "
-            f"counted), {format_gib(plan.available)} is left"
+            f"one request of {capacity.max_model_len:,} tokens needs {format_gib(need)} of KV cache, "
+            f"{format_gib(plan.available)} is left"
         )
         yield "kv_cache", text
     yield from _stage(plan)

@@ -215,7 +215,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
     groups = rank_weights(request, stage)
     estimates = {
         "buffers": overheads.buffers(spec, settings, args),
-        "activations": overheads.activations(spec, settings, args, release),
+        "activations": overheads.activations(spec, settings, args, release, stage=stage),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "lora": overheads.lora(spec, settings, args),

@@ -247,8 +247,9 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
             if not (len(fields) == 1 and _is_count(fields[0])):
                 continue
         if len(fields) <= max(columns):
+            wanted = max(columns) + 1
             raise InvalidInputError(
-                f"{where}: line {number}: too few columns ({len(fields)}); the lengths stand in column {max(columns) + 1}"
+                f"{where}: line {number}: too few columns ({len(fields)}); the lengths stand in column {wanted}"
             )
         yield number, sum(_count(fields[column], where, number) for column in columns), len(columns) > 1
 

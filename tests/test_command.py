@@ -89,7 +89,7 @@ def test_an_image_names_the_release_and_what_stands_before_it_is_of_no_account()
     )
 
 
-@pytest.mark.parametrize("image", ["vllm/vllm-openai:latest", "registry.local:5000/team/vllm-openai", "vllm/vllm-openai"])
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:latest", "hub.local:5000/team/vllm-openai", "vllm/vllm-openai"])
 def test_an_image_without_a_release_names_none(image: str) -> None:
     found = read_command(f"sudo docker run --rm -it {image} {MODEL} -tp 2")
     assert (found.engine, found.model, found.args) == (None, MODEL, {"tensor_parallel_size": 2})
@@ -161,7 +161,7 @@ def test_a_command_that_would_be_misread_is_refused(text: str, fault: str) -> No
 @pytest.mark.parametrize("method", ["eagle3", "mtp", "medusa"])
 def test_a_draft_that_is_no_model_of_its_own_is_refused_by_name(method: str) -> None:
     with pytest.raises(UnsupportedModelError, match=method):
-        read_command(f"vllm serve {MODEL} --speculative-config '{{\"method\": \"{method}\"}}'")
+        read_command(f'vllm serve {MODEL} --speculative-config \'{{"method": "{method}"}}\'')
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,9 @@ def test_an_engine_argument_that_cannot_be_read_is_refused(text: str, fault: str
 @pytest.mark.parametrize("text", ["", " ", "0", "-1", "nan", "1e999", "9" * 400, "\0", "[/x]", "32", "true"])
 def test_any_text_is_read_or_refused(name: str, text: str) -> None:
     for vllm in (False, True):
+        said = ""
         try:
             read_argument(name, text, "--x", vllm=vllm)
         except KvplanError as error:
-            assert str(error).isprintable()
+            said = str(error)
+        assert said == "" or said.isprintable()

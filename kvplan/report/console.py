@@ -19,7 +19,7 @@ from kvplan.weights import num_params
 if TYPE_CHECKING:
     from rich.console import Console
 
-BAR = 28
+BAR = 26
 FORMULA = 66  # columns that are left for one beside its value
 EIGHTHS = " ▏▎▍▌▋▊▉"
 LABELS = {
@@ -72,12 +72,14 @@ def where(doc: Document) -> str:
 
 def headline(doc: Document) -> str:
     context = f"{doc['kv']['max_model_len']:,} tokens"
-    if doc["inputs"]["settings"]["auto_fit"]:
-        context += " (the longest that fits)"
-    subject = f"{name_of(doc)} on {where(doc)}"
+    subject, auto = f"{name_of(doc)} on {where(doc)}", doc["inputs"]["settings"]["auto_fit"]
     if not doc["fits"]:
-        short = f"{format_gib(doc['deficit'])} short"
-        return f"{subject}: does not fit at {context}, {short}{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
+        short = f"{format_gib(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
+        if auto:
+            return f"{subject}: does not fit at any context ({short} at {context})"
+        return f"{subject}: does not fit at {context}, {short}"
+    if auto:
+        context += ", the most that fits"
     users = doc["concurrency"]
     spread = f" ({users['low']:.1f}-{users['high']:.1f})" if f"{users['low']:.1f}" != f"{users['high']:.1f}" else ""
     each = f", on each of {users['replicas']} replicas" if users["replicas"] > 1 else ""
@@ -88,7 +90,7 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     memory, inputs = doc["memory"], doc["inputs"]
     total = memory["total"]
     quantized = inputs["args"]["quantization"] or inputs["model"]["quantization"]
-    weights = f"{doc['parameters']['total'] / 1e9:.2f}B parameters in {quantized or inputs['settings']['dtype']}"
+    weights = f"{doc['parameters']['total'] / 1e9:.2f}B params in {quantized or inputs['settings']['dtype']}"
     notes = {"weights": weights, "unused": unused_text(doc)}
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
     lines = [line(f"{title} ({inputs['engine']})", "bold")]

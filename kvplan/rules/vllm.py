@@ -11,7 +11,7 @@ from typing import Literal
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.layout import KV_DTYPES
-from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState
+from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState, WindowLatent
 from kvplan.units import GIB
 
 NEWEST = (0, 33)
@@ -171,6 +171,14 @@ def resolve_dtype(spec: ModelSpec, asked: str) -> str:
     return name
 
 
+V4_KV_DTYPES = (
+    "auto",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_ds_mla",
+)  # DeepSeek-V4 has one cache layout, whichever of these is asked
+
+
 def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
     carries scales for an fp8 cache.
@@ -178,8 +186,12 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     Sparse MLA: fp8 means the 656-byte layout on Hopper, plain fp8 on Blackwell; GLM-5 on Blackwell starts in fp8
     without being asked (vLLM 0.33's own answers).
     """
+    if WindowLatent in caches_of(spec) and asked in V4_KV_DTYPES:
+        return "fp8_ds_mla"
     if asked not in KV_DTYPES:
         raise UsageError(f"--kv-cache-dtype {asked!r}: is not one kvplan knows; use one of {', '.join(KV_DTYPES)}")
+    if WindowLatent in caches_of(spec):
+        raise UsageError(f"--kv-cache-dtype {asked}: {spec.name} keeps its cache in a layout of its own; leave it out")
     name = asked
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
