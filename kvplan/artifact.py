@@ -12,11 +12,11 @@ from functools import lru_cache
 from typing import Any
 
 from kvplan import advise, weights
+from kvplan.explain import stage_of
 from kvplan.flags import model_id, serve_command
 from kvplan.plan import MemoryBreakdown, Plan
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
-from kvplan.weights import stage_layers
 
 PLAN = "kvplan/plan@1"
 PLANS = "kvplan/plans@1"
@@ -172,14 +172,6 @@ def _kv(plan: Plan) -> Document:
         "tokens": capacity.tokens if plan.fits else 0,
         "groups": _groups(plan),
     }
-
-
-def stage_of(plan: Plan) -> range:
-    """The layers that the plan's rank holds; a draft model's join the only stage."""
-    spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
-    if plan.request.draft is not None:
-        return range(spec.num_layers + plan.request.draft.num_layers)
-    return stage_layers(spec.num_layers, pp)[plan.stage]
 
 
 def _groups(plan: Plan) -> list[Document]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from kvplan.artifact import stage_of
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.rules import vllm
@@ -24,7 +23,7 @@ from kvplan.spec import (
     WindowLatent,
 )
 from kvplan.units import GB, GIB, format_gib, format_size
-from kvplan.weights import num_params
+from kvplan.weights import num_params, stage_layers
 
 # The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
 # default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
@@ -58,6 +57,14 @@ def explain(plan: Plan) -> list[Section]:
     if notes := plan.request.spec.notes:
         sections.append(Section("What was read into the config", notes))
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
+
+
+def stage_of(plan: Plan) -> range:
+    """The layers that the plan's rank holds; a draft model's join the only stage."""
+    spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
+    if plan.request.draft is not None:
+        return range(spec.num_layers + plan.request.draft.num_layers)
+    return stage_layers(spec.num_layers, pp)[plan.stage]
 
 
 # --- bytes per token --------------------------------------------------------------------------------------------------

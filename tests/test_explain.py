@@ -114,9 +114,11 @@ def test_equal_groups_are_told_once_and_states_cost_nothing_per_token() -> None:
 
 def test_latents_are_whole_on_every_rank() -> None:
     args = EngineArgs(max_model_len=8192, tensor_parallel_size=8, pipeline_parallel_size=2)
-    text = text_of(planned("deepseek-v3", "h200", args))
+    one = planned("deepseek-v3", "h200", args)
+    text = text_of(one)
     assert "512 latent + 64 rope in bfloat16 = 1,152 B a layer, 70,272 B in all" in text  # 61 x 576 x 2 B
-    assert "of these layers, the rank that decides holds 31" in text
+    # 61 layers over two stages: 31 and 30
+    assert f"of these layers, the rank that decides holds {(31, 30)[one.stage]}" in text
 
 
 def test_what_does_not_fit_is_refused_with_the_bytes_missing() -> None:

@@ -152,7 +152,7 @@ def test_an_ascii_stream_gets_ascii_bars_and_nothing_raises() -> None:
     stream = Ascii()
     one = planned()
     screen.print_plan(one, stream)
-    assert re.search(r"KV cache .* %  #{20,}", stream.text())
+    assert re.search(r"KV cache .* %  #{15,}", stream.text())
     odd = replace(one, request=replace(one.request, spec=replace(one.request.spec, name="modèle-1")))
     screen.print_plan(odd, stream)
     assert "mod\\xe8le-1 on a100-80g" in stream.text()

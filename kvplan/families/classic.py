@@ -23,7 +23,6 @@ from kvplan.families.classic_shape import (
 )
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
-from kvplan.families.ratio import ratio
 from kvplan.spec import Place, Weight
 
 
@@ -107,7 +106,7 @@ def read_mpt(config: Config, model_type: str) -> SpecDraft:
             )
     multi_query = attn.text("attn_type", "multihead_attention") == "multiquery_attention"
     hidden, heads = heads_of(config, attn.maybe_count("kv_n_heads") or (1 if multi_query else None))
-    inner, vocab = int(ratio(config, "expansion_ratio", 4) * hidden), config.count("vocab_size")
+    inner, vocab = int(config.ratio("expansion_ratio", 4) * hidden), config.count("vocab_size")
     bias, tied = not config.flag("no_bias", True), tied_by(config, True)
     layer = (
         *attend(hidden, heads, ("attn.Wqkv", "attn.out_proj"), bias=bias, out_bias=bias),

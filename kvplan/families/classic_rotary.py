@@ -20,7 +20,6 @@ from kvplan.families.blocks import (
 from kvplan.families.classic_shape import Shape, attend, draft, heads_of, inner_size, norms, separate, tied_by
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
-from kvplan.families.ratio import ratio
 from kvplan.spec import Part, Place, Weight
 
 
@@ -82,7 +81,7 @@ def read_gpt_neox(config: Config, model_type: str) -> SpecDraft:
         *norms(hidden, "input_layernorm", "post_attention_layernorm"),
     )
     outer = (*embedding(vocab, hidden, tied, name="gpt_neox.embed_in"), final_norm(hidden, "layer"))
-    rope_dim = int(heads.head_dim * ratio(config, "rotary_pct", 0.25, 1))
+    rope_dim = int(heads.head_dim * config.ratio("rotary_pct", 0.25, 1))
     return draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
 
 
@@ -122,7 +121,7 @@ def read_stablelm(config: Config, model_type: str) -> SpecDraft:
         *norms(hidden, *names),
     )  # fmt: skip
     outer = (*embedding(vocab, hidden, tied), final_norm(hidden, "layer"))
-    rope_dim = int(heads.head_dim * ratio(config, "partial_rotary_factor", 0.25, 1))
+    rope_dim = int(heads.head_dim * config.ratio("partial_rotary_factor", 0.25, 1))
     return draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
 
 
@@ -166,7 +165,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
         *norms(hidden, "ln_1", "ln_2", kind="rms"),
     )
     outer = (*embedding(vocab, hidden, tied, name="transformer.wte"), final_norm(hidden))
-    rope_dim = int(heads.head_dim * ratio(config, "rotary_pct", 1, 1))
+    rope_dim = int(heads.head_dim * config.ratio("rotary_pct", 1, 1))
     found = draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
     trained = config.maybe_count("seq_length")  # vLLM takes the smallest of the lengths a config names
     if trained and trained < found.max_model_len:

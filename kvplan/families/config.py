@@ -73,6 +73,13 @@ class Config:
             raise self.fail(key, f"must be a finite number ({value!r:.60}); correct the config")
         return float(value)
 
+    def ratio(self, key: str, default: float, high: float = 1024) -> float:
+        """A factor in (0, high] that widths are multiplied by."""
+        value = self.number(key, default)
+        if not 0 < value <= high:
+            raise self.fail(key, f"must be above 0 and at most {high:g} ({value}); correct the config")
+        return value
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.values.get(key)
         if value is None:

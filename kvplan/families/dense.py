@@ -231,7 +231,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
 def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tuple[Rope, ...]:
     tables = rope.tables(config, heads.head_dim, limit)
     if model_type == "gemma3_text":  # local layers rotate with another base: a table of their own
-        scaled = rope.scaling(config).number("factor", 1.0)
+        scaled = rope.scaling(config).ratio("factor", 1.0, rope.MAX_FACTOR)
         return (Rope(heads.head_dim, int(limit * scaled)), Rope(heads.head_dim, limit))
     return tables
 

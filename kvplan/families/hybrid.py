@@ -361,7 +361,7 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
     inner = config.count("block_ff_dim", "intermediate_size")
     if config.flag("block_auto_adjust_ff_dim", True):
         multiple = config.count("block_multiple_of", default=256)
-        inner = int(2 * inner / 3 * config.number("block_ffn_dim_multiplier", 1.0))
+        inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
         inner = -(-inner // multiple) * multiple
     kernel, bias = config.count("conv_L_cache", default=3), config.flag("conv_bias")
     width = config.count("conv_dim", default=hidden)

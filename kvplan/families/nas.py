@@ -15,7 +15,7 @@ def ffn_width(config: Config, ffn: Config, hidden: int) -> int:
     """Two thirds of `ffn_mult x hidden`, doubled and rounded up to 256 (DeciLM's rule)."""
     if "intermediate_size" in ffn:
         return ffn.count("intermediate_size")
-    inner = int(2 * ffn.number("ffn_mult") * hidden / 3)
+    inner = int(2 * ffn.ratio("ffn_mult", 0) * hidden / 3)
     return -(-inner // 256) * 256
 
 

@@ -7,6 +7,7 @@ Source: vLLM 0.33 model_executor/layers/rotary_embedding and config/model.py (_g
 from kvplan.families.config import Config
 from kvplan.spec import Rope
 
+MAX_FACTOR = 4096  # far above any published scaling
 DEFAULT_CONTEXT = 2048  # vLLM's answer when a config names no context (Mamba)
 
 
@@ -35,20 +36,17 @@ def context(config: Config, default: int | None = None, *, scaled: bool = True) 
             key = "original_max_position_embeddings"
             wanted = settings.count(key, default=config.count(key, default=limit))
         case "linear" | "dynamic" if scaled:
-            factor = settings.number("factor", 1.0)
-            if not 0 < factor <= 4096:
-                raise settings.fail("factor", f"must be between 0 and 4096 ({factor}); correct the config")
-            wanted = limit = int(limit * factor)
+            wanted = limit = max(1, int(limit * settings.ratio("factor", 1.0, MAX_FACTOR)))
     stated = config.maybe_count("model_max_length")
     return (stated, max(stated, limit)) if stated else (wanted, limit)
 
 
 def tables(config: Config, head_dim: int, limit: int) -> tuple[Rope, ...]:
     """The rotary table of a model with one rope: `limit` positions of the rotated part of a head."""
-    fraction = config.number("partial_rotary_factor", scaling(config).number("partial_rotary_factor", 1.0))
+    fraction = config.ratio("partial_rotary_factor", scaling(config).ratio("partial_rotary_factor", 1.0, 1), 1)
     settings = scaling(config)
     positions = limit
     if rope_type(config) in ("yarn", "deepseek_yarn"):
         original = settings.maybe_count("original_max_position_embeddings")
-        positions = int(original * settings.number("factor", 1.0)) if original else limit
+        positions = int(original * settings.ratio("factor", 1.0, MAX_FACTOR)) if original else limit
     return (Rope(int(head_dim * fraction), positions),)

@@ -7,7 +7,6 @@ Qwen3.5, Kimi), else off its model files (vllm/model_executor/models and vllm/mo
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.config import Config
-from kvplan.families.ratio import ratio
 from kvplan.families.tower_blocks import (
     block,
     column,
@@ -158,7 +157,7 @@ def llama4(outer: Config) -> list[Weight]:
     config = outer.sub("vision_config")
     hidden, inner = config.count("hidden_size", default=768), config.count("intermediate_size", default=5632)
     heads, layers = config.count("num_attention_heads", default=16), depth_of(config, "num_hidden_layers", default=34)
-    patch, shuffle = config.count("patch_size", default=14), ratio(config, "pixel_shuffle_ratio", 0.5, 1)
+    patch, shuffle = config.count("patch_size", default=14), config.ratio("pixel_shuffle_ratio", 0.5, 1)
     middle = config.count("projector_input_dim", default=4096)
     last = config.count("projector_output_dim", default=4096)
     return [
@@ -215,7 +214,7 @@ def tile_positions(name: str, ratio_ids: int, width: int) -> tuple[Weight, ...]:
 def qwen2_vl(outer: Config) -> list[Weight]:
     config = outer.sub("vision_config")
     hidden, depth = config.count("embed_dim", default=1280), depth_of(config, "depth", default=32)
-    inner = int(hidden * ratio(config, "mlp_ratio", 4))
+    inner = int(hidden * config.ratio("mlp_ratio", 4))
     return [
         linear("visual.patch_embed.proj", video_patch(config, 14), hidden),
         *block(config, hidden, config.count("num_heads", default=16), inner) * depth,

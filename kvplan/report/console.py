@@ -112,8 +112,8 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
 def unused_text(doc: Document) -> str:
     detail = doc["memory"]["unused_detail"]
     parts = {
-        "CUDA context": detail["context"],
-        "outside the budget": detail["outside_budget"],
+        "context": detail["context"],
+        "outside budget": detail["outside_budget"],
         "slack": detail["slack"],
     }
     return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if round(size / GIB, 2))
@@ -130,16 +130,19 @@ def bar(size: int, total: int, *, blocks: bool) -> str:
 def kv_lines(doc: Document) -> list[Line]:
     kv = doc["kv"]
     rank = "" if doc["inputs"]["num_gpus"] == 1 else ", on each GPU"
-    state = f" and {format_size(kv['state_bytes_per_request'])} of state" if kv["state_bytes_per_request"] else ""
     lines = [
         line(f"KV cache ({kv['dtype']}{rank})", "bold"),
         line(f"  per token   {format_kib(kv['bytes_per_token'])}{_layers_text(kv)}"),
         line(
             f"  per user    {format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens: "
             f"{kv['blocks_per_request']:,} blocks of {kv['block_size']:,} tokens, "
-            f"{format_size(kv['bytes_per_block'])} each{state}"
+            f"{format_size(kv['bytes_per_block'])} each"
         ),
     ]
+    if kv["state_bytes_per_request"]:
+        lines.append(
+            line(f"  state       {format_size(kv['state_bytes_per_request'])} of each user, whatever the length")
+        )
     if doc["fits"]:
         lines.append(line(f"  pool        {kv['num_blocks']:,} blocks, {kv['tokens']:,} tokens"))
     host = doc["host_memory"]
