@@ -32,6 +32,18 @@ def tried(request: Request) -> Plan | None:
     return answer if answer.fits else None
 
 
+def shorter_on_more(request: Request) -> list[Fix]:
+    """The fewest ranks that hold any context at all, with the largest one they hold."""
+    args = request.args
+    for tp in TP_SIZES:
+        if tp > args.tensor_parallel_size:
+            answer = tried(replace(request, args=replace(args, tensor_parallel_size=tp, max_model_len="auto")))
+            if answer is not None:
+                context = answer.capacity.max_model_len
+                return [Fix(f"--tensor-parallel-size {tp} --max-model-len {context}", answer)]
+    return []
+
+
 def fixes(plan_: Plan) -> list[Fix]:
     """The nearest change of each kind that fits; the cheapest first."""
     request = plan_.request
@@ -51,6 +63,8 @@ def fixes(plan_: Plan) -> list[Fix]:
             f"--tensor-parallel-size {tp}", replace(request, args=replace(args, tensor_parallel_size=tp))
         ):
             break
+    if not any(fix.flag.startswith("--tensor-parallel-size 2") for fix in found):
+        found += shorter_on_more(request)
     shorter = tried(replace(request, args=replace(args, max_model_len="auto")))
     if shorter is not None and shorter.capacity.max_model_len < plan_.settings.max_model_len:
         found.append(Fix(f"--max-model-len {shorter.capacity.max_model_len}", shorter))

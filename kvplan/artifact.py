@@ -195,14 +195,11 @@ def _groups(plan: Plan) -> list[Document]:
 def _concurrency(plan: Plan) -> Document:
     """Users by every definition. A stated number of blocks has no range; where nothing fits all are 0."""
     answer, by_length = plan.concurrency, plan.concurrency.length_users
-    spread = (answer.low, answer.high)
-    if plan.request.args.num_gpu_blocks_override is not None or not plan.fits:
-        spread = (answer.max, answer.max)
     return {
         "max": answer.max,
         "full_context_users": answer.full_context_users,
-        "low": spread[0],
-        "high": spread[1],
+        "low": answer.low,
+        "high": answer.high,
         "steady_users": answer.steady_users,
         "mean_length_users": answer.mean_length_users,
         "length_users": None if by_length is None else by_length.users * plan.fits,

@@ -136,7 +136,7 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
 
 
 def v4_latent_bytes(head_dim: int, rope: int) -> int:
-    """DeepSeek-V4's vector: rope part in bfloat16, the rest in fp8, a byte of scale per 64, padded to 8: 584 for 512."""
+    """DeepSeek-V4's vector: rope part in bfloat16, the rest in fp8, a scale byte per 64, padded to 8: 584 for 512."""
     plain = head_dim - rope
     return plain + 2 * rope + cdiv(cdiv(plain, 64), 8) * 8
 

@@ -7,7 +7,6 @@ from kvplan import overheads, users, weights
 from kvplan.checkpoint import Checkpoint
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
-from kvplan.layout import bytes_per_token, constant_bytes
 from kvplan.overheads import Estimate
 from kvplan.rules import vllm, vllm_kv
 from kvplan.rules.vllm import EngineArgs, Settings, Version
@@ -125,14 +124,15 @@ class Plan:
 
     @property
     def bytes_per_token(self) -> int:
-        """KV bytes that one more token adds on one rank, all layers counted."""
-        args = self.request.args
-        return bytes_per_token(self.request.spec, self.settings.kv_dtype, args.tensor_parallel_size)
+        """KV bytes that one more token adds on one rank of `stage`, windows counted as open; a draft's included."""
+        draft = self.request.draft
+        own = vllm_kv.rates(self.request.spec, self.pool.how, self.stage)[0]
+        return own + (vllm_kv.rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
 
     @property
     def state_bytes(self) -> int:
-        """Constant bytes per sequence on one rank (recurrent states)."""
-        return constant_bytes(self.request.spec, self.settings.dtype, self.request.args.tensor_parallel_size)
+        """Constant bytes per sequence on one rank of `stage` (recurrent states)."""
+        return vllm_kv.rates(self.request.spec, self.pool.how, self.stage)[1]
 
     @property
     def bytes_per_request(self) -> int:
@@ -314,10 +314,12 @@ def plan(request: Request) -> Plan:
         vllm_kv.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
         for end in (0, 2)
     ]
+    if args.num_gpu_blocks_override is not None:
+        ends = [capacity.max_concurrency] * 2
     concurrency = users_of(request, pool, capacity, (ends[0], ends[1]))
     if not fits:
         concurrency = replace(
-            concurrency, max=0.0, full_context_users=0, steady_users=0, low=0.0,
+            concurrency, max=0.0, full_context_users=0, steady_users=0, low=0.0, high=0.0, length_users=None,
             mean_length_users=None if concurrency.mean_length_users is None else 0,
         )  # fmt: skip
     stage = stages[worst]

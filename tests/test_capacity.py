@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,15 +20,9 @@ GIB = 2**30
 FORTY = 40 * GIB
 
 
-def sized(model: str, gpu_name: str = "h100-80g", engine: str = "vllm", budget: int = FORTY, **args: object) -> Plan:
-    return plan(
-        Request(
-            catalog.load(model),
-            gpu(gpu_name),
-            EngineArgs(kv_cache_memory_bytes=budget, **args),  # type: ignore[arg-type]
-            vllm.parse_engine(engine),
-        )
-    )
+def sized(model: str, gpu_name: str = "h100-80g", engine: str = "vllm", budget: int = FORTY, **args: Any) -> Plan:
+    flags = EngineArgs(kv_cache_memory_bytes=budget, **args)
+    return plan(Request(catalog.load(model), gpu(gpu_name), flags, vllm.parse_engine(engine)))
 
 
 # vLLM 0.33's own capacity code, 40 GiB of KV per rank, its defaults as an API server.
@@ -53,7 +48,7 @@ SERVER_ANSWERS = [
 
 @pytest.mark.parametrize(("model", "gpu_name", "args", "blocks", "tokens", "concurrency"), SERVER_ANSWERS)
 def test_blocks_tokens_and_concurrency_equal_the_servers(
-    model: str, gpu_name: str, args: dict[str, object], blocks: int, tokens: int, concurrency: float
+    model: str, gpu_name: str, args: dict[str, Any], blocks: int, tokens: int, concurrency: float
 ) -> None:
     got = sized(model, gpu_name, **args).capacity
     assert (got.num_blocks, got.tokens) == (blocks, tokens)
@@ -92,7 +87,7 @@ LOGGED = [
 
 @pytest.mark.parametrize(("model", "gpu_name", "engine", "budget", "args", "logged", "rounding"), LOGGED)
 def test_concurrency_equals_what_servers_logged(
-    model: str, gpu_name: str, engine: str, budget: int | None, args: dict[str, object], logged: float, rounding: float
+    model: str, gpu_name: str, engine: str, budget: int | None, args: dict[str, Any], logged: float, rounding: float
 ) -> None:
     got = sized(model, gpu_name, engine, budget or FORTY, **args)
     assert got.capacity.max_concurrency == pytest.approx(logged, abs=rounding)
@@ -188,7 +183,7 @@ def test_every_real_config_is_sized_exactly_or_refused(capsys: pytest.CaptureFix
     assert capsys.readouterr().out.splitlines()[-1].endswith("0 different (185 totals with towers exact)")
 
 
-def planted_case(tmp_path: Path, **result: object) -> Path:
+def planted_case(tmp_path: Path, **result: Any) -> Path:
     """A file with one true case of Llama-3.2-1B, changed by `result`."""
     config = catalog.facts("llama-3.2-1b")["config"]
     folder = tmp_path / "configs" / "m"
@@ -216,7 +211,7 @@ def test_the_capacity_command_passes_a_true_case(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("result", [{"num_gpu_blocks": 16_385}, {"max_concurrency": 8.01}, {"error": "does not fit"}])
 def test_the_capacity_command_sees_a_planted_difference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], result: dict[str, object]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], result: dict[str, Any]
 ) -> None:
     path = planted_case(tmp_path, **result)
     assert oracles.main(["capacity", str(path), str(tmp_path / "configs")]) == 1

@@ -111,31 +111,6 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
             return cdiv(cdiv(num_tokens, dcp), spec.block_size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pool:
-    """A model's KV pool before its size is known.
-
-    stage_bytes  bytes per block on one rank, for each pipeline stage
-    """
-
-    groups: tuple[KVGroup, ...]
-    stage_bytes: tuple[int, ...]
-    dcp: int
-
-    @property
-    def block_size(self) -> int:
-        return min(group.first.block_size for group in self.groups)
-
-    def charged(self, context: int, settings: Settings) -> int:
-        return sum(group.charged(context, settings, self.dcp) for group in self.groups)
-
-    def held(self, num_tokens: int) -> int:
-        return sum(group.held(num_tokens, self.dcp) for group in self.groups)
-
-    def shared(self, num_tokens: int) -> int:
-        return sum(group.shared(num_tokens, self.dcp) for group in self.groups)
-
-
 @dataclass(frozen=True, slots=True)
 class Paging:
     """Everything that decides how a model's caches are paged, and nothing else.
@@ -155,6 +130,35 @@ class Paging:
     spec_tokens: int
     ssm_dtype: str | None
     context: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """A model's KV pool before its size is known.
+
+    stage_bytes  bytes per block on one rank, for each pipeline stage
+    """
+
+    groups: tuple[KVGroup, ...]
+    stage_bytes: tuple[int, ...]
+    how: Paging
+
+    @property
+    def dcp(self) -> int:
+        return self.how.dcp
+
+    @property
+    def block_size(self) -> int:
+        return min(group.first.block_size for group in self.groups)
+
+    def charged(self, context: int, settings: Settings) -> int:
+        return sum(group.charged(context, settings, self.dcp) for group in self.groups)
+
+    def held(self, num_tokens: int) -> int:
+        return sum(group.held(num_tokens, self.dcp) for group in self.groups)
+
+    def shared(self, num_tokens: int) -> int:
+        return sum(group.shared(num_tokens, self.dcp) for group in self.groups)
 
 
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
@@ -345,7 +349,21 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
     stage_bytes = tuple(
         max(sum(s.page for index, s in group.layers if index in stage) for group in groups) for stage in stages
     )
-    return Pool(groups, stage_bytes, how.dcp)
+    return Pool(groups, stage_bytes, how)
+
+
+@lru_cache(maxsize=4096)
+def rates(spec: ModelSpec, how: Paging, stage: int) -> tuple[int, int]:
+    """(bytes one more token adds, bytes of a sequence's states) on a rank of one stage, windows counted as open."""
+    dtypes = layer_dtypes(spec, how)
+    per_token = states = 0
+    for i in stage_layers(spec.num_layers, how.pp)[stage]:
+        for cache in spec.layers[i]:
+            if isinstance(cache, RecurrentState):
+                states += state_bytes(cache, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype)
+            else:
+                per_token += token_bytes(cache, dtypes[i], how.tp)
+    return per_token, states
 
 
 # --- DeepSeek-V4: small pages side by side ------------------------------------------------------------------------

@@ -1,0 +1,543 @@
+"""The command line: answers, exit codes one by one, streams, formats, report files, completion."""
+
+import errno
+import io
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvplan.cli import estimate as estimating
+from kvplan.cli import main as entry
+from tests.cli import Run, config_file, refused
+from tests.cli import run as run  # the fixture
+
+ROOT = Path(__file__).resolve().parents[1]
+FIT = ("estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "a100-80g")
+NO_FIT = ("estimate", "llama-3.1-70b", "--ctx", "32k", "--gpu", "a100-80g")
+
+
+def process(*argv: str, **environment: str) -> subprocess.Popen[bytes]:
+    """kvplan in a process of its own."""
+    code = "import sys; sys.argv[0] = 'kvplan'; from kvplan.cli.main import run; run()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *argv],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(running: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = running.communicate(timeout=60)
+    return running.returncode, out, err
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_question_is_answered(run: Run) -> None:
+    ran = run(*FIT)
+    assert (ran.code, ran.err) == (0, "")
+    assert "128 KiB" in ran.out  # 32 layers x 2 x 8 heads x 128 x 2 bytes
+    assert "4 GiB at 32,768 tokens" in ran.out
+    assert "vllm serve meta-llama/Llama-3.1-8B --max-model-len 32768" in ran.out
+
+
+def test_the_first_question_as_json_has_what_the_issue_promises(run: Run) -> None:
+    doc = run(*FIT, "--format", "json").json
+    memory = doc["memory"]
+    rows = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")
+    assert sum(memory[row] for row in rows) == memory["total"]
+    assert memory["kv_cache"] == doc["kv"]["num_blocks"] * doc["kv"]["bytes_per_block"]
+    assert 54 * 2**30 <= memory["kv_cache"] <= 57.5 * 2**30  # what servers logged for this model and GPU
+    assert 13.5 <= doc["concurrency"]["max"] <= 14.4
+    assert doc["concurrency"]["full_context_users"] == int(doc["concurrency"]["max"])
+    assert doc["parameters"]["total"] == 8_030_261_248  # as transformers counts them
+
+
+def test_what_does_not_fit_is_an_answer_with_a_cure(run: Run) -> None:
+    ran = run(*NO_FIT)
+    assert ran.code == 0
+    assert "does not fit" in ran.out
+    assert "--tensor-parallel-size 2" in ran.out
+
+
+def test_several_contexts_make_a_table(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--ctx", "4k,16k,32k,64k", "--gpu", "a100-80g")
+    sizes = re.findall(r"^ *([\d,]+) +(\d+ [GM]iB) ", ran.out, re.MULTILINE)
+    assert sizes == [("4,096", "512 MiB"), ("16,384", "2 GiB"), ("32,768", "4 GiB"), ("65,536", "8 GiB")]
+
+
+def test_several_contexts_as_json_are_several_plans(run: Run) -> None:
+    doc = run("estimate", "llama-3.1-8b", "--ctx", "4k,auto", "--gpu", "l4", "--format", "json").json
+    short, auto = doc["plans"]
+    assert short["kv"]["bytes_per_request"] == 512 * 2**20
+    assert auto["inputs"]["settings"]["auto_fit"]
+    assert auto["concurrency"]["full_context_users"] == 1
+
+
+def test_several_contexts_without_a_gpu_say_which_one_they_are_for(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--ctx", "4k,16k")
+    assert "kvplan: note: no --gpu" in ran.err
+    assert "a100-80g" in ran.out
+
+
+def test_no_gpu_gives_a_table_over_six(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--ctx", "32k")
+    assert len(estimating.COMMON_GPUS) == 6
+    assert all(f"\n{name} " in ran.out for name in estimating.COMMON_GPUS)
+
+
+def test_a_gpu_that_refuses_a_setting_stays_in_the_table(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--ctx", "32k", "--tp", "3")  # 32 heads over 3
+    assert "does not divide the 32 attention heads" in refused(ran)
+
+
+def test_no_context_is_the_models_maximum_and_says_so(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--gpu", "h200")
+    assert "kvplan: note: no --ctx: the model's maximum of 131,072 tokens" in ran.err
+    assert "131,072 tokens" in ran.out
+
+
+@pytest.mark.parametrize("context", ["auto", "-1"])
+def test_the_context_is_fitted(run: Run, context: str) -> None:
+    doc = run("estimate", "llama-3.1-8b", "--ctx", context, "--gpu", "l4", "--format", "json").json
+    assert 2048 < doc["kv"]["max_model_len"] < 131_072
+    assert doc["fits"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        (("--tp", "2"), "tensor_parallel_size", 2),
+        (("--tensor-parallel-size", "2"), "tensor_parallel_size", 2),
+        (("--pp", "2"), "pipeline_parallel_size", 2),
+        (("--dp", "2"), "data_parallel_size", 2),
+        (("--ep",), "enable_expert_parallel", True),
+        (("--tp", "2", "--dcp", "2"), "decode_context_parallel_size", 2),
+        (("--dtype", "float16"), "dtype", "float16"),
+        (("--quantization", "fp8"), "quantization", "fp8"),
+        (("--kv-cache-dtype", "fp8"), "kv_cache_dtype", "fp8"),
+        (("--block-size", "32"), "block_size", 32),
+        (("--gpu-memory-utilization", "85%"), "gpu_memory_utilization", 0.85),
+        (("--kv-cache-memory-bytes", "20GiB"), "kv_cache_memory_bytes", 20 * 2**30),
+        (("--num-gpu-blocks-override", "5000"), "num_gpu_blocks_override", 5000),
+        (("--max-num-seqs", "64"), "max_num_seqs", 64),
+        (("--batch", "64"), "max_num_seqs", 64),
+        (("--max-num-batched-tokens", "4k"), "max_num_batched_tokens", 4096),
+        (("--no-enable-prefix-caching",), "enable_prefix_caching", False),
+        (("--no-enable-chunked-prefill",), "enable_chunked_prefill", False),
+        (("--disable-hybrid-kv-cache-manager",), "disable_hybrid_kv_cache_manager", True),
+        (("--no-async-scheduling",), "async_scheduling", False),
+        (("--enforce-eager",), "enforce_eager", True),
+        (("--mamba-ssm-cache-dtype", "float32"), "mamba_ssm_cache_dtype", "float32"),
+        (("--enable-lora",), "max_loras", 1),
+        (("--max-loras", "4", "--max-lora-rank", "64"), "max_lora_rank", 64),
+        (("--max-loras", "2", "--fully-sharded-loras"), "fully_sharded_loras", True),
+        (("--kv-offloading-size", "32"), "kv_offloading_size", 32 * 2**30),
+        (("--usage", "offline"), "usage", "offline"),
+        (("--engine-arg", "block_size=32"), "block_size", 32),
+        (("--engine-arg", "enable-lora=true"), "max_loras", 1),
+        (("--engine-arg", "block_size=32", "--block-size", "64"), "block_size", 64),  # the flag wins
+    ],
+)
+def test_every_engine_argument_reaches_the_plan(run: Run, flags: tuple[str, ...], field: str, value: Any) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", "h100-80g", "--format", "json", *flags)
+    assert ran.json["inputs"]["args"][field] == value
+
+
+def test_a_release_is_asked_for(run: Run) -> None:
+    old = run(*FIT, "--engine", "vllm@0.11", "--format", "json").json
+    assert (old["inputs"]["engine"], old["inputs"]["settings"]["gpu_memory_utilization"]) == ("vllm@0.11", 0.9)
+
+
+def test_any_memory_size_is_a_gpu(run: Run) -> None:
+    doc = run("estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu-memory", "24GiB", "--format", "json").json
+    assert doc["memory"]["total"] == 24 * 2**30
+    doc = run(
+        "estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", "h200", "--gpu-memory", "100GB", "--format", "json"
+    ).json
+    assert (doc["inputs"]["gpu"]["name"], doc["memory"]["total"]) == ("h200", 100 * 10**9)
+
+
+def test_a_draft_model_weighs(run: Run) -> None:
+    alone = run(*FIT, "--format", "json").json["memory"]["weights"]
+    ran = run(*FIT, "--draft-model", "llama-3.2-1b", "--num-speculative-tokens", "5", "--format", "json")
+    assert ran.json["memory"]["weights"] - alone >= 1_235_814_400 * 2  # Llama-3.2-1B's parameters in bf16
+
+
+def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
+    doc = run(*FIT, "--mean-tokens", "2k", "--format", "json").json
+    assert doc["concurrency"]["mean_length_users"] > 10 * doc["concurrency"]["full_context_users"]
+    split = run(*FIT, "--prompt-tokens", "1536", "--output-tokens", "1k", "--format", "json").json
+    assert split["concurrency"]["mean_length_users"] == doc["concurrency"]["mean_length_users"]  # 1536 + 1024 / 2
+    lengths = run(*FIT, "--lengths", "const:2048", "--overflow", "1%", "--format", "json").json
+    assert lengths["concurrency"]["length_users"] == doc["concurrency"]["mean_length_users"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        (("--mean-tokens", "2k", "--prompt-tokens", "1k", "--output-tokens", "1k"), "says the same"),
+        (("--prompt-tokens", "1k"), "go together"),
+        (("--overflow", "1%"), "bounds what --lengths may do"),
+        (("--lengths", "normal:1"), "--lengths"),
+        (("--mean-tokens", "64k"), "beyond the context"),
+        (("--no-enable-lora", "--max-loras", "2"), "contradicts"),
+        (("--max-lora-rank", "7"), "not one of 1, 8, 16"),
+        (("--tp", "0"), "--tensor-parallel-size: must be at least 1"),
+        (("--tp", "8192"), "more than 1,024"),
+        (("--engine", "sglang"), "not an engine kvplan models"),
+        (("--engine", "vllm@0.99"), "kvplan knows vLLM"),
+        (("--engine-arg", "blok_size=1"), "did you mean block_size"),
+        (("--kv-cache-dtype", "fp7"), "--kv-cache-dtype"),
+        (("--weights-bytes", "many"), "--weights-bytes: not a size"),
+        (("--gpu-memory", "80"), "--gpu-memory"),
+        (("--gpu", "h100,h200", "--ctx", "4k,8k"), "several GPUs go with one context"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(run: Run, flags: tuple[str, ...], fault: str) -> None:
+    if flags[:1] == ("--gpu-memory",):
+        pytest.skip("80 bytes is a size; the plan simply does not fit")
+    assert fault in refused(run(*FIT, *flags))
+
+
+# --- a pasted command -------------------------------------------------------------------------------------------------
+
+
+def test_a_pasted_command_is_read_as_vllm_reads_it(run: Run) -> None:
+    command = "CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 32k -tp 2 --port 80"
+    ran = run("estimate", "--from-command", command, "--gpu", "a100-80g", "--format", "json")
+    assert ran.json["kv"]["max_model_len"] == 32_000
+    assert ran.json["inputs"]["args"]["tensor_parallel_size"] == 2
+    assert "kvplan: note: --from-command --max-model-len 32k: is 32,000" in ran.err
+    assert "kvplan: hint: " in ran.err
+    assert "--port" in ran.err
+
+
+def test_flags_beside_a_pasted_command_win(run: Run) -> None:
+    command = "docker run --gpus all vllm/vllm-openai:v0.11.0 --model some/where --max-model-len 32k -tp 2"
+    ran = run("estimate", "llama-3.1-8b", "--from-command", command, "--gpu", "h200", "--ctx", "16k", "--tp", "1",
+              "--format", "json")  # fmt: skip
+    inputs = ran.json["inputs"]
+    assert inputs["model"]["name"] == "llama-3.1-8b"
+    assert inputs["engine"] == "vllm@0.11"
+    assert inputs["args"]["tensor_parallel_size"] == 1
+    assert ran.json["kv"]["max_model_len"] == 16_384
+
+
+def test_a_pasted_secret_is_not_printed(run: Run) -> None:
+    command = (
+        "docker run -e HF_TOKEN=hf_secret vllm/vllm-openai --model llama-3.1-8b --api-key sk-secret --ssl-foo sk-secret"
+    )
+    ran = run("estimate", "--from-command", command, "--gpu", "h200", "--ctx", "8k")
+    assert ran.code == 0
+    assert "secret" not in ran.out + ran.err
+
+
+# --- exit codes, one by one -------------------------------------------------------------------------------------------
+
+
+def test_code_0_when_done_even_if_it_does_not_fit(run: Run) -> None:
+    assert run(*NO_FIT).code == 0
+
+
+def test_code_1_only_on_request_and_only_when_it_does_not_fit(run: Run) -> None:
+    assert run(*NO_FIT, "--exit-code").code == 1
+    assert run(*FIT, "--exit-code").code == 0
+    assert run("estimate", "llama-3.1-405b", "--ctx", "32k", "--exit-code").code == 1  # on none of the six GPUs
+    assert run("estimate", "llama-3.1-70b", "--ctx", "32k", "--exit-code").code == 0  # on some
+
+
+def test_code_1_begins_one_block_below_what_is_needed(run: Run) -> None:
+    # 4k of Llama-3.1-8B is 256 blocks of 2 MiB; vLLM keeps one more back.
+    needed = 257 * 2 * 2**20
+    at = ("estimate", "llama-3.1-8b", "--ctx", "4k", "--gpu", "h100-80g", "--exit-code", "--kv-cache-memory-bytes")
+    assert run(*at, str(needed)).code == 0
+    assert run(*at, str(needed - 1)).code == 1
+
+
+def test_code_2_for_bad_usage(run: Run) -> None:
+    assert refused(run("estimate", "llama-3.1-8b", "--ctx", "32kb")).startswith("--ctx: not a token count ('32kb')")
+
+
+def test_code_3_for_trouble_outside(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    refused(run("estimate", "nobody/no-such-model", "--offline"), 3)
+
+
+def test_code_70_for_a_bug(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(*_: object) -> None:
+        raise ZeroDivisionError("planted\nin two lines")
+
+    monkeypatch.setattr(estimating, "plan", planted)
+    line = refused(run(*FIT), 70)
+    assert line.startswith("internal error: ZeroDivisionError: planted")
+    log = Path(line.rpartition(" ")[2])
+    assert "ZeroDivisionError: planted" in log.read_text(encoding="utf-8")
+    assert "Traceback" in log.read_text(encoding="utf-8")
+    log.unlink()
+
+
+def test_a_traceback_is_printed_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPLAN_DEBUG", "1")
+    ran = run("estimate", "no-such-model")
+    assert ran.code == 2
+    assert "Traceback (most recent call last)" in ran.err
+
+
+def test_code_130_for_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(estimating, "plan", interrupt)
+    ran = run(*FIT, "--report", tmp_path / "a.json")
+    assert (ran.code, ran.out, ran.err) == (130, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a FIFO to wait on")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_code_143_for_a_termination_and_no_temporary_file_is_left(tmp_path: Path, sent: int, code: int) -> None:
+    # A long distribution of lengths, so that there is time to stop it.
+    running = process(*FIT, "--lengths", "uniform:1-32k", "--overflow", "0.0001%", "--report", str(tmp_path / "a.json"))
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline and running.poll() is None:
+        time.sleep(0.002)
+    running.send_signal(sent)
+    returncode, _, _ = finish(running)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert (returncode, left) in ((code, []), (0, ["a.json"]))  # or it was done before the signal came
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["json", "csv", "markdown"])
+def test_standard_output_is_the_result_alone(run: Run, format: str) -> None:
+    loud = run("estimate", "llama-3.1-8b", "--gpu", "a100-80g", "--format", format)
+    assert "kvplan: note:" in loud.err
+    assert "kvplan:" not in loud.out
+    quiet = run("estimate", "llama-3.1-8b", "--gpu", "a100-80g", "--format", format, "-q")
+    assert (quiet.err, quiet.out) == ("", loud.out)
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    running = process("models")
+    assert running.stdout is not None
+    running.stdout.close()
+    assert running.stderr is not None
+    err = running.stderr.read()
+    running.stderr.close()
+    assert (running.wait(60), err) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output_is_code_3() -> None:
+    code = "from kvplan.cli.main import run; run()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "gpus"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 3
+    assert done.stderr.startswith(b"kvplan: error: standard output: cannot be written")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_an_ascii_locale_takes_every_answer() -> None:
+    for argv in (FIT, (*FIT, "--explain"), ("gpus", "h200"), ("models", "llama-3.1-8b"), ("estimate", "naïve-✓")):
+        code, out, err = finish(process(*argv, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0"))
+        assert code == (2 if "naïve-✓" in argv else 0), err
+        assert (out + err).isascii()
+
+
+def test_a_pipe_gets_whole_rows_without_colours() -> None:
+    code, out, _ = finish(process("models", "--family", "llama", COLUMNS="40", TERM="xterm-256color"))
+    assert code == 0
+    assert b"\x1b" not in out
+    assert "…".encode() not in out
+    assert b"codellama-13b" in out
+
+
+def test_colours_are_a_choice(run: Run) -> None:
+    assert "\x1b[" in run(*FIT, "--color", "always").out
+    assert "\x1b[" not in run(*FIT, "--color", "never").out
+    assert "\x1b[" not in run(*FIT).out
+
+
+def test_markup_in_names_is_printed_as_it_is(run: Run, tmp_path: Path) -> None:
+    folder = config_file(tmp_path / "[bold]x[")
+    ran = run("estimate", folder, "--ctx", "4k", "--gpu", "h200", "--color", "always")
+    assert ran.code == 0
+    assert "[bold]x[" in ran.out
+
+
+# --- report files -----------------------------------------------------------------------------------------------------
+
+
+def test_reports_are_written_beside_the_answer(run: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.csv", "c.md")]
+    flags = [word for path in paths for word in ("--report", str(path))]
+    ran = run(*FIT, *flags)
+    assert ran.code == 0
+    assert paths[0].read_text(encoding="utf-8") == run(*FIT, "--format", "json").out
+    assert paths[1].read_text(encoding="utf-8") == run(*FIT, "--format", "csv").out
+    assert paths[2].read_text(encoding="utf-8") == run(*FIT, "--format", "markdown").out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.csv", "c.md"]
+
+
+def test_a_report_replaces_the_old_one_and_keeps_its_mode(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old", encoding="utf-8")
+    path.chmod(0o640)
+    run(*FIT, "--report", path)
+    assert json.loads(path.read_text(encoding="utf-8"))["schema"] == "kvplan/plan@1"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_disk_that_fills_leaves_the_old_report_whole(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "a.json"
+    path.write_text("old", encoding="utf-8")
+    monkeypatch.setattr(os, "fsync", full)
+    line = refused(run(*FIT, "--report", path), 3)
+    assert "No space left on device" in line
+    assert [(p.name, p.read_text(encoding="utf-8")) for p in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+# --- the other commands -----------------------------------------------------------------------------------------------
+
+
+def test_the_schema_describes_the_plan(run: Run) -> None:
+    jsonschema.Draft202012Validator(run("schema", "plan").json).validate(run(*FIT, "--format", "json").json)
+
+
+def test_an_unknown_schema_is_refused(run: Run) -> None:
+    assert "plan" in refused(run("schema", "plam"))
+
+
+def test_the_models_are_listed(run: Run) -> None:
+    rows = {row["name"]: row for row in run("models", "--format", "json").json["models"]}
+    assert len(rows) >= 120
+    assert rows["llama-3.1-8b"]["parameters"] == 8_030_261_248
+    assert rows["llama-3.1-8b"]["kv_bytes_per_token"] == 131_072
+    table = run("models", "--family", "llama-3.1", "--max-params", "10B").out
+    assert "llama-3.1-8b" in table
+    assert "llama-3.1-70b" not in table
+    assert run("models", "--family", "gpt-oss", "--format", "csv").out.count("\n") >= 3
+    assert run("models", "--family", "gpt-oss", "--format", "markdown").out.startswith("| name |")
+
+
+def test_one_model_shows_its_facts_and_source(run: Run) -> None:
+    ran = run("models", "meta-llama/llama-3.1-8b-instruct")  # an alias, in another case
+    assert "8,030,261,248" in ran.out
+    assert "32 x 8 KV heads of 128" in ran.out
+    assert "source" in ran.out
+    assert run("models", "llama-3.1-8b", "--format", "json").json["id"].startswith("meta-llama/")
+
+
+def test_one_gpu_shows_its_facts_and_source(run: Run) -> None:
+    assert "79.2" in run("gpus", "a100-80g").out
+    row = run("gpus", "a100-80g", "--format", "json").json
+    assert 79 * 2**30 < row["total_memory"] < 80 * 2**30
+    assert len(run("gpus", "--format", "json").json["gpus"]) >= 35
+
+
+@pytest.mark.parametrize(
+    ("argv", "near"),
+    [
+        (("models", "lama-3.1-8b"), "llama-3.1-8b"),
+        (("gpus", "a100-80"), "a100-80g"),
+        (("estimate", "llama-3.1-8bb", "--gpu", "h200"), "llama-3.1-8b"),
+        (("estimate", "llama-3.1-8b", "--gpu", "h2000"), "h200"),
+        (("estimate", "llama-3.1-8b", "--kv-cache-dtyp", "fp8"), "--kv-cache-dtype"),
+        (("estimat", "llama-3.1-8b"), "estimate"),
+    ],
+)
+def test_a_near_miss_is_named(run: Run, argv: tuple[str, ...], near: str) -> None:
+    line = refused(run(*argv))
+    assert "did you mean" in line
+    assert near in line.partition("did you mean")[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "fault"),
+    [
+        ((), "COMMAND: is missing"),
+        (("estimate",), "MODEL: is missing"),
+        (("estimate", "a", "b"), "unexpected extra argument"),
+        (("estimate", "llama-3.1-8b", "--ctx"), "--ctx: needs a value"),
+        (("estimate", "llama-3.1-8b", "--format", "xml"), "--format: 'xml' is not one of"),
+        (("estimate", "llama-3.1-8b", "--usage", "batch"), "--usage: 'batch' is not one of"),
+        (("schema",), "NAME: is missing"),
+        (("models", "--max-params", "many"), "--max-params: not a number of parameters"),
+        (("models", "--family", "no-such-family"), "none is like that"),
+    ],
+)
+def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> None:
+    assert fault in refused(run(*argv))
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    assert re.fullmatch(r"kvplan (\d+\.\d+\.\d+|\(not installed\))\n", run("--version").out)
+
+
+def test_every_command_and_option_has_a_help_text(run: Run) -> None:
+    assert run("--help").code == 0
+    tree = entry.application()
+    for name, command in tree.commands.items():
+        assert run(name, "--help").out.startswith("Usage: kvplan")
+        assert command.help
+        assert all(param.help for param in command.params), name
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("kvplan est", "estimate"),
+        ("kvplan estimate llama-3.1-8", "llama-3.1-8b"),
+        ("kvplan estimate llama-3.1-8b --gpu a100-8", "a100-80g"),
+        ("kvplan models mixtr", "mixtral-8x7b"),
+        ("kvplan estimate x --kv-cache-d", "--kv-cache-dtype"),
+    ],
+)
+def test_the_shell_completes(words: str, found: str) -> None:
+    count = len(words.split()) - 1
+    code, out, err = finish(process(_KVPLAN_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count)))
+    assert (code, err) == (0, b"")
+    assert found in out.decode().split()
+
+
+def test_completion_is_installed_and_shown(tmp_path: Path) -> None:
+    code, out, err = finish(
+        process("--show-completion", "bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    )
+    assert (code, err) == (0, b"")
+    assert b"_KVPLAN_COMPLETE=complete_bash" in out
+    code, _, err = finish(
+        process("--install-completion", "bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    )
+    assert (code, err) == (0, b"")
+    assert list(tmp_path.rglob("kvplan*"))
+
+
+def test_a_missing_stream_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert entry.main(list(FIT)) == 0
