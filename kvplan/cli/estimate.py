@@ -15,6 +15,7 @@ from kvplan.rules.vllm import parse_engine
 from kvplan.spec import ModelSpec
 from kvplan.units import (
     AUTO,
+    MIB,
     format_count,
     parse_contexts,
     parse_fraction,
@@ -26,6 +27,7 @@ from kvplan.workload import in_flight, parse_lengths
 # One of each size that people rent or own, smallest first: the table where no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 DEFAULT_GPU = "a100-80g"  # where several contexts are compared and no GPU is named
+SMALLEST_GPU = 256 * MIB
 Context = int | Literal["auto"] | None
 Outcome = tuple[GpuSpec, Plan | KvplanError]
 
@@ -121,7 +123,7 @@ def contexts_of(options: EstimateOptions, elsewhere: Context) -> tuple[Context, 
 
 
 def gpus_of(options: EstimateOptions, num_contexts: int) -> list[GpuSpec]:
-    memory = None if options.gpu_memory is None else parse_size(options.gpu_memory, "--gpu-memory")
+    memory = None if options.gpu_memory is None else gpu_memory(options.gpu_memory)
     if options.gpu is None:
         if memory is not None:
             return [custom_gpu(memory)]
@@ -130,6 +132,14 @@ def gpus_of(options: EstimateOptions, num_contexts: int) -> list[GpuSpec]:
     if len(found) > 1 and num_contexts > 1:
         raise UsageError(f"--gpu {options.gpu}: several GPUs go with one context; give one --gpu or one --ctx")
     return found if memory is None else [with_memory(one, memory) for one in found]
+
+
+def gpu_memory(text: str) -> int:
+    """Bytes of a GPU; a bare "80" is more likely 80 GB than 80 bytes, and is asked back."""
+    size = parse_size(text, "--gpu-memory")
+    if size < SMALLEST_GPU:
+        raise UsageError(f"--gpu-memory: is too small for a GPU ({size:,} bytes); write the unit, for example 24GiB")
+    return size
 
 
 def source_of(options: EstimateOptions, revision: str | None) -> Source:

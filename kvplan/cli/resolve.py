@@ -55,7 +55,7 @@ def resolve(ref: str, source: Source) -> Resolved:
             found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
         return found
     if is_path(ref):
-        found = from_path(Path(ref).expanduser(), source)
+        found = from_path(Path(ref), source)
     else:
         found = from_hub(catalog.facts(known)["id"] if known else ref, source)
     for note in found.spec.notes:
@@ -64,7 +64,7 @@ def resolve(ref: str, source: Source) -> Resolved:
 
 
 def is_path(ref: str) -> bool:
-    """Whether MODEL is meant as a path: it looks like one, or there is such a file."""
+    """Whether MODEL is meant as a path: it looks like one, or there is such a file. (A shell expands `~` itself.)"""
     if ref.startswith((".", "/", "~")) or ref.endswith((".json", *WEIGHT_SUFFIXES)):
         return True
     try:
