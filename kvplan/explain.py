@@ -8,7 +8,8 @@ from typing import assert_never
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.rules import vllm
-from kvplan.rules.vllm_kv import KVGroup, KVSpec, charged_blocks
+from kvplan.rules.vllm_pages import KVSpec, charged_blocks
+from kvplan.rules.vllm_pool import KVGroup
 from kvplan.spec import (
     ChunkedAttention,
     CompressedLatent,

@@ -8,9 +8,9 @@ from kvplan.checkpoint import Checkpoint
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate
-from kvplan.rules import vllm, vllm_kv
+from kvplan.rules import vllm, vllm_pages, vllm_pool
 from kvplan.rules.vllm import EngineArgs, Settings, Version
-from kvplan.rules.vllm_kv import Capacity, Pool
+from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
 from kvplan.stored import stored_weights
 from kvplan.users import UserAnswer
@@ -126,13 +126,13 @@ class Plan:
     def bytes_per_token(self) -> int:
         """KV bytes that one more token adds on one rank of `stage`, windows counted as open; a draft's included."""
         draft = self.request.draft
-        own = vllm_kv.rates(self.request.spec, self.pool.how, self.stage)[0]
-        return own + (vllm_kv.rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
+        own = vllm_pages.rates(self.request.spec, self.pool.how, self.stage)[0]
+        return own + (vllm_pages.rates(draft, self.pool.how, 0)[0] if draft is not None else 0)
 
     @property
     def state_bytes(self) -> int:
         """Constant bytes per sequence on one rank of `stage` (recurrent states)."""
-        return vllm_kv.rates(self.request.spec, self.pool.how, self.stage)[1]
+        return vllm_pages.rates(self.request.spec, self.pool.how, self.stage)[1]
 
     @property
     def bytes_per_request(self) -> int:
@@ -305,13 +305,13 @@ def plan(request: Request) -> Plan:
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     vllm.check_parallel(spec, args)
     check_load(request, settings.max_model_len)
-    pool = vllm_kv.pool(spec, vllm_kv.paging(spec, settings, args, request.gpu.sm), request.draft)
+    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
-    capacity = vllm_kv.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
     fits = capacity.fits and capacity.num_blocks > 0
     worst = capacity.stage
     ends = [
-        vllm_kv.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
+        vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
         for end in (0, 2)
     ]
     if args.num_gpu_blocks_override is not None:

@@ -211,6 +211,11 @@ def test_flags_that_make_no_sense_are_refused(run: Run, flags: tuple[str, ...], 
     assert fault in refused(run(*FIT, *flags))
 
 
+def test_a_model_keeps_the_id_it_was_asked_for_by(run: Run) -> None:
+    doc = run("estimate", "meta-llama/llama-3.1-8b-instruct", "--ctx", "4k", "--gpu", "h200", "--format", "json").json
+    assert doc["inputs"]["model"]["name"] == "meta-llama/Llama-3.1-8B-Instruct"
+
+
 # --- a pasted command -------------------------------------------------------------------------------------------------
 
 

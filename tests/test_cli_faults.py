@@ -217,6 +217,7 @@ def test_17_an_unknown_quantisation_takes_the_files_sizes_or_asks(run: Run, tmp_
     doc, err = plan_of(run, folder)
     assert doc["memory"]["weights"] == size
     assert "qubit" in err
+    assert plan_of(run, folder, "--tp", "2")[0]["memory"]["weights"] == size // 2
     assert plan_of(run, folder, "--weights-bytes", "5GB")[0]["memory"]["weights"] == 5 * 10**9
 
 

@@ -76,7 +76,7 @@ def test_the_rows_add_up_whatever_is_asked(
 @given(st.sampled_from(MODELS), st.integers(16, 2047), st.sampled_from(["h200", "b200"]))
 def test_a_longer_context_never_holds_more_users(model: str, context: int, gpu_name: str) -> None:
     """Each has the settings of the longer: the server cuts its token budget for contexts below it."""
-    args = {"tensor_parallel_size": 8, "max_num_batched_tokens": 2048, "max_num_seqs": 64}
+    args: dict[str, Any] = {"tensor_parallel_size": 8, "max_num_batched_tokens": 2048, "max_num_seqs": 64}
     if catalog.load(model).num_heads % 8:
         args["tensor_parallel_size"] = 1
     shorter, longer = (of(model, gpu_name, max_model_len=n, **args) for n in (context, context + 1))

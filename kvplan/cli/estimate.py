@@ -82,6 +82,7 @@ def read(options: EstimateOptions) -> Asked:
             release=release,
             load=loads[context],
             weights_bytes=model.weights_bytes if stated is None else stated,
+            checkpoint=model.checkpoint if stated is None else None,
             draft=draft.spec if draft else None,
         )
         for one in gpus

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,6 +78,8 @@ class ReportFile:
     """A file that is written whole or not at all. Made before the work starts, so that a bad path costs no time."""
 
     def __init__(self, path: str) -> None:
+        import tempfile
+
         self.shown = printable(path, 400)
         self.format = self._format(path)
         try:

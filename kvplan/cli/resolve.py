@@ -1,6 +1,6 @@
 """MODEL as typed -> the model's facts: a catalog name, a path, or a Hub id."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,13 +23,14 @@ ODD = (" differs between ", " is written ", " is unknown: ")
 class Resolved:
     """A model's facts and how they were found.
 
-    weights_bytes  of the files, where the config alone cannot say; None: to be computed
+    weights_bytes, checkpoint  the files' sizes, where the config alone cannot say; None: to be computed
     """
 
     spec: ModelSpec
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     weights_bytes: int | None = None
+    checkpoint: "Checkpoint | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def resolve(ref: str, source: Source) -> Resolved:
     """
     known = catalog.find(ref)
     if known is not None and source.revision is None:
-        found = Resolved(catalog.load(known))
+        found = Resolved(called(catalog.load(known), ref))
         if is_path(ref) and Path(ref).exists():
             found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
         return found
@@ -61,6 +62,15 @@ def resolve(ref: str, source: Source) -> Resolved:
     for note in found.spec.notes:
         (found.warnings if any(mark in note for mark in ODD) else found.notes).append(note)
     return found
+
+
+def called(spec: ModelSpec, ref: str) -> ModelSpec:
+    """The catalog's facts under the Hub id that was asked for, so that the command printed serves that very model."""
+    facts = catalog.facts(spec.name)
+    for alias in facts.get("aliases", ()):
+        if "/" in alias and alias.lower() == ref.lower():
+            return replace(spec, name=alias)
+    return spec
 
 
 def is_path(ref: str) -> bool:
@@ -118,11 +128,15 @@ def from_hub(ref: str, source: Source) -> Resolved:
     spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense)
     found = Resolved(spec, notes=list(resolved.notes))
     weigh(found, resolved.directory, source, model_id)
-    if found.weights_bytes is None and is_unknown(spec) and not source.offline and not source.weights_stated:
+    if not is_sized(found) and not source.offline and not source.weights_stated:
         stored = hub.remote_checkpoint(ref, revision=source.revision)
         if stored is not None:
             use_stored(found, stored, model_id)
     return found
+
+
+def is_sized(found: Resolved) -> bool:
+    return not is_unknown(found.spec) or found.weights_bytes is not None or found.checkpoint is not None
 
 
 def is_unknown(spec: ModelSpec) -> bool:
@@ -146,11 +160,15 @@ def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
 
 
 def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
+    """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly."""
     method = found.spec.quantization.method if found.spec.quantization else ""
-    found.weights_bytes = stored.total_bytes
+    if stored.tensors:
+        found.checkpoint, how = stored, "tensor by tensor"
+    else:
+        found.weights_bytes, how = stored.total_bytes, "spread evenly over the ranks"
     found.notes.append(
         f"{printable(where, 200)}: quantisation {method!r} is not one kvplan can compute; the files' own "
-        f"{format_gib(stored.total_bytes)} are taken, spread evenly over the ranks"
+        f"{format_gib(stored.total_bytes)} are taken, {how}"
     )
 
 

@@ -1,0 +1,241 @@
+"""How vLLM pages each layer's cache: block size, bytes per page, blocks per request.
+
+Source: vLLM 0.33 v1/kv_cache_interface.py and platforms/interface.py, re-derived;
+equal to the server's own capacity code on every case compared (tests/oracles.py).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import lcm
+from typing import Literal, assert_never
+
+from kvplan.errors import UnsupportedModelError
+from kvplan.layout import cdiv, state_bytes, token_bytes
+from kvplan.rules import vllm
+from kvplan.rules.vllm import EngineArgs, Settings
+from kvplan.spec import (
+    ChunkedAttention,
+    CompressedLatent,
+    CrossAttention,
+    FullAttention,
+    KeyIndex,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    SparseIndexer,
+    WindowLatent,
+)
+from kvplan.weights import stage_layers
+
+Kind = Literal["full", "latent", "sliding", "chunked", "state", "cross"]
+MLA_STATE_BLOCK = 128  # smallest block of a model that mixes MLA with states
+FLASHINFER_GDN_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """How one layer's cache is paged.
+
+    block_size  tokens per block; the whole context for a state that is not checkpointed
+    page        bytes of one block of this layer on one rank
+    bound       the window or chunk, in tokens; None for no bound
+    blocks      blocks a state takes per request; None for caches that grow
+    shape       what else must agree for two layers to share a group
+    """
+
+    kind: Kind
+    block_size: int
+    page: int
+    bound: int | None = None
+    blocks: int | None = None
+    shape: tuple[object, ...] = ()
+
+
+def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> int:
+    """Blocks charged per request, the worst case of a prefill in flight."""
+    block, flight = spec.block_size, settings.in_flight_tokens
+    match spec.kind:
+        case "full" | "latent":
+            return cdiv(cdiv(context, dcp), block)
+        case "sliding":  # a window need not start on a block boundary: one more block
+            assert spec.bound is not None
+            return cdiv(min(spec.bound - 1 + flight, context), block) + 1
+        case "chunked":
+            assert spec.bound is not None
+            return cdiv(min(spec.bound + flight, context), block)
+        case "state":
+            assert spec.blocks is not None
+            return spec.blocks
+        case "cross":
+            return cdiv(settings.max_num_batched_tokens, block)
+        case _:
+            assert_never(spec.kind)
+
+
+def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
+    """Blocks held between two decode steps."""
+    match spec.kind:
+        case "sliding" | "chunked":
+            assert spec.bound is not None
+            return min(cdiv(num_tokens, spec.block_size), cdiv(spec.bound, spec.block_size) + 1)
+        case "state":
+            assert spec.blocks is not None
+            return spec.blocks
+        case _:
+            return cdiv(cdiv(num_tokens, dcp), spec.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Everything that decides how a model's caches are paged, and nothing else.
+
+    context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
+    """
+
+    sm: int
+    kv_dtype: str
+    dtype: str
+    tp: int
+    pp: int
+    dcp: int
+    block_size: int | None
+    prefix_caching: bool
+    flat: bool
+    spec_tokens: int
+    ssm_dtype: str | None
+    context: int
+
+
+def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
+    one_block = vllm.has_states(spec) and not (args.enable_prefix_caching and vllm.has_attention(spec))
+    return Paging(
+        sm=sm,
+        kv_dtype=settings.kv_dtype,
+        dtype=settings.dtype,
+        tp=args.tensor_parallel_size,
+        pp=args.pipeline_parallel_size,
+        dcp=args.decode_context_parallel_size,
+        block_size=args.block_size,
+        prefix_caching=args.enable_prefix_caching,
+        flat=args.disable_hybrid_kv_cache_manager,
+        spec_tokens=args.num_speculative_tokens,
+        ssm_dtype=args.mamba_ssm_cache_dtype,
+        context=settings.max_model_len if one_block else 0,
+    )
+
+
+def attention_spec(cache: LayerCache, block: int, dtype: str, tp: int, *, flat: bool, model_type: str) -> KVSpec:
+    """The spec of a cache that grows with the tokens; `dtype` is this layer's.
+
+    flat  windows and chunks are kept in full (the hybrid manager is off and the model mixes kinds)
+    """
+    page = block * token_bytes(cache, dtype, tp)
+    match cache:
+        case FullAttention(heads, k, v):
+            return KVSpec("full", block, page, shape=(heads, k, v, dtype))
+        case SlidingWindow(heads, k, v, window):
+            if flat:
+                return KVSpec("full", block, page, shape=(heads, k, v, dtype))
+            # Cohere 2 attends to the current token beside its window.
+            bound = window + 1 if model_type == "cohere2" else window
+            return KVSpec("sliding", block, page, bound, shape=(heads, k, v, dtype))
+        case ChunkedAttention(heads, k, v, chunk):
+            if flat:
+                return KVSpec("full", block, page, shape=(heads, k, v, dtype))
+            return KVSpec("chunked", block, page, chunk, shape=(heads, k, v, dtype))
+        case LatentAttention(latent, rope):
+            return KVSpec("latent", block, page, shape=(latent, rope, dtype))
+        case SparseIndexer(dim):
+            return KVSpec("latent", block, page, shape=("indexer", dim))
+        case KeyIndex(dim):
+            return KVSpec("full", block, page, shape=("index keys", dim))
+        case CrossAttention(heads, k, v):
+            return KVSpec("cross", block, page, shape=(heads, k, v, dtype))
+        case RecurrentState() | WindowLatent() | CompressedLatent():
+            raise AssertionError("states and DeepSeek-V4 caches have pages of their own")
+        case _:
+            assert_never(cache)
+
+
+def layer_dtypes(spec: ModelSpec, how: Paging) -> list[str]:
+    """The KV dtype of each layer: turboquant keeps the first two and last two layers in the model's dtype."""
+    dtype, count = how.kv_dtype, spec.num_layers
+    if not dtype.startswith("turboquant") or vllm.has_states(spec):
+        return [dtype] * count
+    kept = {0, 1, count - 2, count - 1}
+    return [how.dtype if i in kept else dtype for i in range(count)]
+
+
+def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
+    """(checkpoint alignment in tokens, checkpoint blocks) of a state under prefix caching."""
+    match state.kind:
+        case "gated_delta_net":
+            flashinfer = 90 <= sm < 120
+            return (FLASHINFER_GDN_ALIGNMENT, 1) if flashinfer else (1, 0)
+        case "mamba2":
+            return 1, 1
+        case "mamba1" | "kda" | "conv":
+            return 1, 0
+        case _:
+            assert_never(state.kind)
+
+
+def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState, KVSpec]]:
+    """(the attention block size that states force, the spec of each kind of state).
+
+    The attention block is raised until its page covers the state; then the state's page is padded to it.
+    """
+    states = {c for caches in spec.layers for c in caches if isinstance(c, RecurrentState)}
+    sizes = {s: state_bytes(s, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype) for s in states}
+    attentions = {c for caches in spec.layers for c in caches if not isinstance(c, RecurrentState)}
+    if not attentions:  # pure Mamba: prefix caching stays off, one block per request
+        return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
+    per_token = {token_bytes(cache, how.kv_dtype, how.tp) for cache in attentions}
+    if len(per_token) > 1:
+        raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
+    token = per_token.pop()
+    smallest = max(16, how.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
+    aligned = {s: state_alignment(s, how.sm) for s in states}
+    unit = lcm(smallest, *(aligned[s][0] for s in states)) if how.prefix_caching else smallest
+    block = unit * cdiv(max(sizes.values()), unit * token)
+    specs = {}
+    for state in states:
+        checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
+        own_block = block if how.prefix_caching else how.context
+        specs[state] = KVSpec(
+            "state", own_block, block * token, blocks=1 + how.spec_tokens + checkpoints, shape=(state,)
+        )
+    return block, specs
+
+
+def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
+    """Every cache of every layer, paged, in the order of the model."""
+    vllm.check_block_size(how.block_size)
+    block = how.block_size or vllm.default_block_size(spec, how.kv_dtype, how.sm)
+    states: dict[RecurrentState, KVSpec] = {}
+    if vllm.has_states(spec):
+        block, states = state_specs(spec, how)
+    dtypes = layer_dtypes(spec, how)
+    flat = how.flat and len(vllm.caches_of(spec)) > 1
+    paged = partial(attention_spec, block=block, tp=how.tp, flat=flat, model_type=spec.model_type)
+    return [
+        (i, states[c] if isinstance(c, RecurrentState) else paged(c, dtype=dtypes[i]))
+        for i, caches in enumerate(spec.layers)
+        for c in caches
+    ]
+
+
+@lru_cache(maxsize=4096)
+def rates(spec: ModelSpec, how: Paging, stage: int) -> tuple[int, int]:
+    """(bytes one more token adds, bytes of a sequence's states) on a rank of one stage, windows counted as open."""
+    dtypes = layer_dtypes(spec, how)
+    per_token = states = 0
+    for i in stage_layers(spec.num_layers, how.pp)[stage]:
+        for cache in spec.layers[i]:
+            if isinstance(cache, RecurrentState):
+                states += state_bytes(cache, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype)
+            else:
+                per_token += token_bytes(cache, dtypes[i], how.tp)
+    return per_token, states
