@@ -185,7 +185,7 @@ def rank_weights(request: Request, stage: int) -> dict[str, int]:
     if request.weights_bytes is not None:
         ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         groups = {"stated": ceil(request.weights_bytes / ranks)}
-    elif request.checkpoint is not None and request.checkpoint.tensors:
+    elif request.checkpoint is not None and request.checkpoint.tensors and online_scheme(request) is None:
         groups = dict(stored_weights(request.spec, request.checkpoint, weight_layout(request, stage)))
     else:
         groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))

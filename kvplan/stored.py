@@ -7,11 +7,12 @@ name is counted whole on every rank, which is the safe side.
 import re
 from collections import Counter
 from functools import lru_cache
+from math import prod
 
 from kvplan.checkpoint import Checkpoint, TensorInfo
 from kvplan.layout import cdiv
 from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
-from kvplan.weights import Layout, on_stage, stage_layers
+from kvplan.weights import BYTES, Layout, on_stage, stage_layers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
@@ -20,6 +21,8 @@ _SUFFIX = re.compile(
     r"\.(weight|bias|qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_2|weight_scale_inv|"
     r"weight_shape|weight_zero_point|weight_global_scale|input_scale|input_global_scale|input_zero_point)$"
 )
+
+KEPT = ("scales", "_scale", "_scale_2", "_scale_inv")  # endings of tensors that stay in the dtype they are stored in
 
 
 @lru_cache(maxsize=64)
@@ -45,19 +48,30 @@ def share(part: Part, tp: int) -> tuple[int, int]:
             return cdiv(part.units, tp), part.units
 
 
-def rank_bytes(tensor: TensorInfo, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
-    """Bytes of one stored tensor on one rank."""
+def held_bytes(tensor: TensorInfo, weight: Weight | None, dtype: str) -> int:
+    """Bytes of a tensor once loaded: plain floating-point ones take the dtype a server keeps them in.
+
+    Scales keep their own, as do tensors that are stored narrower than 16 bits.
+    """
+    wide = tensor.dtype in ("F64", "F32", "F16", "BF16")
+    if not wide or tensor.name.endswith(KEPT) or weight is None:
+        return tensor.num_bytes
+    return prod(tensor.shape) * BYTES[weight.dtype or dtype]
+
+
+def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
+    """Bytes of one loaded tensor of `size` on one rank."""
     expert = weight.experts > 0
     if expert and layout.ep > 1:
-        return cdiv(tensor.num_bytes, layout.ep)
+        return cdiv(size, layout.ep)
     match weight.split:
         case "none":
-            return tensor.num_bytes
+            return size
         case "inputs":
-            return tensor.num_bytes if bias else cdiv(tensor.num_bytes, layout.tp)
+            return size if bias else cdiv(size, layout.tp)
         case "outputs":
             mine, units = share(part or weight.parts[0], layout.tp)
-            return cdiv(tensor.num_bytes * mine, units)
+            return cdiv(size * mine, units)
 
 
 def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
@@ -75,6 +89,7 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
     Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
     """
     total: Counter[str] = Counter()
+    dtype = layout.dtype or spec.dtype
     stage = stage_layers(spec.num_layers, layout.pp)[layout.stage]
     for tensor in checkpoint.tensors:
         found = _LAYER.search(tensor.name)
@@ -87,7 +102,8 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
             if on_stage(place, layout):
                 group = weight.group if weight else ("vision_audio" if tower else "other")
                 splits = weight is not None and weight.split == "outputs" and not tower
-                total[group] += cdiv(tensor.num_bytes, layout.tp) if splits else tensor.num_bytes
+                size = held_bytes(tensor, weight, dtype)
+                total[group] += cdiv(size, layout.tp) if splits else size
             continue
         layer = int(found.group(1))
         if layer not in stage:
@@ -98,5 +114,5 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
             case None:
                 total["other"] += tensor.num_bytes
             case weight, part:
-                total[weight.group] += rank_bytes(tensor, weight, part, layout, bias=is_bias)
+                total[weight.group] += rank_bytes(held_bytes(tensor, weight, dtype), weight, part, layout, bias=is_bias)
     return total

@@ -144,7 +144,7 @@ def is_unknown(spec: ModelSpec) -> bool:
 
 
 def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
-    """Hold the weights' files, where there are any, against what the config says."""
+    """Take the size of the weights' files, where there are any, and hold it against what the config says."""
     if source.weights_stated:
         return
     from kvplan.checkpoint import read_checkpoint
@@ -153,22 +153,23 @@ def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
     if stored is None:
         return
     found.warnings += stored.notes
-    if is_unknown(found.spec):
+    if stored.format == "gguf" or stored.tensors or is_unknown(found.spec):
         use_stored(found, stored, where)
-    elif stored.total_bytes:
+    if stored.total_bytes and not is_unknown(found.spec):
         compare(found, stored, where)
 
 
 def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
     """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly."""
-    method = found.spec.quantization.method if found.spec.quantization else ""
-    if stored.tensors:
+    if stored.format == "safetensors" and stored.tensors:
         found.checkpoint, how = stored, "tensor by tensor"
     else:
         found.weights_bytes, how = stored.total_bytes, "spread evenly over the ranks"
+    reason = ""
+    if is_unknown(found.spec) and found.spec.quantization is not None:
+        reason = f"quantisation {found.spec.quantization.method!r} is not one kvplan can compute; "
     found.notes.append(
-        f"{printable(where, 200)}: quantisation {method!r} is not one kvplan can compute; the files' own "
-        f"{format_gib(stored.total_bytes)} are taken, {how}"
+        f"{printable(where, 200)}: {reason}the files' own {format_gib(stored.total_bytes)} of weights are taken, {how}"
     )
 
 

@@ -167,7 +167,11 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
         raise config.fail("intermediate_size", f"has {len(inners)} entries for {num_layers} layers")
     dim = config.count("head_dim")
     heads = Heads(config.count("num_attention_heads"), config.count("num_key_value_heads"), dim, dim)
-    window, copies, rank = config.count("sliding_window"), config.count("altup_num_inputs"), config.count("laurel_rank")
+    window, copies, rank = (
+        config.count("sliding_window"),
+        config.count("altup_num_inputs", high=64),
+        config.count("laurel_rank"),
+    )
     shared_from = num_layers - config.count("num_kv_shared_layers", low=0)
     outside, per_layer = per_layer_inputs(config, hidden, num_layers)
     common = (

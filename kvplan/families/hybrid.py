@@ -363,7 +363,7 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
         multiple = config.count("block_multiple_of", default=256)
         inner = int(2 * inner / 3 * config.ratio("block_ffn_dim_multiplier", 1.0))
         inner = -(-inner // multiple) * multiple
-    kernel, bias = config.count("conv_L_cache", default=3), config.flag("conv_bias")
+    kernel, bias = config.count("conv_L_cache", default=3, low=2), config.flag("conv_bias")
     width = config.count("conv_dim", default=hidden)
     conv = (
         column("conv.in_proj", hidden, (Part(width), Part(width), Part(width)), "state", bias=bias),

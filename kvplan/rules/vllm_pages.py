@@ -199,7 +199,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     smallest = max(16, how.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
     aligned = {s: state_alignment(s, how.sm) for s in states}
     unit = lcm(smallest, *(aligned[s][0] for s in states)) if how.prefix_caching else smallest
-    block = unit * cdiv(max(sizes.values()), unit * token)
+    block = unit * cdiv(max(1, *sizes.values()), unit * token)
     specs = {}
     for state in states:
         checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
