@@ -1,72 +1,24 @@
-"""What weights a model directory really holds, read from headers alone: no tensor data is read, no pickle is opened.
+"""What a model directory's weights are, from headers alone: no tensor data is read, no pickle is opened."""
 
-Sources: the safetensors format page (huggingface.co/docs/safetensors, "Format") and the GGUF specification
-(ggml-org/ggml, docs/gguf.md). The headers are walked here because the libraries' readers cost too much for a header:
-`safetensors.safe_open` imports numpy, and `gguf.GGUFReader` takes ten seconds over a 128k-token vocabulary (gguf 0.19).
-What a GGUF tensor type weighs is still the gguf library's to say.
-"""
-
-import math
 import re
-import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-from kvplan.errors import EnvironmentProblem, InvalidInputError
-from kvplan.files import MIB, load_json, open_regular, os_problem, parse_json, printable
+from kvplan.errors import InvalidInputError
+from kvplan.files import MIB, load_json, open_regular, os_problem, printable, shown
+from kvplan.gguf_header import gguf_tensors
+from kvplan.safetensors_header import safetensors_tensors
+from kvplan.tensors import LFS_POINTER, Checkpoint, TensorInfo
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLE_INDEX_NAME = "pytorch_model.bin.index.json"
 MAX_INDEX_BYTES = 100 * MIB
-MAX_HEADER_BYTES = 100_000_000  # of safetensors; the library refuses more, too
-MAX_GGUF_HEADER_BYTES = 256 * MIB  # a 256k-token vocabulary with its merges takes about 15 MB
-MAX_GGUF_COUNT = 1 << 20  # of tensors, and of metadata keys
 
-# Bits of one element, by the names safetensors 0.8 writes. F4 and F6 are packed; a tensor still ends on a byte.
-SAFETENSORS_BITS = {
-    **dict.fromkeys(("F4",), 4),
-    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
-    **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
-}
 # Beside the weights a trainer leaves pickles of its own.
 _NOT_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|tokenizer|trainer_state)")
-_LFS_POINTER = b"version https://git-lfs"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One stored tensor.
-
-    `dtype` is the format's own name ("BF16", "Q4_K"). `shape` is in torch's order, slowest axis first, for GGUF too.
-    `num_bytes` is what its data takes on disk.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The weights of one model directory.
-
-    `total_bytes` is the sum over `tensors`. `tensors` is empty where only sizes are known: for pickles, and for a Hub
-    cache that holds the index of the weights but not the weights. `notes` are warnings for the user.
-    """
-
-    format: Literal["safetensors", "gguf", "pickle-sizes"]
-    tensors: tuple[TensorInfo, ...]
-    total_bytes: int
-    files: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 def read_checkpoint(model_dir: Path) -> Checkpoint | None:
@@ -99,11 +51,7 @@ def _read_file(path: Path) -> Checkpoint:
         case ".safetensors":
             return _read_safetensors(path.parent, [path.name])
         case _:
-            raise InvalidInputError(f"{_shown(path)}: holds no weights; pass a model directory, .safetensors or .gguf")
-
-
-def _shown(path: Path) -> str:
-    return printable(str(path), 400)
+            raise InvalidInputError(f"{shown(path)}: holds no weights; pass a model directory, .safetensors or .gguf")
 
 
 # --- which files -----------------------------------------------------------------------------------------------------
@@ -134,7 +82,7 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
     except OSError as error:
         raise os_problem(path, error) from error
     except RuntimeError as error:  # how Python before 3.13 reports a loop of links
-        raise InvalidInputError(f"{_shown(path)}: the symbolic links form a loop; check the path") from error
+        raise InvalidInputError(f"{shown(path)}: the symbolic links form a loop; check the path") from error
     if not any(real.is_relative_to(root) for root in roots):
         _refuse_outside(model_dir, name, named_by)
     return path
@@ -142,7 +90,7 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
 
 def _refuse_outside(model_dir: Path, name: str, named_by: str) -> NoReturn:
     raise InvalidInputError(
-        f"{_shown(model_dir / named_by)}: '{printable(name)}' is outside model directory; "
+        f"{shown(model_dir / named_by)}: '{printable(name)}' is outside model directory; "
         "pass the directory that holds the weights"
     )
 
@@ -168,7 +116,7 @@ def _present(model_dir: Path, names: Iterable[str], named_by: str) -> list[Path]
     missing = [name for name in names if paths[name] is None]
     if missing:
         raise InvalidInputError(
-            f"{_shown(model_dir / named_by)}: shard '{printable(missing[0])}' is missing "
+            f"{shown(model_dir / named_by)}: shard '{printable(missing[0])}' is missing "
             f"({len(missing)} of {len(names)} are); finish the download"
         )
     return [path for path in paths.values() if path is not None]
@@ -200,7 +148,7 @@ def _one_gguf(model_dir: Path, ggufs: Sequence[str], names: Sequence[str]) -> li
     models = {_numbered(name)[0]: _numbered(name) for name in ggufs}
     if len(models) > 1:
         some = ", ".join(printable(name, 60) for name in list(models)[:3])
-        raise InvalidInputError(f"{_shown(model_dir)}: holds {len(models)} GGUF models ({some}); pass the path of one")
+        raise InvalidInputError(f"{shown(model_dir)}: holds {len(models)} GGUF models ({some}); pass the path of one")
     (parts,) = models.values()
     return parts
 
@@ -223,7 +171,7 @@ def _read_index(model_dir: Path) -> Checkpoint | None:
 def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None]:
     """(tensor name -> shard, the total size it states in bytes) of a weight index."""
     path = _inside(model_dir, index_name, index_name)
-    where = _shown(model_dir / index_name)
+    where = shown(model_dir / index_name)
     if path is None:
         raise InvalidInputError(f"{where}: a link to nothing; fetch the index again")
     index = load_json(path, MAX_INDEX_BYTES)
@@ -253,7 +201,7 @@ def _read_safetensors(
 ) -> Checkpoint:
     named_by = INDEX_NAME if weight_map else shards[0]
     paths = _present(model_dir, shards, named_by)
-    by_shard = {shard: list(_safetensors_tensors(path)) for shard, path in zip(shards, paths, strict=True)}
+    by_shard = {shard: list(safetensors_tensors(path)) for shard, path in zip(shards, paths, strict=True)}
     if weight_map:
         _refuse_absent_tensors(model_dir, weight_map, by_shard)
     found = _checkpoint("safetensors", model_dir, by_shard)
@@ -268,7 +216,7 @@ def _refuse_absent_tensors(model_dir: Path, weight_map: dict[str, str], by_shard
     for name, shard in weight_map.items():
         if name not in held[shard]:
             raise InvalidInputError(
-                f"{_shown(model_dir / INDEX_NAME)}: tensor '{printable(name)}' is not in its shard "
+                f"{shown(model_dir / INDEX_NAME)}: tensor '{printable(name)}' is not in its shard "
                 f"'{printable(shard)}'; fetch both again"
             )
 
@@ -282,270 +230,18 @@ def _checkpoint(
         for tensor in held:
             if (other := home.setdefault(tensor.name, shard)) != shard:
                 raise InvalidInputError(
-                    f"{_shown(model_dir)}: tensor '{printable(tensor.name)}' is in both '{printable(other)}' and "
+                    f"{shown(model_dir)}: tensor '{printable(tensor.name)}' is in both '{printable(other)}' and "
                     f"'{printable(shard)}'; remove the files of one of the two models"
                 )
     if not home:
-        raise InvalidInputError(f"{_shown(model_dir)}: '{printable(next(iter(by_shard)))}' holds no tensors; fetch it")
+        raise InvalidInputError(f"{shown(model_dir)}: '{printable(next(iter(by_shard)))}' holds no tensors; fetch it")
     tensors = tuple(chain.from_iterable(by_shard.values()))
     return Checkpoint(kind, tensors, sum(tensor.num_bytes for tensor in tensors), tuple(by_shard), ())
 
 
-def _safetensors_tensors(path: Path) -> Iterator[TensorInfo]:
-    """The tensors of one file, in the order of their data, which must cover the file without gap or overlap."""
-    where = _shown(path)
-    with open_regular(path) as file:
-        try:
-            size = file.seek(0, 2)
-            file.seek(0)
-            header = _safetensors_header(file, size, where)
-            data_size = size - file.tell()
-        except OSError as error:
-            raise os_problem(path, error) from error
-    header.pop("__metadata__", None)
-    entries = [(name, *_entry(name, entry, where)) for name, entry in header.items()]
-    end = 0
-    for name, dtype, shape, begin, stop in sorted(entries, key=lambda entry: entry[3:]):
-        if begin != end:
-            raise InvalidInputError(
-                f"{where}: tensor '{printable(name)}' starts at byte {begin} of the data, not {end}: "
-                f"tensors {'overlap' if begin < end else 'leave a gap'}; fetch the file again"
-            )
-        end = stop
-        yield TensorInfo(name, dtype, shape, stop - begin)
-    if end != data_size:
-        cut = "cut short" if end > data_size else "longer than its tensors"
-        raise InvalidInputError(
-            f"{where}: {cut} ({data_size:,} bytes of data, the header describes {end:,}); fetch the file again"
-        )
-
-
-def _safetensors_header(file: BinaryIO, size: int, where: str) -> dict[str, Any]:
-    """The header as JSON: eight bytes of length, then as many bytes of text; the file stands behind it afterwards."""
-    start = file.read(8)
-    if (start + file.read(len(_LFS_POINTER) - 8)).startswith(_LFS_POINTER):
-        raise InvalidInputError(f"{where}: a Git LFS pointer, not the weights; run `git lfs pull`")
-    if len(start) < 8:
-        raise InvalidInputError(f"{where}: too short for a safetensors header ({size} bytes); fetch the file again")
-    length = int.from_bytes(start, "little")
-    if length > MAX_HEADER_BYTES:
-        raise InvalidInputError(
-            f"{where}: header length {length:,} is over {MAX_HEADER_BYTES:,}; it is no safetensors file or is damaged"
-        )
-    if length > size - 8:
-        raise InvalidInputError(f"{where}: header length {length:,} is more than the file ({size:,}); fetch it again")
-    file.seek(8)
-    try:
-        text = file.read(length).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(
-            f"{where}: header is not UTF-8 (byte {8 + error.start}); fetch the file again"
-        ) from None
-    if not text.startswith("{"):
-        raise InvalidInputError(f"{where}: header is not a JSON object (byte 8); it is no safetensors file")
-    return parse_json(text, f"{where} header")
-
-
-def _entry(name: str, entry: object, where: str) -> tuple[str, tuple[int, ...], int, int]:
-    """(dtype, shape, first byte, byte behind the last) of a tensor; the bytes must be what dtype and shape need."""
-    of_tensor = f"{where}: tensor '{printable(name)}'"
-    if not isinstance(entry, dict):
-        raise InvalidInputError(f"{of_tensor}: not an object; fetch the file again")
-    dtype: Any = entry.get("dtype")
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in SAFETENSORS_BITS:
-        value = printable(repr(dtype), 40)
-        raise InvalidInputError(f"{of_tensor}: unknown dtype ({value}); kvplan knows {', '.join(SAFETENSORS_BITS)}")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        value = printable(repr((shape, offsets)), 80)
-        raise InvalidInputError(f"{of_tensor}: shape and data_offsets are not sizes {value}; fetch the file again")
-    bits, begin, stop = math.prod(shape) * SAFETENSORS_BITS[dtype], offsets[0], offsets[1]
-    if bits != 8 * (stop - begin):
-        raise InvalidInputError(
-            f"{of_tensor}: {dtype} {printable(repr(shape), 60)} needs {bits / 8:,g} bytes, its data_offsets span "
-            f"{stop - begin:,}; fetch the file again"
-        )
-    return dtype, tuple(shape), begin, stop
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
-
-
-# --- GGUF ------------------------------------------------------------------------------------------------------------
-
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # metadata value type -> bytes
-_STRING, _ARRAY, _UINT32 = 8, 9, 4
-_MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
-
-
 def _read_gguf(model_dir: Path, parts: Sequence[str]) -> Checkpoint:
     paths = _present(model_dir, parts, parts[0])
-    return _checkpoint("gguf", model_dir, {part: _gguf_tensors(path) for part, path in zip(parts, paths, strict=True)})
-
-
-@cache
-def _gguf_types() -> dict[int, tuple[str, int, int]]:
-    """GGUF tensor type -> (name, elements per block, bytes per block), as the gguf library has them."""
-    try:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError as error:
-        raise EnvironmentProblem(
-            "gguf: not installed, and only that library knows what GGUF tensors weigh; run `pip install gguf`"
-        ) from error
-    return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
-
-
-class _Header:
-    """A GGUF header read forward: every length is checked against the file before it is believed."""
-
-    def __init__(self, file: BinaryIO, size: int, where: str) -> None:
-        self._file = file
-        self._buffer = b""
-        self._size = min(size, MAX_GGUF_HEADER_BYTES)
-        self.where = where
-        self.offset = 0
-
-    def refuse(self, complaint: str) -> NoReturn:
-        raise InvalidInputError(f"{self.where}: {complaint} (byte {self.offset}); fetch the file again")
-
-    def need(self, count: int) -> None:
-        """Refuse unless `count` more bytes are there; bring them into the buffer."""
-        end = self.offset + count
-        if end > self._size:
-            self.refuse("the header is cut short or larger than any real one")
-        if end > len(self._buffer):
-            self._buffer += self._file.read(max(end - len(self._buffer), len(self._buffer), MIB))
-            if end > len(self._buffer):
-                self.refuse("the file became shorter while it was read")
-
-    def skip(self, count: int) -> None:
-        self.need(count)
-        self.offset += count
-
-    def numbers(self, layout: str) -> tuple[int, ...]:
-        """The next numbers, little-endian, by their struct letters."""
-        self.need(struct.calcsize("<" + layout))
-        found = struct.unpack_from("<" + layout, self._buffer, self.offset)
-        self.offset += struct.calcsize("<" + layout)
-        return found
-
-    def string(self) -> str:
-        (length,) = self.numbers("Q")
-        self.need(length)
-        data = self._buffer[self.offset : self.offset + length]
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            self.refuse("a name is not UTF-8")
-        self.offset += length
-        return text
-
-    def skip_value(self, kind: int, depth: int = 0) -> None:
-        """Step over a metadata value of any type; it may be an array of arrays."""
-        if kind in _SCALAR_BYTES:
-            self.skip(_SCALAR_BYTES[kind])
-        elif kind == _STRING:
-            self.skip(self.numbers("Q")[0])
-        elif kind == _ARRAY and depth < 4:
-            inner, count = self.numbers("IQ")
-            if inner in _SCALAR_BYTES:
-                self.skip(count * _SCALAR_BYTES[inner])
-            else:
-                self._skip_values(inner, count, depth + 1)
-        else:
-            self.refuse(f"unknown metadata type {kind}")
-
-    def _skip_values(self, kind: int, count: int, depth: int) -> None:
-        self.need(8 * count)  # the least that strings or arrays take: bounds the loop before it runs
-        for _ in range(count):
-            self.skip_value(kind, depth)
-
-
-def _gguf_tensors(path: Path) -> list[TensorInfo]:
-    with open_regular(path) as file:
-        try:
-            size = file.seek(0, 2)
-            file.seek(0)
-            header = _Header(file, size, _shown(path))
-            num_tensors, num_keys = _gguf_preamble(header)
-            alignment = _gguf_metadata(header, num_keys)
-            found = [_gguf_tensor(header) for _ in range(num_tensors)]
-        except OSError as error:
-            raise os_problem(path, error) from error
-    if found:
-        _check_gguf_data(header, found, alignment, size)
-    return [tensor for _, tensor in found]
-
-
-def _gguf_preamble(header: _Header) -> tuple[int, int]:
-    """(number of tensors, number of metadata keys), checked before anything is allocated for them."""
-    header.need(4)
-    magic = struct.pack("<I", *header.numbers("I"))
-    if magic != b"GGUF":
-        if _LFS_POINTER.startswith(magic):
-            raise InvalidInputError(f"{header.where}: a Git LFS pointer, not the weights; run `git lfs pull`")
-        header.refuse(f"bad GGUF magic ({printable(repr(magic), 40)})")
-    (version,) = header.numbers("I")
-    if version & 0xFFFF == 0 and version:
-        raise InvalidInputError(f"{header.where}: a big-endian GGUF file; convert it with gguf-convert-endian")
-    if version not in (2, 3):
-        header.refuse(f"GGUF version {version}, kvplan reads 2 and 3")
-    num_tensors, num_keys = header.numbers("QQ")
-    for count, what in ((num_tensors, "tensors"), (num_keys, "metadata keys")):
-        if count > MAX_GGUF_COUNT:
-            header.refuse(f"{count:,} {what}, at most {MAX_GGUF_COUNT:,}")
-    return num_tensors, num_keys
-
-
-def _gguf_metadata(header: _Header, num_keys: int) -> int:
-    """Step over the metadata; the alignment of the tensor data, in bytes."""
-    alignment = 32  # the specification's default
-    for _ in range(num_keys):
-        key = header.string()
-        (kind,) = header.numbers("I")
-        if key == "general.alignment" and kind == _UINT32:
-            (alignment,) = header.numbers("I")
-            if alignment < 1 or alignment & (alignment - 1):
-                header.refuse(f"general.alignment {alignment} is not a power of two")
-        else:
-            header.skip_value(kind)
-    return alignment
-
-
-def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
-    """(offset in the tensor data, the tensor) at the header's place."""
-    name = header.string()
-    (num_dimensions,) = header.numbers("I")
-    if num_dimensions > _MAX_DIMENSIONS:
-        header.refuse(f"tensor '{printable(name)}' has {num_dimensions} dimensions, at most {_MAX_DIMENSIONS}")
-    shape = header.numbers(f"{num_dimensions}Q")
-    kind, offset = header.numbers("IQ")
-    if kind not in _gguf_types():
-        header.refuse(f"tensor '{printable(name)}' has unknown type {kind}, a newer gguf library may know it")
-    dtype, block, block_bytes = _gguf_types()[kind]
-    if math.prod(shape) >= 1 << 63 or (shape[0] if shape else 1) % block:
-        header.refuse(f"tensor '{printable(name)}' of {dtype} cannot have shape {shape}")
-    num_bytes = math.prod(shape) // block * block_bytes
-    return offset, TensorInfo(name, dtype, shape[::-1], num_bytes)
-
-
-def _check_gguf_data(header: _Header, found: list[tuple[int, TensorInfo]], alignment: int, size: int) -> None:
-    """Refuse tensors that lie over each other, off their alignment or beyond the end of the file."""
-    names = {tensor.name for _, tensor in found}
-    if len(names) != len(found):
-        header.refuse("two tensors of one name")
-    start = -(-header.offset // alignment) * alignment
-    end = 0
-    for offset, tensor in sorted(found, key=lambda entry: (entry[0], entry[1].num_bytes)):
-        if offset % alignment or offset < end:
-            header.refuse(f"tensor '{printable(tensor.name)}' overlaps another or is not aligned to {alignment}")
-        end = offset + tensor.num_bytes
-    if start + end > size:
-        raise InvalidInputError(
-            f"{header.where}: cut short ({size:,} bytes, the header describes {start + end:,}); fetch the file again"
-        )
+    return _checkpoint("gguf", model_dir, {part: gguf_tensors(path) for part, path in zip(parts, paths, strict=True)})
 
 
 # --- pickles ---------------------------------------------------------------------------------------------------------
@@ -578,6 +274,6 @@ def _file_sizes(model_dir: Path, shards: Sequence[str], named_by: str) -> Checkp
 
 def _pickle_size(path: Path) -> int:
     with open_regular(path) as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            raise InvalidInputError(f"{_shown(path)}: a Git LFS pointer, not the weights; run `git lfs pull`")
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise InvalidInputError(f"{shown(path)}: a Git LFS pointer, not the weights; run `git lfs pull`")
         return file.seek(0, 2)

@@ -50,6 +50,11 @@ def printable(text: str, limit: int = 120) -> str:
     return shown if len(text) <= limit and len(shown) <= limit else shown[: max(limit - 3, 0)] + "..."
 
 
+def shown(path: Path) -> str:
+    """A path as messages print it."""
+    return printable(str(path), 400)
+
+
 def os_problem(path: Path, error: OSError) -> KvplanError:
     """The error for a failed system call on `path`: a wrong path is the input's fault, the rest the machine's."""
     where = printable(str(path), _WHERE_LIMIT)

@@ -10,9 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvplan.checkpoint import INDEX_NAME, MAX_INDEX_BYTES, Checkpoint, TensorInfo
+from kvplan.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.files import MAX_CONFIG_BYTES, printable
+from kvplan.tensors import Checkpoint, TensorInfo
 
 # The Hub's rule for an id (huggingface_hub, validate_repo_id), with the organisation always given.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from kvplan import overheads, users, weights
-from kvplan.checkpoint import Checkpoint
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate
@@ -13,6 +12,7 @@ from kvplan.rules.vllm import EngineArgs, Settings, Version
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
 from kvplan.stored import stored_weights
+from kvplan.tensors import Checkpoint
 from kvplan.users import UserAnswer
 from kvplan.weights import Layout
 from kvplan.workload import Lengths

@@ -9,9 +9,9 @@ from collections import Counter
 from functools import lru_cache
 from math import prod
 
-from kvplan.checkpoint import Checkpoint, TensorInfo
 from kvplan.layout import cdiv
 from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
+from kvplan.tensors import Checkpoint, TensorInfo
 from kvplan.weights import BYTES, Layout, on_stage, stage_layers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")

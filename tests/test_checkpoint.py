@@ -18,8 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from kvplan.checkpoint import INDEX_NAME, SAFETENSORS_BITS, Checkpoint, TensorInfo, _gguf_types, read_checkpoint
+from kvplan.checkpoint import INDEX_NAME, read_checkpoint
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError
+from kvplan.gguf_header import gguf_types
+from kvplan.safetensors_header import SAFETENSORS_BITS
+from kvplan.tensors import Checkpoint, TensorInfo
 
 Entry = dict[str, Any]
 
@@ -562,7 +565,7 @@ def test_a_gguf_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
 def test_without_the_gguf_library_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_gguf(tmp_path / "model.gguf")
     monkeypatch.setitem(sys.modules, "gguf.constants", None)
-    _gguf_types.cache_clear()
+    gguf_types.cache_clear()
     with pytest.raises(EnvironmentProblem, match="run `pip install gguf`") as caught:
         read_checkpoint(tmp_path)
     assert caught.value.exit_code == 3

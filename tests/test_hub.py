@@ -20,9 +20,10 @@ from huggingface_hub import constants
 from huggingface_hub.utils._validators import validate_repo_id
 from safetensors.numpy import save
 
-from kvplan.checkpoint import INDEX_NAME, TensorInfo, read_checkpoint
+from kvplan.checkpoint import INDEX_NAME, read_checkpoint
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.hub import ResolvedModel, is_model_id, remote_checkpoint, resolve_model, split_ref
+from kvplan.tensors import TensorInfo
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MODEL = "org/tiny-model"

@@ -15,7 +15,10 @@ ORDER = (
     "units",
     "entries",
     "files",
-    "checkpoint",  # safetensors and GGUF headers
+    "tensors",  # what a checkpoint's headers say
+    "gguf_header",
+    "safetensors_header",
+    "checkpoint",
     "hub",
     # facts
     "spec",

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.checkpoint import Checkpoint, TensorInfo, read_checkpoint
+from kvplan.checkpoint import read_checkpoint
 from kvplan.hf_config import load_spec, read_config
 from kvplan.stored import stored_weights
+from kvplan.tensors import Checkpoint, TensorInfo
 from kvplan.weights import Layout, total_weights
 
 COMMON = {

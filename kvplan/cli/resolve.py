@@ -11,7 +11,7 @@ from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
 
 if TYPE_CHECKING:
-    from kvplan.checkpoint import Checkpoint
+    from kvplan.tensors import Checkpoint
 
 WEIGHT_SUFFIXES = (".gguf", ".safetensors")
 FAR_OFF = 0.02  # headers hold a few buffers that are no parameters; beyond this the config and the files disagree

@@ -1,0 +1,35 @@
+"""What a checkpoint's headers say: its tensors, their dtypes, shapes and sizes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+LFS_POINTER = b"version https://git-lfs"  # what stands in for a file that was not pulled
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One stored tensor.
+
+    `dtype` is the format's own name ("BF16", "Q4_K"). `shape` is in torch's order, slowest axis first, for GGUF too.
+    `num_bytes` is what its data takes on disk.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The weights of one model directory.
+
+    `total_bytes` is the sum over `tensors`. `tensors` is empty where only sizes are known: for pickles, and for a Hub
+    cache that holds the index of the weights but not the weights. `notes` are warnings for the user.
+    """
+
+    format: Literal["safetensors", "gguf", "pickle-sizes"]
+    tensors: tuple[TensorInfo, ...]
+    total_bytes: int
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
