@@ -40,6 +40,8 @@ def shorter_on_more(request: Request) -> list[Fix]:
             answer = tried(replace(request, args=replace(args, tensor_parallel_size=tp, max_model_len="auto")))
             if answer is not None:
                 context = answer.capacity.max_model_len
+                if isinstance(args.max_model_len, int) and context >= args.max_model_len:
+                    return []  # as many ranks hold what was asked for
                 return [Fix(f"--tensor-parallel-size {tp} --max-model-len {context}", answer)]
     return []
 

@@ -11,7 +11,15 @@ from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
 from kvplan.files import load_json, printable
 from kvplan.quant import read_quantization
-from kvplan.spec import ModelSpec
+from kvplan.spec import (
+    ChunkedAttention,
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+)
 
 Reader = Callable[[Config, str], SpecDraft]
 
@@ -82,6 +90,25 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     )
 
 
+# Keys of caches and layers that a plain dense transformer does not have.
+NOT_DENSE = (
+    "kv_lora_rank", "q_lora_rank", "index_head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_intermediate_size", "state_size", "ssm_state_size", "mamba_d_state", "mamba_num_heads", "conv_kernel",
+    "linear_num_value_heads", "linear_attn_config", "hybrid_override_pattern", "block_configs", "compress_ratios",
+    "cross_attention_layers", "num_kv_shared_layers", "attention_chunk_size", "conv_L_cache", "attn_layer_period",
+    "global_head_dim", "sparse_attention_config",
+)  # fmt: skip
+
+
+def check_dense(inner: Config) -> None:
+    """Refuse to take for dense what says that it is not."""
+    for key in NOT_DENSE:
+        if inner.values.get(key):
+            raise UnsupportedModelError(
+                f"{inner.where}: {key} says this is no plain dense transformer; --assume-dense would size it wrong"
+            )
+
+
 def model_dtype(outer: Config, inner: Config) -> str:
     """The dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`)."""
     for config in (inner, outer):
@@ -95,6 +122,39 @@ def model_dtype(outer: Config, inner: Config) -> str:
                 return "bfloat16"
             return known
     return "bfloat16"
+
+
+# What a config's words for a layer mean in caches. A layer without a cache of its own (shared) may be called anything.
+LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
+    "full_attention": (FullAttention, LatentAttention),
+    "attention": (FullAttention, LatentAttention),
+    "sliding_attention": (SlidingWindow,),
+    "chunked_attention": (ChunkedAttention,),
+    "linear_attention": (RecurrentState,),
+    "mamba": (RecurrentState,),
+    "conv": (RecurrentState,),
+    "deepseek_sparse_attention": (LatentAttention,),
+}
+WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever layer_types says
+
+
+def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
+    """Refuse a config whose `layer_types` the family's reader did not honour: it would be sized as something else."""
+    types = inner.per_layer_names("layer_types", len(draft.layers))
+    if types is None or model_type in WORDS_IGNORED:
+        return
+    for i, (kind, caches) in enumerate(zip(types, draft.layers, strict=True)):
+        if kind not in LAYER_WORDS:
+            known = ", ".join(LAYER_WORDS)
+            raise inner.fail(
+                "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}; not modelled"
+            )
+        if caches and not any(isinstance(cache, LAYER_WORDS[kind]) for cache in caches):
+            held = " and ".join(type(cache).__name__ for cache in caches)
+            raise inner.fail(
+                "layer_types",
+                f"layer {i} is {kind!r}, but by its other keys it keeps {held}; correct the config",
+            )
 
 
 def check_size(draft: SpecDraft, where: str) -> None:
@@ -119,12 +179,14 @@ def read_config(
     except UnsupportedModelError:
         if not assume_dense:
             raise
+        check_dense(inner)
         reader, model_type = reader_of("llama"), "llama"
         outer.notes.append(
             f"model_type {outer.values.get('model_type')!r} is unknown: sized as a plain dense transformer"
         )
     draft = reader(inner, model_type)
     check_size(draft, where)
+    check_layer_types(inner, draft, model_type)
     draft.other_weights += towers.weights(outer)
     quantization = read_quantization(outer, inner)
     architectures = outer.names("architectures") or [""]

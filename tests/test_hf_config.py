@@ -94,9 +94,23 @@ def test_layer_types_of_a_wrong_length_are_refused() -> None:
         read(model_type="gemma2", sliding_window=4096, layer_types=["full_attention", "sliding_attention"])
 
 
-def test_an_unknown_layer_type_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInputError, match="'mystery' is a layer kind"):
-        read(model_type="gemma2", sliding_window=4096, layer_types=["mystery"] * 32)
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen2", "qwen3", "phi3", "granite", "glm4", "cohere"])
+def test_an_unknown_layer_type_is_refused_by_name(model_type: str) -> None:
+    with pytest.raises(InvalidInputError, match="layer_types: layer 0 is 'mystery'"):
+        read(model_type=model_type, sliding_window=4096, layer_types=["mystery"] * 32)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "granite"])
+def test_layer_types_that_the_other_keys_contradict_are_refused(model_type: str) -> None:
+    with pytest.raises(InvalidInputError, match="layer 0 is 'sliding_attention', but by its other keys"):
+        read(model_type=model_type, sliding_window=1024, layer_types=["sliding_attention"] * 32)
+
+
+@pytest.mark.parametrize("key", ["kv_lora_rank", "mamba_d_state", "num_experts", "cross_attention_layers"])
+def test_what_says_it_is_not_dense_is_not_assumed_to_be(key: str) -> None:
+    values = LLAMA | {"model_type": "brand_new", key: 8}
+    with pytest.raises(UnsupportedModelError, match=f"{key} says this is no plain dense transformer"):
+        read_config(values, "config.json", "x", assume_dense=True)
 
 
 @pytest.mark.parametrize("nest", ["text_config", "llm_config", "thinker_config"])

@@ -115,7 +115,7 @@ def heads_of(config: Config) -> Heads:
                 "head_dim", f"is missing and hidden_size / num_attention_heads is not whole ({hidden} / {num_heads})"
             )
         head_dim = hidden // num_heads
-        if "head_dim" not in config:
+        if not config.values.get("head_dim"):
             config.notes.append(f"head_dim is derived: hidden_size {hidden} / {num_heads} heads = {head_dim}")
     return Heads(num_heads, num_kv, head_dim, head_dim)
 
@@ -144,7 +144,7 @@ def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int |
     if traits.windows == "flagged" and not config.flag("use_sliding_window"):
         return [None] * num_layers
     if types is not None:
-        return [type_window(config, kind, window) for kind in types]
+        return [window if kind == "sliding_attention" else None for kind in types]
     if traits.windows == "flagged":
         first = config.count("max_window_layers", default=num_layers, low=0)
         return [None if i < first else window for i in range(num_layers)]
@@ -152,16 +152,6 @@ def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int |
         raise config.fail("layer_types", "is missing; kvplan cannot tell which layers slide")
     every = config.count("sliding_window_pattern", default=traits.full_every)
     return [None if (i + 1) % every == 0 else window for i in range(num_layers)]
-
-
-def type_window(config: Config, kind: str, window: int) -> int | None:
-    match kind:
-        case "full_attention" | "global" | "attention":
-            return None
-        case "sliding_attention":
-            return window
-        case _:
-            raise config.fail("layer_types", f"{kind!r} is a layer kind kvplan cannot size here")
 
 
 def has_qk_norm(config: Config, traits: Traits) -> bool:

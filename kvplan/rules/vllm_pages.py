@@ -41,7 +41,7 @@ class KVSpec:
     block_size  tokens per block; the whole context for a state that is not checkpointed
     page        bytes of one block of this layer on one rank
     bound       the window or chunk, in tokens; None for no bound
-    blocks      blocks a state takes per request; None for caches that grow
+    blocks      blocks a state, or an encoder's tokens, take per request; None for caches that grow
     shape       what else must agree for two layers to share a group
     """
 
@@ -65,11 +65,9 @@ def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> 
         case "chunked":
             assert spec.bound is not None
             return cdiv(min(spec.bound + flight, context), block)
-        case "state":
+        case "state" | "cross":
             assert spec.blocks is not None
             return spec.blocks
-        case "cross":
-            return cdiv(settings.max_num_batched_tokens, block)
         case _:
             assert_never(spec.kind)
 
@@ -80,7 +78,7 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
         case "sliding" | "chunked":
             assert spec.bound is not None
             return min(cdiv(num_tokens, spec.block_size), cdiv(spec.bound, spec.block_size) + 1)
-        case "state":
+        case "state" | "cross":
             assert spec.blocks is not None
             return spec.blocks
         case _:
@@ -92,6 +90,7 @@ class Paging:
     """Everything that decides how a model's caches are paged, and nothing else.
 
     context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
+    encoder  tokens that cross-attention layers keep per request (a server's whole step); 0 where there are none
     """
 
     sm: int
@@ -106,6 +105,7 @@ class Paging:
     spec_tokens: int
     ssm_dtype: str | None
     context: int
+    encoder: int
 
 
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
@@ -123,10 +123,13 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         spec_tokens=args.num_speculative_tokens,
         ssm_dtype=args.mamba_ssm_cache_dtype,
         context=settings.max_model_len if one_block else 0,
+        encoder=settings.max_num_batched_tokens if CrossAttention in vllm.caches_of(spec) else 0,
     )
 
 
-def attention_spec(cache: LayerCache, block: int, dtype: str, tp: int, *, flat: bool, model_type: str) -> KVSpec:
+def attention_spec(
+    cache: LayerCache, block: int, dtype: str, tp: int, *, flat: bool, encoder: int, model_type: str
+) -> KVSpec:
     """The spec of a cache that grows with the tokens; `dtype` is this layer's.
 
     flat  windows and chunks are kept in full (the hybrid manager is off and the model mixes kinds)
@@ -152,7 +155,7 @@ def attention_spec(cache: LayerCache, block: int, dtype: str, tp: int, *, flat: 
         case KeyIndex(dim):
             return KVSpec("full", block, page, shape=("index keys", dim))
         case CrossAttention(heads, k, v):
-            return KVSpec("cross", block, page, shape=(heads, k, v, dtype))
+            return KVSpec("cross", block, page, blocks=cdiv(encoder, block), shape=(heads, k, v, dtype))
         case RecurrentState() | WindowLatent() | CompressedLatent():
             raise AssertionError("states and DeepSeek-V4 caches have pages of their own")
         case _:
@@ -219,7 +222,7 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
         block, states = state_specs(spec, how)
     dtypes = layer_dtypes(spec, how)
     flat = how.flat and len(vllm.caches_of(spec)) > 1
-    paged = partial(attention_spec, block=block, tp=how.tp, flat=flat, model_type=spec.model_type)
+    paged = partial(attention_spec, block=block, tp=how.tp, flat=flat, encoder=how.encoder, model_type=spec.model_type)
     return [
         (i, states[c] if isinstance(c, RecurrentState) else paged(c, dtype=dtypes[i]))
         for i, caches in enumerate(spec.layers)
