@@ -3,12 +3,11 @@
 from dataclasses import dataclass, replace
 
 from kvplan.errors import KvplanError
-from kvplan.gpu import gpu
+from kvplan.gpu import GpuSpec, gpu, gpu_names
 from kvplan.plan import Plan, Request, plan
+from kvplan.rules.vllm import EngineArgs
 
 TP_SIZES = (1, 2, 4, 8, 16)
-# The GPUs an answer may point to, smallest first.
-LADDER = ("l4", "rtx-4090", "a100-40g", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,18 @@ def tried(request: Request) -> Plan | None:
     except KvplanError:
         return None
     return answer if answer.fits else None
+
+
+def smaller_needs(args: EngineArgs) -> list[tuple[str, EngineArgs]]:
+    """Changes that cost no hardware and no precision: fewer sequences at once, no CUDA graphs, more of the GPU."""
+    changes = []
+    if args.max_num_seqs is None or args.max_num_seqs > 64:
+        changes.append(("--max-num-seqs 64", replace(args, max_num_seqs=64)))
+    if not args.enforce_eager:
+        changes.append(("--enforce-eager", replace(args, enforce_eager=True)))
+    if args.gpu_memory_utilization is None or args.gpu_memory_utilization < 0.95:
+        changes.append(("--gpu-memory-utilization 0.95", replace(args, gpu_memory_utilization=0.95)))
+    return changes
 
 
 def shorter_on_more(request: Request) -> list[Fix]:
@@ -58,6 +69,9 @@ def fixes(plan_: Plan) -> list[Fix]:
             found.append(Fix(flag, answer))
         return answer is not None
 
+    for flag, changed in smaller_needs(args):
+        if offer(flag, replace(request, args=changed)):
+            break
     if args.kv_cache_dtype == "auto":
         offer("--kv-cache-dtype fp8", replace(request, args=replace(args, kv_cache_dtype="fp8")))
     for tp in TP_SIZES:
@@ -70,8 +84,18 @@ def fixes(plan_: Plan) -> list[Fix]:
     shorter = tried(replace(request, args=replace(args, max_model_len="auto")))
     if shorter is not None and shorter.capacity.max_model_len < plan_.settings.max_model_len:
         found.append(Fix(f"--max-model-len {shorter.capacity.max_model_len}", shorter))
-    for name in LADDER:
-        bigger = gpu(name)
-        if bigger.total_memory > request.gpu.total_memory and offer(f"--gpu {name}", replace(request, gpu=bigger)):
+    for bigger in larger_gpus(request):
+        if offer(f"--gpu {bigger.name}", replace(request, gpu=bigger)):
             break
     return found
+
+
+def larger_gpus(request: Request) -> list[GpuSpec]:
+    """GPUs of the same make with more memory, the nearest first; those that share memory with the CPU left out."""
+    makes = [gpu(name) for name in gpu_names()]
+    larger = [one for one in makes if one.total_memory > request.gpu.total_memory and not one.unified]
+    make = request.gpu.vendor if request.gpu.vendor != "unknown" else "nvidia"
+    return sorted(
+        (one for one in larger if one.vendor == make and one.sm >= min(80, request.gpu.sm)),
+        key=lambda one: one.total_memory,
+    )

@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import Any
 
 from kvplan import advise, weights
-from kvplan.explain import stage_of
+from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
 from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.quant import scheme_name
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
 
@@ -112,6 +113,7 @@ def _model(spec: ModelSpec) -> Document:
         "model_type": spec.model_type,
         "dtype": spec.dtype,
         "quantization": spec.quantization.method if spec.quantization else None,
+        "scheme": scheme_name(spec.quantization) if spec.quantization else None,
         "num_layers": spec.num_layers,
         "max_model_len": spec.max_model_len,
         "source": spec.source,
@@ -357,7 +359,11 @@ def _assumptions(plan: Plan) -> list[Document]:
                     "source": estimate.source,
                 }
             )
-    return found
+    return found + [_statement(name, *said) for name, said in statements(plan).items()]
+
+
+def _statement(name: str, text: str, source: str) -> Document:
+    return {"name": name, "low": None, "likely": None, "high": None, "formula": text, "source": source}
 
 
 TOTAL_FORMULAS = {
@@ -369,8 +375,10 @@ TOTAL_FORMULAS = {
 TOTAL_KINDS = {"logged": "measured", "published": "measured", "estimated": "calibrated", "given": "exact"}
 
 BUDGET_SOURCE = "vLLM v1/worker/gpu_worker.py: ceil(total x gpu_memory_utilization)"
-POOL_SOURCE = "vLLM v1/core/kv_cache_utils.py, equal to the server's own code in every case compared"
-SPEC_SOURCE = "vLLM v1/kv_cache_interface.py, equal to the server's own code in every case compared"
+COMPARED = ", equal to the server's own code in every case compared"
+POOL_SOURCE = "vLLM v1/core/kv_cache_utils.py"
+SPEC_SOURCE = "vLLM v1/kv_cache_interface.py"
+ESTIMATED_POOL = ", over what the calibrated rows leave of the budget"
 REST_SOURCE = "what the other rows leave of the total"
 HELD_SOURCE = "blocks that decoding requests hold between two steps, after vLLM v1/core/single_type_kv_cache_manager.py"
 
@@ -378,26 +386,28 @@ HELD_SOURCE = "blocks that decoding requests hold between two steps, after vLLM 
 def _provenance(plan: Plan, document: Document) -> Document:
     """JSON path -> kind and source, for every number of memory, kv and concurrency.
 
-    exact       facts and the server's own arithmetic
-    formula     a formula over numbers of which at least one is calibrated or measured
-    calibrated  a constant fitted to servers' logs
+    exact       facts and the server's own arithmetic, compared with it
+    formula     arithmetic over something measured, or by rules that were not compared with that release's own code
+    calibrated  a constant fitted to servers' logs, or a number that rests on one
     measured    what a device or a server reported
     """
-    pool_kind = "exact" if _pool_is_given(plan) else "formula"
-    found = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool_kind)}
+    charge, pool = _charge_source(plan), _pool_source(plan)
+    found = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool)}
     for name, value in document["kv"].items():
         if isinstance(value, int):
-            counted = name in ("num_blocks", "tokens")
-            found[f"kv.{name}"] = (pool_kind, POOL_SOURCE) if counted else ("exact", SPEC_SOURCE)
+            found[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
     for name, value in document["kv"]["groups"][0].items():
         if not isinstance(value, str):
-            found[f"kv.groups[*].{name}"] = ("exact", SPEC_SOURCE)
+            found[f"kv.groups[*].{name}"] = charge
     for name, value in document["concurrency"].items():
         if value is not None:
-            found[f"concurrency.{name}"] = _user_source(name, pool_kind, plan)
+            found[f"concurrency.{name}"] = _user_source(name, pool, plan)
     if document["kv"]["groups"][0]["window"] is None and all(g["window"] is None for g in document["kv"]["groups"]):
         del found["kv.groups[*].window"]
     return {path: {"kind": kind, "source": source} for path, (kind, source) in found.items()}
+
+
+Origin = tuple[str, str]  # (kind, source)
 
 
 def _pool_is_given(plan: Plan) -> bool:
@@ -405,7 +415,24 @@ def _pool_is_given(plan: Plan) -> bool:
     return args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
 
 
-def _memory_sources(plan: Plan, pool_kind: str) -> Iterator[tuple[str, tuple[str, str]]]:
+def _charge_source(plan: Plan) -> Origin:
+    """Of what tokens and requests are charged: bytes and blocks, whatever the size of the pool."""
+    return _ruled(plan, SPEC_SOURCE)
+
+
+def _pool_source(plan: Plan) -> Origin:
+    """Of the number of blocks and what follows from it: exact only for a stated pool."""
+    return _ruled(plan, POOL_SOURCE) if _pool_is_given(plan) else ("calibrated", POOL_SOURCE + ESTIMATED_POOL)
+
+
+def _ruled(plan: Plan, source: str) -> Origin:
+    release = plan.request.release
+    if release.number == COMPARED_RELEASE:
+        return "exact", source + COMPARED
+    return "formula", f"rules of {release.label} as its {DESCRIBED}"
+
+
+def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     gpu = plan.request.gpu
     total_kind = TOTAL_KINDS[gpu.total_memory_kind]
     yield "total", (total_kind, gpu.total_memory_source)
@@ -419,19 +446,20 @@ def _memory_sources(plan: Plan, pool_kind: str) -> Iterator[tuple[str, tuple[str
     for name, estimate in plan.estimates.items():
         path = "unused_detail.context" if name == "context" else name
         yield path, (estimate.kind, estimate.source)
-    yield "kv_cache", (pool_kind, POOL_SOURCE)
+    yield "kv_cache", pool
     for name in ("unused", "unused_detail.outside_budget", "unused_detail.slack"):
-        yield name, ("formula", REST_SOURCE)
+        yield name, ("calibrated", REST_SOURCE)
     for name in ("available", "available_low", "available_high"):
         given = plan.request.args.kv_cache_memory_bytes is not None
-        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("formula", BUDGET_SOURCE + " less the rows")
+        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("calibrated", BUDGET_SOURCE + " less the rows")
 
 
-def _user_source(name: str, pool_kind: str, plan: Plan) -> tuple[str, str]:
+def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:
+    kind = pool[0]
     if name in ("max_num_seqs", "replicas"):
-        return "exact", "vLLM engine/arg_utils.py"
-    if name == "steady_users" or name == "mean_length_users":
-        return pool_kind, HELD_SOURCE
+        return _ruled(plan, "vLLM engine/arg_utils.py")
+    if name in ("steady_users", "mean_length_users"):  # this is kvplan's own count, which the server does not print
+        return "formula" if kind == "exact" else kind, HELD_SOURCE
     if name == "length_users" and plan.concurrency.length_users is not None:
-        return "formula", plan.concurrency.length_users.method
-    return pool_kind, POOL_SOURCE
+        return "formula" if kind == "exact" else kind, plan.concurrency.length_users.method
+    return pool

@@ -15,6 +15,7 @@ from kvplan.files import printable
 from kvplan.units import (
     AUTO,
     GIB,
+    MIB,
     parse_context,
     parse_count,
     parse_fraction,
@@ -66,6 +67,7 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
     "disable_hybrid_kv_cache_manager": Argument("flag"),
     "async_scheduling": Argument("flag"),
     "enforce_eager": Argument("flag"),
+    "performance_mode": Argument("choice", choices=("balanced", "interactivity", "throughput")),
     "mamba_ssm_cache_dtype": Argument("text"),
     "max_loras": Argument("count", most=10_000),
     "max_lora_rank": Argument("choice", choices=LORA_RANKS),
@@ -88,12 +90,12 @@ REFUSED: Final[Mapping[str, str]] = {
 # Flags that change memory a little, in a row that is estimated anyway: answered as without them, and said so.
 UNMODELLED: Final = frozenset(
     {
-        "O", "all2all_backend", "attention_backend", "attention_config", "calculate_kv_scales", "compilation_config",
+        "all2all_backend", "attention_backend", "attention_config", "calculate_kv_scales",
         "cuda_graph_sizes", "cudagraph_capture_sizes", "enable_dbo", "enable_eplb", "enable_sleep_mode",
         "kv_offloading_backend", "kv_sharing_fast_prefill", "kv_transfer_config", "language_model_only",
         "limit_mm_per_prompt", "load_format", "mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode",
         "max_cudagraph_capture_size", "max_seq_len_to_capture", "mm_encoder_tp_mode", "mm_processor_kwargs",
-        "num_redundant_experts", "optimization_level", "skip_mm_profiling",
+        "num_redundant_experts", "skip_mm_profiling",
     }
 )  # fmt: skip
 # Flags without an effect on GPU memory that take no value, so that the word after them is not taken for one.
@@ -101,7 +103,7 @@ SWITCHES: Final = frozenset(
     {
         "allow_credentials", "data_parallel_external_lb", "data_parallel_hybrid_lb", "disable_cascade_attn",
         "disable_chunked_mm_input", "disable_custom_all_reduce", "disable_fastapi_docs",
-        "disable_frontend_multiprocessing", "disable_log_requests",
+        "disable_frontend_multiprocessing", "disable_log_requests", "enable_mfu_metrics", "grpc", "kv_cache_metrics",
         "disable_log_stats", "disable_mm_preprocessor_cache", "disable_uvicorn_access_log",
         "enable_auto_tool_choice", "enable_force_include_usage", "enable_log_requests",
         "enable_logging_iteration_details", "enable_lora", "enable_lora_bias", "enable_mm_embeds",
@@ -121,25 +123,41 @@ HARMLESS: Final = frozenset(
         "data_parallel_rank", "data_parallel_rpc_port", "data_parallel_size_local", "data_parallel_start_rank",
         "dataset", "dataset_name", "dataset_path", "default_chat_template_kwargs", "default_mm_loras", "device",
         "distributed_executor_backend", "download_dir", "eplb_config", "expert_placement_strategy", "generation_config",
-        "guided_decoding_backend", "hf_config_path", "hf_token", "host", "ignore_patterns", "input_len",
-        "kv_events_config", "logits_processors", "logprobs_mode", "long_prefill_token_threshold", "lora_dtype",
-        "lora_modules", "master_addr", "master_port", "max_cpu_loras", "max_log_len", "max_logprobs",
-        "max_long_partial_prefills", "max_num_partial_prefills", "max_parallel_loading_workers", "middleware",
-        "mm_processor_cache_gb", "model_impl", "model_loader_extra_config", "moe_backend", "nnodes", "node_rank",
+        "guided_decoding_backend", "h11_max_header_count", "h11_max_incomplete_event_size", "hf_config_path",
+        "hf_token", "host", "ignore_patterns", "input_len", "io_processor_plugin", "kv_events_config",
+        "logits_processors", "logprobs_mode", "long_prefill_token_threshold", "lora_dtype", "lora_modules",
+        "master_addr", "master_port", "max_cpu_loras", "max_log_len", "max_logprobs", "max_long_partial_prefills",
+        "max_num_partial_prefills", "max_parallel_loading_workers", "middleware", "mm_processor_cache_gb",
+        "mm_processor_cache_type", "model_impl", "model_loader_extra_config", "moe_backend", "nnodes", "node_rank",
         "num_iters", "num_iters_warmup", "num_prompts", "otlp_traces_endpoint", "output_len",
         "override_generation_config", "pooler_config", "port", "prefix_caching_hash_algo", "quantization_param_path",
-        "reasoning_parser", "response_role", "root_path", "runner", "scheduler_cls", "scheduling_policy", "seed",
-        "served_model_name", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "stream_interval",
+        "reasoning_parser", "reasoning_parser_plugin", "response_role", "root_path", "runner",
+        "safetensors_load_strategy", "scheduler_cls", "scheduling_policy", "seed", "served_model_name",
+        "show_hidden_metrics_for_version", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "stream_interval",
         "structured_outputs_config", "swap_space", "task", "tokenizer", "tokenizer_mode", "tokenizer_revision",
-        "tool_call_parser", "tool_parser_plugin", "uvicorn_log_level", "worker_cls", "worker_extension_cls",
+        "tool_call_parser", "tool_parser_plugin", "uds", "uvicorn_log_level", "worker_cls", "worker_extension_cls",
     }
 )  # fmt: skip
 OWN: Final = frozenset({"model", "revision", "speculative_config", "speculative_model", "model_tag"})
+# Whether there are CUDA graphs at all. Flag -> the key of the compilation config that its value stands for.
+COMPILATION: Final[Mapping[str, str]] = {
+    "O": "level",
+    "optimization_level": "level",
+    "cudagraph_mode": "cudagraph_mode",
+    "compilation_config": "",
+}
 
-_SHORT: Final = {short: name for name, argument in ARGUMENTS.items() for short in argument.short}
-_KNOWN: Final = frozenset(ARGUMENTS) | REFUSED.keys() | UNMODELLED | SWITCHES | HARMLESS | OWN
+_SHORT: Final = {short: name for name, argument in ARGUMENTS.items() for short in argument.short} | {
+    "cc": "compilation_config", "sc": "speculative_config", "asc": "api_server_count", "n": "nnodes", "r": "node_rank",
+    "dpa": "data_parallel_address", "dpb": "data_parallel_backend", "dpe": "data_parallel_external_lb",
+    "dph": "data_parallel_hybrid_lb", "dpl": "data_parallel_size_local", "dpn": "data_parallel_rank",
+    "dpp": "data_parallel_rpc_port", "dpr": "data_parallel_start_rank", "pcp": "prefill_context_parallel_size",
+}  # fmt: skip
+_KNOWN: Final = frozenset(ARGUMENTS) | REFUSED.keys() | UNMODELLED | SWITCHES | HARMLESS | OWN | COMPILATION.keys()
 # Plain strings, compiled when first used: most commands need none of them.
-_ENDS: Final = r"(?:\d?>>?|&>|<|\||\|\||&|&&|;)"  # the words where a shell's simple command ends
+_ENDS: Final = r"\|\|?|&&?|;"  # the words between two commands of a shell's line
+_REDIRECTS: Final = r"(?:\d?>|&>|<)"
+_COMMENT: Final = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:(?<=\s)|^)#[^\n]*"""  # a quoted part, or a comment
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
 _VARIABLE: Final = r"\$[A-Za-z_{(]|`"
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
@@ -154,6 +172,7 @@ class ServeCommand:
     engine     "vllm@0.33.0" where an image's tag says it
     ignored    flags of no account for GPU memory, by name: their values may be secrets
     unmodelled flags whose effect on memory is not sized
+    unknown    flags that stand in no list: what they do to memory cannot be said
     notes      numbers that kvplan's own flags would read differently
     """
 
@@ -164,6 +183,7 @@ class ServeCommand:
     args: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     unmodelled: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -186,7 +206,9 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
         case "count":
             return parse_count(text, option, argument.most)
         case "bytes":
-            return parse_int_vllm(text, option) if vllm else parse_size(text, option)
+            return stated_bytes(
+                parse_int_vllm(text, option) if vllm or is_vllm_size(text) else parse_size(text, option), option
+            )
         case "gib":
             return gib(text, option)
         case "fraction":
@@ -201,6 +223,24 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             if not text or len(text) > 100 or not text.isprintable():
                 raise UsageError(f"{option}: is not a name ({printable(text, 40)!r}); write one vLLM takes")
             return text
+
+
+def is_vllm_size(text: str) -> bool:
+    """Whether a size is written in vLLM's own way, with one letter behind it: 10G (binary), 10g (decimal)."""
+    return re.fullmatch(r"[0-9.]+[kmgtKMGT]", text) is not None
+
+
+def stated_bytes(size: int, option: str) -> int:
+    """A size that somebody states for weights or a KV pool; a bare "16" is more likely 16 GB, and is asked back."""
+    if size < MIB:
+        raise UsageError(f"{option}: is too small to be meant ({size:,} bytes); write the unit, for example 16GiB")
+    return size
+
+
+def vllm_size_note(option: str, text: str, size: int) -> str:
+    other = text[:-1] + text[-1].swapcase()
+    kinds = ("binary", "decimal") if text[-1].isupper() else ("decimal", "binary")
+    return f"{option} {text}: is {size:,} bytes ({kinds[0]}), as vLLM reads it; {other} would be {kinds[1]}"
 
 
 def switch(text: str, option: str) -> bool:
@@ -238,24 +278,50 @@ def read_pair(text: str) -> tuple[str, Any]:
 # --- a whole command --------------------------------------------------------------------------------------------------
 
 
-def split(text: str) -> list[str]:
-    """The words of a command, as a POSIX shell splits them; line continuations join, nothing is expanded or run."""
+def split(text: str) -> list[list[str]]:
+    """The commands of a shell's line, each as words; comments go, lines join, nothing is expanded or run."""
     import shlex
 
-    joined = re.sub(r"\\\r?\n", " ", text.strip())
+    uncommented = re.sub(_COMMENT, lambda match: match.group(1) or "", text.strip())
     try:
-        words = shlex.split(joined)
+        words = shlex.split(re.sub(r"\\\r?\n", " ", uncommented))
     except ValueError as error:
         raise UsageError(
             f"--from-command: the quotes do not match ({str(error).lower()}); paste the whole command"
         ) from None
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if re.fullmatch(_ENDS, word):
+            commands.append([])
+        elif word.endswith(";"):
+            commands[-1].append(word.removesuffix(";"))
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return [until_redirect(command) for command in commands]
+
+
+def until_redirect(words: list[str]) -> list[str]:
     for end, word in enumerate(words):
-        if re.fullmatch(_ENDS, word) or word.startswith(("2>", "&>", ">", "1>")):
+        if re.match(_REDIRECTS, word):
             return words[:end]
     return words
 
 
-def start(words: list[str], found: ServeCommand) -> list[str]:
+def server(commands: list[list[str]], found: ServeCommand) -> list[str]:
+    """The server's words from the first command that starts one; what else stands in the line is of no account."""
+    for words in commands:
+        following = start(words, found)
+        if following is not None:
+            return following
+    raise UsageError(
+        f"--from-command: has no server in it ({printable(' '.join(commands[0]), 60)!r}); paste a "
+        "`vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, or a "
+        "`docker run ... vllm/vllm-openai ...`"
+    )
+
+
+def start(words: list[str], found: ServeCommand) -> list[str] | None:
     """The words after `vllm serve`, `python -m vllm.entrypoints...` or an image's name, whatever comes before."""
     for at, word in enumerate(words):
         following = words[at + 1 :]
@@ -275,10 +341,7 @@ def start(words: list[str], found: ServeCommand) -> list[str]:
         flag_before = words[at - 1].startswith("-") and "=" not in words[at - 1]
         if not flag_before or words[at - 1] in _DOCKER_SWITCHES or (at, image) == images[-1]:
             return after_image(words[at + 1 :], image.group(1), found)
-    raise UsageError(
-        f"--from-command: has no server in it ({printable(' '.join(words), 60)!r}); paste a `vllm serve MODEL ...`, "
-        "a `python -m vllm.entrypoints.openai.api_server ...`, or a `docker run ... vllm/vllm-openai ...`"
-    )
+    return None
 
 
 def after_image(words: list[str], tag: str | None, found: ServeCommand) -> list[str]:
@@ -300,7 +363,8 @@ def flag_name(word: str) -> tuple[str, str | None]:
     if not flag.startswith("--") and re.fullmatch(r"O\d", name):
         return "O", name[1:]
     if not flag.startswith("--"):
-        name = _SHORT.get(name, name)
+        head, dot, key = name.partition(".")
+        name = _SHORT.get(head, head) + dot + key
     return name, value if equals else None
 
 
@@ -311,8 +375,9 @@ def read_command(text: str) -> ServeCommand:
     whose effect on memory kvplan does not size.
     """
     found = ServeCommand()
-    words = start(split(text), found)
+    words = server(split(text), found)
     speculative: dict[str, Any] = {}
+    compilation: dict[str, Any] = {}
     lora = False
     at = 0
     while at < len(words):
@@ -332,10 +397,18 @@ def read_command(text: str) -> ServeCommand:
         if name == "enable_lora":
             lora = True
         elif name.startswith(("speculative_config", "speculative_model")) or name == "num_speculative_tokens":
-            speculative |= read_speculative(name, values, word)
+            speculative |= read_json(speculative_key(name), values, word)
+        elif name.partition(".")[0] in COMPILATION:
+            said = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
+            compilation |= said
+            if not without_graphs(said):
+                found.unmodelled.append(flag_text(word))
         else:
             take(found, name, values, word)
     finish(found, speculative, lora)
+    if without_graphs(compilation):
+        found.args["enforce_eager"] = True
+        found.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
     return found
 
 
@@ -355,9 +428,14 @@ def literal(value: str, what: str) -> str:
     return value
 
 
+def flag_text(word: str) -> str:
+    """A flag as it was written, without a value behind it, which may be a secret."""
+    return word.partition("=")[0]
+
+
 def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
     """Put one flag where it belongs."""
-    flag = "-" * (len(word) - len(word.lstrip("-"))) + word.lstrip("-").partition("=")[0]
+    flag = flag_text(word)
     option = f"--from-command {printable(flag, 60)}"
     negated = name.removeprefix("no_")
     if name in ARGUMENTS or (negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag"):
@@ -376,7 +454,7 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         near = [] if is_harmless(name) else difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.85)
         if near and near[0] not in SWITCHES | HARMLESS:
             raise UsageError(f"{option}: is not a flag of vLLM; did you mean --{near[0].replace('_', '-')}?")
-        found.ignored.append(flag)
+        (found.ignored if is_harmless(name) else found.unknown).append(flag)
 
 
 def is_harmless(name: str) -> bool:
@@ -409,17 +487,23 @@ def one(values: list[str], option: str) -> str:
     return values[0]
 
 
-def read_speculative(name: str, values: list[str], word: str) -> dict[str, Any]:
-    """The parts of a speculative config: one JSON object, dotted keys, or the flags of older releases."""
-    option = f"--from-command {printable(word.partition('=')[0], 60)}"
-    text = literal(one(values, option), "the speculative config")
-    key = {"speculative_model": "model", "num_speculative_tokens": "num_speculative_tokens"}.get(name)
-    if key is None and name.startswith("speculative_config."):
-        key = name.partition(".")[2].replace("-", "_")
-    if key is not None:
-        return {key: text}
+def speculative_key(name: str) -> str:
+    """The key of the speculative config that a flag stands for; "" for the whole of it."""
+    if name.startswith("speculative_config"):
+        return name.partition(".")[2]
+    return {"speculative_model": "model", "num_speculative_tokens": "num_speculative_tokens"}.get(name, "")
+
+
+def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
+    """The parts of a config given as one JSON object, or with a key as one of its values."""
+    option = f"--from-command {printable(flag_text(word), 60)}"
+    text = literal(one(values, option), option.removeprefix("--from-command "))
+    if key:
+        return {key.replace("-", "_"): text}
     import json
 
+    if re.fullmatch(r"\d", text):  # older releases took a bare level
+        return {"level": text}
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
@@ -427,6 +511,20 @@ def read_speculative(name: str, values: list[str], word: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise UsageError(f"{option}: is not a JSON object ({printable(text, 60)!r}); quote it with '...'")
     return parsed
+
+
+def without_graphs(compilation: Mapping[str, Any]) -> bool:
+    """Whether a compilation config switches CUDA graphs off, by itself or because nothing is compiled.
+
+    Source: vLLM docs, "Optimization Levels"; config/compilation.py: CUDAGraphMode.NONE is 0, CompilationMode.NONE is 0.
+    """
+
+    def off(key: str) -> bool:
+        return str(compilation.get(key)).upper() in ("NONE", "0", "FALSE") and compilation.get(key) is not None
+
+    if compilation.get("cudagraph_mode") is not None:
+        return off("cudagraph_mode")
+    return any(off(key) for key in ("use_cudagraph", "level", "mode"))
 
 
 def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:

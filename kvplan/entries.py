@@ -68,10 +68,11 @@ def entry(path: Path, name: str) -> dict[str, Any]:
 
 
 def suggestions(path: Path, name: str) -> list[str]:
-    """Up to three names or aliases that look like `name`."""
+    """Up to three names or aliases that look like `name`: those that begin with it come first, the nearest of them."""
     table = _aliases(path)
     wanted = name.lower()
-    close = difflib.get_close_matches(wanted, table, n=6, cutoff=0.6)
+    close = sorted((known for known in table if wanted and known.startswith(wanted)), key=len)
+    close += difflib.get_close_matches(wanted, table, n=6, cutoff=0.6)
     close += [known for known in table if wanted in known and known not in close][:3]
     return list(dict.fromkeys(table[match] for match in close))[:3]
 

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
+from kvplan.quant import scheme_name
 from kvplan.rules import vllm
 from kvplan.rules.vllm_pages import KVSpec, charged_blocks
 from kvplan.rules.vllm_pool import KVGroup
@@ -30,6 +31,7 @@ from kvplan.weights import num_params, stage_layers
 # default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
 FOLK_UTILIZATION = 0.90
 FOLK_SEQS = 1024
+FOLK_RELEASE = (0, 11)
 FOLK_SAMPLER_BYTES = 38.4
 # The rule of thumb many notes carry: weights + 1.2 GB per user + 5 GB.
 THUMB_USER = 12 * GB // 10
@@ -57,6 +59,9 @@ def explain(plan: Plan) -> list[Section]:
         sections.append(Section("Why not the folk answer", folk))
     if notes := plan.request.spec.notes:
         sections.append(Section("What was read into the config", notes))
+    if said := statements(plan):
+        texts = tuple(f"{name}: {source}" for name, (_, source) in said.items())
+        sections.append(Section("What the facts and rules rest on", texts))
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
 
 
@@ -66,6 +71,36 @@ def stage_of(plan: Plan) -> range:
     if plan.request.draft is not None:
         return range(spec.num_layers + plan.request.draft.num_layers)
     return stage_layers(spec.num_layers, pp)[plan.stage]
+
+
+# --- what the facts and rules rest on ---------------------------------------------------------------------------------
+
+# How the catalog says that an entry's facts are not a copy of the published config.json.
+DERIVED = ("sibling", "dims", "class default", "reconstructed")
+
+
+def is_published(source: str) -> bool:
+    """Whether a model's facts are its published config.json (or the user's own file), not a relative's or a table's."""
+    return not source.startswith(DERIVED) and "not checked" not in source
+
+
+# The release whose own code the rules were compared with; others follow what was written about them.
+COMPARED_RELEASE = (0, 33)
+DESCRIBED = "release notes, issues and posted start-up logs describe them"
+
+
+def statements(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Assumptions about facts and rules, which have no bytes of their own: name -> (text, source)."""
+    spec, release = plan.request.spec, plan.request.release
+    found = {}
+    if not is_published(spec.source):
+        found["model facts"] = spec.source.partition(";")[0], spec.source
+    if release.number != COMPARED_RELEASE:
+        found["rules"] = (
+            f"{release.label} by release notes, issues and logs; not compared with its own code",
+            f"rules of {release.label} as its {DESCRIBED}; not compared with that release's own code",
+        )
+    return found
 
 
 # --- bytes per token --------------------------------------------------------------------------------------------------
@@ -93,7 +128,7 @@ def _dtype_reason(plan: Plan) -> str:
         return " (auto: the model's dtype)"
     if quantization.kv_dtype:
         return " (auto: the checkpoint asks for it)"
-    return f" (auto: the model's dtype; weights in {quantization.method} do not change it)"
+    return f" (auto: the model's dtype; weights in {scheme_name(quantization)} do not change it)"
 
 
 def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
@@ -239,8 +274,7 @@ def _charge(plan: Plan, group: KVGroup) -> str:
 
 def _weights(plan: Plan) -> Iterator[str]:
     spec, args = plan.request.spec, plan.request.args
-    quantization = spec.quantization.method if spec.quantization else None
-    stored = args.quantization or quantization
+    stored = scheme_name(spec.quantization) if spec.quantization else args.quantization
     counts = num_params(spec)
     what = f"linear layers in {stored}, the rest in {plan.settings.dtype}" if stored else f"in {plan.settings.dtype}"
     yield f"{spec.name}: {sum(counts.values()):,} parameters, {what}{_spread(plan)}"
@@ -354,17 +388,24 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
         ("folk", start - memory.weights - folk_peak),
         (f"the driver keeps some of the {format_gib(nominal)}: CUDA sees {format_gib(memory.total)}", seen - start),
         (f"utilisation {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
-        (
-            f"activation peak of {plan.settings.max_num_seqs:,} sequences and {plan.settings.max_num_batched_tokens:,} "
-            f"batched tokens in {plan.request.release.label}, not of {FOLK_SEQS:,} sequences on an H100 in vllm@0.11",
-            folk_peak - memory.activations,
-        ),
+        (_peak_step(plan), folk_peak - memory.activations),
         *(
             (f"{name.replace('_', ' ')}, left out", -estimates[name].likely)
             for name in counted
             if estimates[name].likely
         ),
     ]
+
+
+def _peak_step(plan: Plan) -> str:
+    """What sets our activation peak apart from the folk one, measured with FOLK_SEQS sequences in FOLK_RELEASE."""
+    settings, release = plan.settings, plan.request.release
+    if release.number == FOLK_RELEASE and settings.max_num_seqs == FOLK_SEQS:
+        return f"activation peak as estimated here: {plan.estimates['activations'].formula}"
+    return (
+        f"activation peak of {settings.max_num_seqs:,} sequences and {settings.max_num_batched_tokens:,} batched "
+        f"tokens in {release.label}, not of {FOLK_SEQS:,} sequences on an H100 in vllm@0.11"
+    )
 
 
 def _folk(plan: Plan) -> Iterator[str]:
@@ -383,7 +424,7 @@ def _folk(plan: Plan) -> Iterator[str]:
                 f"folk: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - "
                 f"activations {peak:.2f} (an H100's) = {format_gib(running)}, / {format_gib(each)} = {users:.2f} users"
             )
-        else:
+        elif round(step / GIB, 2):
             yield f"{step / GIB:+.2f} GiB {what}: {format_gib(running)}, {users:.2f} users"
 
 

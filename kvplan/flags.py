@@ -1,18 +1,25 @@
-"""The `vllm serve` command that starts exactly what was planned: plain integers, vLLM's own flags only."""
+"""The `vllm serve` command that starts exactly what was planned: plain integers, vLLM's own flags only.
+
+The one word that is not an integer is the context of an auto-fitted plan whose range reaches below one user: `auto`.
+"""
 
 import json
 import shlex
+from pathlib import PurePath
 
 from kvplan import catalog
 from kvplan.plan import Plan
-from kvplan.rules.vllm import EngineArgs
+from kvplan.rules.vllm import EngineArgs, Version
 from kvplan.spec import ModelSpec
 from kvplan.units import GIB
 
 
 def model_id(spec: ModelSpec) -> str:
-    """What vLLM is to load: the Hub id of a catalog model, else the Hub id or directory the user named."""
-    if catalog.find(spec.name) is None:
+    """What vLLM is to load: the Hub id or directory as the user named it; a bare catalog name stands for its Hub id."""
+    path = PurePath(spec.name)
+    if path.name == "config.json":
+        return str(path.parent)
+    if "/" in spec.name or catalog.find(spec.name) is None:
         return spec.name
     return str(catalog.facts(spec.name)["id"])
 
@@ -20,7 +27,7 @@ def model_id(spec: ModelSpec) -> str:
 def serve_command(plan: Plan) -> list[str]:
     """The command as a list of words. What the plan depends on is pinned even where it is this release's default."""
     args, settings = plan.request.args, plan.settings
-    words = ["vllm", "serve", model_id(plan.request.spec), "--max-model-len", str(plan.capacity.max_model_len)]
+    words = ["vllm", "serve", model_id(plan.request.spec), "--max-model-len", _context(plan)]
     words += _parallel(args)
     if args.kv_cache_memory_bytes is None:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
@@ -32,6 +39,18 @@ def serve_command(plan: Plan) -> list[str]:
 def serve_line(plan: Plan) -> str:
     """The command as one line a shell takes."""
     return shlex.join(serve_command(plan))
+
+
+def takes_auto_context(release: Version) -> bool:
+    """Whether the release knows --max-model-len auto. Source: vllm-project/vllm#29431, in vLLM 0.14."""
+    return release.number >= (0, 14)
+
+
+def _context(plan: Plan) -> str:
+    """The planned context; `auto` where it was fitted and the low end of the range would not hold it."""
+    if plan.settings.auto_fit and plan.concurrency.low < 1 and takes_auto_context(plan.request.release):
+        return "auto"
+    return str(plan.capacity.max_model_len)
 
 
 def _parallel(args: EngineArgs) -> list[str]:
@@ -54,6 +73,7 @@ def _cache(args: EngineArgs) -> list[str]:
         "--kv-cache-memory-bytes": args.kv_cache_memory_bytes,
         "--num-gpu-blocks-override": args.num_gpu_blocks_override,
         "--mamba-ssm-cache-dtype": args.mamba_ssm_cache_dtype,
+        "--performance-mode": None if args.performance_mode == "balanced" else args.performance_mode,
         "--kv-offloading-size": f"{args.kv_offloading_size / GIB:.9g}" if args.kv_offloading_size else None,  # in GiB
     }
     return [word for flag, value in values.items() if value is not None for word in (flag, str(value))]

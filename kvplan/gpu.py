@@ -26,6 +26,7 @@ from kvplan.errors import InvalidInputError, UsageError
 KINDS = ("logged", "published", "estimated")
 VENDORS = ("nvidia", "amd")
 GIVEN = "given"
+LOG_PRECISION = 2**30 // 200  # half of the last digit of "139.81 GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,13 @@ def read_entry(name: str, facts: Mapping[str, Any]) -> GpuSpec:
         source=_text(name, facts, "source"),
     )
     _check(spec)
-    return spec
+    if spec.total_memory_kind != "logged":
+        return spec
+    # A log has two decimals of a GiB, so the reading itself is a range.
+    low = min(spec.total_memory_low, spec.total_memory - LOG_PRECISION)
+    return replace(
+        spec, total_memory_low=low, total_memory_high=max(spec.total_memory_high, spec.total_memory + LOG_PRECISION)
+    )
 
 
 def _check(spec: GpuSpec) -> None:

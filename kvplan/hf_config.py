@@ -78,6 +78,8 @@ def inner_config(outer: Config) -> Config:
 
 def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     """The reader for the inner model_type, else for the outer one; an unknown type is refused by name."""
+    for config in (inner, outer):
+        config.text("model_type", "")  # anything but text is an error of its own
     kinds = [kind for kind in (inner.values.get("model_type"), outer.values.get("model_type")) if isinstance(kind, str)]
     for kind in kinds:
         if kind in MODULE_OF:
@@ -112,11 +114,12 @@ def check_dense(inner: Config) -> None:
 def model_dtype(outer: Config, inner: Config) -> str:
     """The dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`)."""
     for config in (inner, outer):
-        stated = config.values.get("dtype", config.values.get("torch_dtype"))
-        if isinstance(stated, str):
+        key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
+        stated = config.text(key, "")
+        if stated:
             known = _DTYPES.get(stated.removeprefix("torch."))
             if known is None:
-                raise config.fail("torch_dtype", f"{printable(repr(stated), 40)} is not a dtype kvplan knows")
+                raise config.fail(key, f"{printable(repr(stated), 40)} is not a dtype kvplan knows")
             if known == "float32":
                 outer.notes.append("the checkpoint is float32; a server's default dtype for it is bfloat16")
                 return "bfloat16"

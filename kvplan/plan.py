@@ -148,8 +148,9 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         pp=args.pipeline_parallel_size,
         stage=stage,
         ep=ep,
+        dp=args.data_parallel_size,
         sm=request.gpu.sm,
-        dtype=vllm.resolve_dtype(request.spec, args.dtype),
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm),
         online=online_scheme(request) if online else None,
     )
 
@@ -216,7 +217,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
     estimates = {
         "buffers": overheads.buffers(spec, settings, args),
         "activations": overheads.activations(spec, settings, args, release, stage=stage),
-        "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release),
+        "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "lora": overheads.lora(spec, settings, args),
         "context": overheads.context(gpu, args),
@@ -296,14 +297,41 @@ def check_load(request: Request, context: int) -> None:
         raise UsageError("--draft-model: with pipeline parallelism is not modelled; use --tp")
 
 
+DRAFT_TOKENS = 5  # of a draft model that comes without --num-speculative-tokens; a common choice
+
+
+def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: _Budget) -> list[str]:
+    """What keeps a server that has room from starting, or from holding what it was told to."""
+    notes = []
+    args, blocks = request.args, capacity.num_blocks
+    if vllm.has_states(request.spec) and not args.enforce_eager and 0 < blocks < settings.max_num_seqs:
+        notes.append(
+            f"vLLM does not start with --max-num-seqs {settings.max_num_seqs} and {blocks} blocks: each running "
+            f"sequence needs a state block; use --max-num-seqs {blocks} or less"
+        )
+    others = sum(stage.groups.values()) + sum(stage.estimates[name].likely for name in BUDGET_ROWS)
+    stated = blocks * capacity.bytes_per_block
+    if stated + others > request.gpu.total_memory:
+        notes.append(
+            f"the pool that was stated takes {stated:,} bytes and the rest {others:,}: more than the GPU's "
+            f"{request.gpu.total_memory:,}"
+        )
+    return notes
+
+
 def plan(request: Request) -> Plan:
     """Size a model on a GPU.
 
     Raises UsageError for flags that contradict each other, UnsupportedModelError for what kvplan cannot size.
     """
+    notes: list[str] = []
+    if request.draft is not None and not request.args.num_speculative_tokens:
+        request = replace(request, args=replace(request.args, num_speculative_tokens=DRAFT_TOKENS))
+        notes.append(f"no --num-speculative-tokens: {DRAFT_TOKENS} are taken; vLLM wants a number")
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     vllm.check_parallel(spec, args)
+    vllm.check_capability(spec, args, request.gpu.sm)
     check_load(request, settings.max_model_len)
     pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
@@ -342,5 +370,5 @@ def plan(request: Request) -> Plan:
         stage=worst,
         fits=fits,
         deficit=0 if fits else capacity.deficit,
-        notes=spec.notes,
+        notes=(*spec.notes, *notes, *start_notes(request, settings, capacity, stage)),
     )

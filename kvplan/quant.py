@@ -174,6 +174,8 @@ def compressed_scheme(config: Config) -> Scheme:
 def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
     """llm-compressor's format: groups of targets, each with a scheme, and an ignore list."""
     groups = config.sub("config_groups")
+    if not groups.values:
+        raise UnsupportedModelError("no config_groups")
     default: Scheme | None = None
     names, patterns = exceptions(names_of(config, "ignore"))
     targeted: dict[str, Scheme | None] = dict(names)
@@ -273,3 +275,29 @@ def named_scheme(quantization: Quantization, layer: int | None, source: str) -> 
         if any(compiled(pattern).match(candidate) for candidate in candidates):
             return scheme
     return quantization.default
+
+
+SCHEME_NAMES = {
+    "fp8_tensor": "fp8",
+    "fp8_channel": "fp8",
+    "fp8_block": "fp8",
+    "int8_channel": "int8",
+    "int4": "w4a16",
+    "awq": "awq int4",
+    "gptq": "gptq int4",
+    "nf4_double": "nf4",
+    "bnb_int8": "int8",
+}
+
+
+def scheme_name(quantization: Quantization) -> str:
+    """How the linear layers are stored, as people say it: "fp8", "w4a16", "mxfp4 (experts)", "fp8 + mxfp4 (experts)".
+
+    A method that kvplan does not model keeps its own name.
+    """
+    found = [SCHEME_NAMES.get(quantization.default.kind, quantization.default.kind)] if quantization.default else []
+    for where, scheme in (*quantization.names.items(), *quantization.patterns):
+        if scheme is not None:
+            name = SCHEME_NAMES.get(scheme.kind, scheme.kind)
+            found.append(f"{name} (experts)" if "experts" in where else name)
+    return " + ".join(dict.fromkeys(found)) or quantization.method

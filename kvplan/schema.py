@@ -37,13 +37,14 @@ def rows(items: Schema, description: str) -> Schema:
 
 
 MODEL = record(
-    "The model's facts; `id` is what the server loads.",
+    "The model's facts; `id` is what the server loads, `scheme` how its linear layers are stored.",
     name=TEXT,
     id=TEXT,
     architecture=TEXT,
     model_type=TEXT,
     dtype=TEXT,
     quantization=maybe(TEXT),
+    scheme=maybe(TEXT),
     num_layers=SIZE,
     max_model_len=SIZE,
     source=TEXT,
@@ -88,6 +89,7 @@ ARGS = record(
     fully_sharded_loras=FLAG,
     kv_offloading_size=COUNT,
     num_speculative_tokens=COUNT,
+    performance_mode={"enum": ["balanced", "interactivity", "throughput"]},
     usage={"enum": ["server", "offline"]},
 )
 SETTINGS = record(
@@ -179,11 +181,11 @@ FIX = record(
     command=TEXT,
 )
 ASSUMPTION = record(
-    "A number that is modelled, not derived; bytes of one rank.",
+    "What is modelled, not derived: bytes of one rank, or null for a statement about the facts or rules used.",
     name=TEXT,
-    low=WHOLE,
-    likely=WHOLE,
-    high=WHOLE,
+    low=maybe(WHOLE),
+    likely=maybe(WHOLE),
+    high=maybe(WHOLE),
     formula=TEXT,
     source=TEXT,
 )

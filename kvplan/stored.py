@@ -6,13 +6,14 @@ name is counted whole on every rank, which is the safe side.
 
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
 from kvplan.layout import cdiv
 from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
 from kvplan.tensors import Checkpoint, TensorInfo
-from kvplan.weights import BYTES, Layout, on_stage, stage_layers
+from kvplan.weights import BYTES, Layout, expert_tp, on_stage, stage_layers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
@@ -22,6 +23,17 @@ _SUFFIX = re.compile(
     r"weight_shape|weight_zero_point|weight_global_scale|input_scale|input_global_scale|input_zero_point)$"
 )
 
+# GGUF's names for a layer's modules, and for what stands outside the layers (ggml-org/llama.cpp, gguf-py constants).
+_GGUF_LAYER = re.compile(r"^blk\.(\d+)\.")
+GGUF_NAMES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.0.gate_proj", "ffn_up_exps": "mlp.experts.0.up_proj",
+    "ffn_down_exps": "mlp.experts.0.down_proj", "token_embd": "model.embed_tokens", "output": "lm_head",
+    "output_norm": "model.norm",
+}  # fmt: skip
 KEPT = ("scales", "_scale", "_scale_2", "_scale_inv")  # endings of tensors that stay in the dtype they are stored in
 
 
@@ -64,13 +76,14 @@ def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, 
     expert = weight.experts > 0
     if expert and layout.ep > 1:
         return cdiv(size, layout.ep)
+    ranks = expert_tp(layout) if expert else layout.tp
     match weight.split:
         case "none":
             return size
         case "inputs":
-            return size if bias else cdiv(size, layout.tp)
+            return size if bias else cdiv(size, ranks)
         case "outputs":
-            mine, units = share(part or weight.parts[0], layout.tp)
+            mine, units = share(part or weight.parts[0], ranks)
             return cdiv(size * mine, units)
 
 
@@ -83,6 +96,15 @@ def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
     return None
 
 
+def hugging_face_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is."""
+    layer = _GGUF_LAYER.match(name)
+    module, _, tensor = (name[layer.end() :] if layer else name).rpartition(".")
+    if module not in GGUF_NAMES:
+        return f"model.layers.{layer.group(1)}.{module}.{tensor}" if layer else name
+    return f"model.layers.{layer.group(1)}.{GGUF_NAMES[module]}.{tensor}" if layer else f"{GGUF_NAMES[module]}.{tensor}"
+
+
 def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> Counter[str]:
     """Bytes on one rank by tensor group.
 
@@ -92,6 +114,8 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
     dtype = layout.dtype or spec.dtype
     stage = stage_layers(spec.num_layers, layout.pp)[layout.stage]
     for tensor in checkpoint.tensors:
+        if checkpoint.format == "gguf":
+            tensor = replace(tensor, name=hugging_face_name(tensor.name))
         found = _LAYER.search(tensor.name)
         tower = any(word in tensor.name for word in ("visual", "vision", "audio", "mm_projector", "multi_modal"))
         if found is None or tower:

@@ -32,6 +32,7 @@ BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 class Layout:
     """How a model is spread: tensor parallel, pipeline parallel and its stage, expert parallel ranks (1: none).
 
+    dp  data parallel replicas; without expert parallelism they share the experts' matrices as tensor ranks do (vLLM)
     sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
     """
 
@@ -39,6 +40,7 @@ class Layout:
     pp: int = 1
     stage: int = 0
     ep: int = 1
+    dp: int = 1
     sm: int = 90
     dtype: str | None = None
     online: str | None = None
@@ -164,13 +166,17 @@ def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str |
     return scheme_of(spec.quantization, layer, weight.sources or (weight.name,))
 
 
+def expert_tp(layout: Layout) -> int:
+    """Ranks that share each expert's matrices: none under expert parallelism, else those of all replicas."""
+    return 1 if layout.ep > 1 else layout.tp * layout.dp
+
+
 def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
     """Bytes of one weight, all its experts on this rank included."""
     if not weight.held:
         return 0
     is_expert = weight.experts > 0
-    tp = 1 if is_expert and layout.ep > 1 else layout.tp
-    k, parts = local_shape(weight, tp)
+    k, parts = local_shape(weight, expert_tp(layout) if is_expert else layout.tp)
     copies = cdiv(weight.experts, layout.ep) if is_expert else 1
     scheme = scheme_for(spec, weight, layer, layout.online)
     element = BYTES[weight.dtype or layout.dtype or spec.dtype]

@@ -7,6 +7,7 @@ import pytest
 
 from kvplan.command import (
     ARGUMENTS,
+    COMPILATION,
     HARMLESS,
     OWN,
     REFUSED,
@@ -28,7 +29,7 @@ def test_every_engine_argument_can_be_said() -> None:
 
 
 def test_no_flag_stands_in_two_lists() -> None:
-    lists = (set(ARGUMENTS), set(REFUSED), UNMODELLED, SWITCHES, HARMLESS, OWN)
+    lists = (set(ARGUMENTS), set(REFUSED), UNMODELLED, SWITCHES, HARMLESS, OWN, set(COMPILATION))
     assert sum(len(flags) for flags in lists) == len(set().union(*lists))
 
 
@@ -71,6 +72,17 @@ def test_no_flag_stands_in_two_lists() -> None:
         (f"vllm serve {MODEL} --served-model-name a b c --max-num-seqs 64", MODEL, {"max_num_seqs": 64}),
         (f"vllm serve '{MODEL}' --override-generation-config '{{\"max_new_tokens\": 4096}}'", MODEL, {}),
         (f"vllm serve {MODEL} --cpu-offload-gb 0", MODEL, {}),
+        (f"vllm serve {MODEL} --performance-mode throughput", MODEL, {"performance_mode": "throughput"}),
+        (f"vllm serve {MODEL} --async-scheduling", MODEL, {"async_scheduling": True}),
+        # a line of a shell, of which one command starts the server
+        (f"export X=1 && vllm serve {MODEL} -tp 2", MODEL, {"tensor_parallel_size": 2}),
+        (f"cd /opt/x && vllm serve {MODEL} -tp 2 | tee log.txt", MODEL, {"tensor_parallel_size": 2}),
+        (f"export X=1; vllm serve {MODEL} -tp 2; echo done", MODEL, {"tensor_parallel_size": 2}),
+        (f"ray start --head --port 6379 && vllm serve {MODEL} -pp 2", MODEL, {"pipeline_parallel_size": 2}),
+        (f"vllm serve {MODEL} -tp 2  # two GPUs, don't use one", MODEL, {"tensor_parallel_size": 2}),
+        (f"# on two GPUs\nvllm serve {MODEL} -tp 2", MODEL, {"tensor_parallel_size": 2}),
+        (f"vllm serve {MODEL} --chat-template 'a # b' -tp 2", MODEL, {"tensor_parallel_size": 2}),  # no comment
+        (f"vllm serve {MODEL} --chat-template a#b -tp 2", MODEL, {"tensor_parallel_size": 2}),  # likewise
     ],
 )  # fmt: skip
 def test_a_command_is_read(text: str, model: str, args: dict[str, Any]) -> None:
@@ -104,13 +116,54 @@ def test_a_number_that_kvplan_itself_would_read_differently_is_noted() -> None:
 
 def test_flags_of_no_account_are_listed_without_their_values() -> None:
     found = read_command(f"vllm serve {MODEL} --port 8000 --api-key sk-123 --chat-template ./x.jinja --enable-foo")
-    assert found.ignored == ["--port", "--api-key", "--chat-template", "--enable-foo"]
+    assert found.ignored == ["--port", "--api-key", "--chat-template"]
+    assert found.unknown == ["--enable-foo"]
     assert "sk-123" not in repr(found)
 
 
 def test_flags_whose_effect_is_not_sized_are_named() -> None:
     found = read_command(f"vllm serve {MODEL} -O3 --compilation-config.mode 3 --limit-mm-per-prompt '{{}}'")
     assert found.unmodelled == ["-O3", "--compilation-config.mode", "--limit-mm-per-prompt"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        """--compilation-config '{"cudagraph_mode": "NONE"}'""",
+        """--compilation-config '{"level": 0}'""",
+        """--compilation-config '{"mode": 0, "custom_ops": ["none"]}'""",
+        """-cc '{"use_cudagraph": false}'""",
+        "--compilation-config 0",
+        "--compilation-config.cudagraph_mode NONE",
+        "-cc.cudagraph_mode=none",
+        "-O0",
+        "-O 0",
+        "-O.cudagraph_mode=NONE",
+        "--optimization-level 0",
+        "--cudagraph-mode NONE",
+    ],
+)
+def test_a_command_without_cuda_graphs_is_sized_without_them(flags: str) -> None:
+    found = read_command(f"vllm serve {MODEL} {flags}")
+    assert found.args == {"enforce_eager": True}
+    assert found.unmodelled == []
+    assert "--enforce-eager" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-O2",
+        """--compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""",
+        """--compilation-config '{"level": 0, "cudagraph_mode": "FULL"}'""",  # said, so the level's default is not taken
+        """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""",
+        "-O0 -cc.cudagraph_mode=FULL",
+    ],
+)
+def test_other_cuda_graphs_are_named_as_not_modelled(flags: str) -> None:
+    found = read_command(f"vllm serve {MODEL} {flags}")
+    assert found.args == {}
+    assert found.unmodelled
 
 
 @pytest.mark.parametrize(
@@ -150,6 +203,11 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         (f"vllm serve {MODEL} --hf-overrides '{{\"num_hidden_layers\": 2}}'", "changes the model's config"),
         (f"vllm serve {MODEL} --speculative-config nonsense", "not a JSON object"),
         (f"vllm serve {MODEL} --max-lora-rank 7 --enable-lora", "not one of 1, 8, 16"),
+        (f"vllm serve {MODEL} --performance-mode fast", "not one of balanced, interactivity, throughput"),
+        (f"vllm serve {MODEL} --kv-cache-memory-bytes 16", "too small to be meant"),
+        (f"vllm serve {MODEL} --compilation-config nonsense", "not a JSON object"),
+        (f"cd /opt && echo {MODEL}", "has no server in it"),
+        (f"# vllm serve {MODEL}", "has no server in it"),
     ],
 )
 def test_a_command_that_would_be_misread_is_refused(text: str, fault: str) -> None:

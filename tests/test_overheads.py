@@ -1,6 +1,8 @@
 """What is neither weights nor KV, against start-up logs and tables that others published."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from timeit import repeat
 
@@ -10,7 +12,7 @@ from kvplan import catalog, overheads, weights
 from kvplan import gpu as gpus
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
-from kvplan.overheads import Estimate
+from kvplan.overheads import Estimate, Range, Sampler
 from kvplan.rules import vllm
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.spec import ModelSpec
@@ -36,7 +38,7 @@ def estimates(case: Case) -> dict[str, Estimate]:
         "lora": overheads.lora(spec, settings, args),
     }
     if settings.version.graphs_in_budget:
-        found["cuda_graphs"] = overheads.cuda_graphs(spec, settings, args, settings.version)
+        found["cuda_graphs"] = overheads.cuda_graphs(spec, settings, args, settings.version, sm=device.sm)
     return found
 
 
@@ -73,6 +75,15 @@ def test_llama_on_a100_leaves_what_measured_parts_leave() -> None:
     assert 54 <= kv_left(a100) <= 57.5
     assert 54 <= kv_left(a100, "high") <= kv_left(a100) <= kv_left(a100, "low") <= 57.5
     assert 13.5 <= kv_left(a100) / 4 <= 14.4  # 4 GiB per user at 32,768 tokens x 128 KiB
+
+
+def test_llama_on_a100_is_within_one_percent_of_a_log_no_constant_was_fitted_on() -> None:
+    # vLLM 0.31.0, all defaults, 6 October 2026: 56.21 GiB for KV of 79.25, 15.26 for weights and non-torch memory
+    whole = case("llama-3.1-8b", "a100-80g", (0, 31), EngineArgs(), total=79.25)
+    assert kv_left(whole) == pytest.approx(56.21, rel=0.01)
+    rows = estimates(whole)
+    held = weights.total_weights(whole[0], Layout(tp=1, sm=80)) + rows["buffers"].likely
+    assert rows["non_torch"].low <= 15.26 * GIB - held <= rows["non_torch"].high
 
 
 # GiB of activation peak and of non-torch memory, logged by vLLM 0.19 on H100 (79.19 GiB) with 8,192 tokens, 1,024
@@ -191,6 +202,33 @@ def test_graph_sizes_are_those_vllm_logs() -> None:
     assert [overheads.num_graphs(seqs, 512) for seqs in (256, 128, 64)] == [51 + 35, 35 + 19, 19 + 11]
 
 
+@pytest.mark.parametrize(
+    ("number", "sm", "graphs"),
+    [
+        ((0, 33), 90, 51 + 51),  # "PIECEWISE=51 (largest=512), FULL=51 (largest=512)" for 1,024 sequences
+        ((0, 33), 120, 51 + 51),  # vllm-project/vllm#49390 is about data-centre Blackwell, 10.x, only
+        ((0, 33), 100, 83 + 83),  # "PIECEWISE=83 (largest=1024)"
+        ((0, 33), 103, 83 + 83),
+        ((0, 24), 100, 51 + 51),  # before that change
+        ((0, 33), 0, 51 + 51),
+    ],
+)
+def test_data_centre_blackwell_captures_graphs_up_to_1024_tokens(number: tuple[int, int], sm: int, graphs: int) -> None:
+    spec, settings, args, _ = case("llama-3.1-8b", "h100", number, EngineArgs(max_num_seqs=1024))
+    assert f" {graphs} graphs " in overheads.cuda_graphs(spec, settings, args, settings.version, sm=sm).formula
+
+
+# GiB that vLLM estimated for its graphs, logged in 2026; rows of reports/constants.md
+@pytest.mark.parametrize(
+    ("graphs", "logged"), [(102, 0.84), (102, 0.76), (86, 0.78), (86, 0.64), (54, 0.37), (16, 0.36)]
+)
+def test_logged_graph_estimates_lie_in_the_range(graphs: int, logged: float) -> None:
+    likely = overheads.GRAPHS_BASE + graphs * overheads.GRAPH
+    low, high = overheads.GRAPHS_RANGE
+    assert likely * low <= logged * GIB <= likely * high
+    assert logged == pytest.approx(likely / GIB, rel=0.55)
+
+
 def test_eager_mode_has_no_graphs() -> None:
     spec, settings, args, _ = case("llama-3.1-8b", "h100", (0, 33), EngineArgs(enforce_eager=True))
     assert overheads.cuda_graphs(spec, settings, args, settings.version).high == 0
@@ -215,6 +253,76 @@ def test_rocm_and_context_ranges() -> None:
     assert 0.25 <= overheads.non_torch(spec, settings, args, amd).likely / GIB <= 0.6
     one, many = overheads.context(amd, args), overheads.context(amd, EngineArgs(tensor_parallel_size=4))
     assert one.low <= one.likely <= one.high < many.high
+
+
+def test_formulas_take_their_numbers_apart() -> None:
+    spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
+    peak = overheads.activations(spec, settings, args, settings.version)
+    assert "x 12 B (2 logits + 4 fp32 copy + 6 scratch)" in peak.formula  # 2 + 4 + 6 = 12
+    assert peak.kind == "calibrated"  # the scratch is bounded by logs, not derived
+    wide = overheads.activations(spec, replace(settings, dtype="float32"), args, settings.version)
+    assert "x 14 B (4 logits + 4 fp32 copy + 6 scratch)" in wide.formula
+    non_torch = overheads.non_torch(spec, settings, args, device)
+    assert non_torch.formula.startswith("0.20 GiB measured growth at TP 1")
+    assert "0.10-0.50 over 6 threads" in non_torch.formula
+    assert overheads.context(device, args).formula.startswith("0.50 GiB measured (CUDA context)")
+
+
+@pytest.mark.parametrize("number", [(0, 11), (0, 19), (0, 24), (0, 33)])
+@pytest.mark.parametrize(("gpu", "tp"), [("h100", 1), ("h100", 4), ("l40s", 2), ("mi300x", 1)])
+def test_sources_fit_a_terminal_and_point_into_the_evidence(number: tuple[int, int], gpu: str, tp: int) -> None:
+    args = EngineArgs(tensor_parallel_size=tp, max_loras=1)
+    whole = case("llama-3.1-8b", gpu, number, args)
+    anchors = {
+        line[3:].lower().replace(" ", "-") for line in EVIDENCE.read_text().splitlines() if line.startswith("## ")
+    }
+    for estimate in [*estimates(whole).values(), overheads.context(whole[3], args)]:
+        assert len(estimate.source) <= 110
+        assert len(estimate.formula) <= 125
+        assert estimate.source.partition(overheads.EVIDENCE)[2] in anchors
+
+
+EVIDENCE = Path(__file__).parents[1] / "reports" / "constants.md"
+
+
+def evidence_row(name: str) -> str:
+    rows = [line for line in EVIDENCE.read_text().splitlines() if re.match(rf"\| `{name}` ", line)]
+    assert len(rows) == 1, name
+    return rows[0]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in vars(overheads).items() if isinstance(each, Range)))
+def test_the_evidence_page_states_each_range(name: str) -> None:
+    found = getattr(overheads, name)
+    low, likely, high = (each / GIB for each in (found.low, found.likely, found.high))
+    assert f"| {likely:.2f} GiB | {low:.2f}-{high:.2f} |" in evidence_row(name)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in vars(overheads).items() if isinstance(each, Sampler)))
+def test_the_evidence_page_states_each_sampler(name: str) -> None:
+    found = getattr(overheads, name)
+    assert f"| {found.likely:g} B | {found.low:g}-{found.high:g} |" in evidence_row(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("INPUT_BYTES", f"{overheads.INPUT_BYTES} B"),
+        ("WORKSPACE_RANGE", "1 | {:g}-{:g}".format(*overheads.WORKSPACE_RANGE)),
+        ("FORWARD_RANGE", "{1:g} | {0:g}-{2:g}".format(*overheads.FORWARD_RANGE)),
+        ("MLA_ROWS", f"{overheads.MLA_ROWS:,} rows"),
+        ("ENCODER_COPIES", f"{overheads.ENCODER_COPIES} copies"),
+        ("ENCODER_HIGH", f"{overheads.ENCODER_HIGH / GIB:g} GiB"),
+        ("GRAPHS_BASE", f"{overheads.GRAPHS_BASE / GIB:g} GiB"),
+        ("GRAPH", f"{overheads.GRAPH // MIB} MiB"),
+        ("GRAPHS_RANGE", "1 | {:g}-{:g}".format(*overheads.GRAPHS_RANGE)),
+        ("GRAPHS_HIGH_EXOTIC", f"{overheads.GRAPHS_HIGH_EXOTIC:g} x"),
+        ("LARGEST_GRAPH", f"{overheads.LARGEST_GRAPH} tokens"),
+        ("LARGEST_GRAPH_SM100", f"{overheads.LARGEST_GRAPH_SM100:,} tokens"),
+    ],
+)
+def test_the_evidence_page_states_every_other_constant(name: str, shown: str) -> None:
+    assert f"| {shown} |" in evidence_row(name)
 
 
 # --- LoRA ---------------------------------------------------------------------------------------------------------

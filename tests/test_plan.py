@@ -206,3 +206,83 @@ def test_loads_that_contradict_themselves_are_refused(load: Load, says: str) -> 
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UsageError, match="does not divide the 32 attention heads"):
         of("llama-3.1-8b", max_model_len=8192, tensor_parallel_size=3)
+
+
+# --- what a server would refuse -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "args", "says"),
+    [
+        ("llama-3.1-8b", "a100-80g", {"enable_expert_parallel": True}, "has no experts"),
+        (
+            "llama-3.1-8b", "a100-80g", {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024},
+            "must hold the whole context",
+        ),
+        ("llama-3.1-8b", "a100-80g", {"max_num_seqs": 4096}, "more than max_num_batched_tokens"),
+        ("llama-3.1-8b", "t4", {"dtype": "bfloat16"}, "compute capability 8.0"),
+        ("gemma-3-4b", "a100-80g", {"dtype": "float16"}, "in float16"),
+        ("gpt-oss-20b", "t4", {"tensor_parallel_size": 2}, "mxfp4 weights need compute capability 8.0"),
+        ("qwen3-30b-a3b-fp8", "v100-32g", {"tensor_parallel_size": 4}, "fp8 weights need compute capability 7.5"),
+        ("deepseek-v3.2", "a100-80g", {"tensor_parallel_size": 16}, "sparse attention needs compute capability 9.0"),
+    ],
+)  # fmt: skip
+def test_what_the_server_refuses_is_refused(model: str, gpu_name: str, args: dict[str, Any], says: str) -> None:
+    """Each as vLLM 0.33's own checks have it (config/scheduler.py, config/model.py, quantization/*.py)."""
+    with pytest.raises(UsageError, match=says):
+        of(model, gpu_name, max_model_len=8192, **args)
+
+
+def test_bfloat16_becomes_float16_where_there_is_none() -> None:
+    assert of("llama-3.1-8b", "v100-32g", max_model_len=4096).settings.dtype == "float16"
+
+
+def test_a_model_that_float16_breaks_is_float32_there() -> None:
+    """Gemma 3 4B has 4,300,079,472 parameters: 17.2 GB in float32 are more than a T4 has."""
+    answer = of("gemma-3-4b", "t4", max_model_len=4096)
+    assert answer.settings.dtype == "float32"
+    assert answer.memory.weights == 4 * 4_300_079_472
+    assert not answer.fits
+
+
+def test_replicas_share_the_experts_without_expert_parallelism() -> None:
+    """Mixtral: 45,097,156,608 expert parameters over 2 replicas, the other 1,605,636,096 whole on each."""
+    answer = of("mixtral-8x7b", "h100-80g", data_parallel_size=2, max_model_len=8192)
+    assert answer.memory.weights == 2 * (45_097_156_608 // 2 + 1_605_636_096)
+
+
+def test_more_sequences_than_state_blocks_are_warned_of() -> None:
+    answer = of("qwen3.5-35b-a3b", "h100-80g", max_model_len=32768)
+    assert answer.capacity.num_blocks < answer.settings.max_num_seqs
+    assert any("does not start with --max-num-seqs 1024" in note for note in answer.notes)
+
+
+def test_a_pool_beyond_the_gpu_is_warned_of() -> None:
+    answer = of("llama-3.1-8b", max_model_len=8192, kv_cache_memory_bytes=200 * GIB)
+    assert any("more than the GPU's" in note for note in answer.notes)
+
+
+def test_throughput_mode_doubles_the_defaults() -> None:
+    answer = of("llama-3.1-8b", max_model_len=8192, performance_mode="throughput")
+    assert (answer.settings.max_num_batched_tokens, answer.settings.max_num_seqs) == (4096, 512)
+
+
+def test_no_kind_of_cache_holds_more_than_it_is_charged() -> None:
+    for model in (*MODELS, "llama-3.2-11b-vision"):
+        answer = of(model, "b200", max_model_len=2048, max_num_batched_tokens=2048, max_num_seqs=64)
+        for group in answer.pool.groups:
+            for tokens in (1, 15, 16, 17, 1000, 2048):
+                assert group.held(tokens, 1) <= group.charged(2048, answer.settings, 1), (model, group.first)
+
+
+def test_no_fix_offers_more_context_than_was_asked_for() -> None:
+    asked = 65536
+    for fix in fixes(of("llama-3.1-70b", max_model_len=asked)):
+        assert fix.plan.capacity.max_model_len <= asked
+
+
+def test_the_nearest_larger_gpu_is_offered() -> None:
+    flags = [fix.flag for fix in fixes(of("qwen2.5-7b", "rtx-4090", max_model_len=32768, max_num_seqs=64,
+                                          enforce_eager=True, gpu_memory_utilization=0.6))]  # fmt: skip
+    # 0.6 of 31.4 GiB holds what 0.6 of 23.6 GiB does not.
+    assert "--gpu rtx-5090" in flags

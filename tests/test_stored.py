@@ -94,3 +94,23 @@ def test_a_tensor_without_a_name_in_the_facts_is_counted_whole() -> None:
     spec = read_config({"model_type": "llama"} | COMMON, "config.json", "x")
     odd = Checkpoint("safetensors", (TensorInfo("model.layers.0.extra.weight", "BF16", (8, 8), 128),), 128, (), ())
     assert stored_weights(spec, odd, Layout(tp=2)) == {"other": 128}
+
+
+def test_gguf_tensors_are_split_by_the_modules_they_are() -> None:
+    """Types and sizes as llama.cpp writes them: Q4_K is 144 bytes per 256 weights, F32 norms."""
+    spec = read_config({"model_type": "llama"} | COMMON, "config.json", "x")
+    quarter = 128 * 64 * 144 // 256
+    gguf = Checkpoint(
+        "gguf",
+        (
+            TensorInfo("blk.0.ffn_up.weight", "Q4_K", (128, 64), quarter),
+            TensorInfo("blk.1.ffn_down.weight", "Q4_K", (64, 128), quarter),
+            TensorInfo("blk.0.attn_norm.weight", "F32", (64,), 256),
+            TensorInfo("token_embd.weight", "Q4_K", (512, 64), 4 * quarter),
+            TensorInfo("blk.0.something_new.weight", "F32", (8,), 32),
+        ),
+        6 * quarter + 288, (), (),
+    )  # fmt: skip
+    one, two = stored_weights(spec, gguf, Layout()), stored_weights(spec, gguf, Layout(tp=2))
+    assert one == {"mlp": 2 * quarter, "norm": 64 * 2, "embedding": 4 * quarter, "other": 32}
+    assert two == {"mlp": quarter, "norm": 64 * 2, "embedding": 2 * quarter, "other": 32}

@@ -1,223 +1,30 @@
-"""`kvplan`: the commands, and what every failure becomes: one line on standard error and an exit code."""
+"""The entry point. It imports next to nothing itself, so that an interrupt finds a handler from the first moment on."""
 
-import inspect
-import os
 import sys
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, TypeVar
 
-import typer
-
-from kvplan.cli import output
-from kvplan.cli.options import EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions
-from kvplan.errors import KvplanError, UsageError
-
-BUG = 70
 INTERRUPTED = 130
 TERMINATED = 143
 
-# What typer raises for a bad command line. The class lies in click or in typer's copy of it, by typer's version.
-ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
-
-T = TypeVar("T")
-
-
-def command(options: type[T], do: Callable[[T], int], name: str) -> Callable[..., int]:
-    """A function whose options are the fields of a dataclass, as typer wants to see it."""
-
-    def run_command(**given: Any) -> int:
-        return do(options(**given))
-
-    run_command.__name__ = name
-    run_command.__annotations__ = {field.name: field.type for field in fields(options)}  # type: ignore[arg-type]
-    run_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
-    return run_command
-
-
-def estimate(options: EstimateOptions) -> int:
-    from kvplan.cli.estimate import estimate
-
-    return estimate(options)
-
-
-def models(options: ModelsOptions) -> int:
-    from kvplan.cli.listing import models
-
-    return models(options)
-
-
-def gpus(options: GpusOptions) -> int:
-    from kvplan.cli.listing import gpus
-
-    return gpus(options)
-
-
-def schema(options: SchemaOptions) -> int:
-    from kvplan import artifact
-
-    output.write(artifact.dumps(artifact.document_schema(options.name)))
-    return 0
-
-
-def show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            number = version("kvplan")
-        except PackageNotFoundError:
-            number = "(not installed)"
-        output.write(f"kvplan {number}")
-        raise typer.Exit
-
-
-def top(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=show_version)
-    ] = False,
-) -> None:
-    """How many users an LLM server's GPU memory holds, and why."""
-
-
-def application() -> Any:
-    """The command tree; help as plain text, so that rich is loaded only where a table is printed."""
-    app = typer.Typer(
-        name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False
-    )
-    app.callback()(top)
-    app.command("estimate", help="Where the GPU's memory goes, and how many requests fit.")(
-        command(EstimateOptions, estimate, "estimate")
-    )
-    app.command("models", help="The models kvplan knows by name, or the facts of one.")(
-        command(ModelsOptions, models, "models")
-    )
-    app.command("gpus", help="The GPUs kvplan knows by name, or the facts of one.")(command(GpusOptions, gpus, "gpus"))
-    app.command("schema", help="The JSON Schema of what --format json prints.")(
-        command(SchemaOptions, schema, "schema")
-    )
-    return typer.main.get_command(app)
-
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command line and return its exit code; never raises but for a SystemExit of the shell's completion."""
-    output.prepare_streams()
+    """Run a command line and return its exit code; an interrupt counts while the commands are still being loaded."""
     try:
-        code = application().main(args=argv, prog_name="kvplan", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except KvplanError as error:
-        return refuse(str(error), error.exit_code)
-    except ParserError as error:
-        return refuse(str(usage_error(error)), UsageError.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
+        from kvplan.cli import app
+
+        return app.main(argv)
+    except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # whatever it is, it must not read as "does not fit"
-        return crash(error)
 
 
 def run() -> None:
-    """The entry point."""
-    import signal
-
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that temporary files are removed
-    sys.exit(main())
-
-
-# --- failures ---------------------------------------------------------------------------------------------------------
-
-
-def debug() -> bool:
-    return os.environ.get("KVPLAN_DEBUG", "") not in ("", "0")
-
-
-def print_traceback() -> None:
-    import traceback
-
-    traceback.print_exc(file=sys.stderr)
-
-
-def refuse(text: str, code: int) -> int:
-    if debug():
-        print_traceback()
-    output.tell("error", text)
-    return code
-
-
-def usage_error(error: Any) -> UsageError:
-    """The parser's complaint in kvplan's form: `<flag>: <what is wrong>; <next step>`."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context else "kvplan"
-    help_line = f"`{path} --help` lists what there is"
-    match type(error).__name__:
-        case "NoSuchOption":
-            near = near_options(error.option_name, context)
-            hint = f"did you mean {', '.join(near)}?" if near else help_line
-            return UsageError(f"{error.option_name}: no such option; {hint}")
-        case "MissingParameter":
-            return UsageError(f"{name_of(error)}: is missing; {help_line}")
-        case "BadParameter":
-            return UsageError(f"{name_of(error)}: {error.message.rstrip('.')}; {help_line}")
-        case "BadOptionUsage":
-            return UsageError(f"{error.option_name}: needs a value; {help_line}")
-    message = error.format_message().rstrip(".")
-    if message.startswith("No such command"):
-        return UsageError(f"{wrong_command(message, context)}")
-    if message == "Missing command":
-        return UsageError(f"COMMAND: is missing; {help_line}")
-    return UsageError(f"{path}: {message[:1].lower()}{message[1:]}; {help_line}")
-
-
-def name_of(error: Any) -> str:
-    """The option or argument that an error is about, as one types it."""
-    param = error.param
-    if param is None:
-        return str(error.param_hint or "argument").strip("'")
-    if param.param_type_name == "argument":
-        return str(param.metavar or param.name.upper()).strip("[]")
-    return str(max(param.opts, key=len))
-
-
-def near_options(wrong: str, context: Any) -> list[str]:
-    import difflib
-
-    params = context.command.params if context else []
-    known = [
-        name for param in params if param.param_type_name == "option" for name in (*param.opts, *param.secondary_opts)
-    ]
-    return difflib.get_close_matches(wrong.replace("_", "-"), known, n=3, cutoff=0.6)
-
-
-def wrong_command(message: str, context: Any) -> str:
-    import difflib
-
-    wrong = message.partition("'")[2].partition("'")[0]
-    known = sorted(context.command.commands)
-    near = difflib.get_close_matches(wrong, known, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return f"{wrong}: no such command; {hint}"
-
-
-def crash(error: Exception) -> int:
-    """A bug: one line that names the log; the traceback goes there, and with KVPLAN_DEBUG=1 also to standard error."""
-    if debug():
-        print_traceback()
-    kind = f"{type(error).__name__}: {error}"[:200]
-    output.tell("error", f"internal error: {kind}; a bug in kvplan, please report it with {crash_log()}")
-    return BUG
-
-
-def crash_log() -> str:
-    """Write what a report needs to a file of its own and return its path."""
-    import platform
-    import tempfile
-    import traceback
-
-    text = f"kvplan {sys.argv!r}\nPython {sys.version}\n{platform.platform()}\n\n{traceback.format_exc()}"
+    """`kvplan` as a program."""
+    code = INTERRUPTED
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", errors="backslashreplace", prefix="kvplan-crash-", suffix=".log", delete=False
-        ) as file:
-            file.write(text)
-            return file.name
-    except OSError:
-        return "what KVPLAN_DEBUG=1 prints"
+        import signal
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that temporary files are removed
+        code = main()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is out: nothing is left to interrupt
+    except KeyboardInterrupt:
+        pass
+    sys.exit(code)

@@ -49,6 +49,11 @@ def resolve(ref: str, source: Source) -> Resolved:
     A catalog name wins over a path of the same name (`./name` is the path); a revision asks for the Hub.
     Raises UsageError with near misses for a name that is none of them.
     """
+    if ref in ("", "-"):
+        raise UsageError(
+            f"model {ref!r}: is not a model, and none is read from standard input; name one of `kvplan models`, "
+            "a config.json or a Hub id"
+        )
     known = catalog.find(ref)
     if known is not None and source.revision is None:
         found = Resolved(called(catalog.load(known), ref))
@@ -56,7 +61,7 @@ def resolve(ref: str, source: Source) -> Resolved:
             found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
         return found
     if is_path(ref):
-        found = from_path(Path(ref), source)
+        found = from_path(ref, source)
     else:
         found = from_hub(catalog.facts(known)["id"] if known else ref, source)
     for note in found.spec.notes:
@@ -83,9 +88,11 @@ def is_path(ref: str) -> bool:
         return False
 
 
-def from_path(path: Path, source: Source) -> Resolved:
+def from_path(ref: str, source: Source) -> Resolved:
+    """The facts of a local model, under the path as it was typed: what a server is started with."""
     from kvplan.hf_config import load_spec
 
+    path = Path(ref)
     if path.suffix in WEIGHT_SUFFIXES:
         raise weights_alone(path)
     try:
@@ -98,7 +105,7 @@ def from_path(path: Path, source: Source) -> Resolved:
             f"model {printable(repr(str(path)), 400)}: neither a directory nor a .json file; "
             "name a config.json or the directory that holds one"
         )
-    found = Resolved(load_spec(path, assume_dense=source.assume_dense))
+    found = Resolved(load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense))
     if is_dir:
         weigh(found, path, source, str(path))
     return found
@@ -155,7 +162,7 @@ def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
     found.warnings += stored.notes
     if stored.format == "gguf" or stored.tensors or is_unknown(found.spec):
         use_stored(found, stored, where)
-    if stored.total_bytes and not is_unknown(found.spec):
+    if stored.format != "gguf" and stored.total_bytes and not is_unknown(found.spec):
         compare(found, stored, where)
 
 
@@ -174,12 +181,18 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
 
 
 def compare(found: Resolved, stored: "Checkpoint", where: str) -> None:
-    """A note where the files hold clearly more or less than the config says: other dtypes, a wrong file."""
+    """A note where the files hold clearly more or less than the config says, once both are in the server's dtype."""
     from kvplan.weights import Layout, total_weights
 
-    computed = total_weights(found.spec, Layout(dtype=found.spec.dtype))
-    if abs(stored.total_bytes - computed) > FAR_OFF * computed:
+    layout = Layout(dtype=found.spec.dtype)
+    computed, held = total_weights(found.spec, layout), stored.total_bytes
+    if found.checkpoint is not None:
+        from kvplan.stored import stored_weights
+
+        held = sum(stored_weights(found.spec, found.checkpoint, layout).values())
+    if abs(held - computed) > FAR_OFF * computed:
+        taken = "the files are taken" if found.checkpoint else "the config is taken; or say --weights-bytes"
         found.notes.append(
-            f"{printable(where, 200)}: the files hold {format_gib(stored.total_bytes)}, a server keeps "
-            f"{format_gib(computed)} by the config; check that they belong together, or say --weights-bytes"
+            f"{printable(where, 200)}: the files come to {held:,} bytes in {found.spec.dtype}, the config to "
+            f"{computed:,}; check that they belong together ({taken})"
         )

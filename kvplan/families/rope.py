@@ -16,9 +16,19 @@ def scaling(config: Config) -> Config:
     return config.sub("rope_parameters" if "rope_parameters" in config else "rope_scaling")
 
 
+TYPES = (
+    "default", "linear", "dynamic", "yarn", "deepseek_yarn", "longrope", "su", "llama3", "llama4", "mrope", "ntk",
+    "proportional", "deepseek_llama_scaling",
+)  # fmt: skip
+
+
 def rope_type(config: Config) -> str:
+    """How positions are scaled; a type kvplan does not know may change the context, so it is refused."""
     settings = scaling(config)
-    return settings.text("rope_type", settings.text("type", "default"))
+    kind = settings.text("rope_type", settings.text("type", "default"))
+    if kind not in TYPES:
+        raise settings.fail("rope_type", f"{kind!r:.40} is not one kvplan knows ({', '.join(TYPES)})")
+    return kind
 
 
 def context(config: Config, default: int | None = None, *, scaled: bool = True) -> tuple[int, int]:
@@ -29,6 +39,8 @@ def context(config: Config, default: int | None = None, *, scaled: bool = True) 
     """
     keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "n_ctx")
     limit = config.count(*keys, default=default or DEFAULT_CONTEXT)
+    if default is None and config.first(keys)[1] is None and "model_max_length" not in config:
+        config.notes.append(f"the config names no context: {DEFAULT_CONTEXT:,} tokens, as vLLM takes then")
     wanted = limit
     settings = scaling(config)
     match rope_type(config):

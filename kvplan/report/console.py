@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kvplan.artifact import Document, plan_document
 from kvplan.errors import KvplanError
-from kvplan.explain import Section
+from kvplan.explain import Section, is_published
 from kvplan.explain import explain as explained
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec
 from kvplan.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.quant import scheme_name
 from kvplan.report.lines import Line, columns, line, takes_blocks, write
 from kvplan.spec import ChunkedAttention, ModelSpec, SlidingWindow
 from kvplan.units import GB, GIB, KIB, TB, format_gib, format_size
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BAR = 26
-FORMULA = 66  # columns that are left for one beside its value
+SCREEN = 100  # columns
+SCREEN_LINES = 38
 EIGHTHS = " ▏▎▍▌▋▊▉"
 LABELS = {
     "activations": "activations",
@@ -29,6 +31,7 @@ LABELS = {
     "kv_cache": "KV cache",
     "lora": "LoRA",
 }
+ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context"}
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
@@ -43,14 +46,18 @@ def print_plan(plan: Plan, console: "Console | TextIO", *, explain: bool = False
 def plan_lines(doc: Document, *, blocks: bool = True) -> list[Line]:
     """One plan's document as lines; `blocks`: bars of block characters, else of #."""
     parts = [
-        [line(headline(doc), "bold" if doc["fits"] else "bold red")],
+        [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
         memory_lines(doc, blocks=blocks),
         kv_lines(doc),
         user_lines(doc),
         verdict_lines(doc),
-        assumption_lines(doc),
     ]
-    return [styled for part in parts if part for styled in (*part, line())][:-1]
+    answer = [styled for part in parts if part for styled in (*part, line())]
+    for most in (3, 2, 1):  # lines of each formula: as many as the screen has room for
+        assumed = assumption_lines(doc, most)
+        if len(answer) + len(assumed) <= SCREEN_LINES:
+            break
+    return answer + assumed if assumed else answer[:-1]
 
 
 # --- the parts of the screen ------------------------------------------------------------------------------------------
@@ -83,40 +90,99 @@ def headline(doc: Document) -> str:
     users = doc["concurrency"]
     spread = f" ({users['low']:.1f}-{users['high']:.1f})" if f"{users['low']:.1f}" != f"{users['high']:.1f}" else ""
     each = f", on each of {users['replicas']} replicas" if users["replicas"] > 1 else ""
-    return f"{subject}: {users['max']:.1f} full-context users at {context}{spread}{each}"
+    holds = "the pool holds " if is_capped(doc) else ""
+    return f"{subject}: {holds}{users['max']:.1f} full-context users at {context}{spread}{each}"
+
+
+def is_capped(doc: Document) -> bool:
+    """Whether the scheduler runs fewer requests than the pool holds at full context."""
+    return bool(doc["concurrency"]["full_context_users"] > doc["concurrency"]["max_num_seqs"])
+
+
+def is_marginal(doc: Document) -> bool:
+    """Whether it fits, but not at the low end of the range."""
+    return bool(doc["fits"] and doc["concurrency"]["low"] < 1)
+
+
+def caveats(doc: Document) -> list[str]:
+    """What the headline's number must not be read without."""
+    found, users = [], doc["concurrency"]
+    if is_capped(doc):
+        found.append(f"The scheduler runs {users['max_num_seqs']:,} of them at once (--max-num-seqs).")
+    if is_marginal(doc):
+        low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole user
+        found.append(f"May not start: the low end of the range holds {low} users; {safer(doc)}.")
+    return found
+
+
+def safer(doc: Document) -> str:
+    """What to do about a plan that may not start."""
+    argv = doc["flags"]["argv"]
+    if argv[argv.index("--max-model-len") + 1] == "auto":
+        return "the command lets the server fit the context"
+    return "take a shorter --max-model-len, or more memory"
+
+
+def mark(doc: Document) -> str:
+    """The same for a cell of a table; empty where there is nothing to say."""
+    if is_marginal(doc):
+        return "may not start"
+    return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 
 def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     memory, inputs = doc["memory"], doc["inputs"]
     total = memory["total"]
-    quantized = inputs["args"]["quantization"] or inputs["model"]["quantization"]
-    weights = f"{doc['parameters']['total'] / 1e9:.2f}B params in {quantized or inputs['settings']['dtype']}"
-    notes = {"weights": weights, "unused": unused_text(doc)}
+    stored = inputs["model"]["scheme"] or inputs["args"]["quantization"] or inputs["settings"]["dtype"]
+    notes = {
+        "weights": f"{format_params(doc['parameters']['total'])} params in {stored}",
+        "unused": unused_text(doc),
+    }
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
     lines = [line(f"{title} ({inputs['engine']})", "bold")]
-    for name in MemoryBreakdown.ROWS:
-        size = memory[name]
-        if size == 0 and name == "lora":
-            continue
-        text = f"  {LABELS.get(name, name):<12}{size / GIB:>9,.2f} GiB{100 * size / total:>7.1f} %  "
+    rows = {name: memory[name] for name in MemoryBreakdown.ROWS if memory[name] or name != "lora"}
+    wide = max(9, *(len(f"{size / GIB:,.2f}") + 1 for size in rows.values()))
+    far = max(7, *(len(f"{100 * size / total:.1f}") + 2 for size in rows.values()))
+
+    def start(label: str, size: int) -> str:
+        return f"  {label:<12}{size / GIB:>{wide},.2f} GiB{100 * size / total:>{far}.1f} %  "
+
+    for name, size in rows.items():
+        text = start(row_label(name, size), abs(size))
         share, note = bar(size, total, blocks=blocks), notes.get(name, "")
         lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
     utilization = inputs["settings"]["gpu_memory_utilization"]
     limit = f"vLLM may use {format_gib(memory['budget'])} of it (utilisation {utilization})"
     if inputs["args"]["kv_cache_memory_bytes"] is not None:
         limit = "the KV cache is as large as asked"
-    lines.append(line(f"  {'total':<12}{total / GIB:>9,.2f} GiB{100:>7.1f} %  {limit}"))
+    lines.append(line(f"{start('total', total)}{limit}"))
     return lines
 
 
+def row_label(name: str, size: int) -> str:
+    """What a row of memory is called; what is unused is missing where it is negative."""
+    return "missing" if name == "unused" and size < 0 else LABELS.get(name, name)
+
+
 def unused_text(doc: Document) -> str:
-    detail = doc["memory"]["unused_detail"]
-    parts = {
-        "context": detail["context"],
-        "outside budget": detail["outside_budget"],
-        "slack": detail["slack"],
-    }
-    return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if round(size / GIB, 2))
+    """What the unused memory consists of, or by how much the other rows are beyond the GPU and the budget."""
+    memory = doc["memory"]
+    detail = memory["unused_detail"]
+    over = f"{-detail['slack'] / GIB:,.2f} over the budget" if detail["slack"] < 0 else ""
+    if memory["unused"] < 0:
+        return ", ".join(text for text in ("more than the GPU has", over) if text)
+    parts = {"context": detail["context"], "outside budget": detail["outside_budget"]}
+    if not over:
+        parts["slack"] = detail["slack"]
+    shown = [f"{name} {size / GIB:,.2f}" for name, size in parts.items() if round(size / GIB, 2)]
+    return ", ".join([*shown, over] if over else shown)
+
+
+def format_params(count: int) -> str:
+    """A number of parameters: "8.03B", "124.44M", "12,345"."""
+    if count >= 10**9:
+        return f"{count / 1e9:,.2f}B"
+    return f"{count / 1e6:,.2f}M" if count >= 10**6 else f"{count:,}"
 
 
 def bar(size: int, total: int, *, blocks: bool) -> str:
@@ -183,7 +249,8 @@ def user_lines(doc: Document) -> list[Line]:
     replicas = users["replicas"]
     total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
     title = f"Users of one replica{total}" if replicas > 1 else "Users"
-    return [line(title, "bold"), *(line(f"  {name:<12}{count:>6,}  {text}") for name, count, text in rows)]
+    width = max(6, *(len(f"{count:,}") + 2 for _, count, _ in rows))
+    return [line(title, "bold"), *(line(f"  {name:<12}{count:>{width},}  {text}") for name, count, text in rows)]
 
 
 def verdict_lines(doc: Document) -> list[Line]:
@@ -206,21 +273,37 @@ def fix_text(fix: Document) -> str:
     return f"{fix['max']:.1f} full-context users at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
 
 
-def assumption_lines(doc: Document) -> list[Line]:
+def assumption_lines(doc: Document, most: int) -> list[Line]:
+    """What is modelled, each in at most `most` lines."""
     if not doc["assumptions"]:
         return []
     lines = [line("Modelled, not derived (GiB; --explain shows formulas and sources)", "bold")]
-    for each in doc["assumptions"]:
-        low, likely, high = (each[key] / GIB for key in ("low", "likely", "high"))
-        spread = f"{low:.2f}-{high:.2f}" if each["low"] < each["high"] else ""
-        label = {"total": "GPU total", "context": "CUDA context"}.get(
-            each["name"], LABELS.get(each["name"], each["name"])
-        )
-        start = f"  {label:<12}{likely:>6.2f}  {spread:<11} "
-        for part in wrapped(each["formula"], FORMULA):
+    cells = [(ASSUMED.get(each["name"], each["name"]), *figures(each), each["formula"]) for each in doc["assumptions"]]
+    wide = max(6, *(len(likely) + 1 for _, likely, _, _ in cells))
+    far = max(11, *(len(spread) for _, _, spread, _ in cells))
+    for label, likely, spread, text in cells:
+        start = f"  {label:<12}{likely:>{wide}}  {spread:<{far}} "
+        if not likely:  # a statement has no figures: its text takes their place
+            start = f"  {label:<13} "
+        for part in cut(wrapped(printable(text), SCREEN - len(start)), most):
             lines.append(line(start + part, "dim"))
             start = " " * len(start)
     return lines
+
+
+def figures(assumption: Document) -> tuple[str, str]:
+    """(likely, range) of an assumption in GiB, empty where it has none."""
+    if assumption["likely"] is None:
+        return "", ""
+    low, likely, high = (assumption[key] / GIB for key in ("low", "likely", "high"))
+    return f"{likely:.2f}", f"{low:.2f}-{high:.2f}" if assumption["low"] < assumption["high"] else ""
+
+
+def cut(lines: list[str], most: int) -> list[str]:
+    """At most `most` lines; dots say that there were more."""
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], f"{lines[most - 1].rpartition(' ')[0]} ..."]
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -265,9 +348,13 @@ def context_lines(docs: Sequence[Document]) -> list[Line]:
                 f"{users['max']:.2f}",
                 f"{users['full_context_users']:,}",
                 f"{users['low']:.1f}-{users['high']:.1f}" if doc["fits"] else short,
+                mark(doc),
             ]
         )
-    table = columns(("context", "KV per user", "blocks", "concurrency", "users", "range"), rows, left=0)
+    headers = ["context", "KV per user", "blocks", "concurrency", "users", "range", "note"]
+    if not any(row[-1] for row in rows):
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    table = columns(headers, rows, left=0)
     title = f"{name_of(first)} on {where(first)}: {format_kib(first['kv']['bytes_per_token'])} of KV per token"
     return [line(title, "bold"), line(), *table, line(), *_table_footer(docs)]
 
@@ -306,10 +393,18 @@ def _gpu_cells(gpu: GpuSpec, doc: Document) -> list[str]:
     size = [gpu.name, format_gib(gpu.total_memory), format_gib(memory["weights"])]
     if doc["fits"]:
         spread = f"{users['low']:.1f}-{users['high']:.1f}"
-        return [*size, format_gib(memory["kv_cache"]), f"{doc['kv']['tokens']:,}", f"{users['max']:.1f}", spread, "yes"]
+        held = [format_gib(memory["kv_cache"]), f"{doc['kv']['tokens']:,}", f"{users['max']:.1f}"]
+        return [*size, *held, spread, fits_text(doc)]
     fix = next((fix["flag"] for fix in doc["fixes"]), None)
     cure = f"; {fix}" if fix else ""
     return [*size, "-", "-", "0", "-", f"{format_gib(doc['deficit'])} short{cure}"]
+
+
+def fits_text(doc: Document) -> str:
+    """The verdict of a plan that fits, in a cell: "yes", "yes, 256 at once", "may not start"."""
+    if is_marginal(doc):
+        return mark(doc)
+    return f"yes, {mark(doc)}" if mark(doc) else "yes"
 
 
 # --- listings ---------------------------------------------------------------------------------------------------------
@@ -333,6 +428,8 @@ def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
         "state_bytes": constant_bytes(spec, "bfloat16"),
         "max_model_len": spec.max_model_len,
         "quantization": spec.quantization.method if spec.quantization else None,
+        "scheme": scheme_name(spec.quantization) if spec.quantization else None,
+        "published": is_published(spec.source),
         "source": spec.source,
     }
 
@@ -342,9 +439,9 @@ def print_models(rows: Sequence[dict[str, Any]], console: "Console | TextIO") ->
     headers = ("model", "stored", "parameters", "bf16 GB", "KiB/token", "of windows", "state MiB", "context")
     cells = [
         [
-            printable(row["name"]),
-            row["quantization"] or "",
-            f"{row['parameters'] / 1e9:,.2f}B",
+            printable(row["name"]) + ("" if row["published"] else " *"),
+            row["scheme"] or "",
+            format_params(row["parameters"]),
             f"{row['bf16_gb']:,.2f}",
             f"{row['kv_bytes_per_token'] / KIB:,.2f}".removesuffix(".00"),
             f"{row['window_bytes_per_token'] / KIB:,.2f}".removesuffix(".00") if row["window_bytes_per_token"] else "",
@@ -353,7 +450,13 @@ def print_models(rows: Sequence[dict[str, Any]], console: "Console | TextIO") ->
         ]
         for row in rows
     ]
-    write(columns(headers, cells, left=2), console)
+    lines = columns(headers, cells, left=2)
+    if not all(row["published"] for row in rows):
+        lines += [
+            line(),
+            line("* facts that are not a copy of the published config.json: kvplan models NAME says whose"),
+        ]
+    write(lines, console)
 
 
 def gpu_row(gpu: GpuSpec) -> dict[str, Any]:

@@ -9,7 +9,19 @@ from kvplan.artifact import Document, plan_document
 from kvplan.explain import explain as explained
 from kvplan.files import printable
 from kvplan.plan import MemoryBreakdown, Plan
-from kvplan.report.console import LABELS, fix_text, format_kib, headline, name_of, unused_text, where
+from kvplan.report.console import (
+    LABELS,
+    caveats,
+    figures,
+    fits_text,
+    fix_text,
+    format_kib,
+    headline,
+    name_of,
+    row_label,
+    unused_text,
+    where,
+)
 from kvplan.units import GIB, format_gib, format_size
 
 # Columns are paths of the JSON document; they only ever grow at the end.
@@ -124,7 +136,7 @@ def rows_of(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 
 
 def _one(doc: Document) -> str:
-    parts = [f"**{escaped(headline(doc))}**", _memory(doc), _figures(doc)]
+    parts = [f"**{escaped(headline(doc))}**", *map(escaped, caveats(doc)), _memory(doc), _figures(doc)]
     parts += [f"Limit: {escaped(limit['text'])}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
         cures = [f"- `{fix['flag']}`: {escaped(fix_text(fix))}" for fix in doc["fixes"]]
@@ -141,8 +153,9 @@ def _memory(doc: Document) -> str:
     for name in MemoryBreakdown.ROWS:
         if memory[name] or name != "lora":
             note = unused_text(doc) if name == "unused" else ""
-            share = f"{100 * memory[name] / memory['total']:.1f} %"
-            rows.append([LABELS.get(name, name), f"{memory[name] / GIB:,.2f}", share, note])
+            size = abs(memory[name])
+            share = f"{100 * size / memory['total']:.1f} %"
+            rows.append([row_label(name, memory[name]), f"{size / GIB:,.2f}", share, note])
     rows.append(["**total**", f"**{memory['total'] / GIB:,.2f}**", "100.0 %", f"budget {format_gib(memory['budget'])}"])
     return "\n".join(
         f"| {' | '.join(cells)} |"
@@ -171,8 +184,8 @@ def _assumed(doc: Document) -> str:
     rows = [
         [
             LABELS.get(each["name"], each["name"]),
-            f"{each['likely'] / GIB:.2f}",
-            f"{each['low'] / GIB:.2f} to {each['high'] / GIB:.2f}",
+            figures(each)[0],
+            figures(each)[1].replace("-", " to "),
             escaped(each["formula"]),
         ]
         for each in doc["assumptions"]
@@ -206,7 +219,7 @@ def _several(documents: Sequence[Document]) -> str:
             f"{doc['memory']['kv_cache'] / GIB:,.2f}",
             f"{doc['concurrency']['max']:.2f}",
             f"{doc['concurrency']['full_context_users']:,}",
-            "yes" if doc["fits"] else _short(doc),
+            fits_text(doc) if doc["fits"] else _short(doc),
         ]
         for doc in documents
     ]

@@ -74,6 +74,7 @@ class EngineArgs:
     """What the user asked for; None means "not given", and the server decides.
 
     max_model_len   tokens; "auto" fits the largest context the pool can hold
+    performance_mode  throughput doubles the default token budget and sequences
     usage           server (`vllm serve`) or offline (`LLM(...)`): their token budgets differ
     """
 
@@ -103,6 +104,7 @@ class EngineArgs:
     fully_sharded_loras: bool = False
     kv_offloading_size: int = 0
     num_speculative_tokens: int = 0
+    performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
     usage: Literal["server", "offline"] = "server"
 
 
@@ -163,12 +165,64 @@ def has_attention(spec: ModelSpec) -> bool:
     return bool(caches_of(spec) - {RecurrentState})
 
 
-def resolve_dtype(spec: ModelSpec, asked: str) -> str:
-    names = {"auto": spec.dtype, "half": "float16", "float": "float32"}
-    name = names.get(asked, asked)
+NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
+AMPERE = 80
+
+
+def resolve_dtype(spec: ModelSpec, asked: str, sm: int) -> str:
+    """The dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
+    for models that float16 breaks."""
+    old = 0 < sm < AMPERE
+    name = {"half": "float16", "float": "float32"}.get(asked, asked)
+    if name == "auto":
+        name = spec.dtype
+        if old and name == "bfloat16":
+            name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
     if name not in ("bfloat16", "float16", "float32"):
         raise UsageError(f"--dtype {asked!r}: is not one vLLM takes; use auto, bfloat16, float16 or float32")
+    if old and name == "bfloat16":
+        raise UsageError(f"--dtype {asked}: needs compute capability 8.0, this GPU has {sm / 10:.1f}; use float16")
+    if name == "float16" and spec.model_type in NO_FLOAT16:
+        raise UsageError(f"--dtype {asked}: vLLM refuses {spec.name} in float16; use bfloat16 or float32")
     return name
+
+
+# Least compute capability of each storage scheme. Source: vLLM 0.33 model_executor/layers/quantization.
+MIN_CAPABILITY = {
+    "fp8_tensor": 75, "fp8_channel": 75, "fp8_block": 75, "int8_channel": 75, "int4": 75, "awq": 75, "gptq": 60,
+    "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
+}  # fmt: skip
+SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have a sparse backend
+
+
+@lru_cache(maxsize=1024)
+def scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
+    """Every way the checkpoint stores a linear layer."""
+    found = spec.quantization
+    if found is None:
+        return ()
+    schemes = {found.default, *found.names.values(), *(scheme for _, scheme in found.patterns)}
+    return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))
+
+
+def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+    """Refuse what the GPU has no kernels for. GPUs whose capability is unknown (AMD, a stated size) are not checked."""
+    if not sm:
+        return
+    kinds = scheme_kinds(spec)
+    if not kinds and args.quantization:
+        kinds = ("fp8_tensor",)
+    for kind in kinds:
+        least = MIN_CAPABILITY.get(kind, 0)
+        if sm < least:
+            raise UsageError(
+                f"{spec.name}: its {kind.partition('_')[0]} weights need compute capability {least / 10:.1f}, this GPU "
+                f"has {sm / 10:.1f}; choose a newer GPU or another checkpoint"
+            )
+    if is_sparse_mla(spec) and sm < SPARSE_MLA_CAPABILITY:
+        raise UsageError(
+            f"{spec.name}: sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}; take a newer one"
+        )
 
 
 V4_KV_DTYPES = (
@@ -217,14 +271,26 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
         )
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
+    if args.performance_mode == "throughput":
+        default_tokens, default_seqs = 2 * default_tokens, 2 * default_seqs
     seqs = args.max_num_seqs or default_seqs
     tokens = args.max_num_batched_tokens or min(seqs * context, max(default_tokens, spec.item_tokens))
-    if args.max_num_batched_tokens is None and not args.enable_chunked_prefill:
-        tokens = max(tokens, context)
+    if not args.enable_chunked_prefill:
+        tokens = max(tokens, context) if args.max_num_batched_tokens is None else tokens
+        if tokens < context:
+            raise UsageError(
+                f"max_num_batched_tokens {tokens:,}: without chunked prefill a step must hold the whole context of "
+                f"{context:,} tokens"
+            )
+    if args.max_num_seqs is not None and args.max_num_seqs > tokens:
+        raise UsageError(
+            f"max_num_seqs {args.max_num_seqs:,}: is more than max_num_batched_tokens, {tokens:,}; each running "
+            "sequence needs a token in a step"
+        )
     seqs = min(seqs, tokens)
     stages = args.pipeline_parallel_size
     batches = stages + 1 if release.batches_in_flight and args.async_scheduling else stages
-    dtype = resolve_dtype(spec, args.dtype)
+    dtype = resolve_dtype(spec, args.dtype, gpu.sm)
     return Settings(
         version=release,
         max_model_len=context,
@@ -270,6 +336,8 @@ def check_block_size(block_size: int | None) -> None:
 def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
     """The splits a server refuses at start-up."""
     tp = args.tensor_parallel_size
+    if args.enable_expert_parallel and not spec.experts_per_token:
+        raise UsageError(f"--enable-expert-parallel: {spec.name} has no experts; leave it out")
     if caches_of(spec) != {RecurrentState} and spec.num_heads % tp:
         raise UsageError(
             f"tensor_parallel_size {tp}: does not divide the {spec.num_heads} attention heads of {spec.name}; "
