@@ -14,7 +14,7 @@ from typing import Any
 from kvplan import advise, weights
 from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
-from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.plan import MemoryBreakdown, Plan, online_scheme
 from kvplan.quant import scheme_name
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
@@ -308,6 +308,7 @@ def _fixes(plan: Plan) -> list[Document]:
         {
             "flag": fix.flag,
             "max": fix.plan.concurrency.max,
+            "low": fix.plan.concurrency.low,
             "full_context_users": fix.plan.concurrency.full_context_users,
             "max_model_len": fix.plan.capacity.max_model_len,
             "gpu": fix.plan.request.gpu.name,
@@ -438,7 +439,9 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     yield "total", (total_kind, gpu.total_memory_source)
     yield "budget", ("exact" if total_kind == "exact" else "formula", BUDGET_SOURCE)
     stated = plan.request.weights_bytes is not None
-    held = ("formula", "the stated total, spread evenly") if stated else ("exact", plan.request.spec.source)
+    read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
+    facts = "the sizes that the checkpoint's files state" if read else plan.request.spec.source
+    held = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
     for name in ("weights", "load_peak"):
         yield name, held
     for group in plan.weight_groups:

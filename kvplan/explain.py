@@ -91,14 +91,15 @@ DESCRIBED = "release notes, issues and posted start-up logs describe them"
 
 def statements(plan: Plan) -> dict[str, tuple[str, str]]:
     """Assumptions about facts and rules, which have no bytes of their own: name -> (text, source)."""
-    spec, release = plan.request.spec, plan.request.release
+    request, release = plan.request, plan.request.release
     found = {}
-    if not is_published(spec.source):
-        found["model facts"] = spec.source.partition(";")[0], spec.source
+    for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
+        if spec is not None and not is_published(spec.source):
+            found[name] = spec.source.partition(";")[0], spec.source
     if release.number != COMPARED_RELEASE:
         found["rules"] = (
             f"{release.label} by release notes, issues and logs; not compared with its own code",
-            f"rules of {release.label} as its {DESCRIBED}; not compared with that release's own code",
+            f"{release.label} as its {DESCRIBED}; not compared with that release's own code",
         )
     return found
 

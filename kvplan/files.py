@@ -43,11 +43,18 @@ class _Refused(Exception):
 def printable(text: str, limit: int = 120) -> str:
     """An untrusted name made safe to print: one line, no control or bidirectional characters, at most `limit` long.
 
+    Bytes of a file name that are no text in this locale are spelled as bytes: `\\xc3\\xa9`.
     Terminal markup such as `[bold]` is not touched: whoever prints with rich must print with markup off.
     """
     # Escape only what can be shown: a name of megabytes costs no more than a short one.
-    shown = "".join(ch if ch.isprintable() else ch.encode("unicode_escape").decode("ascii") for ch in text[: limit + 1])
+    shown = "".join(ch if ch.isprintable() else escaped(ch) for ch in text[: limit + 1])
     return shown if len(text) <= limit and len(shown) <= limit else shown[: max(limit - 3, 0)] + "..."
+
+
+def escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte that could not be decoded (PEP 383)
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def shown(path: Path) -> str:

@@ -133,27 +133,27 @@ def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
     tp = args.tensor_parallel_size
     ropes = rope_elements(spec) * element
     sampling = 0
-    formula = f"rotary tables {ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B inputs"
+    formula = f"rotary {ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
     if settings.version.number >= V2_RUNNER:
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
-        formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B (penalties, bitmask)"
+        formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
     fixed = ropes + sampling + tokens * INPUT_BYTES
     if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
         latents = 2 * dequantised_latents(spec, tp, args.pipeline_parallel_size, args.quantization)
         fixed += latents
-        formula += f" + dequantised MLA up-projections {latents:,} B"
+        formula += f" + MLA copies {latents:,} B"
     low = likely = high = fixed
     if spec.experts_per_token:
         per_choice = widths(spec, tp, expert_ranks(args)).workspace
         workspace = element * tokens * spec.experts_per_token * per_choice
-        shown = f"{tokens:,} tokens x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
+        shown = f"{tokens:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
         if spec.quantization is not None and spec.quantization.method == "mxfp4":
             high = fixed + workspace
-            formula += f" (+ at most {shown} of workspace)"
+            formula += f" + at most {shown}"
         else:
             low, likely = fixed + int(workspace * WORKSPACE_RANGE[0]), fixed + workspace
             high = fixed + int(workspace * WORKSPACE_RANGE[1])
-            formula += f" + {shown} of workspace"
+            formula += f" + {shown}"
     return Estimate(low, likely, high, formula, BUFFERS_SOURCE, "formula")
 
 
@@ -279,7 +279,7 @@ GRAPHS_RANGE = (0.35, 2.5)
 # Experts, latents and states: reports of 0.44-1.6 GiB, but also 4.8-5.1 (GLM-5.1 TP8), 33 and 119 GiB
 # (vllm-project/vllm#45178, #50780, #53013), as the estimate multiplies one graph's share by all of them.
 GRAPHS_HIGH_EXOTIC = 10.0
-GRAPHS_SOURCE = f"llm-d-planner v0.19.0 runs, vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
+GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
 # Largest size captured: 1,024 on compute capability 10.x (vllm-project/vllm#49390, opened 22 July 2026, in 0.33; the
 # release it came with is inferred: 0.26 was out days later), 512 elsewhere.
 LARGEST_GRAPH = 512
@@ -386,14 +386,16 @@ def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpe
     """Device memory that appears while the model is loaded and profiled and that torch does not account for."""
     tp = args.tensor_parallel_size
     found = non_torch_range(gpu, tp, settings.version.number)
-    causes = "kernels, BLAS" if tp == 1 else "kernels, BLAS, all-reduce"
+    causes = "kernels, BLAS" if gpu.vendor == "amd" else "kernels, cuBLAS"
+    if tp > 1:
+        causes += ", all-reduce"
     formula = f"{found.likely / GIB:.2f} GiB measured growth at TP {tp} ({causes}), {found.spread}"
     return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
 
 
 # Missing from "Free memory on device (free/total)" when vLLM starts. One GPU: 0.61 (4 H100 runs of one document), 0.56,
 # 0.53, 0.51, 0.50, 0.49, 0.41, 0.33, 0.23, 0.17, 0.11 GiB. Several: 0.49 (8 L40S), 0.96, 1.18, 1.54, 2.35, 3.33. It is
-# driver and context and, with several GPUs, NCCL. A desktop on the same GPU takes more (1.54 under Windows).
+# driver and context and, with several GPUs, NCCL. Other processes on the GPU add to it.
 CONTEXT_ONE = Range(
     GIB // 10, GIB // 2, GIB * 65 // 100, "in 11 threads",
     f"llm-d-benchmark on H100 and 10 start-up logs; {EVIDENCE}context",
@@ -408,7 +410,8 @@ def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
     """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilisation leaves."""
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     found = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
-    causes = "CUDA context" if ranks == 1 else f"CUDA context and NCCL of {ranks} ranks"
+    runtime, collectives = ("HIP", "RCCL") if gpu.vendor == "amd" else ("CUDA", "NCCL")
+    causes = f"{runtime} context" if ranks == 1 else f"{runtime} context and {collectives} of {ranks} ranks"
     formula = f"{found.likely / GIB:.2f} GiB measured ({causes}), {found.spread}"
     return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
 

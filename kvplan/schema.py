@@ -174,6 +174,7 @@ FIX = record(
     "One change that makes it fit.",
     flag=TEXT,
     max=NUMBER,
+    low=NUMBER,
     full_context_users=COUNT,
     max_model_len=SIZE,
     gpu=TEXT,

@@ -5,7 +5,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from kvplan.gpu import custom_gpu, gpu
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.rules.vllm import EngineArgs, Settings, version
 from kvplan.schema import ARGS, SETTINGS, schema
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 from kvplan.workload import parse_lengths
 
 ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")
@@ -218,7 +218,79 @@ def test_a_stated_pool_is_exact(cases: dict[str, Plan]) -> None:
     assert document["concurrency"]["max"] == 4.0  # 16 GiB / 4 GiB
     assert document["concurrency"]["low"] == document["concurrency"]["high"] == 4.0
     assert document["provenance"]["kv.num_blocks"]["kind"] == "exact"
-    assert plan_document(cases["first"])["provenance"]["kv.num_blocks"]["kind"] == "formula"
+
+
+def test_what_rests_on_calibrated_rows_is_not_called_exact(cases: dict[str, Plan]) -> None:
+    first, stated = (plan_document(cases[name])["provenance"] for name in ("first", "stated_pool"))
+    dependent = ("memory.kv_cache", "kv.num_blocks", "kv.tokens", "concurrency.max", "concurrency.full_context_users")
+    for path in dependent:
+        assert first[path]["kind"] == "calibrated"
+        assert "equal to the server's own code" not in first[path]["source"]
+        assert stated[path]["kind"] == "exact"
+        assert stated[path]["source"].endswith("equal to the server's own code in every case compared")
+    assert first["memory.unused"]["kind"] == first["memory.available"]["kind"] == "calibrated"
+    assert stated["memory.unused"]["kind"] == "calibrated"
+    assert first["kv.bytes_per_token"]["kind"] == first["kv.blocks_per_request"]["kind"] == "exact"
+    assert stated["concurrency.steady_users"]["kind"] == "formula"  # no server prints it
+
+
+def test_older_releases_were_not_compared_with_their_code(cases: dict[str, Plan]) -> None:
+    document = plan_document(cases["old"])
+    assert not [path for path, entry in document["provenance"].items() if "own code" in entry["source"]]
+    assert document["provenance"]["kv.blocks_per_request"]["kind"] == "formula"
+    assert "posted start-up logs" in document["provenance"]["kv.blocks_per_request"]["source"]
+    rules = next(each for each in document["assumptions"] if each["name"] == "rules")
+    assert rules["likely"] is None
+    assert "not compared with that release's own code" in rules["source"]
+    assert "rules" not in [each["name"] for each in plan_document(cases["first"])["assumptions"]]
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ("llama-3.1-8b", False),  # a copy of its config.json
+        ("llama-3.1-8b-awq", True),  # sibling, not checked
+        ("gemma-3n-e2b", True),  # class default
+        ("granite-4.0-micro", True),  # reconstructed
+    ],
+)
+def test_facts_that_are_not_the_published_config_are_an_assumption(model: str, named: bool) -> None:
+    document = plan_document(planned(model, max_model_len=4096))
+    found = [each["source"] for each in document["assumptions"] if each["name"] == "model facts"]
+    assert found == ([catalog.facts(model)["source"]] if named else [])
+    Draft202012Validator(document_schema("plan")).validate(document)
+
+
+def test_the_scheme_says_how_the_weights_are_stored() -> None:
+    model = plan_document(planned("llama-3.1-8b-fp8", "h100-80g", max_model_len=4096))["inputs"]["model"]
+    assert (model["quantization"], model["scheme"]) == ("compressed-tensors", "fp8")
+    assert plan_document(first())["inputs"]["model"]["scheme"] is None
+
+
+# What the printed rows of the first case leave, by hand. A100 80 GB: 85,094,039,552 bytes as device queries print them.
+# Weights of Llama-3.1-8B: 8,030,261,248 parameters x 2 B. A block: 16 tokens x 32 layers x 8 heads x 256 x 2 B.
+A100_TOTAL, LLAMA_WEIGHTS, LLAMA_BLOCK = 85_094_039_552, 16_060_522_496, 2_097_152
+
+
+def test_the_golden_numbers_by_hand(cases: dict[str, Plan]) -> None:
+    document = plan_document(cases["first"])
+    memory, kv = document["memory"], document["kv"]
+    assert (memory["total"], memory["weights"], kv["bytes_per_block"]) == (A100_TOTAL, LLAMA_WEIGHTS, LLAMA_BLOCK)
+    # Buffers: cos and sin tables of 131,072 positions x 128 x 2 B; 13 B for each of 2,048 batched tokens; and 256
+    # sequences x 128,256 vocabulary entries x 4.25 B for penalties and bit masks.
+    buffers = 131_072 * 128 * 2 + 2_048 * 13 + 256 * 128_256 * 17 // 4
+    assert memory["buffers"] == pytest.approx(buffers, rel=0.01)
+    # Activations: 256 sequences x 128,256 x 12 B beside one hidden state of 2,048 x 4,096 x 2 B. CUDA graphs: 0.25 GiB
+    # and 86 of 6 MiB. Outside torch: 0.20 GiB at TP 1.
+    assert memory["activations"] == pytest.approx(256 * 128_256 * 12 + 2_048 * 4_096 * 2, rel=0.01)
+    assert memory["cuda_graphs"] == GIB // 4 + 86 * 6 * MIB
+    assert memory["non_torch"] == pytest.approx(GIB / 5, abs=1)
+    rows = buffers + 256 * 128_256 * 12 + 2_048 * 4_096 * 2 + GIB // 4 + 86 * 6 * MIB + GIB // 5
+    blocks = (math.ceil(A100_TOTAL * 92 / 100) - LLAMA_WEIGHTS - rows) // LLAMA_BLOCK
+    assert blocks == 28_904
+    assert kv["num_blocks"] == blocks
+    assert kv["tokens"] == 462_464  # 28,904 x 16
+    assert f"{memory['kv_cache'] / GIB:.2f}" == "56.45"  # 28,904 x 2 MiB
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_would(cases: dict[str, Plan]) -> None:
@@ -319,6 +391,7 @@ def test_the_command_of_the_first_case(cases: dict[str, Plan]) -> None:
         ({"enforce_eager": True}, ["--enforce-eager"]),
         ({"max_loras": 2, "max_lora_rank": 32}, ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "32"]),
         ({"kv_offloading_size": 3 * GIB // 2}, ["--kv-offloading-size", "1.5"]),
+        ({"performance_mode": "throughput"}, ["--performance-mode", "throughput"]),
         ({"gpu_memory_utilization": 0.8765432}, ["--gpu-memory-utilization", "0.8765432"]),
     ],
 )
@@ -334,9 +407,36 @@ def test_a_draft_model_is_said_as_json(cases: dict[str, Plan]) -> None:
     assert config == {"model": catalog.facts("llama-3.2-1b")["id"], "num_speculative_tokens": 3}
 
 
-def test_an_auto_fitted_context_is_said_as_a_number(cases: dict[str, Plan]) -> None:
+def test_an_auto_fitted_context_is_a_number_where_the_whole_range_holds_it(cases: dict[str, Plan]) -> None:
+    roomy = planned("llama-3.1-8b", max_model_len="auto")  # the model's maximum, several times
+    words = flags.serve_command(roomy)
+    assert words[words.index("--max-model-len") + 1] == "131072"
+    assert cases["auto"].concurrency.low < 1
     words = flags.serve_command(cases["auto"])
-    assert words[words.index("--max-model-len") + 1] == str(cases["auto"].capacity.max_model_len)
+    assert words[words.index("--max-model-len") + 1] == "auto"
+    older = flags.serve_command(
+        replace(cases["auto"], request=replace(cases["auto"].request, release=version((0, 11))))
+    )
+    assert older[older.index("--max-model-len") + 1] == str(cases["auto"].capacity.max_model_len)
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("llama-3.1-8b", "meta-llama/Llama-3.1-8B"),  # the catalog's own name
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),  # an alias of the same facts
+        ("./llama-3.1-8b", "./llama-3.1-8b"),
+        ("/models/llama", "/models/llama"),
+        ("models/llama/config.json", "models/llama"),  # vLLM takes the directory
+        ("config.json", "."),
+        ("somebody/else", "somebody/else"),
+    ],
+)
+def test_the_server_is_given_the_model_that_was_named(name: str, served: str) -> None:
+    one = first()
+    named = replace(one, request=replace(one.request, spec=replace(one.request.spec, name=name)))
+    assert flags.serve_command(named)[2] == served
+    assert plan_document(named)["inputs"]["model"]["id"] == served
 
 
 def test_total_kinds_are_all_known() -> None:

@@ -1,6 +1,7 @@
 """The command line: answers, exit codes one by one, streams, formats, report files, completion."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -15,8 +16,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from kvplan.cli import app, output
 from kvplan.cli import estimate as estimating
-from kvplan.cli import main as entry
+from kvplan.report.lines import line, write
 from tests.cli import Run, config_file, refused
 from tests.cli import run as run  # the fixture
 
@@ -87,10 +89,30 @@ def test_several_contexts_as_json_are_several_plans(run: Run) -> None:
     assert auto["concurrency"]["full_context_users"] == 1
 
 
-def test_several_contexts_without_a_gpu_say_which_one_they_are_for(run: Run) -> None:
-    ran = run("estimate", "llama-3.1-8b", "--ctx", "4k,16k")
-    assert "kvplan: note: no --gpu" in ran.err
-    assert "a100-80g" in ran.out
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--ctx", "4k,16k"),  # no GPU: the six
+        ("--ctx", "4k,16k", "--gpu", ",".join(estimating.COMMON_GPUS)),
+        ("--ctx", "4k", "--ctx", "16k", *(word for name in estimating.COMMON_GPUS for word in ("--gpu", name))),
+    ],
+)
+def test_several_contexts_on_several_gpus_are_a_table_for_each_context(run: Run, flags: tuple[str, ...]) -> None:
+    ran = run("estimate", "llama-3.1-8b", *flags)
+    assert (ran.code, ran.err) == (0, "")
+    short, long = ran.out.split("llama-3.1-8b at ")[1:]
+    assert short.startswith("4,096 tokens")
+    assert long.startswith("16,384 tokens")
+    assert all(f"\n{name} " in part for name in estimating.COMMON_GPUS for part in (short, long))
+    plans = run("estimate", "llama-3.1-8b", *flags, "--format", "json").json["plans"]
+    asked = [(plan["kv"]["max_model_len"], plan["inputs"]["gpu"]["name"]) for plan in plans]
+    assert asked == [(context, name) for context in (4096, 16384) for name in estimating.COMMON_GPUS]
+
+
+def test_a_context_that_no_gpu_can_serve_is_one_line_among_the_tables(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--ctx", "4k,200k")
+    assert ran.out.count("was made for 131,072 tokens") == 1
+    assert "llama-3.1-8b at 4,096 tokens" in ran.out
 
 
 def test_no_gpu_gives_a_table_over_six(run: Run) -> None:
@@ -124,7 +146,9 @@ def test_the_context_is_fitted(run: Run, context: str) -> None:
         (("--tensor-parallel-size", "2"), "tensor_parallel_size", 2),
         (("--pp", "2"), "pipeline_parallel_size", 2),
         (("--dp", "2"), "data_parallel_size", 2),
-        (("--ep",), "enable_expert_parallel", True),
+        (("--enforce-eager", "--performance-mode", "throughput"), "performance_mode", "throughput"),
+        (("-tp", "2"), "tensor_parallel_size", 2),
+        (("-pp", "2", "-q"), "pipeline_parallel_size", 2),
         (("--tp", "2", "--dcp", "2"), "decode_context_parallel_size", 2),
         (("--dtype", "float16"), "dtype", "float16"),
         (("--quantization", "fp8"), "quantization", "fp8"),
@@ -132,6 +156,8 @@ def test_the_context_is_fitted(run: Run, context: str) -> None:
         (("--block-size", "32"), "block_size", 32),
         (("--gpu-memory-utilization", "85%"), "gpu_memory_utilization", 0.85),
         (("--kv-cache-memory-bytes", "20GiB"), "kv_cache_memory_bytes", 20 * 2**30),
+        (("--kv-cache-memory-bytes", "20G"), "kv_cache_memory_bytes", 20 * 2**30),  # as vLLM reads it
+        (("--kv-cache-memory-bytes", "20g"), "kv_cache_memory_bytes", 20 * 10**9),
         (("--num-gpu-blocks-override", "5000"), "num_gpu_blocks_override", 5000),
         (("--max-num-seqs", "64"), "max_num_seqs", 64),
         (("--batch", "64"), "max_num_seqs", 64),
@@ -149,12 +175,25 @@ def test_the_context_is_fitted(run: Run, context: str) -> None:
         (("--usage", "offline"), "usage", "offline"),
         (("--engine-arg", "block_size=32"), "block_size", 32),
         (("--engine-arg", "enable-lora=true"), "max_loras", 1),
-        (("--engine-arg", "block_size=32", "--block-size", "64"), "block_size", 64),  # the flag wins
+        (("--engine-arg", "block_size=32", "--block-size", "32"), "block_size", 32),
+        (("--engine-arg", "max_model_len=8k"), "max_model_len", 8192),
     ],
 )
 def test_every_engine_argument_reaches_the_plan(run: Run, flags: tuple[str, ...], field: str, value: Any) -> None:
     ran = run("estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", "h100-80g", "--format", "json", *flags)
     assert ran.json["inputs"]["args"][field] == value
+
+
+def test_experts_are_spread_on_request(run: Run) -> None:
+    for flag in ("--ep", "-ep", "--enable-expert-parallel"):
+        ran = run("estimate", "mixtral-8x7b", "--ctx", "8k", "--gpu", "h200", "--tp", "2", flag, "--format", "json")
+        assert ran.json["inputs"]["args"]["enable_expert_parallel"]
+
+
+def test_a_size_in_vllms_own_writing_says_how_it_was_read(run: Run) -> None:
+    ran = run(*FIT, "--kv-cache-memory-bytes", "10G")
+    assert "--kv-cache-memory-bytes 10G: is 10,737,418,240 bytes (binary)" in ran.err
+    assert run(*FIT, "--kv-cache-memory-bytes", "10GiB").err == ""
 
 
 def test_a_release_is_asked_for(run: Run) -> None:
@@ -204,7 +243,14 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
         (("--kv-cache-dtype", "fp7"), "--kv-cache-dtype"),
         (("--weights-bytes", "many"), "--weights-bytes: not a size"),
         (("--gpu-memory", "80"), "--gpu-memory"),
-        (("--gpu", "h100,h200", "--ctx", "4k,8k"), "several GPUs go with one context"),
+        (("--weights-bytes", "16"), "--weights-bytes: is too small to be meant (16 bytes)"),
+        (("--kv-cache-memory-bytes", "16"), "--kv-cache-memory-bytes: is too small to be meant (16 bytes)"),
+        (("--gpu", ""), "--gpu: holds an empty name"),
+        (("--gpu", "h100,,a100"), "--gpu: holds an empty name"),
+        (("--engine-arg", "max_model_len=4096"), "--ctx 32k and --engine-arg max_model_len=4096: say different"),
+        (("--engine-arg", "block_size=32", "--block-size", "64"), "say different things"),
+        (("--engine-arg", "block_size=32", "--engine-arg", "block_size=64"), "is given twice, 32 and 64"),
+        (("--max-num-seqs", "9000", "--max-num-batched-tokens", "8192"), "9,000"),  # vLLM refuses it, too
     ],
 )
 def test_flags_that_make_no_sense_are_refused(run: Run, flags: tuple[str, ...], fault: str) -> None:
@@ -240,6 +286,19 @@ def test_flags_beside_a_pasted_command_win(run: Run) -> None:
     assert ran.json["kv"]["max_model_len"] == 16_384
 
 
+def test_a_flag_that_stands_in_no_list_is_not_called_harmless(run: Run) -> None:
+    ran = run("estimate", "--from-command", "vllm serve llama-3.1-8b --made-up 3 --port 80", "--gpu", "h200")
+    assert "kvplan: warning: --from-command: not one kvplan knows: --made-up; answered as without" in ran.err
+    assert "kvplan: hint: --from-command: no effect on GPU memory that kvplan knows of: --port\n" in ran.err
+
+
+def test_a_pasted_command_without_cuda_graphs_keeps_no_memory_for_them(run: Run) -> None:
+    for flags in ("-O0", "--enforce-eager"):
+        command = f"vllm serve llama-3.1-8b --max-model-len 8192 {flags}"
+        ran = run("estimate", "--from-command", command, "--gpu", "h200", "--format", "json")
+        assert ran.json["memory"]["cuda_graphs"] == 0
+
+
 def test_a_pasted_secret_is_not_printed(run: Run) -> None:
     command = (
         "docker run -e HF_TOKEN=hf_secret vllm/vllm-openai --model llama-3.1-8b --api-key sk-secret --ssl-foo sk-secret"
@@ -260,7 +319,15 @@ def test_code_1_only_on_request_and_only_when_it_does_not_fit(run: Run) -> None:
     assert run(*NO_FIT, "--exit-code").code == 1
     assert run(*FIT, "--exit-code").code == 0
     assert run("estimate", "llama-3.1-405b", "--ctx", "32k", "--exit-code").code == 1  # on none of the six GPUs
-    assert run("estimate", "llama-3.1-70b", "--ctx", "32k", "--exit-code").code == 0  # on some
+
+
+def test_code_1_where_any_estimate_shown_does_not_fit(run: Run) -> None:
+    assert run("estimate", "llama-3.1-8b", "--ctx", "4k,16k", "--exit-code").code == 0  # 16 GB of weights on six GPUs
+    assert run("estimate", "llama-3.1-70b", "--ctx", "32k", "--exit-code").code == 1  # 141 GB: on some only
+    assert (
+        run("estimate", "llama-3.1-8b", "--gpu", "rtx-4090", "--ctx", "4k,128k", "--exit-code").code == 1
+    )  # 16 GiB of KV
+    assert run("estimate", "llama-3.1-8b", "--ctx", "4k,200k", "--exit-code").code == 1  # refused is no fit
 
 
 def test_code_1_begins_one_block_below_what_is_needed(run: Run) -> None:
@@ -324,6 +391,23 @@ def test_code_143_for_a_termination_and_no_temporary_file_is_left(tmp_path: Path
     assert (returncode, left) in ((code, []), (0, ["a.json"]))  # or it was done before the signal came
 
 
+def test_an_interrupt_while_the_commands_are_loaded_is_code_130_and_no_word() -> None:
+    # As if Ctrl-C came in the middle of `import typer`.
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == "typer":
+            raise KeyboardInterrupt
+from kvplan.cli.main import run
+assert "typer" not in sys.modules, "the entry point must stay light"
+sys.meta_path.insert(0, Interrupt())
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "gpus"], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -377,6 +461,40 @@ def test_colours_are_a_choice(run: Run) -> None:
     assert "\x1b[" in run(*FIT, "--color", "always").out
     assert "\x1b[" not in run(*FIT, "--color", "never").out
     assert "\x1b[" not in run(*FIT).out
+
+
+@pytest.mark.parametrize(("environment", "colours"), [("", True), ("1", False)])
+def test_no_color_means_no_escapes_at_all_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, environment: str, colours: bool
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("NO_COLOR", environment)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    write([line("bold", "bold"), line("dim", "dim")], output.console("auto"))
+    assert ("\x1b" in terminal.getvalue()) == colours
+
+
+def test_a_path_of_any_bytes_is_printed_escaped(run: Run, tmp_path: Path) -> None:
+    folder = config_file(tmp_path / "mod\udcc3\udca9l")  # what Python makes of UTF-8 bytes in an ASCII locale
+    ran = run("estimate", folder, "--ctx", "4k", "--gpu", "h200")
+    assert ran.code == 0
+    assert "mod\\xc3\\xa9l" in ran.out
+    assert "udcc3" not in ran.out
+
+
+def test_a_local_model_is_called_by_the_path_that_was_typed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file(tmp_path / "m")
+    monkeypatch.chdir(tmp_path)
+    for typed in ("./m", "m", "./m/config.json", str(tmp_path / "m")):
+        doc = run("estimate", typed, "--ctx", "4k", "--gpu", "h200", "--format", "json").json
+        assert doc["inputs"]["model"]["name"] == typed
 
 
 def test_markup_in_names_is_printed_as_it_is(run: Run, tmp_path: Path) -> None:
@@ -466,6 +584,8 @@ def test_one_gpu_shows_its_facts_and_source(run: Run) -> None:
     [
         (("models", "lama-3.1-8b"), "llama-3.1-8b"),
         (("gpus", "a100-80"), "a100-80g"),
+        (("estimate", "qwen3-235b"), "qwen3-235b-a22b,"),  # what begins with it before what looks like it
+        (("models", "qwen3"), "--family qwen3"),
         (("estimate", "llama-3.1-8bb", "--gpu", "h200"), "llama-3.1-8b"),
         (("estimate", "llama-3.1-8b", "--gpu", "h2000"), "h200"),
         (("estimate", "llama-3.1-8b", "--kv-cache-dtyp", "fp8"), "--kv-cache-dtype"),
@@ -483,6 +603,8 @@ def test_a_near_miss_is_named(run: Run, argv: tuple[str, ...], near: str) -> Non
     [
         ((), "COMMAND: is missing"),
         (("estimate",), "MODEL: is missing"),
+        (("estimate", "-"), "model '-': is not a model"),
+        (("estimate", "llama-3.1-8b", "--ctx", "9" * 26), "--ctx: is too large"),
         (("estimate", "a", "b"), "unexpected extra argument"),
         (("estimate", "llama-3.1-8b", "--ctx"), "--ctx: needs a value"),
         (("estimate", "llama-3.1-8b", "--format", "xml"), "--format: 'xml' is not one of"),
@@ -502,7 +624,7 @@ def test_the_version_is_printed(run: Run) -> None:
 
 def test_every_command_and_option_has_a_help_text(run: Run) -> None:
     assert run("--help").code == 0
-    tree = entry.application()
+    tree = app.application()
     for name, command in tree.commands.items():
         assert run(name, "--help").out.startswith("Usage: kvplan")
         assert command.help
@@ -517,6 +639,8 @@ def test_every_command_and_option_has_a_help_text(run: Run) -> None:
         ("kvplan estimate llama-3.1-8b --gpu a100-8", "a100-80g"),
         ("kvplan models mixtr", "mixtral-8x7b"),
         ("kvplan estimate x --kv-cache-d", "--kv-cache-dtype"),
+        ("kvplan estimate x --kv-cache-dtype fp8_e", "fp8_e5m2"),
+        ("kvplan estimate x --engine vllm@0.1", "vllm@0.11"),
     ],
 )
 def test_the_shell_completes(words: str, found: str) -> None:

@@ -189,15 +189,17 @@ def test_16_a_cache_that_is_not_modelled_gives_no_number(run: Run, tmp_path: Pat
 # --- 17 to 20: weights ------------------------------------------------------------------------------------------------
 
 
-def safetensors(path: Path, shapes: dict[str, list[int]], *, changes: dict[str, Any] | None = None) -> int:
-    """A safetensors file of bf16 zeros (sparse on disk), and the bytes of its tensors."""
+def safetensors(
+    path: Path, shapes: dict[str, list[int]], *, changes: dict[str, Any] | None = None, dtype: str = "BF16"
+) -> int:
+    """A safetensors file of zeros (sparse on disk), and the bytes of its tensors."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape in shapes.items():
-        size = 2
+        size = {"BF16": 2, "F32": 4}[dtype]
         for dim in shape:
             size *= dim
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     for name, change in (changes or {}).items():
         header[name] |= change
@@ -219,6 +221,40 @@ def test_17_an_unknown_quantisation_takes_the_files_sizes_or_asks(run: Run, tmp_
     assert "qubit" in err
     assert plan_of(run, folder, "--tp", "2")[0]["memory"]["weights"] == size // 2
     assert plan_of(run, folder, "--weights-bytes", "5GB")[0]["memory"]["weights"] == 5 * 10**9
+
+
+# Llama's tensors at a tenth of the width, so that a file of zeros stays small.
+TINY = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
+}  # fmt: skip
+TINY_SHAPES = {
+    "model.embed_tokens.weight": [1024, 256], "lm_head.weight": [1024, 256], "model.norm.weight": [256],
+    **{
+        f"model.layers.{i}.{name}.weight": shape
+        for i in range(2)
+        for name, shape in {
+            "self_attn.q_proj": [256, 256], "self_attn.k_proj": [128, 256], "self_attn.v_proj": [128, 256],
+            "self_attn.o_proj": [256, 256], "mlp.gate_proj": [512, 256], "mlp.up_proj": [512, 256],
+            "mlp.down_proj": [256, 512], "input_layernorm": [256], "post_attention_layernorm": [256],
+        }.items()
+    },
+}  # fmt: skip
+
+
+def test_17_a_checkpoint_in_another_dtype_is_no_reason_for_a_note(run: Run, tmp_path: Path) -> None:
+    folder = config_file(tmp_path / "m", TINY)
+    held = safetensors(folder / "model.safetensors", TINY_SHAPES, dtype="F32")
+    doc, err = plan_of(run, folder)
+    assert doc["memory"]["weights"] == held // 2  # the config says bfloat16
+    assert "belong together" not in err
+
+
+def test_17_files_that_are_not_the_configs_are_noted_with_both_sizes(run: Run, tmp_path: Path) -> None:
+    folder = config_file(tmp_path / "m", TINY)
+    held = safetensors(folder / "model.safetensors", TINY_SHAPES | {"model.embed_tokens.weight": [2048, 256]})
+    _, err = plan_of(run, folder)
+    assert f"come to {held:,} bytes in bfloat16, the config to {held - 2 * 1024 * 256:,}" in err
 
 
 def test_18_pickled_weights_are_sized_and_never_opened(run: Run, tmp_path: Path) -> None:

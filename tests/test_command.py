@@ -155,7 +155,7 @@ def test_a_command_without_cuda_graphs_is_sized_without_them(flags: str) -> None
     [
         "-O2",
         """--compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""",
-        """--compilation-config '{"level": 0, "cudagraph_mode": "FULL"}'""",  # said, so the level's default is not taken
+        """--compilation-config '{"level": 0, "cudagraph_mode": "FULL"}'""",  # what is said wins over the level
         """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""",
         "-O0 -cc.cudagraph_mode=FULL",
     ],

@@ -8,7 +8,7 @@ from kvplan import catalog
 from kvplan.explain import explain, folk_terms, rule_of_thumb
 from kvplan.gpu import custom_gpu, gpu
 from kvplan.plan import Load, Plan, Request, plan
-from kvplan.rules.vllm import EngineArgs
+from kvplan.rules.vllm import EngineArgs, version
 from kvplan.units import GIB
 
 
@@ -101,7 +101,7 @@ def test_a_hybrid_is_explained_group_by_group() -> None:
     assert "ceil(min(128 - 1 + 16,384 in flight, 131,072) / 16) + 1 = 1,033" in text
     assert "a request is charged ceil(131,072 / 16) = 8,192" in text
     assert "a request is charged the sum, 9,225 blocks" in text
-    assert "weights in mxfp4 do not change it" in text
+    assert "weights in mxfp4 (experts) do not change it" in text
 
 
 def test_equal_groups_are_told_once_and_states_cost_nothing_per_token() -> None:
@@ -163,3 +163,31 @@ def test_every_kind_of_request_is_explained(model: str, args: EngineArgs) -> Non
 def test_a_card_of_which_only_the_bytes_are_known() -> None:
     one = plan(Request(catalog.load("llama-3.1-8b"), custom_gpu(24 * GIB), EngineArgs(max_model_len=8192)))
     assert "total 25,769,803,776 B (24.00 GiB, given): --gpu-memory" in text_of(one)
+
+
+def test_the_folk_answer_of_its_own_release_is_not_set_apart_from_itself() -> None:
+    # vLLM 0.11's defaults on an H100 are the folk answer's own: 1,024 sequences, utilisation 0.90.
+    llama, card = catalog.load("llama-3.1-8b"), gpu("h100-80g")
+    one = plan(Request(llama, card, EngineArgs(max_model_len=8192), version((0, 11))))
+    text = text_of(one)
+    assert "in place of" not in text
+    assert "not of 1,024 sequences" not in text
+    assert "activation peak as estimated here: 1,024 seqs x 128,256 vocab x " in text
+    assert "+0.00 GiB" not in text
+    assert "-0.00 GiB" not in text
+    assert sum(step for _, step in folk_terms(one)) == one.available
+
+
+def test_facts_and_rules_that_were_not_compared_are_said(first: Plan) -> None:
+    assert "What the facts and rules rest on" not in text_of(first)
+    awq = planned("llama-3.1-8b-awq", "a100-80g", EngineArgs(max_model_len=8192))
+    assert "model facts: sibling of meta-llama/Llama-3.1-8B; AWQ with 4 bits" in text_of(awq)
+    older = plan(Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(), version((0, 11))))
+    assert "not compared with that release's own code" in text_of(older)
+
+
+def test_weights_are_named_by_their_scheme() -> None:
+    fp8 = planned("llama-3.1-8b-fp8", "h100-80g", EngineArgs(max_model_len=8192))
+    assert "linear layers in fp8, the rest in bfloat16" in text_of(fp8)  # the config says compressed-tensors
+    online = planned("llama-3.1-8b", "h100-80g", EngineArgs(max_model_len=8192, quantization="fp8"))
+    assert "linear layers in fp8, the rest in bfloat16" in text_of(online)

@@ -256,12 +256,16 @@ def test_rocm_and_context_ranges() -> None:
 
 
 def test_formulas_take_their_numbers_apart() -> None:
-    spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
+    spec, settings, args, _ = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
     peak = overheads.activations(spec, settings, args, settings.version)
     assert "x 12 B (2 logits + 4 fp32 copy + 6 scratch)" in peak.formula  # 2 + 4 + 6 = 12
     assert peak.kind == "calibrated"  # the scratch is bounded by logs, not derived
-    wide = overheads.activations(spec, replace(settings, dtype="float32"), args, settings.version)
+    spec, settings, args, _ = case(
+        "llama-3.1-8b", "h100", (0, 33), EngineArgs(max_num_batched_tokens=2048, dtype="float32")
+    )
+    wide = overheads.activations(spec, settings, args, settings.version)
     assert "x 14 B (4 logits + 4 fp32 copy + 6 scratch)" in wide.formula
+    spec, settings, args, device = case("llama-3.1-8b", "a100-80g", (0, 33), EngineArgs())
     non_torch = overheads.non_torch(spec, settings, args, device)
     assert non_torch.formula.startswith("0.20 GiB measured growth at TP 1")
     assert "0.10-0.50 over 6 threads" in non_torch.formula

@@ -15,12 +15,15 @@ from rich.console import Console
 from kvplan import catalog
 from kvplan.artifact import plan_document
 from kvplan.errors import UsageError
+from kvplan.explain import is_published
 from kvplan.gpu import custom_gpu, gpu
 from kvplan.plan import Load, Plan, Request, plan
+from kvplan.quant import scheme_name
 from kvplan.report import console as screen
 from kvplan.report.lines import Line, columns, line, open_console, plain, write
 from kvplan.report.text import COLUMNS, plans_csv, plans_markdown, value_at
-from kvplan.rules.vllm import EngineArgs
+from kvplan.rules.vllm import EngineArgs, version
+from kvplan.spec import Quantization, Scheme
 from kvplan.units import GIB
 from kvplan.workload import parse_lengths
 
@@ -112,7 +115,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     text = shown(planned("llama-3.1-70b"))
     assert text.startswith("llama-3.1-70b on a100-80g: does not fit at 32,768 tokens, ")
     assert "the weights alone, 131.42 GiB, are more than the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
-    assert re.search(r"^  --tensor-parallel-size 2 +\d\.\d full-context users .* on 2 x a100-80g$", text, re.MULTILINE)
+    assert re.search(r"^  --tensor-parallel-size 2 +(\d\.\d to )?\d\.\d users .* on 2 x a100-80g$", text, re.MULTILINE)
     assert re.search(r"^Serve  vllm serve .* --tensor-parallel-size 2 ", text, re.MULTILINE)
 
 
@@ -143,6 +146,130 @@ def test_explain_adds_the_formulas_below_the_screen() -> None:
     text = shown(one, explain=True)
     assert text.startswith(shown(one))
     assert "Why not the folk answer" in text
+
+
+def test_what_is_missing_is_positive_and_named() -> None:
+    one = planned("llama-3.1-70b")
+    memory, text = plan_document(one)["memory"], shown(one)
+    assert memory["unused"] < 0  # the document keeps the sign
+    assert memory["unused_detail"]["slack"] < 0
+    missing, over = -memory["unused"] / GIB, -memory["unused_detail"]["slack"] / GIB
+    row = next(row for row in text.splitlines() if row.startswith("  missing"))
+    assert f" {missing:.2f} GiB " in row
+    assert row.endswith(f"more than the GPU has, {over:.2f} over the budget")
+    assert not re.search(r" -\d", text)
+    assert "unused" not in text
+    assert f"| missing | {missing:.2f} |" in plans_markdown([one])
+
+
+def test_a_pool_larger_than_the_gpu_is_missing_memory_too() -> None:
+    # 100 GiB of pool on 79.25 GiB: a stated pool is taken as it is, so what lacks must be said.
+    row = next(row for row in shown(planned(kv_cache_memory_bytes=100 * GIB)).splitlines() if "missing" in row)
+    assert row.endswith("more than the GPU has")
+
+
+def test_huge_numbers_do_not_run_together() -> None:
+    one = planned("llama-3.1-8b", num_gpu_blocks_override=2048 * 12_345_678)
+    text = shown(one)
+    assert "  full context  12,345,678  the server" in text
+    assert re.search(r"^  KV cache +49,382,712\.00 GiB +[\d.]+ %  ", text, re.MULTILINE)  # 12,345,678 x 4 GiB
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "stored"),
+    [
+        ("llama-3.1-8b", "a100-80g", "8.03B params in bfloat16"),
+        ("llama-3.1-8b-fp8", "h100-80g", "8.03B params in fp8"),
+        ("llama-3.1-8b-w8a8", "h100-80g", "8.03B params in int8"),
+        ("gpt-oss-20b", "h100-80g", "20.91B params in mxfp4 (experts)"),
+        ("opt-125m", "a100-80g", "125.24M params in float16"),  # published as 0.125B
+    ],
+)
+def test_the_weights_are_said_in_the_scheme_they_are_stored_in(model: str, card: str, stored: str) -> None:
+    assert stored in shown(planned(model, card, max_model_len=2048))
+
+
+def test_a_cure_that_only_may_start_says_so() -> None:
+    one = planned("qwen2.5-72b-awq", "rtx-4090")
+    fixes = plan_document(one)["fixes"]
+    assert all(fix["low"] <= fix["max"] for fix in fixes)
+    text = shown(one)
+    for fix in fixes:
+        assert (f"{fix['low']:.1f} to {fix['max']:.1f} users" in text) == (fix["low"] < 1)
+    assert [row for row in text.splitlines() if len(row) > 100 and not row.startswith("Serve")] == []
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        (Quantization("fp8", Scheme("fp8_block", block=(128, 128))), "fp8"),
+        (Quantization("compressed-tensors", Scheme("int4", 128)), "w4a16"),
+        (Quantization("modelopt", Scheme("nvfp4", 16)), "nvfp4"),
+        (Quantization("mxfp4", None, patterns=((r".*\.experts(\..*)?$", Scheme("mxfp4", 32)),)), "mxfp4 (experts)"),
+        (
+            Quantization("modelopt", None, {"l.0.mlp.experts": Scheme("nvfp4", 16), "l.0.q": Scheme("fp8_tensor")}),
+            "nvfp4 (experts) + fp8",
+        ),
+        (Quantization("exl2 (no reader)", None, known=False), "exl2 (no reader)"),
+    ],
+)
+def test_a_quantisation_is_called_by_its_scheme(quantization: Quantization, name: str) -> None:
+    assert scheme_name(quantization) == name
+
+
+def test_parameters_in_their_own_unit() -> None:
+    assert screen.format_params(8_030_261_248) == "8.03B"
+    assert screen.format_params(124_439_808) == "124.44M"  # GPT-2's count
+    assert screen.format_params(12_345) == "12,345"
+
+
+def test_more_users_than_the_scheduler_runs_are_not_promised() -> None:
+    one = planned(max_model_len=1024, max_num_seqs=64)
+    first, second = shown(one).splitlines()[:2]
+    assert plan_document(one)["concurrency"]["full_context_users"] > 64  # the document is not capped
+    assert re.match(r"llama-3\.1-8b on a100-80g: the pool holds 4\d\d\.\d full-context users at 1,024 tokens", first)
+    assert second == "The scheduler runs 64 of them at once (--max-num-seqs)."
+    assert second in plans_markdown([one])
+    assert lines_of(screen.print_gpus, [(gpu("a100-80g"), one)])[-1].endswith("  yes, 64 at once")
+    rows = lines_of(screen.print_contexts, [one, planned(max_num_seqs=64)])
+    assert rows[2].endswith("  note")
+    assert rows[3].endswith("  64 at once")
+    assert re.search(r"\d-\d+\.\d$", rows[4])  # 14 users of 64
+    assert plans_markdown([one, planned()]).splitlines()[2].endswith("| yes, 64 at once |")
+
+
+def marginal(**args: Any) -> Plan:
+    """Llama-3.1-8B on an RTX 4090, at the largest context that fits where the estimates are at their likely values."""
+    return planned(card="rtx-4090", **{"max_model_len": "auto", **args})
+
+
+def test_a_plan_that_fits_by_less_than_its_range_warns() -> None:
+    fitted = marginal()
+    one = marginal(max_model_len=fitted.capacity.max_model_len)
+    low = plan_document(one)["concurrency"]["low"]
+    assert one.fits
+    assert low < 1
+    warning = shown(one).splitlines()[1]
+    assert warning.startswith(f"May not start: the low end of the range holds {low - 0.005:.2f} users. ")
+    assert warning.endswith("A shorter --max-model-len is safer.")
+    assert lines_of(screen.print_gpus, [(gpu("rtx-4090"), one)])[-1].endswith("  may not start")
+    assert "May not start" not in shown(planned())
+    assert "May not start" not in shown(planned("llama-3.1-70b"))  # that one does not fit at all
+
+
+def test_a_fitted_context_is_left_to_the_server_where_the_range_does_not_hold_it() -> None:
+    text = shown(marginal())
+    assert text.splitlines()[1].endswith("With --max-model-len auto it takes what fits.")
+    assert "--max-model-len auto " in next(row for row in text.splitlines() if row.startswith("Serve"))
+
+
+def test_statements_about_facts_and_rules_stand_among_the_assumptions() -> None:
+    assert "model facts   sibling of meta-llama/Llama-3.1-8B" in shown(planned("llama-3.1-8b-awq"))
+    request = Request(catalog.load("llama-3.1-8b"), gpu("a100-80g"), EngineArgs(max_model_len=8192), version((0, 11)))
+    older = plan(request)
+    assert "  rules         vllm@0.11 by release notes" in shown(older)
+    assert "| rules |  |  | vllm@0.11 by release notes" in plans_markdown([older])
+    assert len(shown(older).splitlines()) <= 38
 
 
 # --- streams, encodings, names ----------------------------------------------------------------------------------------
@@ -234,7 +361,7 @@ def test_one_row_per_gpu() -> None:
     refused = (custom_gpu(GIB), UsageError("custom: no\x1b"))
     rows = lines_of(screen.print_gpus, [*found, refused])
     assert rows[0] == "llama-3.1-8b at 32,768 tokens, 128 KiB of KV per token"
-    assert "short; --kv-cache-dtype fp8" in rows[3]
+    assert re.search(r" short; --[a-z]", rows[3])
     assert rows[4].endswith("  yes")
     assert f"{plan_document(found[1][1])['kv']['tokens']:,}" in rows[4]
     assert rows[5] == "custom: custom: no\\x1b"
@@ -253,6 +380,24 @@ def test_the_model_list_is_the_quick_reference() -> None:
     assert windows["window_bytes_per_token"] == 24_576  # 12 of 24 layers x 8 heads x (64 + 64) x 2 B
     rows = lines_of(screen.print_models, [row, states, windows])
     assert re.split(r" {2,}", rows[1].strip()) == ["llama-3.1-8b", "8.03B", "16.06", "128", "131,072"]
+    assert len(rows) == 4
+
+
+def test_the_model_list_marks_facts_that_are_not_a_published_config() -> None:
+    awq = screen.model_row("llama-3.1-8b-awq", catalog.load("llama-3.1-8b-awq"))
+    rows = lines_of(screen.print_models, [awq, screen.model_row("llama-3.1-8b", catalog.load("llama-3.1-8b"))])
+    assert rows[1].startswith("llama-3.1-8b-awq *  awq int4 ")
+    assert rows[2].startswith("llama-3.1-8b  ")
+    assert rows[-1].startswith("* facts that are not a copy of the published config.json")
+    assert (awq["published"], awq["scheme"]) == (False, "awq int4")
+
+
+def test_only_a_published_config_counts_as_one() -> None:
+    assert is_published("config.json of meta-llama/Llama-2-7b-hf, Hugging Face")
+    assert is_published("/models/llama/config.json")
+    for source in ("sibling of x", "sibling: config.json of x", "dims of x", "class default: x", "reconstructed: x"):
+        assert not is_published(source)
+    assert not is_published("config.json of x; not checked against a copy")
 
 
 def test_the_gpu_list() -> None:

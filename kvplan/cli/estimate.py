@@ -1,20 +1,23 @@
 """`kvplan estimate`: flags -> requests -> plans -> the answer, and the exit code it means."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from kvplan.cli import output
-from kvplan.cli.options import EstimateOptions, engine_args
+from kvplan.cli.options import EstimateOptions, engine_args, engine_pairs, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
-from kvplan.command import ServeCommand, read_command
+from kvplan.command import ServeCommand, is_vllm_size, read_command, stated_bytes, vllm_size_note
 from kvplan.errors import KvplanError, UsageError
+from kvplan.files import printable
 from kvplan.gpu import GpuSpec, custom_gpu, gpu, with_memory
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.rules.vllm import parse_engine
 from kvplan.spec import ModelSpec
 from kvplan.units import (
     AUTO,
+    MAX_TOKENS,
     MIB,
     format_count,
     parse_contexts,
@@ -24,40 +27,39 @@ from kvplan.units import (
 )
 from kvplan.workload import in_flight, parse_lengths
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 # One of each size that people rent or own, smallest first: the table where no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
-DEFAULT_GPU = "a100-80g"  # where several contexts are compared and no GPU is named
 SMALLEST_GPU = 256 * MIB
 Context = int | Literal["auto"] | None
 Outcome = tuple[GpuSpec, Plan | KvplanError]
+Table = list[Outcome]  # one context's, GPU by GPU
 
 
 @dataclass(slots=True)
 class Asked:
-    """A command line, read: one request for each GPU and context."""
+    """A command line, read: one request for each context and GPU, the GPUs of one context side by side."""
 
     requests: list[Request]
-    over_gpus: bool
+    num_gpus: int
     notes: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def estimate(options: EstimateOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where nothing fits."""
+    """Answer, and return the exit code: 0, or with --exit-code 1 where any estimate shown does not fit."""
     with output.report_files(options.report or []) as reports:
         asked = read(options)
         say(asked, quiet=options.quiet)
-        if asked.over_gpus:
-            outcomes = over_gpus(asked.requests)
-            plans = [answer for _, answer in outcomes if isinstance(answer, Plan)]
-        else:
-            plans = [plan(request) for request in asked.requests]
-            outcomes = []
+        tables = answer(asked)
         for report in reports:
-            report.save(render(report.format, plans, outcomes, options))
-        show(plans, outcomes, options)
-    return int(options.exit_code and not (any if asked.over_gpus else all)(answer.fits for answer in plans))
+            report.save(render(report.format, tables, options))
+        show(tables, options)
+    fits = all(isinstance(it, Plan) and it.fits for table in tables for _, it in table)
+    return int(options.exit_code and not fits)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -68,8 +70,8 @@ def read(options: EstimateOptions) -> Asked:
     args = engine_args(options, command)
     release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
     contexts = contexts_of(options, args.max_model_len)
-    gpus = gpus_of(options, len(contexts))
-    stated = None if options.weights_bytes is None else parse_size(options.weights_bytes, "--weights-bytes")
+    gpus = gpus_of(options)
+    stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
     model = model_of(options, command, stated is not None)
     draft_name = options.draft_model or (command.draft_model if command else None)
     draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
@@ -85,10 +87,10 @@ def read(options: EstimateOptions) -> Asked:
             checkpoint=model.checkpoint if stated is None else None,
             draft=draft.spec if draft else None,
         )
-        for one in gpus
         for context in contexts
+        for one in gpus
     ]
-    asked = Asked(requests, over_gpus=len(gpus) > 1)
+    asked = Asked(requests, num_gpus=len(gpus))
     asked.notes += [*(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
     asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
     asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]
@@ -99,6 +101,9 @@ def read(options: EstimateOptions) -> Asked:
 
 
 def about_flags(asked: Asked, command: ServeCommand) -> None:
+    if command.unknown:
+        flags = ", ".join(dict.fromkeys(command.unknown))
+        asked.warnings.append(f"--from-command: not one kvplan knows: {flags}; answered as without")
     if command.unmodelled:
         flags = ", ".join(dict.fromkeys(command.unmodelled))
         asked.warnings.append(f"--from-command: what {flags} does to memory is not modelled; answered as without")
@@ -111,28 +116,48 @@ def about_defaults(asked: Asked, options: EstimateOptions, contexts: Sequence[Co
     if contexts == (None,):
         tokens = format_count(model.spec.max_model_len)
         asked.notes.append(f"no --ctx: the model's maximum of {tokens} tokens is taken; --ctx 32k asks for less")
-    if options.gpu is None and options.gpu_memory is None and len(contexts) > 1:
-        asked.notes.append(f"no --gpu: users are for one {DEFAULT_GPU}")
+    pool = options.kv_cache_memory_bytes
+    if pool is not None and is_vllm_size(pool):
+        asked.notes.append(
+            vllm_size_note("--kv-cache-memory-bytes", pool, asked.requests[0].args.kv_cache_memory_bytes or 0)
+        )
 
 
 def contexts_of(options: EstimateOptions, elsewhere: Context) -> tuple[Context, ...]:
     """--ctx, else what a pasted command or --engine-arg said, else the model's own (None)."""
     if options.max_model_len is None:
         return (elsewhere,)
-    found = parse_contexts(options.max_model_len, "--ctx")
-    return tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
+    text = ",".join(options.max_model_len)
+    for part in text.split(","):
+        if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
+            raise UsageError(
+                f"--ctx: is too large ({part[:20]}...), at most {MAX_TOKENS:,}; write 32768, 32k, or auto (also -1) to "
+                "fit the memory"
+            )
+    found = parse_contexts(text, "--ctx")
+    contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
+    pair = engine_pairs(options).get("max_model_len")
+    if pair is not None and contexts != (pair,):
+        refuse_two("max_model_len", pair, text)
+    return contexts
 
 
-def gpus_of(options: EstimateOptions, num_contexts: int) -> list[GpuSpec]:
+def gpus_of(options: EstimateOptions) -> list[GpuSpec]:
     memory = None if options.gpu_memory is None else gpu_memory(options.gpu_memory)
     if options.gpu is None:
-        if memory is not None:
-            return [custom_gpu(memory)]
-        return [gpu(name) for name in (COMMON_GPUS if num_contexts == 1 else (DEFAULT_GPU,))]
-    found = [gpu(name) for name in dict.fromkeys(options.gpu.split(","))]
-    if len(found) > 1 and num_contexts > 1:
-        raise UsageError(f"--gpu {options.gpu}: several GPUs go with one context; give one --gpu or one --ctx")
+        return [gpu(name) for name in COMMON_GPUS] if memory is None else [custom_gpu(memory)]
+    names = [name.strip() for text in options.gpu for name in text.split(",")]
+    if "" in names:
+        raise UsageError(
+            f"--gpu: holds an empty name ({printable(','.join(options.gpu), 60)!r}); write one, or several by comma: "
+            "a100-80g,h200"
+        )
+    found = list(dict.fromkeys(gpu(name) for name in names))
     return found if memory is None else [with_memory(one, memory) for one in found]
+
+
+def weights_of(text: str) -> int:
+    return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
 
 
 def gpu_memory(text: str) -> int:
@@ -194,18 +219,23 @@ def overflow_of(options: EstimateOptions) -> float:
 # --- answering --------------------------------------------------------------------------------------------------------
 
 
-def over_gpus(requests: list[Request]) -> list[Outcome]:
-    """A plan for each GPU, or why there is none; where none can be made, the first reason is the answer."""
-    found: list[Outcome] = []
-    for request in requests:
-        try:
-            found.append((request.gpu, plan(request)))
-        except KvplanError as error:
-            found.append((request.gpu, error))
-    errors = [answer for _, answer in found if isinstance(answer, KvplanError)]
+def answer(asked: Asked) -> list[Table]:
+    """A table for each context: a plan for each GPU, or why there is none. Where none can be made at all, the first
+    reason is the answer."""
+    found = [outcome(request, alone=asked.num_gpus == 1) for request in asked.requests]
+    errors = [it for _, it in found if isinstance(it, KvplanError)]
     if len(errors) == len(found):
         raise errors[0]
-    return found
+    return [found[at : at + asked.num_gpus] for at in range(0, len(found), asked.num_gpus)]
+
+
+def outcome(request: Request, *, alone: bool) -> Outcome:
+    try:
+        return request.gpu, plan(request)
+    except KvplanError as error:
+        if alone:
+            raise
+        return request.gpu, error
 
 
 def say(asked: Asked, *, quiet: bool) -> None:
@@ -218,34 +248,54 @@ def say(asked: Asked, *, quiet: bool) -> None:
             output.tell("hint", text)
 
 
-def show(plans: list[Plan], outcomes: list[Outcome], options: EstimateOptions) -> None:
+def plans_of(tables: list[Table]) -> list[Plan]:
+    return [it for table in tables for _, it in table if isinstance(it, Plan)]
+
+
+def show(tables: list[Table], options: EstimateOptions) -> None:
     if options.format != "table":
-        output.write(render(options.format, plans, outcomes, options))
+        output.write(render(options.format, tables, options))
         return
-    from kvplan.report import console as tables
-
     with output.standard_output():
-        console = output.console(options.color)
-        if outcomes:
-            tables.print_gpus(outcomes, console)
-        elif len(plans) > 1:
-            tables.print_contexts(plans, console)
-            if options.explain:
-                for one in plans:
-                    tables.print_plan(one, console, explain=True)
-        else:
-            tables.print_plan(plans[0], console, explain=options.explain)
+        show_tables(tables, output.console(options.color), explain=options.explain)
 
 
-def render(format: str, plans: list[Plan], outcomes: list[Outcome], options: EstimateOptions) -> str:
+def show_tables(tables: list[Table], console: "Console | TextIO", *, explain: bool) -> None:
+    """One GPU: the whole answer, or a row per context. Several: a row per GPU, in a table for each context."""
+    from kvplan.report import console as screen
+    from kvplan.report.lines import line, write
+
+    plans = plans_of(tables)
+    if len(tables[0]) > 1:
+        for at, table in enumerate(tables):
+            write([line()] if at else [], console)
+            reasons = {str(it) for _, it in table}
+            if plans_of([table]) or len(reasons) > 1:
+                screen.print_gpus(table, console)
+            else:
+                write([line(f"on none of these GPUs: {reasons.pop()}", "red")], console)
+    elif len(plans) > 1:
+        screen.print_contexts(plans, console)
+    else:
+        screen.print_plan(plans[0], console, explain=explain)
+    if explain and (len(tables) > 1 or len(tables[0]) > 1):
+        for one in plans:
+            write([line()], console)
+            screen.print_plan(one, console, explain=True)
+
+
+def render(format: str, tables: list[Table], options: EstimateOptions) -> str:
     """The answer as text in a machine format."""
     from kvplan import artifact
 
-    for one, answer in outcomes:
-        if isinstance(answer, KvplanError) and not options.quiet:
-            output.tell("warning", f"{one.name}: left out: {answer}")
+    for one, it in dict.fromkeys(
+        (one.name, str(it)) for table in tables for one, it in table if isinstance(it, KvplanError)
+    ):
+        if not options.quiet:
+            output.tell("warning", f"{one}: left out: {it}")
+    plans = plans_of(tables)
     if format == "json":
-        single = len(plans) == 1 and not outcomes
+        single = len(tables) == len(tables[0]) == 1
         return artifact.dumps(artifact.plan_document(plans[0]) if single else artifact.plans_document(plans)) + "\n"
     from kvplan.report import text
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from kvplan import catalog
+from kvplan import catalog, entries
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions
 from kvplan.errors import UsageError
@@ -72,6 +72,7 @@ def parse_params(text: str) -> int:
 
 
 def one_model(name: str, options: ModelsOptions) -> int:
+    refuse_family(name)
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
     details = model_details(spec, facts, row)
@@ -83,6 +84,16 @@ def one_model(name: str, options: ModelsOptions) -> int:
     else:
         output.write(rendered([row], options.format, "models"))
     return 0
+
+
+def refuse_family(name: str) -> None:
+    """Refuse a text that is no model's name but the beginning of several: a family, which --family lists."""
+    many = [own for own in catalog.model_names() if own.startswith(name.lower())]
+    if name and catalog.find(name) is None and len(many) > 1:
+        raise UsageError(
+            f"model {printable(repr(name))}: not in the catalog, but {len(many)} names begin so: did you mean "
+            f"{', '.join(entries.suggestions(catalog.path(), name))}? `kvplan models --family {name.lower()}` lists all"
+        )
 
 
 def model_details(spec: ModelSpec, facts: dict[str, Any], row: Row) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ Values stay text until `engine_args` and its like read them, so that a flag, a p
 and refused by the same code (kvplan/command.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from kvplan.rules.vllm import EngineArgs
 Format = Literal["table", "json", "csv", "markdown"]
 Color = Literal["auto", "always", "never"]
 Usage = Literal["server", "offline"]
+PerformanceMode = Literal["balanced", "interactivity", "throughput"]
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -28,6 +30,19 @@ def complete_gpu(incomplete: str) -> list[str]:
     return complete("gpus.yaml", incomplete)
 
 
+def complete_kv_dtype(incomplete: str) -> list[str]:
+    from kvplan.layout import KV_DTYPES
+
+    return [name for name in ("auto", *KV_DTYPES) if name.startswith(incomplete)]
+
+
+def complete_engine(incomplete: str) -> list[str]:
+    from kvplan.rules.vllm import NEWEST, OLDEST
+
+    minors = range(NEWEST[1], OLDEST[1] - 1, -1)  # the newest first
+    return [name for name in ("vllm", *(f"vllm@0.{minor}" for minor in minors)) if name.startswith(incomplete)]
+
+
 def complete(file_name: str, incomplete: str) -> list[str]:
     try:
         names = list(entries.sections(entries.locate(file_name)))
@@ -36,8 +51,10 @@ def complete(file_name: str, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete.lower())]
 
 
-def option(*names: str, help: str, metavar: str | None = None, panel: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+def option(
+    *names: str, help: str, metavar: str | None = None, complete: Callable[[str], list[str]] | None = None
+) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, show_default=False, autocompletion=complete)
 
 
 # --- shared ---------------------------------------------------------------------------------------------------------
@@ -47,6 +64,7 @@ ColorOption = Annotated[
     Color, typer.Option("--color", help="Colours in tables; auto: on a terminal (NO_COLOR counts).")
 ]
 Text = str | None
+Texts = list[str] | None
 Switch = bool | None
 
 
@@ -65,44 +83,48 @@ class EstimateOptions:
     ] = None
     # the machine
     gpu: Annotated[
-        Text,
-        typer.Option(
+        Texts,
+        option(
             "--gpu",
-            help="GPU by name (`kvplan gpus`); several by comma; none: a table over six.",
+            help="GPU by name (`kvplan gpus`); several by comma or repeated; none: a table over six.",
             metavar="NAME",
-            autocompletion=complete_gpu,
-            show_default=False,
+            complete=complete_gpu,
         ),
     ] = None
     gpu_memory: Annotated[
         Text, option("--gpu-memory", help="Total memory of one GPU, as CUDA reports it.", metavar="SIZE")
     ] = None
     tensor_parallel_size: Annotated[
-        Text, option("--tensor-parallel-size", "--tp", help="GPUs a layer is split over.", metavar="N")
+        Text, option("--tensor-parallel-size", "--tp", "-tp", help="GPUs a layer is split over.", metavar="N")
     ] = None
     pipeline_parallel_size: Annotated[
-        Text, option("--pipeline-parallel-size", "--pp", help="Stages the layers are split into.", metavar="N")
+        Text, option("--pipeline-parallel-size", "--pp", "-pp", help="Stages the layers are split into.", metavar="N")
     ] = None
     data_parallel_size: Annotated[
-        Text, option("--data-parallel-size", "--dp", help="Replicas side by side.", metavar="N")
+        Text, option("--data-parallel-size", "--dp", "-dp", help="Replicas side by side.", metavar="N")
     ] = None
     enable_expert_parallel: Annotated[
         Switch,
         option(
             "--enable-expert-parallel/--no-enable-expert-parallel",
             "--ep/--no-ep",
+            "-ep",
             help="Spread whole experts over the ranks.",
         ),
     ] = None
     decode_context_parallel_size: Annotated[
         Text,
         option(
-            "--decode-context-parallel-size", "--dcp", help="Ranks a request's tokens are spread over.", metavar="N"
+            "--decode-context-parallel-size",
+            "--dcp",
+            "-dcp",
+            help="Ranks a request's tokens are spread over.",
+            metavar="N",
         ),
     ] = None
     # context and batch
     max_model_len: Annotated[
-        Text,
+        Texts,
         option(
             "--max-model-len",
             "--ctx",
@@ -125,7 +147,13 @@ class EstimateOptions:
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Text, option("--kv-cache-dtype", help="auto, fp8, fp8_e4m3, fp8_e5m2, ...", metavar="DTYPE")
+        Text,
+        option(
+            "--kv-cache-dtype",
+            help="auto, fp8, fp8_e4m3, fp8_e5m2, ...",
+            metavar="DTYPE",
+            complete=complete_kv_dtype,
+        ),
     ] = None
     mamba_ssm_cache_dtype: Annotated[
         Text, option("--mamba-ssm-cache-dtype", help="dtype of recurrent states.", metavar="DTYPE")
@@ -173,6 +201,12 @@ class EstimateOptions:
     enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = (
         None
     )
+    performance_mode: Annotated[
+        PerformanceMode | None,
+        typer.Option(
+            "--performance-mode", help="What vLLM's own defaults aim at; throughput: larger steps.", show_default=False
+        ),
+    ] = None
     # adapters and drafts
     enable_lora: Annotated[Switch, option("--enable-lora/--no-enable-lora", help="Set adapter slots aside.")] = None
     max_loras: Annotated[Text, option("--max-loras", help="Adapter slots.", metavar="N")] = None
@@ -198,13 +232,16 @@ class EstimateOptions:
     usage: Annotated[
         Usage | None, typer.Option("--usage", help="`vllm serve` (server) or `LLM(...)` (offline).", show_default=False)
     ] = None
-    engine: Annotated[Text, option("--engine", help="Server and release: vllm@0.33, vllm@0.11.", metavar="NAME")] = None
+    engine: Annotated[
+        Text,
+        option("--engine", help="Server and release: vllm@0.33, vllm@0.11.", metavar="NAME", complete=complete_engine),
+    ] = None
     engine_arg: Annotated[
         list[str] | None,
         option("--engine-arg", help="Any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE"),
     ] = None
     from_command: Annotated[
-        Text, option("--from-command", help="Read a pasted `vllm serve ...`; flags beside it win.", metavar="TEXT")
+        Text, option("--from-command", help="Read a pasted `vllm serve ...`; options beside it win.", metavar="TEXT")
     ] = None
     # the workload
     mean_tokens: Annotated[
@@ -243,7 +280,9 @@ class EstimateOptions:
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when it does not fit.")] = False
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 1 when any estimate shown does not fit.")
+    ] = False
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
 
@@ -291,7 +330,7 @@ class SchemaOptions:
 
 # --- from text to engine arguments ----------------------------------------------------------------------------------
 
-FLAGS = {"max_model_len": "--ctx", "max_num_seqs": "--max-num-seqs"}
+FLAGS = {"max_model_len": "--ctx"}
 
 
 def flag_of(name: str) -> str:
@@ -319,17 +358,39 @@ def lora_slots(found: dict[str, Any], options: EstimateOptions) -> None:
         found["max_loras"] = found.get("max_loras") or 1
 
 
-def engine_args(options: EstimateOptions, command: ServeCommand | None) -> EngineArgs:
-    """The engine's arguments but for the context: a pasted command's, then --engine-arg, then flags of their own."""
-    found = dict(command.args) if command else {}
+def engine_pairs(options: EstimateOptions) -> dict[str, Any]:
+    """What --engine-arg says; a repeated key must say the same."""
+    found: dict[str, Any] = {}
     for text in options.engine_arg or []:
-        if text.partition("=")[0].strip("- ").replace("-", "_") == "enable_lora":
-            on = switch(text.partition("=")[2], "--engine-arg enable_lora")
-            found["max_loras"] = (found.get("max_loras") or 1) if on else 0
-            continue
-        name, value = read_pair(text)
+        key, _, said = text.partition("=")
+        if key.strip("- ").replace("-", "_") == "enable_lora":
+            on = switch(said, "--engine-arg enable_lora")
+            name, value = "max_loras", (found.get("max_loras") or 1) if on else 0
+        else:
+            name, value = read_pair(text)
+            if found.get(name, value) != value:
+                raise UsageError(f"--engine-arg {name}: is given twice, {found[name]} and {value}; leave one out")
         found[name] = value
-    found |= given(options)
+    return found
+
+
+def engine_args(options: EstimateOptions, command: ServeCommand | None) -> EngineArgs:
+    """The engine's arguments but for several contexts: a pasted command's, over which --engine-arg and options win.
+
+    Raises UsageError where --engine-arg and an option say different things.
+    """
+    pairs, flags = engine_pairs(options), given(options)
+    for name in pairs.keys() & flags.keys():
+        refuse_two(name, pairs[name], flags[name])
+    found = (dict(command.args) if command else {}) | pairs | flags
     lora_slots(found, options)
     known = {field.name for field in fields(EngineArgs)}
     return replace(EngineArgs(), **{name: value for name, value in found.items() if name in known})
+
+
+def refuse_two(name: str, pair: Any, flag: Any) -> None:
+    if pair != flag:
+        raise UsageError(
+            f"{FLAGS.get(name, flag_of(name))} {flag} and --engine-arg {name}={pair}: say different things; "
+            "leave one out"
+        )

@@ -62,8 +62,11 @@ def write(text: str) -> None:
 
 
 def console(color: str) -> "Console | TextIO":
-    """What tables are printed on: plain text for a pipe or without colours; rich is loaded for terminals only."""
-    if color == "never":
+    """What tables are printed on: plain text for a pipe or without colours; rich is loaded for terminals only.
+
+    NO_COLOR means no escapes at all (rich alone would keep bold and dim); --color always, said by hand, wins over it.
+    """
+    if color == "never" or (color == "auto" and os.environ.get("NO_COLOR")):
         return sys.stdout
     if color == "always":
         from rich.console import Console

@@ -60,10 +60,8 @@ def resolve(ref: str, source: Source) -> Resolved:
         if is_path(ref) and Path(ref).exists():
             found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
         return found
-    if is_path(ref):
-        found = from_path(ref, source)
-    else:
-        found = from_hub(catalog.facts(known)["id"] if known else ref, source)
+    hub_id = catalog.facts(known)["id"] if known else ref
+    found = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
     for note in found.spec.notes:
         (found.warnings if any(mark in note for mark in ODD) else found.notes).append(note)
     return found
@@ -168,7 +166,7 @@ def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
 
 def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
     """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly."""
-    if stored.format == "safetensors" and stored.tensors:
+    if stored.tensors:
         found.checkpoint, how = stored, "tensor by tensor"
     else:
         found.weights_bytes, how = stored.total_bytes, "spread evenly over the ranks"

@@ -91,7 +91,7 @@ def headline(doc: Document) -> str:
     spread = f" ({users['low']:.1f}-{users['high']:.1f})" if f"{users['low']:.1f}" != f"{users['high']:.1f}" else ""
     each = f", on each of {users['replicas']} replicas" if users["replicas"] > 1 else ""
     holds = "the pool holds " if is_capped(doc) else ""
-    return f"{subject}: {holds}{users['max']:.1f} full-context users at {context}{spread}{each}"
+    return f"{subject}: {holds}{users['max']:,.1f} full-context users at {context}{spread}{each}"
 
 
 def is_capped(doc: Document) -> bool:
@@ -111,7 +111,7 @@ def caveats(doc: Document) -> list[str]:
         found.append(f"The scheduler runs {users['max_num_seqs']:,} of them at once (--max-num-seqs).")
     if is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole user
-        found.append(f"May not start: the low end of the range holds {low} users; {safer(doc)}.")
+        found.append(f"May not start: the low end of the range holds {low} users. {safer(doc)}")
     return found
 
 
@@ -119,8 +119,8 @@ def safer(doc: Document) -> str:
     """What to do about a plan that may not start."""
     argv = doc["flags"]["argv"]
     if argv[argv.index("--max-model-len") + 1] == "auto":
-        return "the command lets the server fit the context"
-    return "take a shorter --max-model-len, or more memory"
+        return "With --max-model-len auto it takes what fits."
+    return "A shorter --max-model-len is safer."
 
 
 def mark(doc: Document) -> str:
@@ -262,15 +262,19 @@ def verdict_lines(doc: Document) -> list[Line]:
     if not doc["fixes"]:
         lines.append(line("No single change of KV dtype, tensor parallel size, context or GPU makes it fit.", "bold"))
         return lines
-    lines.append(line("What would make it fit", "bold"))
+    lines.append(line("What would make it fit, and for how many full-context users", "bold"))
     width = max(len(fix["flag"]) for fix in doc["fixes"])
-    lines += [line(f"  {fix['flag']:<{width}}  {fix_text(fix)}") for fix in doc["fixes"]]
+    for fix in doc["fixes"]:
+        first, *rest = wrapped(fix_text(fix), SCREEN - width - 4)
+        lines += [line(f"  {fix['flag']:<{width}}  {first}"), *(line(f"{'':<{width + 4}}{part}") for part in rest)]
     return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", "cyan"))]
 
 
 def fix_text(fix: Document) -> str:
+    """For how many users a change makes it fit; from the low end on where that is not one."""
     count = "" if fix["num_gpus"] == 1 else f"{fix['num_gpus']} x "
-    return f"{fix['max']:.1f} full-context users at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
+    users = f"{fix['max']:.1f}" if fix["low"] >= 1 else f"{fix['low']:.1f} to {fix['max']:.1f}"
+    return f"{users} users at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
 
 
 def assumption_lines(doc: Document, most: int) -> list[Line]:
@@ -285,7 +289,7 @@ def assumption_lines(doc: Document, most: int) -> list[Line]:
         start = f"  {label:<12}{likely:>{wide}}  {spread:<{far}} "
         if not likely:  # a statement has no figures: its text takes their place
             start = f"  {label:<13} "
-        for part in cut(wrapped(printable(text), SCREEN - len(start)), most):
+        for part in cut(wrapped(printable(text, 1000), SCREEN - len(start)), most):
             lines.append(line(start + part, "dim"))
             start = " " * len(start)
     return lines

@@ -140,7 +140,7 @@ def _one(doc: Document) -> str:
     parts += [f"Limit: {escaped(limit['text'])}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
         cures = [f"- `{fix['flag']}`: {escaped(fix_text(fix))}" for fix in doc["fixes"]]
-        parts += ["What would make it fit:\n\n" + "\n".join(cures)]
+        parts += ["What would make it fit, and for how many full-context users:\n\n" + "\n".join(cures)]
     command = doc["flags"]["command"] if doc["fits"] else next((fix["command"] for fix in doc["fixes"]), None)
     if command is not None:
         parts.append(code(command))
