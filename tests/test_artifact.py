@@ -441,3 +441,10 @@ def test_the_server_is_given_the_model_that_was_named(name: str, served: str) ->
 
 def test_total_kinds_are_all_known() -> None:
     assert artifact.TOTAL_KINDS.keys() == artifact.TOTAL_FORMULAS.keys()
+
+
+def test_the_command_starts_where_states_are_fewer_than_sequences() -> None:
+    plan_ = planned("qwen3.5-35b-a3b", "h100-80g", max_model_len=32768)
+    words = flags.serve_command(plan_)
+    asked = int(words[words.index("--max-num-seqs") + 1])
+    assert asked == plan_.capacity.num_blocks < plan_.settings.max_num_seqs
