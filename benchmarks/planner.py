@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from kvplan import catalog
@@ -74,18 +76,29 @@ def plans_per_second(runs: int) -> tuple[str, str, float, float, float, int]:
     return (f"{PLANS:,} plans", "s", *spread([seconds(many) for _ in range(max(2, runs // 4))]), runs)
 
 
+HEADER = (
+    "metric", "unit", "value", "p20", "p80", "n", "model", "gpu", "driver", "torch", "kvplan", "commit", "utc",
+)  # fmt: skip
+
+
+def measured_with() -> tuple[str, ...]:
+    """What the columns after the figures say; no model, GPU, driver or torch takes part."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    utc = datetime.now(UTC).isoformat(timespec="seconds")
+    return "", "", "", "", version("kvplan"), git.stdout.strip(), utc
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    header = ("metric", "unit", "value", "p20", "p80", "n")
     rows = [*start_up(options.runs), plans_per_second(options.runs)]
     for metric, unit, value, p20, p80, n in rows:
         print(f"{metric:<18} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            csv.writer(file).writerows([header, *rows])
+            csv.writer(file).writerows([HEADER, *((*row, *measured_with()) for row in rows)])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from kvplan import advise, weights
+from kvplan import weights
 from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
 from kvplan.plan import MemoryBreakdown, Plan, online_scheme
@@ -304,6 +304,8 @@ def _fixes(plan: Plan) -> list[Document]:
     """The nearest changes that would make it fit; none are sought where it does."""
     if plan.fits:
         return []
+    from kvplan.advise import fixes
+
     return [
         {
             "flag": fix.flag,
@@ -315,7 +317,7 @@ def _fixes(plan: Plan) -> list[Document]:
             "num_gpus": num_gpus(fix.plan),
             "command": shlex.join(serve_command(fix.plan)),
         }
-        for fix in advise.fixes(plan)
+        for fix in fixes(plan)
     ]
 
 

@@ -6,7 +6,6 @@ this relies on is checked by tests: a top-level key starts in column 0, everythi
 `aliases: [a, b]` and `id: a/b` stand on one line.
 """
 
-import difflib
 import re
 from functools import cache
 from pathlib import Path
@@ -69,6 +68,8 @@ def entry(path: Path, name: str) -> dict[str, Any]:
 
 def suggestions(path: Path, name: str) -> list[str]:
     """Up to three names or aliases that look like `name`: those that begin with it come first, the nearest of them."""
+    import difflib
+
     table = _aliases(path)
     wanted = name.lower()
     close = sorted((known for known in table if wanted and known.startswith(wanted)), key=len)

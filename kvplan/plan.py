@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 from kvplan import overheads, users, weights
 from kvplan.errors import UsageError
@@ -11,11 +12,12 @@ from kvplan.rules import vllm, vllm_pages, vllm_pool
 from kvplan.rules.vllm import EngineArgs, Settings, Version
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
-from kvplan.stored import stored_weights
-from kvplan.tensors import Checkpoint
 from kvplan.users import UserAnswer
 from kvplan.weights import Layout
-from kvplan.workload import Lengths
+
+if TYPE_CHECKING:
+    from kvplan.tensors import Checkpoint
+    from kvplan.workload import Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Load:
     """
 
     mean_tokens: int | None = None
-    lengths: Lengths | None = None
+    lengths: "Lengths | None" = None
     overflow: float = 0.01
     shared_prefix: int = 0
 
@@ -49,7 +51,7 @@ class Request:
     release: Version = field(default_factory=lambda: vllm.version(vllm.NEWEST))
     load: Load = field(default_factory=Load)
     weights_bytes: int | None = None
-    checkpoint: Checkpoint | None = None
+    checkpoint: "Checkpoint | None" = None
     draft: ModelSpec | None = None
 
 
@@ -187,6 +189,8 @@ def rank_weights(request: Request, stage: int) -> dict[str, int]:
         ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         groups = {"stated": ceil(request.weights_bytes / ranks)}
     elif request.checkpoint is not None and request.checkpoint.tensors and online_scheme(request) is None:
+        from kvplan.stored import stored_weights
+
         groups = dict(stored_weights(request.spec, request.checkpoint, weight_layout(request, stage)))
     else:
         groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))

@@ -7,9 +7,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError
-from kvplan.workload import Lengths
+
+if TYPE_CHECKING:
+    from kvplan.workload import Lengths
 
 Held = Callable[[int], int]
 
@@ -44,7 +47,9 @@ def users_at(held: Held, usable: int, tokens: int, shared_blocks: int = 0) -> in
     return max(0, usable - shared_blocks) // own_blocks(held, tokens, shared_blocks)
 
 
-def users_for_lengths(held: Held, usable: int, lengths: Lengths, overflow: float, shared_blocks: int = 0) -> UserAnswer:
+def users_for_lengths(
+    held: Held, usable: int, lengths: "Lengths", overflow: float, shared_blocks: int = 0
+) -> UserAnswer:
     """The largest n such that n independent users need more than the pool with probability at most `overflow`.
 
     A length is what a request holds at a random moment: totals answer for requests at their end (never too many users),
@@ -71,7 +76,7 @@ def users_for_lengths(held: Held, usable: int, lengths: Lengths, overflow: float
     return UserAnswer(users, found.overflow / ONE if users else 0.0, method)
 
 
-def block_counts(held: Held, lengths: Lengths, shared_blocks: int) -> list[tuple[int, int]]:
+def block_counts(held: Held, lengths: "Lengths", shared_blocks: int) -> list[tuple[int, int]]:
     """(blocks, probability in units of 2^-64) ascending, summing to one exactly."""
     masses: dict[int, int] = {}
     for tokens, probability in lengths.points:

@@ -25,7 +25,6 @@ from kvplan.units import (
     parse_size,
     parse_tokens,
 )
-from kvplan.workload import in_flight, parse_lengths
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,11 +189,15 @@ def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load
         if mean is not None:
             raise UsageError("--mean-tokens: says the same as --prompt-tokens and --output-tokens; leave one out")
         mean = prompt_and_output(options)
-    longest = context if isinstance(context, int) else spec.max_model_len
+    lengths = None
+    if options.lengths is not None:
+        from kvplan.workload import parse_lengths
+
+        lengths = parse_lengths(options.lengths, context if isinstance(context, int) else spec.max_model_len)
     shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
     return Load(
         mean_tokens=mean,
-        lengths=None if options.lengths is None else parse_lengths(options.lengths, longest),
+        lengths=lengths,
         overflow=overflow_of(options),
         shared_prefix=shared,
     )
@@ -202,6 +205,8 @@ def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load
 
 def prompt_and_output(options: EstimateOptions) -> int:
     """Tokens held on average: the prompt, and half the answer, as it grows from nothing to all while it is written."""
+    from kvplan.workload import in_flight
+
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError("--prompt-tokens and --output-tokens: go together; give both, or --mean-tokens")
     prompt = parse_tokens(options.prompt_tokens, "--prompt-tokens")
