@@ -238,3 +238,17 @@ def test_a_plan_is_the_same_however_often_it_is_made() -> None:
 def test_states_without_the_hybrid_manager_are_refused() -> None:
     with pytest.raises(KvplanError, match="hybrid KV cache manager"):
         sized("nemotron-h-8b", disable_hybrid_kv_cache_manager=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu_name", "context", "tokens", "seqs"),
+    [
+        ("vllm@0.6", "h100-80g", 8192, 8192, 256),  # a step held a whole prompt
+        ("vllm@0.6", "h100-80g", 131072, 2048, 256),  # but for long contexts, which were chunked
+        ("vllm@0.8", "v100-32g", 8192, 8192, 256),  # older GPUs kept the first engine longer
+        ("vllm@0.8", "h100-80g", 8192, 8192, 1024),
+    ],
+)
+def test_the_first_engine_had_other_defaults(engine: str, gpu_name: str, context: int, tokens: int, seqs: int) -> None:
+    got = sized("llama-3.1-8b", gpu_name, engine, max_model_len=context).settings
+    assert (got.max_num_batched_tokens, got.max_num_seqs) == (tokens, seqs)

@@ -14,6 +14,7 @@ from kvplan.layout import KV_DTYPES
 from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState, WindowLatent
 from kvplan.units import GIB
 
+AMPERE = 80  # compute capability from which GPUs have bfloat16
 NEWEST = (0, 33)
 OLDEST = (0, 6)
 
@@ -140,6 +141,22 @@ def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
     raise AssertionError("the last class has no minimum")
 
 
+def is_v0(release: Version, sm: int) -> bool:
+    """The first engine: everywhere before 0.8, and until 0.11 on GPUs older than Ampere."""
+    return release.number < (0, 8) or (release.number < (0, 11) and 0 < sm < AMPERE)
+
+
+V0_CHUNKED_FROM = 32_768  # V0 turned chunked prefill on by itself for longer contexts
+
+
+def v0_defaults(context: int) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of V0: a step held a whole prompt, 256 sequences on any GPU.
+
+    Source: vLLM 0.6 config.py (SchedulerConfig) and posted logs of 0.6 and 0.7.
+    """
+    return (2048 if context > V0_CHUNKED_FROM else max(context, 2048)), 256
+
+
 @lru_cache(maxsize=1024)
 def caches_of(spec: ModelSpec) -> frozenset[type[LayerCache]]:
     return frozenset(type(cache) for caches in spec.layers for cache in caches)
@@ -166,7 +183,6 @@ def has_attention(spec: ModelSpec) -> bool:
 
 
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
-AMPERE = 80
 
 
 def resolve_dtype(spec: ModelSpec, asked: str, sm: int) -> str:
@@ -271,6 +287,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
         )
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
+    if is_v0(release, gpu.sm):
+        default_tokens, default_seqs = v0_defaults(context)
     if args.performance_mode == "throughput":
         default_tokens, default_seqs = 2 * default_tokens, 2 * default_seqs
     seqs = args.max_num_seqs or default_seqs
