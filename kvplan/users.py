@@ -70,8 +70,8 @@ def users_for_lengths(
     method = "exact convolution of the users' block counts"
     if not exact:
         method = (
-            f"convolution of the users' block counts on a grid of up to {found.cell} blocks: counts between two grid "
-            "points are spread over both with the mean kept, and one grid step of the pool is left unused"
+            f"at least; convolution of the users' block counts on a grid of up to {found.cell} blocks: counts between "
+            "two grid points are spread over both with the mean kept, and one grid step of the pool is left unused"
         )
     return UserAnswer(users, found.overflow / ONE if users else 0.0, method)
 

@@ -244,7 +244,9 @@ def user_lines(doc: Document) -> list[Line]:
     if users["mean_length_users"] is not None:
         rows.append(("mean length", users["mean_length_users"], f"decoding, each at {load['mean_tokens']:,} tokens"))
     if users["length_users"] is not None:
-        bound = f"lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
+        source = doc["provenance"]["concurrency.length_users"]["source"]
+        least = "at least; " if source.startswith("at least") else ""
+        bound = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
         rows.append(("by lengths", users["length_users"], bound))
     replicas = users["replicas"]
     total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
