@@ -174,6 +174,7 @@ class Weight:
     experts      copies, one per expert; 0 for a dense weight
     quantizable  a linear layer that quantisation may shrink
     dtype        fixed by the model; None: the model's dtype
+    wide_below   kept in float32 on GPUs below this compute capability (90 for 9.0); 0: nowhere
     pad_rows     outputs are padded to a multiple of this when held (vocabularies: 64)
     counted      False: a server holds it although the model's parameter count does not include it
     held         False: the parameter count includes it although a server does not hold it
@@ -188,6 +189,7 @@ class Weight:
     experts: int = 0
     quantizable: bool = False
     dtype: str | None = None
+    wide_below: int = 0
     pad_rows: int = 1
     counted: bool = True
     held: bool = True

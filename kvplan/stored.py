@@ -13,7 +13,7 @@ from math import prod
 from kvplan.layout import cdiv
 from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
 from kvplan.tensors import Checkpoint, TensorInfo
-from kvplan.weights import BYTES, Layout, expert_tp, on_stage, stage_layers
+from kvplan.weights import BYTES, Layout, expert_tp, held_dtype, on_stage, stage_layers
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
@@ -60,7 +60,7 @@ def share(part: Part, tp: int) -> tuple[int, int]:
             return cdiv(part.units, tp), part.units
 
 
-def held_bytes(tensor: TensorInfo, weight: Weight | None, dtype: str) -> int:
+def held_bytes(tensor: TensorInfo, weight: Weight | None, layout: Layout, dtype: str) -> int:
     """Bytes of a tensor once loaded: plain floating-point ones take the dtype a server keeps them in.
 
     Scales keep their own, as do tensors that are stored narrower than 16 bits.
@@ -68,7 +68,7 @@ def held_bytes(tensor: TensorInfo, weight: Weight | None, dtype: str) -> int:
     wide = tensor.dtype in ("F64", "F32", "F16", "BF16")
     if not wide or tensor.name.endswith(KEPT) or weight is None:
         return tensor.num_bytes
-    return prod(tensor.shape) * BYTES[weight.dtype or dtype]
+    return prod(tensor.shape) * BYTES[held_dtype(weight, layout, dtype)]
 
 
 def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
@@ -111,7 +111,6 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
     Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
     """
     total: Counter[str] = Counter()
-    dtype = layout.dtype or spec.dtype
     stage = stage_layers(spec.num_layers, layout.pp)[layout.stage]
     for tensor in checkpoint.tensors:
         if checkpoint.format == "gguf":
@@ -126,7 +125,7 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
             if on_stage(place, layout):
                 group = weight.group if weight else ("vision_audio" if tower else "other")
                 splits = weight is not None and weight.split == "outputs" and not tower
-                size = held_bytes(tensor, weight, dtype)
+                size = held_bytes(tensor, weight, layout, spec.dtype)
                 total[group] += cdiv(size, layout.tp) if splits else size
             continue
         layer = int(found.group(1))
@@ -138,5 +137,7 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
             case None:
                 total["other"] += tensor.num_bytes
             case weight, part:
-                total[weight.group] += rank_bytes(held_bytes(tensor, weight, dtype), weight, part, layout, bias=is_bias)
+                total[weight.group] += rank_bytes(
+                    held_bytes(tensor, weight, layout, spec.dtype), weight, part, layout, bias=is_bias
+                )
     return total

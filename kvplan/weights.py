@@ -171,6 +171,13 @@ def expert_tp(layout: Layout) -> int:
     return 1 if layout.ep > 1 else layout.tp * layout.dp
 
 
+def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
+    """What a plain weight is kept in: its own dtype, the one asked for, or the model's."""
+    if 0 < layout.sm < weight.wide_below:
+        return "float32"
+    return weight.dtype or layout.dtype or dtype
+
+
 def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
     """Bytes of one weight, all its experts on this rank included."""
     if not weight.held:
@@ -179,7 +186,7 @@ def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Lay
     k, parts = local_shape(weight, expert_tp(layout) if is_expert else layout.tp)
     copies = cdiv(weight.experts, layout.ep) if is_expert else 1
     scheme = scheme_for(spec, weight, layer, layout.online)
-    element = BYTES[weight.dtype or layout.dtype or spec.dtype]
+    element = BYTES[held_dtype(weight, layout, spec.dtype)]
     if scheme is None:
         size = element * k * sum(parts)
     else:

@@ -125,8 +125,8 @@ def test_users_by_every_definition_that_was_asked_for() -> None:
     text, users = shown(one), plan_document(one)["concurrency"]
     assert f"mean length {users['mean_length_users']:>6,}  decoding, each at 2,048 tokens" in text
     assert (
-        f"by lengths  {users['length_users']:>6,}  at least; lengths lognormal:median=1000,sigma=1.2, overflow at most 1 %"
-        in text
+        f"by lengths  {users['length_users']:>6,}  at least; lengths lognormal:median=1000,sigma=1.2, "
+        "overflow at most 1 %" in text
     )
 
 

@@ -1,5 +1,7 @@
 """Models that mix attention with recurrent states, and pure Mamba."""
 
+from dataclasses import replace
+
 from kvplan.families import rope
 from kvplan.families.blocks import (
     Heads,
@@ -309,7 +311,7 @@ def nemotron_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
     latent = config.maybe_count("moe_latent_size")
     shared = config.count("moe_shared_expert_intermediate_size") * config.count("n_shared_experts", default=1, low=0)
     weights: tuple[Weight, ...] = (
-        router("mixer.gate", hidden, count),
+        replace(router("mixer.gate", hidden, count), wide_below=90),  # vLLM 0.33: bfloat16 on H100, float32 on A100
         correction_bias("mixer.gate.e_score_correction_bias", count),
         *experts(latent or hidden, inner, count, prefix="mixer.experts", gated=False),
     )
