@@ -182,13 +182,21 @@ def online_scheme(request: Request) -> str | None:
     return asked
 
 
+def takes_headers(request: Request) -> bool:
+    """Whether the files' own sizes are what a server keeps: not when it quantises while loading, nor for MXFP4, which
+    it pads for its kernels."""
+    assert request.checkpoint is not None
+    padded = "mxfp4" in vllm.scheme_kinds(request.spec)
+    return bool(request.checkpoint.tensors) and not padded and online_scheme(request) is None
+
+
 def rank_weights(request: Request, stage: int) -> dict[str, int]:
     """Weight bytes of one rank by tensor group; a draft model's are `draft`, a stated total is `stated`."""
     args = request.args
     if request.weights_bytes is not None:
         ranks = args.tensor_parallel_size * args.pipeline_parallel_size
         groups = {"stated": ceil(request.weights_bytes / ranks)}
-    elif request.checkpoint is not None and request.checkpoint.tensors and online_scheme(request) is None:
+    elif request.checkpoint is not None and takes_headers(request):
         from kvplan.stored import stored_weights
 
         groups = dict(stored_weights(request.spec, request.checkpoint, weight_layout(request, stage)))
@@ -312,6 +320,11 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
         notes.append(
             f"vLLM does not start with --max-num-seqs {settings.max_num_seqs} and {blocks} blocks: each running "
             f"sequence needs a state block; use --max-num-seqs {blocks} or less"
+        )
+    unnamed = stage.groups.get("other", 0)
+    if args.tensor_parallel_size > 1 and 100 * unnamed > sum(stage.groups.values()):
+        notes.append(
+            f"{unnamed:,} bytes of the files' tensors have names that kvplan cannot split: counted whole on every rank"
         )
     others = sum(stage.groups.values()) + sum(stage.estimates[name].likely for name in BUDGET_ROWS)
     stated = blocks * capacity.bytes_per_block

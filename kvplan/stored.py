@@ -46,7 +46,34 @@ def by_source(spec: ModelSpec, layer: int) -> dict[str, tuple[Weight, Part | Non
         fused = len(names) == len(weight.parts)
         for i, name in enumerate(names):
             table[name] = (weight, weight.parts[i] if fused else None)
+        table.setdefault(weight.name, (weight, None))  # stored fused already
+        if weight.experts:  # all experts in one tensor
+            stem, kind = weight.name.rpartition(".")[0], weight.name.rpartition(".")[2]
+            table.setdefault(f"{stem}.{'gate_up_proj' if kind == 'w13' else 'down_proj'}", (weight, None))
     return table
+
+
+# Other names that checkpoints have for the same modules: Mixtral's and MiniMax's experts, Llama 4's and Jamba's MLPs,
+# MXFP4's blocks and scales.
+_RENAMED = (
+    (re.compile(r"^(block_sparse_moe|feed_forward)\."), "mlp."),
+    (re.compile(r"\.experts\.0\.w1$"), ".experts.0.gate_proj"),
+    (re.compile(r"\.experts\.0\.w3$"), ".experts.0.up_proj"),
+    (re.compile(r"\.experts\.0\.w2$"), ".experts.0.down_proj"),
+    (re.compile(r"_(blocks|scales|bias)$"), ""),
+    (re.compile(r"\.shared_expert\."), ".shared_experts."),
+    (re.compile(r"\.router$"), ".gate"),
+)
+
+
+def weight_of(spec: ModelSpec, layer: int, role: str) -> tuple[Weight, Part | None] | None:
+    """What a module of a layer is part of, by its own name or one of the usual others."""
+    table = by_source(spec, layer)
+    for pattern, name in ((None, ""), *_RENAMED):
+        role = role if pattern is None else pattern.sub(name, role)
+        if role in table:
+            return table[role]
+    return None
 
 
 def share(part: Part, tp: int) -> tuple[int, int]:
@@ -132,8 +159,8 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
         if layer not in stage:
             continue
         module = _EXPERT.sub(r"\1.0.", tensor.name[found.end() :])
-        role, is_bias = _SUFFIX.sub("", module), module.endswith(".bias")
-        match by_source(spec, layer).get(role):
+        role, is_bias = _SUFFIX.sub("", module), module.endswith((".bias", "_bias"))
+        match weight_of(spec, layer, role):
             case None:
                 total["other"] += tensor.num_bytes
             case weight, part:

@@ -82,6 +82,27 @@ def test_a_float32_checkpoint_is_held_in_the_dtype_it_is_served_in() -> None:
     assert stored_weights(spec, wide, Layout(dtype="float32")) == {"mlp": 128 * 64 * 4}
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("mixtral", "block_sparse_moe.experts.3.w1.weight"),
+        ("mixtral", "block_sparse_moe.experts.3.w2.weight"),
+        ("gpt_oss", "mlp.experts.gate_up_proj_blocks"),
+        ("gpt_oss", "mlp.experts.down_proj_scales"),
+        ("phi3", "self_attn.qkv_proj.weight"),
+        ("phi3", "mlp.gate_up_proj.weight"),
+    ],
+)
+def test_other_usual_names_are_split_too(model_type: str, name: str) -> None:
+    """Names as in the published checkpoints of Mixtral, gpt-oss and Phi-3."""
+    extra = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128, "num_key_value_heads": 8}
+    spec = read_config({"model_type": model_type} | COMMON | extra, "config.json", "x")
+    one = Checkpoint("safetensors", (TensorInfo(f"model.layers.0.{name}", "U8", (8, 128), 1024),), 1024, (), ())
+    assert sum(stored_weights(spec, one, Layout()).values()) == 1024
+    assert sum(stored_weights(spec, one, Layout(tp=2)).values()) == 512
+    assert "other" not in stored_weights(spec, one, Layout(tp=2))
+
+
 def test_layers_past_the_models_own_stay_on_disk() -> None:
     spec = read_config({"model_type": "llama"} | COMMON, "config.json", "x")
     extra = Checkpoint(
