@@ -29,8 +29,8 @@ def command(options: type[T], do: Callable[[T], int], name: str) -> Callable[...
         return do(options(**given))
 
     run_command.__name__ = name
-    run_command.__annotations__ = {field.name: field.type for field in fields(options)}  # type: ignore[arg-type]
-    run_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {field.name: field.type for field in fields(options)}  # type: ignore[arg-type] # typer reads them
+    run_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined] # typer reads it
     return run_command
 
 

@@ -3,50 +3,50 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvplan.spec import Part, Place, Sharing, Weight
+from kvplan.spec import Group, Part, Place, Sharing, Weight
 
 Norms = Literal["rms", "layer"]
 VOCAB_PAD = 64  # vLLM pads vocabularies to a multiple of 64 rows (model_executor/layers/vocab_parallel_embedding.py)
 
 
-def vector(name: str, size: int, group: str = "norm", *, split: bool = False, dtype: str | None = None) -> Weight:
+def vector(name: str, size: int, group: Group = "norm", *, split: bool = False, dtype: str | None = None) -> Weight:
     """A one-dimensional weight; `split` over the ranks or whole on each."""
-    return Weight(name, group, 1, (Part(size),), "outputs" if split else "none", dtype=dtype)  # type: ignore[arg-type]
+    return Weight(name, group, 1, (Part(size),), "outputs" if split else "none", dtype=dtype)
 
 
-def norm(name: str, size: int, kind: Norms = "rms", bias: bool | None = None, group: str = "norm") -> Weight:
+def norm(name: str, size: int, kind: Norms = "rms", bias: bool | None = None, group: Group = "norm") -> Weight:
     """An RMSNorm has a weight, a LayerNorm a weight and a bias (unless told otherwise)."""
     with_bias = kind == "layer" if bias is None else bias
-    return Weight(name, group, 1, (Part(size),), bias=with_bias)  # type: ignore[arg-type]
+    return Weight(name, group, 1, (Part(size),), bias=with_bias)
 
 
 def column(
     name: str,
     inputs: int,
     parts: tuple[Part, ...] | int,
-    group: str,
+    group: Group,
     *,
     bias: bool = False,
     sources: tuple[str, ...] = (),
 ) -> Weight:
     """A linear layer whose outputs are split over the ranks."""
     as_parts = (Part(parts),) if isinstance(parts, int) else parts
-    return Weight(name, group, inputs, as_parts, "outputs", bias, quantizable=True, sources=sources)  # type: ignore[arg-type]
+    return Weight(name, group, inputs, as_parts, "outputs", bias, quantizable=True, sources=sources)
 
 
-def row(name: str, inputs: int, outputs: int, group: str, *, bias: bool = False) -> Weight:
+def row(name: str, inputs: int, outputs: int, group: Group, *, bias: bool = False) -> Weight:
     """A linear layer whose inputs are split over the ranks; its bias is whole on each."""
-    return Weight(name, group, inputs, (Part(outputs),), "inputs", bias, quantizable=True)  # type: ignore[arg-type]
+    return Weight(name, group, inputs, (Part(outputs),), "inputs", bias, quantizable=True)
 
 
 def whole(
-    name: str, inputs: int, parts: tuple[int, ...] | int, group: str, *, bias: bool = False, quantizable: bool = True,
+    name: str, inputs: int, parts: tuple[int, ...] | int, group: Group, *, bias: bool = False, quantizable: bool = True,
     dtype: str | None = None, sources: tuple[str, ...] = (),
 ) -> Weight:  # fmt: skip
     """A linear layer that every rank holds whole."""
     as_parts = tuple(Part(n) for n in ((parts,) if isinstance(parts, int) else parts))
     return Weight(
-        name, group, inputs, as_parts, bias=bias, quantizable=quantizable, dtype=dtype, sources=sources  # type: ignore[arg-type]
+        name, group, inputs, as_parts, bias=bias, quantizable=quantizable, dtype=dtype, sources=sources
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def qk_norms(heads: Heads, prefix: str = "self_attn", *, full: bool = False) -> 
 
 
 def gated_mlp(
-    hidden: int, inner: int, *, bias: bool = False, prefix: str = "mlp", group: str = "mlp"
+    hidden: int, inner: int, *, bias: bool = False, prefix: str = "mlp", group: Group = "mlp"
 ) -> tuple[Weight, ...]:
     """Fused gate and up projections, and the down projection."""
     return (
@@ -115,7 +115,7 @@ def plain_mlp(
     *,
     bias: bool,
     names: tuple[str, str] = ("mlp.up_proj", "mlp.down_proj"),
-    group: str = "mlp",
+    group: Group = "mlp",
 ) -> tuple[Weight, ...]:
     """One projection up and one down, no gate."""
     return column(names[0], hidden, inner, group, bias=bias), row(names[1], inner, hidden, group, bias=bias)
@@ -138,9 +138,9 @@ def experts(
     )  # fmt: skip
 
 
-def table(name: str, rows: int, hidden: int, place: Place = Place.FIRST, group: str = "embedding") -> Weight:
+def table(name: str, rows: int, hidden: int, place: Place = Place.FIRST, group: Group = "embedding") -> Weight:
     """A vocabulary table: rows padded to 64 and split over the ranks."""
-    return Weight(name, group, hidden, (Part(rows),), "outputs", pad_rows=VOCAB_PAD, place=place)  # type: ignore[arg-type]
+    return Weight(name, group, hidden, (Part(rows),), "outputs", pad_rows=VOCAB_PAD, place=place)
 
 
 def embedding(

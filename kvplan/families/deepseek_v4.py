@@ -18,12 +18,12 @@ from kvplan.families.blocks import (
 )
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
-from kvplan.spec import CompressedLatent, LayerCache, Part, Place, Rope, Weight, WindowLatent
+from kvplan.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Weight, WindowLatent
 
 RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has its window only
 
 
-def full_precision(name: str, inputs: int, outputs: int, group: str) -> Weight:
+def full_precision(name: str, inputs: int, outputs: int, group: Group) -> Weight:
     """A float32 matrix that every rank holds."""
     return whole(name, inputs, outputs, group, quantizable=False, dtype="float32")
 

@@ -108,7 +108,7 @@ def read_qwen(config: Config, model_type: str) -> SpecDraft:
 # --- Kimi Linear ------------------------------------------------------------------------------------------------
 
 # The transformers class is documented as Kimi-Linear-48B-A3B; its values stand in for keys a config leaves out.
-KIMI_DEFAULTS = {
+KIMI_DEFAULTS: dict[str, object] = {
     "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "moe_intermediate_size": 1024,
     "num_hidden_layers": 27, "num_attention_heads": 32, "num_key_value_heads": 32, "num_shared_experts": 1,
     "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "num_experts": 256,
@@ -139,7 +139,7 @@ def kimi_full_layers(config: Config, num_layers: int) -> list[bool]:
 
 def read_kimi(config: Config, model_type: str) -> SpecDraft:
     """Kimi delta attention with MLA on every fourth layer."""
-    config = with_defaults(config, KIMI_DEFAULTS, model_type)  # type: ignore[arg-type]
+    config = with_defaults(config, KIMI_DEFAULTS, "Kimi Linear")
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
     linear = config.sub("linear_attn_config")
     delta, state = kimi_delta(
