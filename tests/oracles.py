@@ -142,6 +142,9 @@ def models(directory: Path) -> int:
     counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0}
     totals = 0
     for folder in sorted(path.parent for path in directory.glob("*/config.json")):
+        if folder.name not in geo and folder.name not in params:
+            print(f"{folder.name}: no reference to compare with; not counted")
+            continue
         outcome, why, total = compare_model(folder, geo.get(folder.name, {}), params.get(folder.name, {}))
         counts[outcome] += 1
         totals += total
@@ -252,4 +255,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}")
