@@ -385,11 +385,13 @@ def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
 def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec) -> Estimate:
     """Device memory that appears while the model is loaded and profiled and that torch does not account for."""
     tp = args.tensor_parallel_size
-    found = non_torch_range(gpu, tp, settings.version.number)
+    talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens with experts
+    found = non_torch_range(gpu, talks_to, settings.version.number)
     causes = "kernels, BLAS" if gpu.vendor == "amd" else "kernels, cuBLAS"
-    if tp > 1:
+    if talks_to > 1:
         causes += ", all-reduce"
-    formula = f"{found.likely / GIB:.2f} GiB measured growth at TP {tp} ({causes}), {found.spread}"
+    where = f"TP {tp}" if talks_to == tp else f"{talks_to} ranks, as at TP"
+    formula = f"{found.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {found.spread}"
     return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
 
 
