@@ -537,6 +537,9 @@ def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None
         method, model = speculative.get("method"), speculative.get("model")
         if method in NO_DRAFT_WEIGHTS or model == "[ngram]":
             model = None
+            found.notes.append(
+                "--from-command: n-gram speculation holds no memory of its own; the command leaves it out"
+            )
         elif method not in (None, "draft_model"):
             raise UnsupportedModelError(
                 f"--from-command: speculative method {printable(str(method), 40)!r} is not modelled; "

@@ -23,9 +23,3 @@ class EnvironmentProblem(KvplanError):
     """The machine or the network is at fault: no GPU, driver, permission, Hub access, disk."""
 
     exit_code = 3
-
-
-class PartialRunError(KvplanError):
-    """A run ended early; what it measured so far is saved."""
-
-    exit_code = 4

@@ -13,7 +13,7 @@ from math import prod
 from kvplan.layout import cdiv
 from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
 from kvplan.tensors import Checkpoint, TensorInfo
-from kvplan.weights import BYTES, Layout, expert_tp, held_dtype, on_stage, stage_layers
+from kvplan.weights import BYTES, Layout, expert_tp, held_dtype, on_stage, stage_layers, up
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
@@ -153,6 +153,8 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
                 group = weight.group if weight else ("vision_audio" if tower else "other")
                 splits = weight is not None and weight.split == "outputs" and not tower
                 size = held_bytes(tensor, weight, layout, spec.dtype)
+                if weight is not None and weight.pad_rows > 1 and tensor.shape[:1] == (weight.outputs,):
+                    size = size * up(weight.outputs, weight.pad_rows) // weight.outputs
                 total[group] += cdiv(size, layout.tp) if splits else size
             continue
         layer = int(found.group(1))

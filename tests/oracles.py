@@ -1,6 +1,7 @@
 """Compare kvplan with data from elsewhere: `python tests/oracles.py capacity CASES DIR` or `models DIR`.
 
-Prints each difference and the counts `equal / refused by name / different`; exits 1 when anything differs.
+Prints each difference and the counts `equal / refused by name / different`; exits 1 when anything differs, 2 when there
+is nothing to compare.
 """
 
 import json
@@ -150,6 +151,8 @@ def models(directory: Path) -> int:
         totals += total
         if why:
             print(f"{folder.name}: {outcome}: {why}")
+    if not sum(counts.values()):
+        raise ValueError("no model to compare")
     print(" / ".join(f"{n} {word}" for word, n in counts.items()), f"({totals} totals with towers exact)")
     return 1 if counts[DIFFERENT] else 0
 
@@ -234,11 +237,17 @@ def compare_case(case: dict[str, Any], directory: Path) -> tuple[str, list[str]]
 def capacity(cases: Path, directory: Path) -> int:
     counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0}
     for case in read_lines(cases):
+        if not (directory / case["inputs"]["model"] / "config.json").is_file():
+            raise ValueError(f"{directory / case['inputs']['model']} has no config.json")
+        if not case["results"]:
+            raise ValueError("a case without results")
         outcome, why = compare_case(case, directory)
         counts[outcome] += 1
         inputs = {key: value for key, value in case["inputs"].items() if key != "available_memory"}
         for text in why:
             print(f"{json.dumps(inputs)}: {outcome}: {text}")
+    if not sum(counts.values()):
+        raise ValueError("no case to compare")
     print(" / ".join(f"{n} {word}" for word, n in counts.items()))
     return 1 if counts[DIFFERENT] else 0
 
@@ -254,8 +263,17 @@ def main(argv: list[str]) -> int:
             return 2
 
 
-if __name__ == "__main__":
+def run(argv: list[str]) -> int:
+    """`main`, with 2 for files that are missing, malformed or hold nothing to compare."""
     try:
-        sys.exit(main(sys.argv[1:]))
+        return main(argv)
     except OSError as error:
-        sys.exit(f"{error.filename}: {error.strerror}")
+        problem = f"{error.filename}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{argv[1] if len(argv) > 1 else ''}: malformed: {type(error).__name__}: {error}"
+    print(problem, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

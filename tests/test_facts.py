@@ -89,3 +89,13 @@ def test_a_planted_difference_in_weights_is_seen(
     path.write_text(json.dumps(case) + "\n")
     assert oracles.main(["capacity", str(path), str(configs)]) == 1
     assert "weights of stage 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "{}\n", "[]\n", '{"inputs": {"model": "absent"}, "results": [1]}\n'])
+def test_files_with_nothing_to_compare_are_no_success(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(text)
+    assert oracles.run(["capacity", str(path), str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -196,6 +196,7 @@ def test_the_tightest_stage_decides() -> None:
     [
         (Load(mean_tokens=40_000), "beyond the context"),
         (Load(mean_tokens=100, shared_prefix=200), "longer than the mean"),
+        (Load(shared_prefix=32768), "leaves no room"),
     ],
 )
 def test_loads_that_contradict_themselves_are_refused(load: Load, says: str) -> None:

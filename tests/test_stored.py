@@ -135,3 +135,13 @@ def test_gguf_tensors_are_split_by_the_modules_they_are() -> None:
     one, two = stored_weights(spec, gguf, Layout()), stored_weights(spec, gguf, Layout(tp=2))
     assert one == {"mlp": 2 * quarter, "norm": 64 * 2, "embedding": 4 * quarter, "other": 32}
     assert two == {"mlp": quarter, "norm": 64 * 2, "embedding": 2 * quarter, "other": 32}
+
+
+def test_a_vocabulary_is_padded_as_a_server_pads_it() -> None:
+    """1,000 rows are held as 1,024: vLLM pads to a multiple of 64."""
+    spec = read_config({"model_type": "llama"} | COMMON | {"vocab_size": 1000}, "config.json", "x")
+    table = Checkpoint(
+        "safetensors", (TensorInfo("model.embed_tokens.weight", "BF16", (1000, 64), 128000),), 128000, (), ()
+    )
+    assert stored_weights(spec, table, Layout()) == {"embedding": 1024 * 64 * 2}
+    assert stored_weights(spec, table, Layout(tp=2)) == {"embedding": 512 * 64 * 2}

@@ -190,7 +190,7 @@ def compare(found: Resolved, stored: "Checkpoint", where: str) -> None:
         held = sum(stored_weights(found.spec, found.checkpoint, layout).values())
     if abs(held - computed) > FAR_OFF * computed:
         taken = "the files are taken" if found.checkpoint else "the config is taken; or say --weights-bytes"
-        found.notes.append(
+        found.warnings.append(
             f"{printable(where, 200)}: the files come to {held:,} bytes in {found.spec.dtype}, the config to "
             f"{computed:,}; check that they belong together ({taken})"
         )

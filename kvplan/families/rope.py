@@ -58,6 +58,7 @@ def tables(config: Config, head_dim: int, limit: int) -> tuple[Rope, ...]:
     fraction = config.ratio("partial_rotary_factor", scaling(config).ratio("partial_rotary_factor", 1.0, 1), 1)
     settings = scaling(config)
     positions = limit
+    settings.ratio("factor", 1.0, MAX_FACTOR)
     if rope_type(config) in ("yarn", "deepseek_yarn"):
         original = settings.maybe_count("original_max_position_embeddings")
         positions = int(original * settings.ratio("factor", 1.0, MAX_FACTOR)) if original else limit
