@@ -161,7 +161,7 @@ def test_no_pool_takes_long(text: str, usable: int) -> None:
     lengths = parse_lengths(text, 131_072)
     start = time.process_time()
     users_for_lengths(paged, usable, lengths, 0.01)
-    assert time.process_time() - start < 1  # 0.15 s on an idle core
+    assert time.process_time() - start < 10  # 0.15 s on an idle core; a bound against running away, not a timing
 
 
 # --- edges --------------------------------------------------------------------------------------------------------
