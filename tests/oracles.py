@@ -1,19 +1,24 @@
-"""Compare kvplan with data from elsewhere: `python tests/oracles.py capacity CASES DIR` or `models DIR`.
+"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR`, `models DIR` or `traces FILE`.
 
 Prints each difference and the counts `equal / refused by name / different`; exits 1 when anything differs, 2 when there
-is nothing to compare.
+is nothing to compare. `traces` replays a real scheduler's steps: `NAME: equal` or `NAME: differs at step N: how`.
 """
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sequence import Sequence
 from kvplan import hf_config
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import gpu
@@ -252,8 +257,150 @@ def capacity(cases: Path, directory: Path) -> int:
     return 1 if counts[DIFFERENT] else 0
 
 
+# --- traces: a real scheduler, step by step ----------------------------------------------------------------------
+
+SAMPLED_TOKEN = 7  # every sampled token is the same one; prompts have others
+STATS = -1  # in place of a step's number
+KNOWN_ARGS = {"async_scheduling", "scheduling_policy", "long_prefill_token_threshold", "scheduler_reserve_full_isl",
+              "watermark"}  # fmt: skip
+
+
+def trace_group(group: dict[str, Any]) -> Group:
+    block_size = group["block_size"]
+    match group["type"]:
+        case "FullAttentionSpec" | "MLAAttentionSpec":
+            return FullGroup(block_size)
+        case "SlidingWindowSpec" | "SlidingWindowMLASpec":
+            return WindowGroup(block_size, group["sliding_window"])
+        case "ChunkedLocalAttentionSpec":
+            chunk = group.get("attention_chunk_size")
+            if chunk is None:
+                raise UsageError("group type 'ChunkedLocalAttentionSpec': has no attention_chunk_size; add it")
+            return ChunkedGroup(block_size, chunk)
+        case "MambaSpec":
+            return MambaGroup(block_size)
+    raise UsageError(f"group type {group['type']!r}: is not one the engine knows")
+
+
+def trace_scheduler(trace: dict[str, Any]) -> Scheduler:
+    inputs = trace["inputs"]
+    args = inputs.get("engine_args") or {}
+    unknown = set(args) - KNOWN_ARGS
+    if unknown:
+        raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one the engine's scheduler knows")
+    config = SchedulerConfig(
+        max_num_batched_tokens=inputs["max_num_batched_tokens"],
+        max_num_seqs=inputs["max_num_seqs"],
+        max_model_len=inputs["max_model_len"],
+        policy=args.get("scheduling_policy", "fcfs"),
+        enable_prefix_caching=inputs.get("enable_prefix_caching", True),
+        long_prefill_token_threshold=args.get("long_prefill_token_threshold", 0),
+        reserve_full_prompt=args.get("scheduler_reserve_full_isl", True),
+        watermark=args.get("watermark", 0.0),
+        batch_queue_depth=trace["batch_queue_depth"],
+    )
+    return Scheduler(config, trace["num_blocks"], tuple(trace_group(group) for group in trace["groups"]))
+
+
+def trace_sequence(request: dict[str, Any], number: int) -> Sequence:
+    """The first `shared` tokens are those of the prefix_id, the rest are this request's own."""
+    shared, own = request.get("prefix_id", 0), number
+    tokens = [(1 + shared) * 10**8 + i for i in range(request.get("shared", 0))]
+    tokens += [-(1 + own) * 10**8 - i for i in range(len(tokens), request["prompt_len"])]
+    return Sequence(request["id"], tokens, request["max_tokens"], request.get("priority") or 0)
+
+
+def step_state(scheduler: Scheduler) -> dict[str, Any]:
+    return {
+        "running": [seq.request_id for seq in scheduler.running],
+        "num_waiting": len(scheduler.waiting),
+        "free_blocks": scheduler.blocks.num_free_blocks,
+    }
+
+
+def step_row(scheduler: Scheduler, batch: Batch) -> dict[str, Any]:
+    """One step in the words of the trace."""
+    return {
+        "scheduled": {seq.request_id: n for seq, n in batch.num_tokens.items()},
+        "admitted": sorted(seq.request_id for seq in (*batch.new, *batch.resumed)),
+        "new_computed_tokens": {seq.request_id: n for seq, n in batch.hits.items()},
+        "preempted": [seq.request_id for seq in batch.preempted],
+        "blocks_held": {seq.request_id: scheduler.blocks.num_held(seq) for seq in batch.num_tokens},
+    } | step_state(scheduler)
+
+
+def replay(trace: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(step, row) of each step, its `after_update` filled in when the batch is applied."""
+    scheduler = trace_scheduler(trace)
+    pending = deque((r["arrive_step"], trace_sequence(r, i)) for i, r in enumerate(trace["inputs"]["requests"]))
+    in_flight: deque[tuple[int, dict[str, Any], Batch]] = deque()
+    for step in count():
+        for arrival in [entry for entry in pending if entry[0] == step]:
+            pending.remove(arrival)
+            scheduler.add(arrival[1])
+        batch = scheduler.schedule()
+        scheduler.check_invariants()
+        in_flight.append((step, step_row(scheduler, batch), batch))
+        while len(in_flight) == trace["batch_queue_depth"] or (in_flight and not batch.num_tokens):
+            done, row, oldest = in_flight.popleft()
+            scheduler.update(oldest, {seq.request_id: SAMPLED_TOKEN for seq in oldest.samples})
+            yield done, row | {"after_update": step_state(scheduler)}
+            if in_flight:
+                break
+        if not pending and not scheduler.has_unfinished and not any(entry[2].num_tokens for entry in in_flight):
+            break
+    stats = scheduler.prefix_cache_stats
+    yield STATS, {field.name: getattr(stats, field.name) for field in fields(stats)}
+
+
+def trace_difference(trace: dict[str, Any]) -> str | None:
+    """The first difference between a real scheduler's steps and ours, as `step N: how`."""
+    expected = {step["step"]: step | {"admitted": sorted(step["new"] + step["resumed"])} for step in trace["steps"]}
+    stats = trace.get("prefix_cache_stats") or {}
+    last = max(expected)
+    for number, row in replay(trace):
+        if number == STATS:
+            how = row_difference(row, stats)
+            return missing_step(expected) or (how and f"step {last}: prefix cache {how}")
+        if number not in expected and row["scheduled"]:
+            return f"step {number}: scheduled {row['scheduled']}, expected no step"
+        how = row_difference(row, expected.pop(number, {}))
+        if how:
+            return f"step {number}: {how}"
+    raise AssertionError("a replay ends with its statistics")
+
+
+def row_difference(row: dict[str, Any], expected: dict[str, Any]) -> str | None:
+    for key in row:
+        if key in expected and row[key] != expected[key]:
+            return f"{key} {row[key]}, expected {expected[key]}"
+    return None
+
+
+def missing_step(expected: dict[int, dict[str, Any]]) -> str | None:
+    """The first step that the real scheduler went on to run; idle ones do not count."""
+    for number, step in expected.items():
+        if step["scheduled"]:
+            return f"step {number}: no step, expected {step['scheduled']}"
+    return None
+
+
+def traces(path: Path) -> int:
+    different = 0
+    for trace in read_lines(path):
+        try:
+            how = trace_difference(trace)
+        except KvplanError as error:
+            how = f"step 0: refused: {error}"
+        different += how is not None
+        print(f"{trace['name']}: " + ("equal" if how is None else f"differs at {how}"))
+    return 1 if different else 0
+
+
 def main(argv: list[str]) -> int:
     match argv:
+        case ["traces", path]:
+            return traces(Path(path))
         case ["capacity", cases, directory]:
             return capacity(Path(cases), Path(directory))
         case ["models", directory]:

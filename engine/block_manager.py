@@ -1,0 +1,375 @@
+"""Which block holds what: one pool for all groups of layers, reference counts, and a prefix cache over full blocks.
+
+Rules as in vLLM 0.33.0 (`v1/core/block_pool.py`, `kv_cache_manager.py`), checked step by step against its scheduler.
+"""
+
+import hashlib
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from engine.sequence import Sequence
+
+NULL_BLOCK = 0  # stands where a block was given back or never needed; never written, never free
+
+
+@dataclass(frozen=True, slots=True)
+class FullGroup:
+    """Layers that keep every token (MHA, GQA, MLA)."""
+
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowGroup:
+    """Layers that see the last `window` tokens, the query included."""
+
+    block_size: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedGroup:
+    """Layers that see their own chunk of `chunk` tokens."""
+
+    block_size: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class MambaGroup:
+    """Layers with a recurrent state: a block is the state after its last token."""
+
+    block_size: int
+
+
+Group = FullGroup | WindowGroup | ChunkedGroup | MambaGroup
+BlockKey = tuple[bytes, int]  # chained content hash, group: a block serves one group's layers
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def num_skipped_tokens(group: Group, num_tokens: int) -> int:
+    """Leading tokens that the query at position num_tokens no longer reads."""
+    match group:
+        case FullGroup():
+            return 0
+        case WindowGroup(window=window):
+            return max(0, num_tokens - window + 1)
+        case ChunkedGroup(chunk=chunk):
+            return num_tokens // chunk * chunk
+        case MambaGroup():
+            return max(0, num_tokens - 1)
+        case _:
+            assert_never(group)
+
+
+def num_tail_blocks(group: Group) -> int | None:
+    """Cached blocks that a hit needs right before its end; None where it needs all of them."""
+    match group:
+        case FullGroup() | ChunkedGroup():
+            return None
+        case WindowGroup(block_size=block_size, window=window):
+            return cdiv(window - 1, block_size)
+        case MambaGroup():
+            return 1
+        case _:
+            assert_never(group)
+
+
+def max_blocks_held(group: Group, max_model_len: int, max_in_flight_tokens: int) -> int:
+    """Most blocks that one sequence is charged in a group, tokens in flight included."""
+    match group:
+        case FullGroup(block_size=block_size):
+            return cdiv(max_model_len, block_size)
+        case WindowGroup(block_size=block_size, window=window):
+            # The window need not start on a block boundary: one more block.
+            return cdiv(min(window - 1 + max_in_flight_tokens, max_model_len), block_size) + 1
+        case ChunkedGroup(block_size=block_size, chunk=chunk):
+            return cdiv(min(chunk + max_in_flight_tokens, max_model_len), block_size)
+        case MambaGroup():
+            return 2  # the state before a chunk and the one after it
+        case _:
+            assert_never(group)
+
+
+def block_hashes(seq: Sequence, block_size: int) -> list[bytes]:
+    """Chained hashes of the full blocks of all known tokens: sha256 of (parent hash, tokens, extra keys)."""
+    hashes = seq.block_hashes.setdefault(block_size, [])
+    for start in range(len(hashes) * block_size, seq.num_tokens - block_size + 1, block_size):
+        tokens = tuple(seq.token_ids[start : start + block_size])
+        content = (hashes[-1] if hashes else None, tokens, seq.extra_keys)
+        hashes.append(hashlib.sha256(pickle.dumps(content)).digest())
+    return hashes
+
+
+class BlockPool:
+    """Blocks 1..num_blocks-1: a free list in eviction order, reference counts, and content key -> blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.ref_counts = [0] * num_blocks
+        self.key_of: dict[int, BlockKey] = {}
+        self.cached: dict[BlockKey, dict[int, None]] = {}  # equal blocks, in the order they came
+        self.num_evictions = 0
+
+    def take(self, n: int) -> list[int]:
+        """The n least recently used free blocks, their old contents forgotten."""
+        blocks = [self.free.popitem(last=False)[0] for _ in range(n)]
+        for block in blocks:
+            self._evict(block)
+            self.ref_counts[block] = 1
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more table holds these cached blocks."""
+        for block in blocks:
+            if self.ref_counts[block] == 0:
+                del self.free[block]
+            self.ref_counts[block] += 1
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """One table fewer holds these blocks; those with contents worth finding are evicted last."""
+        for block in blocks:
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self.free[block] = None
+                self.free.move_to_end(block, last=block in self.key_of)
+
+    def remember(self, block: int, key: BlockKey) -> None:
+        if block not in self.key_of:
+            self.key_of[block] = key
+            self.cached.setdefault(key, {})[block] = None
+
+    def find(self, key: BlockKey) -> int | None:
+        return next(iter(self.cached.get(key, ())), None)
+
+    def forget(self, block: int) -> None:
+        """Stop offering a block's contents."""
+        key = self.key_of.pop(block, None)
+        if key is not None:
+            del self.cached[key][block]
+            if not self.cached[key]:
+                del self.cached[key]
+
+    def _evict(self, block: int) -> None:
+        self.num_evictions += block in self.key_of
+        self.forget(block)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The cached beginning of a sequence: its length and, per group, the blocks that hold it."""
+
+    num_tokens: int
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class BlockManager:
+    """Gives each sequence its blocks, one table per group, out of one pool."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        groups: tuple[Group, ...],
+        *,
+        max_model_len: int,
+        max_in_flight_tokens: int,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.groups = groups
+        self.enable_prefix_caching = enable_prefix_caching
+        self.hit_alignment = math.lcm(*(group.block_size for group in groups))
+        self.max_held = tuple(max_blocks_held(group, max_model_len, max_in_flight_tokens) for group in groups)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self.pool.free)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.pool.num_blocks - 1
+
+    @property
+    def usage(self) -> float:
+        return 1 - self.num_free_blocks / self.num_usable_blocks
+
+    # --- the prefix cache ---------------------------------------------------------------------------------------
+
+    def lookup(self, seq: Sequence) -> PrefixHit:
+        """The longest cached prefix that every group accepts; the last known token is always recomputed."""
+        if not self.enable_prefix_caching:
+            return PrefixHit(0, tuple(() for _ in self.groups))
+        limit = self._aligned(seq.num_tokens - 1)
+        full = [g for g, group in enumerate(self.groups) if isinstance(group, FullGroup)]
+        full_len = self._agreed_len(seq, full, limit) if full else 0
+        num_tokens = self._agreed_len(seq, range(len(self.groups)), limit)
+        seq.junction = full_len if full_len > num_tokens else 0
+        return PrefixHit(num_tokens, tuple(self._hit_blocks(seq, g, num_tokens) for g in range(len(self.groups))))
+
+    def cache_full_blocks(self, seq: Sequence, num_tokens: int) -> None:
+        """Make the full blocks of the first num_tokens tokens findable; they may still be in flight."""
+        if not self.enable_prefix_caching:
+            return
+        for g, group in enumerate(self.groups):
+            hashes = block_hashes(seq, group.block_size)
+            end = num_tokens // group.block_size
+            for i in range(seq.num_cached_blocks[g], end):
+                block = seq.block_table[g][i]
+                if block != NULL_BLOCK and self._is_kept(seq, group, i):
+                    self.pool.remember(block, (hashes[i], g))
+            seq.num_cached_blocks[g] = max(end, seq.num_cached_blocks[g])
+
+    def forget(self, seq: Sequence, num_computed_tokens: int) -> None:
+        """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all."""
+        for group, table in zip(self.groups, seq.block_table, strict=True):
+            for block in table[num_computed_tokens // group.block_size :]:
+                self.pool.forget(block)
+
+    def _aligned(self, num_tokens: int) -> int:
+        return num_tokens // self.hit_alignment * self.hit_alignment
+
+    def _agreed_len(self, seq: Sequence, groups: Iterable[int], limit: int) -> int:
+        """Shrink the limit until no group objects."""
+        agreed = limit
+        for g in groups:
+            agreed = self._aligned(self._hit_len(seq, g, agreed))
+        return agreed if agreed == limit else self._agreed_len(seq, groups, agreed)
+
+    def _hit_len(self, seq: Sequence, g: int, limit: int) -> int:
+        """Longest prefix of at most `limit` tokens that group g could go on from."""
+        group = self.groups[g]
+        hashes = block_hashes(seq, group.block_size)
+        end = limit // group.block_size
+        tail = num_tail_blocks(group)
+        if tail is None:
+            return (
+                self._run_end(hashes, g, num_skipped_tokens(group, limit) // group.block_size, end) * group.block_size
+            )
+        run = 0
+        for i in reversed(range(end)):
+            if run == tail:
+                return (i + 1 + tail) * group.block_size
+            run = run + 1 if self.pool.find((hashes[i], g)) is not None else 0
+        return run * group.block_size
+
+    def _run_end(self, hashes: list[bytes], g: int, start: int, end: int) -> int:
+        """Index after the cached run that begins at block `start`."""
+        return next((i for i in range(start, end) if self.pool.find((hashes[i], g)) is None), end)
+
+    def _hit_blocks(self, seq: Sequence, g: int, num_tokens: int) -> tuple[int, ...]:
+        group = self.groups[g]
+        hashes = block_hashes(seq, group.block_size)
+        first = num_skipped_tokens(group, num_tokens) // group.block_size
+        found = (self.pool.find((hashes[i], g)) for i in range(first, num_tokens // group.block_size))
+        return (NULL_BLOCK,) * first + tuple(NULL_BLOCK if block is None else block for block in found)
+
+    def _is_kept(self, seq: Sequence, group: Group, i: int) -> bool:
+        """Whether block i is worth finding: windows and states only before the prompt's end and a seen junction."""
+        tail = num_tail_blocks(group)
+        if tail is None:
+            return True
+        ends = (self._aligned(seq.num_prompt_tokens - 1), self._aligned(seq.num_prompt_tokens), seq.junction)
+        return any(end // group.block_size - tail <= i < end // group.block_size for end in ends)
+
+    # --- tables -------------------------------------------------------------------------------------------------
+
+    def num_needed(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Free blocks that a waiting sequence takes to hold num_tokens tokens, the free ones it hits included."""
+        held = zip(self.groups, hit.blocks, strict=True)
+        return self._num_revived(hit) + sum(self._num_new(group, len(blocks), num_tokens) for group, blocks in held)
+
+    def num_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
+        """The same when it may be computed in several steps, so that windows give blocks back on the way."""
+        needed = self._num_revived(hit)
+        for group, blocks, most in zip(self.groups, hit.blocks, self.max_held, strict=True):
+            needed += max(0, min(self._num_new(group, len(blocks), num_tokens), most - len(blocks)))
+        return needed
+
+    def _num_revived(self, hit: PrefixHit) -> int:
+        """Blocks of the hit that lie in the free list."""
+        return sum(block in self.pool.free for blocks in hit.blocks for block in blocks)
+
+    def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> None:
+        """Open the tables of a sequence whose first num_tokens tokens fit, beginning with the hit."""
+        for blocks in hit.blocks:
+            self.pool.share(block for block in blocks if block != NULL_BLOCK)
+        seq.block_table = [list(blocks) for blocks in hit.blocks]
+        seq.num_cached_blocks = [len(blocks) for blocks in hit.blocks]
+        self._extend(seq, num_tokens)
+
+    def grow(self, seq: Sequence, num_tokens: int) -> bool:
+        """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them."""
+        self._drop_unread(seq)
+        tables = zip(self.groups, seq.block_table, strict=True)
+        if sum(self._num_new(group, len(table), num_tokens) for group, table in tables) > self.num_free_blocks:
+            return False
+        self._extend(seq, num_tokens)
+        return True
+
+    def release(self, seq: Sequence) -> None:
+        """Give back every block, tail first: the beginning of a sequence is what others share."""
+        for table in seq.block_table:
+            self.pool.give_back(block for block in reversed(table) if block != NULL_BLOCK)
+        seq.block_table, seq.num_cached_blocks = [], []
+
+    def num_held(self, seq: Sequence) -> list[int]:
+        """Real blocks per group."""
+        return [sum(block != NULL_BLOCK for block in table) for table in seq.block_table]
+
+    def _num_new(self, group: Group, num_held: int, num_tokens: int) -> int:
+        """Blocks to take so that a table of num_held entries covers num_tokens tokens."""
+        if isinstance(group, MambaGroup):
+            return int(self._table_len(group, num_tokens) > num_held)  # only the state at the end is stored
+        return max(0, self._table_len(group, num_tokens) - num_held)
+
+    def _table_len(self, group: Group, num_tokens: int) -> int:
+        if isinstance(group, MambaGroup) and not self.enable_prefix_caching:
+            return 1  # one state, overwritten in place
+        return cdiv(num_tokens, group.block_size)
+
+    def _extend(self, seq: Sequence, num_tokens: int) -> None:
+        for group, table in zip(self.groups, seq.block_table, strict=True):
+            blocks = self.pool.take(self._num_new(group, len(table), num_tokens))
+            gap = max(0, self._table_len(group, num_tokens) - len(table) - len(blocks))
+            table += [NULL_BLOCK] * gap + blocks
+        self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
+
+    def _drop_unread(self, seq: Sequence) -> None:
+        """Give back the blocks that lie wholly before what the next query reads."""
+        for group, table in zip(self.groups, seq.block_table, strict=True):
+            end = min(num_skipped_tokens(group, seq.num_settled_tokens) // group.block_size, len(table))
+            if isinstance(group, MambaGroup) and not self.enable_prefix_caching:
+                continue
+            for i in reversed(range(end)):
+                if table[i] == NULL_BLOCK and not isinstance(group, MambaGroup):
+                    break
+                if table[i] != NULL_BLOCK:
+                    self.pool.give_back([table[i]])
+                    table[i] = NULL_BLOCK
+
+    # --- what must hold after every step ------------------------------------------------------------------------
+
+    def check_invariants(self, seqs: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless free + used + cached = total and every reference is a table's."""
+        pool = self.pool
+        refs = [0] * pool.num_blocks
+        for seq in seqs:
+            held = [block for table in seq.block_table for block in table if block != NULL_BLOCK]
+            assert len(held) == len(set(held)), f"{seq.request_id}: holds a block twice ({held})"
+            for block in held:
+                refs[block] += 1
+        assert refs == pool.ref_counts, f"reference counts {pool.ref_counts} for {refs} tables"
+        assert set(pool.free) == {b for b in range(1, pool.num_blocks) if refs[b] == 0}, "free list and counts differ"
+        assert all(refs[b] <= 1 or b in pool.key_of for b in range(pool.num_blocks)), "shared, yet not findable"
+        assert {b: key for key, blocks in pool.cached.items() for b in blocks} == pool.key_of, "cache and keys differ"
+        cached = sum(block in pool.key_of for block in pool.free)
+        used = sum(count > 0 for count in refs)
+        assert (len(pool.free) - cached) + cached + used == self.num_usable_blocks, "free + cached + used != total"

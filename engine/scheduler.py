@@ -1,0 +1,292 @@
+"""Who runs in the next step, with how many tokens, and who gives way: continuous batching under one token budget.
+
+Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `async_scheduler.py`), checked step by step against it.
+"""
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
+from engine.sequence import Sequence
+from kvplan.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits and policy, by their vLLM names where vLLM has them."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0  # 0: no cap on one sequence's share of a step
+    reserve_full_prompt: bool = True  # admit only when all known tokens fit, not just the first chunk
+    watermark: float = 0.0  # fraction of the pool kept free at admission
+    batch_queue_depth: int = 1  # 2: the next batch is scheduled before this one's tokens are known
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one step computes: tokens per sequence, in order, and how it came about."""
+
+    budget: int  # tokens that this step still has room for
+    num_tokens: dict[Sequence, int] = field(default_factory=dict)
+    samples: list[Sequence] = field(default_factory=list)  # reach their last known token, so sample the next
+    new: list[Sequence] = field(default_factory=list)
+    resumed: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    failed: list[Sequence] = field(default_factory=list)  # larger than the whole pool
+    hits: dict[Sequence, int] = field(default_factory=dict)  # prefix hits of the new and resumed, in tokens
+
+    def put(self, seq: Sequence, n: int) -> None:
+        self.num_tokens[seq] = n
+        self.budget -= n
+
+    def take_out(self, seq: Sequence) -> bool:
+        """Undo put(); False when the sequence was not in the batch."""
+        n = self.num_tokens.pop(seq, 0)
+        self.budget += n
+        return n > 0
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Tokens looked up and found at admission; preempted sequences that come back are counted apart."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def count(self, seq: Sequence, hit: PrefixHit) -> None:
+        if seq.num_preemptions:
+            self.preempted_requests += 1
+            self.preempted_queries += seq.num_tokens
+            self.preempted_hits += hit.num_tokens
+        else:
+            self.requests += 1
+            self.queries += seq.num_tokens
+            self.hits += hit.num_tokens
+
+
+class Scheduler:
+    """Owns the waiting and the running sequences and the block manager."""
+
+    def __init__(self, config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> None:
+        self.config = config
+        self.blocks = BlockManager(
+            num_blocks,
+            groups,
+            max_model_len=config.max_model_len,
+            max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self.waiting: list[Sequence] = []  # the next to be admitted first
+        self.running: list[Sequence] = []  # in order of admission
+        self.prefix_cache_stats = PrefixCacheStats()
+        self.num_preemptions = 0
+        self._num_arrivals = 0
+        self._num_watermark_blocks = int(config.watermark * num_blocks)
+        self._state_block_size = next((group.block_size for group in groups if isinstance(group, MambaGroup)), None)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence; one that could never run is refused here."""
+        if not 0 < seq.num_prompt_tokens < self.config.max_model_len:
+            raise InvalidInputError(
+                f"{seq.request_id}: the prompt must have 1 to {self.config.max_model_len - 1} tokens "
+                f"({seq.num_prompt_tokens}); shorten it or raise max_model_len"
+            )
+        if seq.max_tokens < 1:
+            raise InvalidInputError(f"{seq.request_id}: max_tokens must be at least 1 ({seq.max_tokens}); raise it")
+        self._num_arrivals += 1
+        seq.arrival = self._num_arrivals
+        self._queue(seq, back=True)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a sequence, wherever it is; tokens in flight for it are ignored."""
+        for seq in (*self.waiting, *self.running):
+            if seq.request_id == request_id:
+                self._retire(seq, "abort")
+
+    def schedule(self) -> Batch:
+        """Choose the next batch: first those that run, in order, then, if nobody had to give way, those that wait."""
+        batch = Batch(self.config.max_num_batched_tokens)
+        self._schedule_running(batch)
+        if not batch.preempted and not batch.failed:
+            self._schedule_waiting(batch)
+        for seq, n in batch.num_tokens.items():
+            self._advance(seq, n, batch)
+        return batch
+
+    def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
+        """Apply a batch's sampled tokens, by request id; returns the sequences that finished."""
+        for seq, n in batch.num_tokens.items():
+            seq.num_in_flight_tokens -= n
+        done: list[Sequence] = []
+        for seq in batch.samples:
+            seq.num_placeholders -= 1
+            if seq.is_finished:  # aborted, or stopped one batch earlier
+                continue
+            self._append(seq, sampled[seq.request_id])
+            if seq.is_finished:
+                self._remove(seq)
+                done.append(seq)
+        return done
+
+    # --- those that run -----------------------------------------------------------------------------------------
+
+    def _schedule_running(self, batch: Batch) -> None:
+        for seq in tuple(self.running):
+            if batch.budget == 0:
+                return
+            if seq.status != "running":  # gave way to one before it
+                continue
+            n = self._num_tokens_to_run(seq, batch)
+            if n and self._make_room(seq, seq.num_computed_tokens + n, batch):
+                batch.put(seq, n)
+
+    def _num_tokens_to_run(self, seq: Sequence, batch: Batch) -> int:
+        """Tokens of a running sequence in this step; 0 when those in flight already complete it."""
+        total = seq.num_prompt_tokens + seq.max_tokens
+        if seq.num_placeholders and seq.num_computed_tokens + 2 - seq.num_placeholders >= total:
+            return 0
+        known = seq.num_tokens + seq.num_placeholders
+        room = self.config.max_model_len - 1 - seq.num_computed_tokens
+        return self._chunk(seq, seq.num_computed_tokens, min(known - seq.num_computed_tokens, room), batch)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, batch: Batch) -> bool:
+        """Preempt others until num_tokens tokens fit; False when the sequence itself had to go."""
+        while not self.blocks.grow(seq, num_tokens):
+            victim = self._victim()
+            if victim is seq and len(self.running) == 1:
+                self._retire(seq, "out_of_blocks")
+                batch.failed.append(seq)
+                return False
+            self._preempt(victim, batch)
+            if victim is seq:
+                return False
+        return True
+
+    def _victim(self) -> Sequence:
+        if self.config.policy == "priority":
+            return max(self.running, key=_rank)
+        return self.running[-1]
+
+    def _preempt(self, seq: Sequence, batch: Batch) -> None:
+        """Take all blocks from a running sequence; it is recomputed later."""
+        if batch.take_out(seq):
+            self.blocks.forget(seq, seq.num_computed_tokens)
+        batch.preempted.append(seq)
+        self.running.remove(seq)
+        self.blocks.release(seq)
+        seq.status = "preempted"
+        seq.num_computed_tokens = 0
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queue(seq, back=False)
+
+    # --- those that wait ----------------------------------------------------------------------------------------
+
+    def _schedule_waiting(self, batch: Batch) -> None:
+        while self.waiting and batch.budget and len(self.running) < self.config.max_num_seqs:
+            seq = self.waiting[0]
+            hit = self.blocks.lookup(seq)
+            n = self._chunk(seq, hit.num_tokens, seq.num_tokens - hit.num_tokens, batch)
+            if n == 0:
+                return
+            if self._fits(seq, hit, n):
+                self._admit(seq, hit, n, batch)
+            elif self.running:
+                return
+            else:  # the whole pool is free and does not hold it
+                self._retire(seq, "out_of_blocks")
+                batch.failed.append(seq)
+
+    def _fits(self, seq: Sequence, hit: PrefixHit, n: int) -> bool:
+        """Whether this chunk, and with reserve_full_prompt all known tokens, leave the watermark free."""
+        free = self.blocks.num_free_blocks - (self._num_watermark_blocks if self.running else 0)
+        if self.config.reserve_full_prompt and self.blocks.num_reserved(hit, seq.num_tokens) > free:
+            return False
+        return self.blocks.num_needed(hit, hit.num_tokens + n) <= free
+
+    def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
+        if self.config.enable_prefix_caching:
+            self.prefix_cache_stats.count(seq, hit)
+        self.blocks.admit(seq, hit, hit.num_tokens + n)
+        (batch.resumed if seq.status == "preempted" else batch.new).append(seq)
+        batch.hits[seq] = seq.num_computed_tokens = hit.num_tokens
+        batch.put(seq, n)
+        seq.status = "running"
+        self.waiting.remove(seq)
+        self.running.append(seq)
+
+    # --- both ---------------------------------------------------------------------------------------------------
+
+    def _chunk(self, seq: Sequence, num_computed: int, n: int, batch: Batch) -> int:
+        """n tokens cut to the long-prefill threshold, the budget left and, with recurrent states, block ends."""
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            n = min(n, threshold)
+        n = max(0, min(n, batch.budget))
+        if self._state_block_size is None or not self.config.enable_prefix_caching:
+            return n
+        return self._cut_at_block(seq, num_computed, n, self._state_block_size)
+
+    @staticmethod
+    def _cut_at_block(seq: Sequence, num_computed: int, n: int, block_size: int) -> int:
+        """End a prefill chunk where a block ends: only there can its state be shared."""
+        last = seq.num_tokens // block_size * block_size
+        end = num_computed + n
+        if num_computed >= last:
+            return n
+        return max(0, min(end // block_size * block_size, last) - num_computed)
+
+    @staticmethod
+    def _advance(seq: Sequence, n: int, batch: Batch) -> None:
+        seq.num_computed_tokens += n
+        seq.num_in_flight_tokens += n
+        if seq.num_computed_tokens >= seq.num_tokens + seq.num_placeholders:
+            seq.num_placeholders += 1
+            batch.samples.append(seq)
+
+    def _append(self, seq: Sequence, token_id: int) -> None:
+        seq.append(token_id, self.config.max_model_len)
+        if seq.block_table:  # not preempted meanwhile
+            self.blocks.cache_full_blocks(seq, seq.num_computed_tokens - seq.num_placeholders)
+
+    def _queue(self, seq: Sequence, *, back: bool) -> None:
+        if self.config.policy == "priority":
+            insort(self.waiting, seq, key=_rank)
+        else:
+            self.waiting.insert(len(self.waiting) if back else 0, seq)
+
+    def _retire(self, seq: Sequence, reason: Literal["abort", "out_of_blocks"]) -> None:
+        seq.finish(reason)
+        self._remove(seq)
+
+    def _remove(self, seq: Sequence) -> None:
+        self.blocks.release(seq)
+        queue = self.running if seq in self.running else self.waiting
+        queue.remove(seq)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless every sequence stands in one queue and the blocks add up."""
+        assert all(seq.status == "running" for seq in self.running), "running holds a sequence that does not run"
+        assert all(seq.status in ("waiting", "preempted") for seq in self.waiting), "waiting holds one that runs"
+        assert not any(seq.block_table for seq in self.waiting), "a waiting sequence holds blocks"
+        assert len(self.running) <= self.config.max_num_seqs, f"{len(self.running)} sequences run"
+        self.blocks.check_invariants(self.running)
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    """Order under the priority policy: smaller first."""
+    return (seq.priority, seq.arrival)

@@ -1,0 +1,66 @@
+"""One request as the scheduler sees it: its tokens, how many are computed, and the blocks that hold them."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["waiting", "running", "preempted", "finished"]
+FinishReason = Literal["length", "stop", "abort", "out_of_blocks"]
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request's state; it decides nothing and knows no other sequence."""
+
+    request_id: str
+    token_ids: list[int]  # prompt, then output
+    max_tokens: int
+    priority: int = 0  # smaller runs first
+    extra_keys: tuple[Hashable, ...] = ()  # adapter name, salt: what else the KV depends on
+    stop_token_ids: frozenset[int] = frozenset()
+
+    num_prompt_tokens: int = field(init=False)
+    arrival: int = 0  # order of add(), set by the scheduler
+    status: Status = "waiting"
+    finish_reason: FinishReason | None = None
+    num_preemptions: int = 0
+
+    num_computed_tokens: int = 0  # KV stored, or being stored by a batch in flight
+    num_in_flight_tokens: int = 0  # of those, the ones in batches that are not applied yet
+    num_placeholders: int = 0  # tokens being sampled by batches in flight
+
+    block_table: list[list[int]] = field(default_factory=list)  # block ids in order, per group; 0 where given back
+    num_cached_blocks: list[int] = field(default_factory=list)  # leading blocks offered to the prefix cache, per group
+    block_hashes: dict[int, list[bytes]] = field(default_factory=dict)  # chained, per block size
+    junction: int = 0  # tokens shared with others that only the full-attention groups still had
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status == "finished"
+
+    @property
+    def num_settled_tokens(self) -> int:
+        """Tokens whose KV no batch in flight still writes or reads around."""
+        return max(0, self.num_computed_tokens - self.num_in_flight_tokens)
+
+    def append(self, token_id: int, max_model_len: int) -> None:
+        """Add one sampled token and finish when it is the last."""
+        self.token_ids.append(token_id)
+        if token_id in self.stop_token_ids:
+            self.finish("stop")
+        elif self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason) -> None:
+        self.status, self.finish_reason = "finished", reason

@@ -1,0 +1,222 @@
+"""The scheduler, step by step against a real one's traces, and small cases worked by hand."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.block_manager import FullGroup
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sequence import Sequence
+from kvplan.errors import InvalidInputError
+from tests.oracle_data import DATA, needs_oracle_data
+from tests.oracles import trace_difference, traces
+
+TRACES = DATA / "scheduler_traces.jsonl"
+
+
+def read_traces() -> Iterator[dict[str, Any]]:
+    if TRACES.is_file():
+        yield from map(json.loads, TRACES.read_text().splitlines())
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("trace", [pytest.param(trace, id=trace["name"]) for trace in read_traces()])
+def test_every_step_is_a_real_schedulers(trace: dict[str, Any]) -> None:
+    assert trace_difference(trace) is None
+
+
+def one_step_trace(**wrong: Any) -> dict[str, Any]:
+    """Four tokens in, one out, worked by hand."""
+    after = {"running": [], "num_waiting": 0, "free_blocks": 9}
+    step = {"step": 0, "scheduled": {"r0": 4}, "new": ["r0"], "resumed": [], "preempted": [], "running": ["r0"],
+            "new_computed_tokens": {"r0": 0}, "blocks_held": {"r0": [1]}, "free_blocks": 8, "num_waiting": 0,
+            "after_update": after}  # fmt: skip
+    return {
+        "name": "one",
+        "inputs": {"max_model_len": 32, "max_num_batched_tokens": 8, "max_num_seqs": 2,
+                   "requests": [{"id": "r0", "arrive_step": 0, "prompt_len": 4, "max_tokens": 1}]},
+        "num_blocks": 10, "batch_queue_depth": 1,
+        "groups": [{"type": "FullAttentionSpec", "block_size": 16, "sliding_window": None}],
+        "steps": [step | wrong],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("trace", "line", "code"),
+    [
+        (one_step_trace(), "one: equal", 0),
+        (one_step_trace(free_blocks=7), "one: differs at step 0: free_blocks 8, expected 7", 1),
+        (one_step_trace(step=3), "one: differs at step 0: scheduled {'r0': 4}, expected no step", 1),
+        (one_step_trace() | {"groups": [{"type": "Odd", "block_size": 16}]},
+         "one: differs at step 0: refused: group type 'Odd': is not one the engine knows", 1),
+    ],
+)  # fmt: skip
+def test_a_replay_prints_a_line_per_trace(
+    trace: dict[str, Any], line: str, code: int, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "traces.jsonl"
+    path.write_text(json.dumps(trace) + "\n")
+    assert traces(path) == code
+    assert capsys.readouterr().out == line + "\n"
+
+
+# --- by hand: blocks of 4 tokens ---------------------------------------------------------------------------------
+
+
+def scheduler(num_blocks: int, budget: int = 16, **options: Any) -> Scheduler:
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget, max_num_seqs=options.pop("max_num_seqs", 4), max_model_len=64, **options
+    )
+    return Scheduler(config, num_blocks, (FullGroup(4),))
+
+
+def request(name: str, prompt_len: int, max_tokens: int = 8, **kwargs: Any) -> Sequence:
+    return Sequence(name, [ord(name[-1]) * 1000 + i for i in range(prompt_len)], max_tokens, **kwargs)
+
+
+def step(sched: Scheduler) -> Batch:
+    """Schedule and apply one batch; every sequence samples token 7."""
+    batch = sched.schedule()
+    sched.update(batch, {seq.request_id: 7 for seq in batch.samples})
+    sched.check_invariants()
+    return batch
+
+
+def tokens(batch: Batch) -> dict[str, int]:
+    return {seq.request_id: n for seq, n in batch.num_tokens.items()}
+
+
+def names(seqs: list[Sequence]) -> list[str]:
+    return [seq.request_id for seq in seqs]
+
+
+def test_prefill_and_decode_share_one_budget() -> None:
+    sched = scheduler(40)
+    sched.add(request("a", 10))
+    sched.add(request("b", 10))
+    assert tokens(step(sched)) == {"a": 10, "b": 6}
+    assert tokens(step(sched)) == {"a": 1, "b": 4}
+    assert tokens(step(sched)) == {"a": 1, "b": 1}
+
+
+def test_one_long_prompt_leaves_room_for_others() -> None:
+    sched = scheduler(40, long_prefill_token_threshold=5)
+    sched.add(request("a", 20))
+    assert tokens(step(sched)) == {"a": 16}  # alone: no cap
+    sched = scheduler(40, long_prefill_token_threshold=5)
+    sched.add(request("a", 20))
+    sched.add(request("b", 4))
+    assert tokens(step(sched)) == {"a": 5, "b": 4}
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    sched = scheduler(40, max_num_seqs=2)
+    for name in "abc":
+        sched.add(request(name, 2, max_tokens=1))
+    assert tokens(step(sched)) == {"a": 2, "b": 2}
+    assert tokens(step(sched)) == {"c": 2}
+
+
+def test_a_prompt_is_admitted_when_all_of_it_fits() -> None:
+    for reserve, admitted in ((True, ["a"]), (False, ["a", "b"])):
+        sched = scheduler(8, budget=20, reserve_full_prompt=reserve)  # 7 blocks to give
+        sched.add(request("a", 16))  # 4 blocks
+        sched.add(request("b", 16))  # 4, and its first chunk 1
+        assert names(step(sched).new) == admitted
+
+
+def test_the_watermark_stays_free_while_others_run() -> None:
+    for watermark, admitted in ((0.0, ["a", "b"]), (0.2, ["a"])):
+        sched = scheduler(10, budget=64, watermark=watermark)  # 9 blocks to give; 0.2 x 10 stay free
+        sched.add(request("a", 16))
+        sched.add(request("b", 16))
+        assert names(step(sched).new) == admitted
+
+
+def test_the_last_admitted_gives_way_and_comes_back_to_its_own_blocks() -> None:
+    sched = scheduler(6)  # 5 blocks to give
+    sched.add(request("a", 8))
+    sched.add(request("b", 8))
+    step(sched)  # a 2, b 2
+    second = step(sched)  # a takes the fifth; nothing is left for b
+    assert names(second.preempted) == ["b"]
+    assert tokens(second) == {"a": 1}
+    while sched.running:
+        step(sched)
+    last = step(sched)
+    assert names(last.resumed) == ["b"]
+    # 9 tokens known, two full blocks. b's tail went into the free list first, but a (15 computed, 4 blocks) took
+    # only the one that was free and b's second block: the first still hits.
+    assert list(last.hits.values()) == [4]
+
+
+def test_under_priority_the_least_urgent_gives_way_though_it_came_first() -> None:
+    sched = scheduler(6, policy="priority")
+    sched.add(request("a", 8, priority=1))
+    step(sched)
+    sched.add(request("b", 8, priority=0))
+    seen = [names(step(sched).preempted) for _ in range(6)]
+    assert ["a"] in seen
+    assert ["b"] not in seen
+
+
+def test_a_prompt_that_the_pool_cannot_hold_fails_and_the_others_go_on() -> None:
+    sched = scheduler(4)  # 12 tokens
+    big, small = request("a", 20), request("b", 4, max_tokens=1)
+    sched.add(big)
+    sched.add(small)
+    assert names(step(sched).failed) == ["a"]
+    assert big.finish_reason == "out_of_blocks"
+    assert small.finish_reason == "length"
+
+
+def test_a_sequence_that_outgrows_the_pool_fails() -> None:
+    sched = scheduler(3)  # 8 tokens
+    seq = request("a", 6, max_tokens=30)
+    sched.add(seq)
+    for _ in range(4):
+        step(sched)
+    assert seq.finish_reason == "out_of_blocks"
+    assert sched.blocks.num_free_blocks == 2
+
+
+def test_a_stop_token_ends_a_sequence() -> None:
+    sched = scheduler(10)
+    seq = request("a", 4, stop_token_ids=frozenset({7}))
+    sched.add(seq)
+    step(sched)
+    assert (seq.finish_reason, seq.num_output_tokens) == ("stop", 1)
+
+
+def test_tokens_in_flight_for_an_aborted_sequence_are_ignored() -> None:
+    sched = scheduler(10)
+    seq = request("a", 4)
+    sched.add(seq)
+    batch = sched.schedule()
+    sched.abort("a")
+    assert sched.update(batch, {"a": 7}) == []
+    assert (seq.finish_reason, seq.num_output_tokens) == ("abort", 0)
+    assert sched.blocks.num_free_blocks == 9
+
+
+def test_promised_blocks_of_a_victim_are_not_found() -> None:
+    """A sequence scheduled and preempted in one step never computed its blocks: a hit would read rubbish."""
+    sched = scheduler(7, budget=8, policy="priority", reserve_full_prompt=False)  # 6 blocks to give
+    sched.add(request("a", 16, priority=5))
+    step(sched)  # a: 8 tokens, 2 blocks
+    sched.add(request("b", 6, priority=0))
+    victim = sched.running[0]
+    batch = Batch(8)
+    assert sched.blocks.grow(victim, 16)
+    batch.put(victim, 8)
+    sched._preempt(victim, batch)
+    assert batch.budget == 8
+    assert sched.blocks.lookup(victim).num_tokens == 8
+
+
+@pytest.mark.parametrize(("prompt_len", "max_tokens"), [(0, 1), (64, 1), (4, 0)])
+def test_a_request_that_could_never_run_is_refused(prompt_len: int, max_tokens: int) -> None:
+    with pytest.raises(InvalidInputError, match=r"^a: "):
+        scheduler(40).add(request("a", prompt_len, max_tokens))
