@@ -4,7 +4,6 @@ The one word that is not an integer is the context of an auto-fitted plan whose 
 """
 
 import json
-import shlex
 from pathlib import PurePath
 
 from kvplan import catalog
@@ -42,11 +41,6 @@ def most_sequences(plan: Plan) -> int:
     if plan.fits and has_states(plan.request.spec) and not plan.request.args.enforce_eager:
         return min(seqs, plan.capacity.num_blocks)
     return seqs
-
-
-def serve_line(plan: Plan) -> str:
-    """The command as one line a shell takes."""
-    return shlex.join(serve_command(plan))
 
 
 def takes_auto_context(release: Version) -> bool:

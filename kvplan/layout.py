@@ -151,17 +151,3 @@ def constant_bytes(spec: ModelSpec, dtype: str, tp: int = 1) -> int:
     return sum(
         state_bytes(cache, dtype, tp) for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)
     )
-
-
-def sequence_bytes(spec: ModelSpec, num_tokens: int, dtype: str, tp: int = 1) -> int:
-    """Bytes that one sequence of `num_tokens` needs on one rank, windows and states exact, no blocks."""
-    total = constant_bytes(spec, dtype, tp)
-    for caches in spec.layers:
-        for cache in caches:
-            match cache:
-                case SlidingWindow(window=bound) | ChunkedAttention(chunk=bound) | WindowLatent(window=bound):
-                    kept = min(num_tokens, bound)
-                case _:
-                    kept = num_tokens
-            total += kept * token_bytes(cache, dtype, tp)
-    return total
