@@ -13,6 +13,7 @@ from kvplan.files import load_json, printable
 from kvplan.quant import read_quantization
 from kvplan.spec import (
     ChunkedAttention,
+    Decoder,
     FullAttention,
     LatentAttention,
     LayerCache,
@@ -215,7 +216,14 @@ def read_config(
         item_tokens=draft.item_tokens,
         notes=tuple(dict.fromkeys(outer.notes)),
         source=source or where,
+        read_decoder=lambda: _decoder(inner, model_type, where),
     )
+
+
+def _decoder(inner: Config, model_type: str, where: str) -> Decoder:
+    """How the model computes; its module is imported here because only the engine asks."""
+    read_decoder: Callable[[Config, str, str], Decoder] = import_module("kvplan.families.decoder").read_decoder
+    return read_decoder(inner, model_type, where)
 
 
 def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False) -> ModelSpec:

@@ -1,12 +1,16 @@
 """What a model is: facts only, no arithmetic about memory.
 
-A ModelSpec says, layer by layer, what a model remembers of its past (`layers`) and which weights it holds
-(`layer_weights`, `other_weights`). The planner turns these facts into bytes; the engine builds the model from them.
+A ModelSpec says, layer by layer, what a model remembers of its past (`layers`), which weights it holds
+(`layer_weights`, `other_weights`) and how it computes (`decoder`). The planner turns the first two into bytes; the
+engine builds the model from the first and the last, and sizes its own tensors.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
+
+from kvplan.errors import UnsupportedModelError
 
 
 class Sharing(Enum):
@@ -268,6 +272,162 @@ class Quantization:
     known: bool = True
 
 
+# --- how a decoder computes -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a smooth passage between (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071): frequencies blended between `beta_slow` and `beta_fast` turns.
+
+    attention_factor  what cos and sin are multiplied by
+    truncate          the blend's ends are rounded outwards to whole dimensions
+    """
+
+    factor: float
+    original_positions: int
+    beta_fast: float
+    beta_slow: float
+    attention_factor: float
+    truncate: bool = True
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary positions of the first `dim` elements of a head.
+
+    interleaved  pairs are (0, 1), (2, 3), ... as DeepSeek has them; otherwise (0, dim/2), (1, dim/2 + 1), ...
+    """
+
+    dim: int
+    theta: float
+    scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAttention:
+    """Softmax attention over K and V heads; head counts, width and window are the layer's cache's and the model's.
+
+    scale    what q.k is multiplied by
+    qk_norm  q and k are normalised head by head before they rotate
+    softcap  scores are squashed to softcap * tanh(score / softcap)
+    sinks    one learned logit per head takes part in the softmax and no value
+    """
+
+    scale: float
+    rotary: Rotary | None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """Multi-head latent attention (DeepSeek): q through a latent of q_lora_rank (None: directly), k and v always."""
+
+    scale: float
+    rotary: Rotary
+    q_lora_rank: int | None
+    qk_nope_head_dim: int
+    v_head_dim: int
+    bias: bool = False  # of q_a_proj, kv_a_proj_with_mqa and o_proj
+
+
+Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(activation(gate(x)) * up(x))."""
+
+    inner: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """`top_k` of `num_experts` gated MLPs per token, and shared ones for all.
+
+    scoring      of the router's logits, over all experts
+    renormalize  the chosen scores are divided by their sum (for softmax the same as a softmax over the chosen)
+    scale        what the chosen scores are multiplied by in the end
+    groups       experts are chosen from the `top_groups` best of `groups` groups; a group is scored by its best
+                 expert, or by the sum of its two best where there is a correction
+    correction   a learned bias is added to the scores for choosing, not for weighing (`e_score_correction_bias`)
+    swiglu_limit, swiglu_alpha  of `clamped_swiglu` (gpt-oss)
+    shared_inner width of the shared experts together; 0 for none
+    names        how a checkpoint calls the router and the experts' matrices
+    """
+
+    num_experts: int
+    top_k: int
+    inner: int
+    activation: Activation
+    scoring: Literal["softmax", "sigmoid"]
+    renormalize: bool
+    names: Literal["mixtral", "qwen", "gpt_oss"]
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    correction: bool = False
+    router_bias: bool = False
+    bias: bool = False
+    swiglu_limit: float = 0.0
+    swiglu_alpha: float = 0.0
+    shared_inner: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    attention: HeadAttention | LatentHeads
+    mlp: GatedMlp | MoeMlp
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """How a decoder-only transformer computes, beyond its sizes.
+
+    sandwich         norms before and after attention and MLP (Gemma 2 and 3), not before only
+    unit_offset      RMSNorm multiplies by 1 + weight (Gemma)
+    embedding_scale  what embeddings are multiplied by; rounded to the model's dtype first
+    logit_softcap    logits are squashed to softcap * tanh(logit / softcap)
+    """
+
+    layers: tuple[DecoderLayer, ...]
+    norm_eps: float
+    sandwich: bool = False
+    unit_offset: bool = False
+    embedding_scale: float = 1.0
+    logit_softcap: float | None = None
+
+
+def _not_read() -> Decoder:
+    raise UnsupportedModelError("this model was described by its sizes only; the engine needs its config.json")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec:
     """A model's facts. Compared by identity: two readings are two objects.
@@ -278,6 +438,7 @@ class ModelSpec:
     max_model_len  the context a server takes when none is asked for; context_limit: the largest it accepts
     item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
     notes          what the reader derived or found odd, for the user
+    read_decoder   reads how it computes, which only the engine asks for
     """
 
     name: str
@@ -301,6 +462,12 @@ class ModelSpec:
     item_tokens: int = 0
     notes: tuple[str, ...] = field(default=())
     source: str = ""
+    read_decoder: Callable[[], Decoder] = field(default=_not_read, repr=False)
+
+    @property
+    def decoder(self) -> Decoder:
+        """How the layers compute; raises UnsupportedModelError, by name, for what the engine cannot run."""
+        return self.read_decoder()
 
     @property
     def num_layers(self) -> int:

@@ -1,0 +1,134 @@
+"""What a user decides about the engine and about a request, by vLLM's names; plain Python, no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.errors import UsageError
+
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _check(owner: str, name: str, ok: bool, value: object, need: str) -> None:
+    if not ok:
+        raise UsageError(f"{owner}: {name} must be {need} ({value!r})")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine runs.
+
+    device                  "auto": a GPU if there is one
+    num_blocks              blocks of the KV pool, the null block included; None: what gpu_memory_utilization leaves
+    memory_limit            bytes the engine may think the device has; None: what it has
+    kv_cache_dtype          "auto": the model's; "fp8" is fp8_e4m3
+    kv_scale                fp8 only: stored = value / kv_scale
+    allocator               "contiguous": every request reserves max_model_len up front, as before paged attention
+    backend                 kernels: "auto" is triton on a GPU and torch elsewhere
+    load_format             "auto": safetensors of the directory; "dummy": random from `seed`
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    block_size: int = 16
+    num_blocks: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    gpu_memory_utilization: float = 0.9
+    memory_limit: int | None = None
+    kv_cache_dtype: str = "auto"
+    kv_scale: float = 1.0
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = False
+    tensor_parallel_size: int = 1
+    allocator: Literal["paged", "contiguous"] = "paged"
+    backend: Literal["auto", "triton", "torch"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    seed: int = 0
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        def need(name: str, ok: bool, what: str) -> None:
+            _check("EngineConfig", name, ok, getattr(self, name), what)
+
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            need(name, _is_count(getattr(self, name)), "a whole number of at least 1")
+        for name in ("num_blocks", "max_model_len", "memory_limit"):
+            need(name, getattr(self, name) is None or _is_count(getattr(self, name)), "a whole number of at least 1")
+        need("num_blocks", self.num_blocks is None or self.num_blocks >= 2, "at least 2: block 0 holds nothing")
+        need("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
+        need("kv_scale", self.kv_scale > 0, "above 0")
+        need("watermark", 0 <= self.watermark < 1, "at least 0 and below 1")
+        need("long_prefill_token_threshold", self.long_prefill_token_threshold >= 0, "at least 0")
+        for name, known in (
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("allocator", ("paged", "contiguous")),
+            ("backend", ("auto", "triton", "torch")),
+            ("load_format", ("auto", "dummy")),
+            ("scheduling_policy", ("fcfs", "priority")),
+        ):
+            need(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends.
+
+    temperature         0: the most likely token
+    top_k               0 or -1: all tokens
+    top_p, min_p        of the probabilities after temperature
+    seed                makes this request's draws its own, whatever runs beside it; None: the engine's
+    stop, stop_token_ids  the text that ends it is cut off; the token that ends it is kept
+    ignore_eos          the model's own end token does not end it
+    logprobs            log-probabilities of this many most likely tokens (and of the chosen one) at every step
+    repetition_penalty  1: none; presence_penalty, frequency_penalty: 0: none
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_tokens: int = 16
+    ignore_eos: bool = False
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        def need(name: str, ok: bool, what: str) -> None:
+            _check("SamplingParams", name, ok, getattr(self, name), what)
+
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        need("stop", all(isinstance(text, str) and text for text in self.stop), "texts that are not empty")
+        need("temperature", 0 <= self.temperature < float("inf"), "at least 0")
+        need("top_k", isinstance(self.top_k, int) and self.top_k >= -1, "a whole number of at least -1")
+        need("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        need("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
+        need("max_tokens", _is_count(self.max_tokens), "a whole number of at least 1")
+        need("logprobs", self.logprobs is None or 0 <= self.logprobs <= 1024, "from 0 to 1024")
+        need("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
