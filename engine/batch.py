@@ -1,0 +1,149 @@
+"""The scheduler's batch as arrays: token ids, positions, block tables and slots (numpy; no torch, no model)."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.block_manager import Group
+from engine.scheduler import Batch
+from engine.sequence import Sequence
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrays:
+    """One step's inputs; engine/step.py says the shapes. Sequences are ordered: decodes first, then prefills."""
+
+    seqs: list[Sequence]
+    num_decodes: int
+    token_ids: Longs
+    positions: Longs
+    context_lens: Ints
+    query_start: Ints
+    last_tokens: Longs
+    block_tables: tuple[Ints, ...]  # per KV group
+    slot_mapping: tuple[Longs, ...]
+
+    @property
+    def prefill_lens(self) -> NDArray[np.int32]:
+        return np.diff(self.query_start)
+
+
+class BatchBuilder:
+    """Keeps each running sequence's block tables in rows of one array per group, so that a step copies only news."""
+
+    def __init__(self, groups: tuple[Group, ...], max_num_seqs: int, max_model_len: int) -> None:
+        self.block_sizes = [group.block_size for group in groups]
+        self._tables = [
+            np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32) for block_size in self.block_sizes
+        ]
+        self._written = np.zeros((len(groups), max_num_seqs), np.int64)  # leading entries of each row that are there
+        self._row_of: dict[Sequence, int] = {}
+        self._free_rows = list(range(max_num_seqs))
+
+    def build(self, batch: Batch) -> BatchArrays:
+        """Arrays for a batch as schedule() returned it: num_computed_tokens includes the step's tokens."""
+        self._forget_the_gone(batch)
+        seqs = sorted(batch.num_tokens, key=lambda seq: batch.num_tokens[seq] > 1)  # stable: decodes first
+        rows = np.fromiter((self._row(seq) for seq in seqs), np.int64, len(seqs))
+        query_lens = np.fromiter((batch.num_tokens[seq] for seq in seqs), np.int64, len(seqs))
+        context_lens = np.fromiter((seq.num_computed_tokens for seq in seqs), np.int64, len(seqs))
+        num_decodes = int((query_lens == 1).sum())
+        starts = np.concatenate(([0], np.cumsum(query_lens)))
+        row_of_token = np.repeat(rows, query_lens)
+        positions = np.arange(starts[-1]) - np.repeat(starts[1:] - context_lens, query_lens)
+        return BatchArrays(
+            seqs=seqs,
+            num_decodes=num_decodes,
+            token_ids=_token_ids(seqs, query_lens.tolist(), int(starts[-1])),
+            positions=positions,
+            context_lens=context_lens.astype(np.int32),
+            query_start=(starts[num_decodes:] - starts[num_decodes]).astype(np.int32),
+            last_tokens=starts[1:] - 1,
+            block_tables=tuple(self._table(g, rows, context_lens) for g in range(len(self._tables))),
+            slot_mapping=tuple(self._slots(g, row_of_token, positions) for g in range(len(self._tables))),
+        )
+
+    def _table(self, g: int, rows: Longs, context_lens: Longs) -> Ints:
+        width = -(-int(context_lens.max()) // self.block_sizes[g])
+        return self._tables[g][rows, :width]
+
+    def _slots(self, g: int, rows: Longs, positions: Longs) -> Longs:
+        block_size = self.block_sizes[g]
+        blocks: Longs = self._tables[g][rows, positions // block_size].astype(np.int64)
+        return blocks * block_size + positions % block_size
+
+    def _row(self, seq: Sequence) -> int:
+        """The sequence's row, with the blocks it got since the last step written into it."""
+        row = self._row_of.get(seq)
+        if row is None:
+            row = self._row_of[seq] = self._free_rows.pop()
+            self._written[:, row] = 0
+        for g, table in enumerate(seq.block_table):
+            start, end = self._written[g, row], len(table)
+            if start < end:
+                self._tables[g][row, start:end] = table[start:]
+                self._written[g, row] = end
+        return row
+
+    def _forget_the_gone(self, batch: Batch) -> None:
+        """Free the rows of sequences that lost their blocks since the last step, resumed ones included."""
+        resumed = set(batch.resumed)
+        for seq in [seq for seq in self._row_of if seq in resumed or seq.status != "running"]:
+            row = self._row_of.pop(seq)
+            for table in self._tables:
+                table[row] = 0
+            self._free_rows.append(row)
+
+
+def _token_ids(seqs: list[Sequence], query_lens: list[int], total: int) -> Longs:
+    """Each sequence's tokens of this step, one after the other."""
+    ids: list[int] = []
+    for seq, n in zip(seqs, query_lens, strict=True):
+        end = seq.num_computed_tokens
+        if n == 1:
+            ids.append(seq.token_ids[end - 1])
+        else:
+            ids += seq.token_ids[end - n : end]
+    return np.array(ids, np.int64).reshape(total)
+
+
+def padding(size: int, width: int, num_groups: int) -> BatchArrays:
+    """A decode step of `size` sequences that are not there: nothing is read, nothing is written."""
+    zeros = np.zeros(size, np.int64)
+    return BatchArrays(
+        seqs=[],
+        num_decodes=size,
+        token_ids=zeros,
+        positions=zeros,
+        context_lens=np.zeros(size, np.int32),
+        query_start=np.zeros(1, np.int32),
+        last_tokens=np.arange(size),
+        block_tables=(np.zeros((size, width), np.int32),) * num_groups,
+        slot_mapping=(np.full(size, -1),) * num_groups,
+    )
+
+
+def pad(arrays: BatchArrays, size: int, width: int) -> BatchArrays:
+    """A decode step filled up to `size` sequences and `width` blocks each."""
+    missing = size - len(arrays.context_lens)
+    blank = padding(missing, width, len(arrays.block_tables))
+
+    def table(array: Ints) -> Ints:
+        return np.pad(array, ((0, missing), (0, width - array.shape[1])))
+
+    return replace(
+        arrays,
+        num_decodes=size,
+        token_ids=np.concatenate([arrays.token_ids, blank.token_ids]),
+        positions=np.concatenate([arrays.positions, blank.positions]),
+        context_lens=np.concatenate([arrays.context_lens, blank.context_lens]),
+        last_tokens=np.arange(size),
+        block_tables=tuple(table(array) for array in arrays.block_tables),
+        slot_mapping=tuple(
+            np.concatenate([ours, theirs]) for ours, theirs in zip(arrays.slot_mapping, blank.slot_mapping, strict=True)
+        ),
+    )

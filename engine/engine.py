@@ -1,0 +1,364 @@
+"""The engine: `step()` schedules, runs and updates; everything else is getting requests in and outputs out."""
+
+import json
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.batch import BatchArrays, BatchBuilder
+from engine.block_manager import NULL_BLOCK
+from engine.config import EngineConfig, SamplingParams
+from engine.loader import Checkpoint, RandomWeights, WeightSource
+from engine.memory import MemoryReport
+from engine.model_runner import ModelRunner
+from engine.request import Request, RequestOutput, TokenUpdate
+from engine.sampler import SampledTokens
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sequence import Sequence
+from engine.tp import join
+from kvplan import hf_config
+from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
+from kvplan.spec import ModelSpec
+
+Prompt = str | Many[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine now and since it started; names as in vLLM's metrics where vLLM has them.
+
+    kv_cache_usage_perc   share of the pool's blocks in use, 0 to 1
+    num_cached_tokens     prompt tokens that requests found in the prefix cache
+    num_kv_tokens         tokens whose KV the running sequences hold; num_used_blocks: blocks they hold
+    generation_tokens, prompt_tokens  computed since the start; busy_s: seconds spent in steps
+    """
+
+    kv_cache_usage_perc: float
+    num_used_blocks: int
+    num_kv_tokens: int
+    num_requests_running: int
+    num_requests_waiting: int
+    num_preemptions: int
+    num_cached_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    busy_s: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second of stepping."""
+        return self.generation_tokens / self.busy_s if self.busy_s else 0.0
+
+
+class Engine:
+    """A model that serves requests; under torchrun every rank has one and calls it alike."""
+
+    def __init__(self, spec_or_dir: ModelSpec | str | Path, config: EngineConfig | None = None) -> None:
+        """Load the model and size the pool.
+
+        spec_or_dir  a Hugging Face directory (config.json, safetensors, perhaps tokenizer.json), or a ModelSpec with
+                     load_format="dummy"
+        Raises UnsupportedModelError for what it cannot run, InvalidInputError for damaged files, EnvironmentProblem
+        for a device that is missing or too small.
+        """
+        self.config = config = config or EngineConfig()
+        self.device = _device(config.device)
+        directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
+        self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else _read_spec(Path(spec_or_dir))
+        self.max_model_len = _max_model_len(self.spec, config.max_model_len)
+        tp = join(config.tensor_parallel_size, self.device.type)
+        if tp.size > 1 and self.device.type == "cuda":
+            self.device = torch.device("cuda", tp.rank)
+        source = _weight_source(directory, config, self.device)
+        self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len)
+        rules = tuple(group.rule for group in self.runner.groups)
+        self.scheduler = Scheduler(_scheduler_config(config, self.max_model_len), self.runner.memory.num_blocks, rules)
+        self._batches = BatchBuilder(rules, config.max_num_seqs, self.max_model_len)
+        self.tokenizer = _tokenizer(directory)
+        self.eos_token_ids = _eos_token_ids(directory)
+        self.on_step: Callable[[Stats], None] | None = None  # called after every step
+        self._requests: dict[str, Request] = {}
+        self._num_requests = self._num_steps = self._prompt_tokens = self._generation_tokens = 0
+        self._num_cached_tokens = 0
+        self._busy_s = 0.0
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Many[Prompt],
+        params: SamplingParams | Many[SamplingParams] | None = None,
+        on_token: Callable[[TokenUpdate], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Run prompts to their end, in one continuous batch; outputs in the order of the prompts.
+
+        prompts  texts or lists of token ids; params: one for all, or one each
+        """
+        several = _prompts(prompts)
+        each = [params or SamplingParams()] * len(several) if not isinstance(params, Many) else list(params)
+        if len(each) != len(several):
+            raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
+        ids: list[str] = []
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for prompt, chosen in zip(several, each, strict=True):
+                ids.append(self.add_request(prompt, chosen, on_token=on_token))
+            waited_for = set(ids)
+            while waited_for:
+                done = {output.request_id: output for output in self.step()}
+                outputs |= done
+                waited_for -= done.keys()
+        finally:  # also after an error or Ctrl-C: the engine goes on without these requests
+            for request_id in ids:
+                self.abort(request_id)
+        return [outputs[request_id] for request_id in ids]
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        on_token: Callable[[TokenUpdate], None] | None = None,
+    ) -> str:
+        """Queue a request and return its id; a prompt that can never run is refused here.
+
+        cache_salt  prefixes are shared only among requests of the same salt
+        """
+        params = params or SamplingParams()
+        self._num_requests += 1
+        seq = Sequence(
+            request_id or f"request-{self._num_requests}",
+            self._token_ids(prompt),
+            params.max_tokens,
+            priority,
+            extra_keys=() if cache_salt is None else (cache_salt,),
+            stop_token_ids=frozenset(params.stop_token_ids)
+            | (frozenset() if params.ignore_eos else self.eos_token_ids),
+        )
+        if params.stop and self.tokenizer is None:
+            raise UsageError(
+                f"{seq.request_id}: stop strings need a tokenizer.json beside the model; use stop_token_ids"
+            )
+        self.scheduler.add(seq)
+        self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
+        return seq.request_id
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; its output so far, or None when it is not running or waiting."""
+        self.scheduler.abort(request_id)
+        request = self._requests.pop(request_id, None)
+        return None if request is None else request.output()
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """One batch: schedule, run, update; returns the outputs of the requests that ended."""
+        start = time.perf_counter()
+        batch = self.scheduler.schedule()
+        ended = [self._requests[seq.request_id] for seq in batch.failed]
+        if batch.num_tokens:
+            arrays = self._batches.build(batch)
+            try:
+                sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
+            except BaseException as error:
+                self._drop(arrays.seqs, f"the step failed: {error!r:.200}")
+                raise
+            ended += self._update(batch, arrays, sampled)
+        self._count(batch, time.perf_counter() - start)
+        for request in ended:
+            del self._requests[request.seq.request_id]
+        return [request.output() for request in ended]
+
+    def _update(self, batch: Batch, arrays: BatchArrays, sampled: SampledTokens) -> list[Request]:
+        """Apply a step's tokens; returns the requests that ended."""
+        for request in self._first_admitted(batch):
+            request.num_cached_tokens = batch.hits[request.seq]
+        bad = [seq for seq, is_bad in zip(arrays.seqs, sampled.is_bad, strict=True) if is_bad]
+        ended = [self._requests[seq.request_id] for seq in bad]
+        if bad:
+            self._fail_as_not_a_number(bad)
+        row_of = {seq: row for row, seq in enumerate(arrays.seqs)}
+        tokens = {seq: sampled.token_ids[row_of[seq]] for seq in batch.samples}
+        finished = self.scheduler.update(batch, {seq.request_id: token for seq, token in tokens.items()})
+        ended += [self._requests[seq.request_id] for seq in finished]
+        for seq, token in tokens.items():
+            request = self._requests[seq.request_id]
+            if seq not in bad and request.receive(token, sampled.logprobs[row_of[seq]]):
+                if not seq.is_finished:
+                    ended.append(request)
+                    self.scheduler.finish(seq.request_id, "stop")
+                seq.finish_reason = "stop"
+        return ended
+
+    def _first_admitted(self, batch: Batch) -> list[Request]:
+        return [self._requests[seq.request_id] for seq in batch.new]
+
+    def _fail_as_not_a_number(self, seqs: list[Sequence]) -> None:
+        """Fail sequences whose logits are no numbers, and clean the blocks that nobody else holds."""
+        held = {block for seq in seqs for table in seq.block_table for block in table}
+        for seq in seqs:
+            self.scheduler.blocks.forget(seq, 0)
+            self.scheduler.fail(
+                seq.request_id,
+                f"{seq.request_id}: its logits are not numbers after {seq.num_computed_tokens} tokens; "
+                "check the weights and the dtype",
+            )
+        still_held = {block for seq in self.scheduler.running for table in seq.block_table for block in table}
+        self.runner.scrub(sorted(held - still_held - {NULL_BLOCK}))
+
+    def _drop(self, seqs: list[Sequence], why: str) -> None:
+        """Forget sequences of a step that was not finished: their KV is not what the scheduler believes."""
+        for seq in seqs:
+            self.scheduler.blocks.forget(seq, 0)
+            self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why}")
+            del self._requests[seq.request_id]
+
+    # --- figures ------------------------------------------------------------------------------------------------
+
+    def memory_report(self) -> MemoryReport:
+        """What each part of start-up took, from tensors and the allocator."""
+        return self.runner.memory
+
+    def stats(self) -> Stats:
+        scheduler, cache = self.scheduler, self.scheduler.prefix_cache_stats
+        return Stats(
+            kv_cache_usage_perc=scheduler.blocks.usage,
+            num_used_blocks=scheduler.blocks.num_usable_blocks - scheduler.blocks.num_free_blocks,
+            num_kv_tokens=sum(seq.num_computed_tokens for seq in scheduler.running),
+            num_requests_running=len(scheduler.running),
+            num_requests_waiting=len(scheduler.waiting),
+            num_preemptions=scheduler.num_preemptions,
+            num_cached_tokens=self._num_cached_tokens,
+            prefix_cache_queries=cache.queries + cache.preempted_queries,
+            prefix_cache_hits=cache.hits + cache.preempted_hits,
+            num_steps=self._num_steps,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            busy_s=self._busy_s,
+        )
+
+    def _count(self, batch: Batch, seconds: float) -> None:
+        self._num_steps += 1
+        self._busy_s += seconds
+        self._generation_tokens += len(batch.samples)
+        self._prompt_tokens += sum(batch.num_tokens.values()) - len(batch.samples)
+        self._num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
+        if self.on_step is not None:
+            self.on_step(self.stats())
+
+    def _token_ids(self, prompt: Prompt) -> list[int]:
+        """A prompt's tokens; text goes through the model's tokenizer, with the special tokens it adds."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UsageError("a text prompt needs a tokenizer.json beside the model; give token ids")
+            return list(self.tokenizer.encode(prompt).ids)
+        ids = list(prompt)
+        wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < self.spec.vocab_size), None)
+        if wrong is not None:
+            raise InvalidInputError(f"prompt: {wrong!r} is not a token of the model (0 to {self.spec.vocab_size - 1})")
+        return ids
+
+
+# --- what a directory and a config say ------------------------------------------------------------------------------
+
+
+def _prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = list(prompts)
+    if several and all(isinstance(token, int) for token in several):
+        return [several]  # type: ignore[list-item] # a list of token ids is one prompt
+    return several  # type: ignore[return-value]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentProblem("device: no CUDA GPU is usable here; use device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device: the engine runs on cpu and cuda ({name})")
+    return device
+
+
+def _read_spec(directory: Path) -> ModelSpec:
+    if not directory.is_dir():
+        raise InvalidInputError(f"{directory}: is no directory; give a model directory, or a ModelSpec")
+    return hf_config.load_spec(directory)
+
+
+def _max_model_len(spec: ModelSpec, wanted: int | None) -> int:
+    if wanted is not None and wanted > spec.context_limit:
+        raise UsageError(f"max_model_len: {spec.name} has {spec.context_limit} positions ({wanted}); use at most that")
+    return wanted or spec.max_model_len
+
+
+def _weight_source(directory: Path | None, config: EngineConfig, device: torch.device) -> WeightSource:
+    if config.load_format == "dummy":
+        return RandomWeights(config.seed, device)
+    if directory is None:
+        raise UsageError("load_format: a ModelSpec has no weights; give a directory, or load_format='dummy'")
+    return Checkpoint(directory)
+
+
+def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        watermark=config.watermark,
+        allocator=config.allocator,
+    )
+
+
+def _tokenizer(directory: Path | None) -> Any:
+    """The directory's tokenizer; None where it has none."""
+    if directory is None or not (directory / "tokenizer.json").exists():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise InvalidInputError(f"{directory / 'tokenizer.json'}: is not a tokenizer ({error})") from error
+
+
+def _eos_token_ids(directory: Path | None) -> frozenset[int]:
+    """The tokens that end a text, by generation_config.json or else config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = (directory or Path()) / name
+        if directory is None or not path.exists():
+            continue
+        try:
+            stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise InvalidInputError(f"{path}: is not a JSON object ({error})") from error
+        if stated is not None:
+            ids = stated if isinstance(stated, list) else [stated]
+            if not all(isinstance(token, int) for token in ids):
+                raise InvalidInputError(f"{path}: eos_token_id must be a token id or a list of them ({stated!r:.60})")
+            return frozenset(ids)
+    return frozenset()

@@ -1,0 +1,16 @@
+"""What a layer computes, twice with the same functions: Triton on a GPU, plain torch anywhere.
+
+`Kernels` is a module; each backend module has every function that engine/layers.py calls.
+"""
+
+from importlib import import_module
+from types import ModuleType
+
+BACKENDS = {"triton": "engine.kernels.triton_backend", "torch": "engine.kernels.torch_backend"}
+
+
+def load(backend: str, device_type: str) -> ModuleType:
+    """The backend's module; "auto" is triton on a GPU and torch elsewhere."""
+    if backend == "auto":
+        backend = "triton" if device_type == "cuda" else "torch"
+    return import_module(BACKENDS[backend])

@@ -1,0 +1,356 @@
+"""The kernels on any device in plain torch, as fast as that goes: what the engine runs on a CPU.
+
+Shapes, dtypes and meanings are those of the Triton launchers of the same names; engine/kernels/reference.py is the
+slow and obvious version of both.
+
+Two findings on CPUs shape the attention: gathering blocks into one contiguous tensor beats walking them, and with
+16-bit types torch 2.13's scaled_dot_product_attention is several times slower than two matmuls.
+"""
+
+import torch
+import torch.nn.functional as F
+
+FP8_MAX = 448.0  # largest float8_e4m3fn
+GATHER_BYTES = 32 << 20  # larger temporaries are mapped afresh by the C library each time, and page faults cost more
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# --- attention over the paged cache ---------------------------------------------------------------------------------
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Write each token's K and V [num_tokens, num_kv_heads, head_dim] into its slot; a negative slot is skipped."""
+    slots, kept = _slots(slot_mapping)
+    for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        _write(cache, slots, x if kept is None else x[kept], scale)
+
+
+def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write each token's latent [num_tokens, width] into its slot of cache [num_blocks, block_size, width]."""
+    slots, kept = _slots(slot_mapping)
+    _write(cache, slots, latent if kept is None else latent[kept], 1.0)
+
+
+def _slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The slots to write, and which tokens they belong to (None: all)."""
+    kept = slot_mapping >= 0
+    return (slot_mapping, None) if bool(kept.all()) else (slot_mapping[kept], kept)
+
+
+def _write(cache: torch.Tensor, slots: torch.Tensor, x: torch.Tensor, scale: float) -> None:
+    flat = cache.view(-1, *cache.shape[2:])
+    if cache.dtype == torch.float8_e4m3fn:
+        x = (x.float() / scale).clamp(-FP8_MAX, FP8_MAX)
+        flat.view(torch.uint8)[slots] = x.to(cache.dtype).view(torch.uint8)  # torch cannot index-write fp8 on a CPU
+    else:
+        flat[slots] = x.to(cache.dtype)
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """Attend one query token per sequence over its paged KV; num_splits is the Triton kernel's and changes nothing.
+
+    q             [num_seqs, num_heads, head_dim]
+    k_cache       [num_blocks, block_size, num_kv_heads, head_dim]; v_cache alike, head_dim_v wide
+    block_tables  [num_seqs, max_blocks] int32
+    context_lens  [num_seqs] int32, this token included; 0 marks a padded row, whose output is 0
+    returns       [num_seqs, num_heads, head_dim_v], dtype of q
+    """
+    out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+    for rows in _slices(context_lens, k_cache[0].nbytes + v_cache[0].nbytes, k_cache.shape[1], window):
+        out[rows] = _decode_rows(
+            q[rows], k_cache, v_cache, block_tables[rows], context_lens[rows], scale, window, softcap, sinks,
+            k_scale, v_scale,
+        )  # fmt: skip
+    return out
+
+
+def _decode_rows(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    k_scale: float,
+    v_scale: float,
+) -> torch.Tensor:
+    """Some sequences of paged_decode, their blocks gathered side by side."""
+    num_seqs, num_heads, head_dim = q.shape
+    num_kv_heads, head_dim_v = v_cache.shape[2:]
+    positions, seen = _seen_blocks(block_tables, context_lens, k_cache.shape[1], window)
+    k = _gather(k_cache, seen, q.dtype, k_scale).transpose(1, 2)
+    v = _gather(v_cache, seen, q.dtype, v_scale).transpose(1, 2)
+    mask = positions < context_lens[:, None]
+    if window is not None:
+        mask &= positions >= context_lens[:, None] - window
+    grouped = q.reshape(num_seqs, num_kv_heads, num_heads // num_kv_heads, head_dim)  # a group shares K and V
+    sinks = None if sinks is None else sinks.view(1, num_kv_heads, -1, 1)
+    out = _attend(grouped, k, v, mask[:, None, None], scale, softcap, sinks).reshape(num_seqs, num_heads, head_dim_v)
+    return out.masked_fill_((context_lens == 0)[:, None, None], 0)
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    max_query_len: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Attend each sequence's last query_len tokens over its paged KV, causally; their own KV is stored already.
+
+    q            [num_tokens, num_heads, head_dim], sequence after sequence
+    query_start  [num_seqs + 1] int32: sequence i's tokens are query_start[i]:query_start[i + 1]
+    returns      [num_tokens, num_heads, head_dim_v], dtype of q
+    """
+    num_heads, (num_kv_heads, head_dim_v) = q.shape[1], v_cache.shape[2:]
+    block_size = k_cache.shape[1]
+    sinks = None if sinks is None else sinks.view(num_heads, 1, 1)
+    out = q.new_empty(*q.shape[:2], head_dim_v)
+    starts, lens = query_start.tolist(), context_lens.tolist()
+    for i, context_len in enumerate(lens):
+        rows = slice(starts[i], starts[i + 1])
+        query_len = starts[i + 1] - starts[i]
+        first = 0 if window is None else max(0, context_len - query_len - window + 1) // block_size
+        blocks = block_tables[i : i + 1, first : cdiv(context_len, block_size)]
+        keys = slice(0, context_len - first * block_size)
+        k, v = (
+            _gather(cache, blocks, q.dtype, s)[0, keys].transpose(0, 1).repeat_interleave(num_heads // num_kv_heads, 0)
+            for cache, s in ((k_cache, k_scale), (v_cache, v_scale))
+        )
+        mask = _causal(query_len, context_len, first * block_size, window, q.device)
+        out[rows] = _attend(q[rows].transpose(0, 1), k, v, mask, scale, softcap, sinks).transpose(0, 1)
+    return out
+
+
+def latent_decode(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    latent_dim: int,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """MLA, absorbed: attend one query per sequence over cached latents; K is a whole row, V its first latent_dim.
+
+    q        [num_seqs, num_heads, width]
+    cache    [num_blocks, block_size, width]
+    returns  [num_seqs, num_heads, latent_dim]
+    """
+    out = q.new_empty(*q.shape[:2], latent_dim)
+    for rows in _slices(context_lens, cache[0].nbytes, cache.shape[1], None):
+        positions, seen = _seen_blocks(block_tables[rows], context_lens[rows], cache.shape[1], None)
+        k = _gather(cache, seen, q.dtype, 1.0)
+        mask = (positions < context_lens[rows, None])[:, None]
+        attended = _attend(q[rows], k, k[..., :latent_dim], mask, scale, None, None)
+        out[rows] = attended.masked_fill_((context_lens[rows] == 0)[:, None, None], 0)
+    return out
+
+
+def _slices(
+    context_lens: torch.Tensor, block_bytes: int, block_size: int, window: int | None
+) -> list[torch.Tensor | slice]:
+    """Sequences of like length together, each slice's gathered KV at most GATHER_BYTES (but one sequence at least)."""
+    lens = [min(n, n if window is None else window) for n in context_lens.tolist()]
+    if cdiv(max(lens), block_size) * block_bytes * len(lens) <= GATHER_BYTES:
+        return [slice(None)]
+    order = sorted(range(len(lens)), key=lens.__getitem__, reverse=True)
+    slices: list[torch.Tensor | slice] = []
+    while order:
+        count = max(1, GATHER_BYTES // max(1, cdiv(lens[order[0]], block_size) * block_bytes))
+        slices.append(torch.tensor(order[:count], device=context_lens.device))
+        order = order[count:]
+    return slices
+
+
+def _seen_blocks(
+    block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(positions [num_keys], block ids [num_seqs, n]) of the columns that any sequence of the batch reads."""
+    shortest, longest = int(context_lens.min()), int(context_lens.max())
+    first = 0 if window is None else max(0, shortest - window) // block_size
+    last = max(first + 1, cdiv(longest, block_size))
+    positions = torch.arange(first * block_size, last * block_size, device=block_tables.device)
+    return positions, block_tables[:, first:last]
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """The named blocks side by side: [num_seqs, n * block_size, ...] in dtype."""
+    is_fp8 = cache.dtype == torch.float8_e4m3fn
+    stored = cache.view(torch.uint8) if is_fp8 else cache
+    rows = stored.index_select(0, blocks.reshape(-1))
+    if is_fp8:
+        rows = rows.view(cache.dtype).to(dtype) * scale
+    return rows.to(dtype).view(blocks.shape[0], -1, *cache.shape[2:])
+
+
+def _causal(
+    query_len: int, context_len: int, first: int, window: int | None, device: torch.device
+) -> torch.Tensor | None:
+    """Which keys, from position `first` on, each of the last query_len positions sees; None: the plain triangle."""
+    if query_len == context_len and window is None:
+        return None
+    queries = torch.arange(context_len - query_len, context_len, device=device)[:, None]
+    keys = torch.arange(first, context_len, device=device)
+    mask = keys <= queries
+    return mask if window is None else mask & (keys > queries - window)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """softmax(mask(q k^T)) v over the last two dimensions; without a mask the lower triangle of equal lengths."""
+    if softcap is None and sinks is None and (q.dtype == torch.float32 or q.device.type != "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
+    if mask is None:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    with_sink = torch.cat([scores, sinks.float().expand(*scores.shape[:-1], 1)], -1)
+    return with_sink.softmax(-1)[..., :-1].to(v.dtype) @ v
+
+
+# --- the rest of a layer --------------------------------------------------------------------------------------------
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    residual: torch.Tensor | None = None,
+    unit_offset: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """x / rms(x) over the last dimension, times weight (1 + weight with unit_offset), computed in float32.
+
+    With a residual: (norm(x + residual), x + residual).
+    """
+    total = x if residual is None else x + residual
+    if unit_offset:
+        y = (F.rms_norm(total.float(), weight.shape, None, eps) * (1 + weight.float())).to(x.dtype)
+    else:
+        y = F.rms_norm(total.float(), weight.shape, None, eps).to(x.dtype) * weight
+    return y if residual is None else (y, total)
+
+
+def rotate(
+    q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, interleaved: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q and k with the first rotary_dim elements of each head turned by their position's angles.
+
+    q          [num_tokens, num_heads, head_dim]; k likewise
+    cos_sin    [num_positions, rotary_dim] float32: cos of each pair, then sin
+    positions  [num_tokens] int64
+    interleaved  pairs are (2i, 2i + 1) instead of (i, i + rotary_dim / 2)
+    """
+    cos, sin = cos_sin[positions][:, None].chunk(2, -1)
+    return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    dim = 2 * cos.shape[-1]
+    turned = x[..., :dim].float()
+    a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    pairs = (a * cos - b * sin, b * cos + a * sin)
+    y = (torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)).to(x.dtype)
+    return y if dim == x.shape[-1] else torch.cat([y, x[..., dim:]], -1)
+
+
+def gated_activation(x: torch.Tensor, kind: str, *, limit: float = 0.0, alpha: float = 0.0) -> torch.Tensor:
+    """activation(gate) * up from x [num_tokens, 2 * inner] = gate beside up."""
+    gate, up = x.chunk(2, -1)
+    match kind:
+        case "silu":
+            return F.silu(gate) * up
+        case "gelu_tanh":
+            return F.gelu(gate, approximate="tanh") * up
+        case "gelu":
+            return F.gelu(gate) * up
+        case "clamped_swiglu":
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return (up + 1) * gate * torch.sigmoid(alpha * gate)
+        case _:
+            raise ValueError(f"gated_activation: kind {kind!r} is not known")
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    kind: str,
+    *,
+    b13: torch.Tensor | None = None,
+    b2: torch.Tensor | None = None,
+    limit: float = 0.0,
+    alpha: float = 0.0,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts.
+
+    x               [num_tokens, hidden]
+    w13             [num_experts, 2 * inner, hidden] gate above up; w2 [num_experts, hidden, inner]; b13, b2 biases
+    expert_ids      [num_tokens, top_k]; expert_weights alike, float32
+    returns         [num_tokens, hidden], dtype of x
+    """
+    num_experts, top_k = w13.shape[0], expert_ids.shape[1]
+    order = expert_ids.flatten().argsort(stable=True)
+    counts = expert_ids.flatten().bincount(minlength=num_experts).tolist()
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert, pairs in enumerate(order.split(counts)):
+        if len(pairs) == 0:
+            continue
+        tokens = pairs // top_k
+        inner = F.linear(x[tokens], w13[expert], None if b13 is None else b13[expert])
+        inner = gated_activation(inner, kind, limit=limit, alpha=alpha)
+        y = F.linear(inner, w2[expert], None if b2 is None else b2[expert])
+        out.index_add_(0, tokens, y.float() * expert_weights.flatten()[pairs, None])
+    return out.to(x.dtype)

@@ -1,0 +1,134 @@
+"""The K and V tensors, and how the layers of a model share one pool of blocks.
+
+Layers that remember alike (all tokens, or the same window) form groups of equal size. A block belongs to one group at
+a time and holds its tokens' KV of all the group's layers, so one pool serves models whose layers differ.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.tp import TensorParallel
+from kvplan.errors import UnsupportedModelError
+from kvplan.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers that share block tables, and the rule by which they keep blocks."""
+
+    rule: Group
+    layers: tuple[int, ...]
+
+
+def group_layers(spec: ModelSpec, block_size: int) -> tuple[LayerGroup, ...]:
+    """Layers by kind, kinds cut into groups of equal size, so that every group's block has the same bytes.
+
+    The size is that of the smallest kind, or of the largest where that is less than a quarter larger: then the
+    smaller kinds' blocks stay partly empty. (The rule of vLLM 0.33, `v1/core/kv_cache_utils.py`.)
+    """
+    kinds: dict[Group, list[int]] = {}
+    for i, caches in enumerate(spec.layers):
+        kinds.setdefault(_rule(spec, i, caches, block_size), []).append(i)
+    if len({_page(caches) for caches in spec.layers}) > 1:
+        raise UnsupportedModelError(
+            f"{spec.name}: its layers differ in KV heads or head_dim, which the engine cannot run"
+        )
+    least, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
+    size = most if most < 1.25 * least else least
+    return tuple(
+        LayerGroup(rule, tuple(layers[start : start + size]))
+        for rule, layers in kinds.items()
+        for start in range(0, len(layers), size)
+    )
+
+
+def _rule(spec: ModelSpec, layer: int, caches: tuple[LayerCache, ...], block_size: int) -> Group:
+    match caches:
+        case (FullAttention(),) | (LatentAttention(sparse=False),):
+            return FullGroup(block_size)
+        case (SlidingWindow(window=window),):
+            return WindowGroup(block_size, window)
+        case _:
+            kinds = " and ".join(type(cache).__name__ for cache in caches) or "no cache of its own"
+            raise UnsupportedModelError(f"{spec.name}: layer {layer} keeps {kinds}, which the engine cannot run")
+
+
+def _page(caches: tuple[LayerCache, ...]) -> tuple[int, ...]:
+    """What a token's entry is made of; called for the kinds that _rule accepts."""
+    match caches[0]:
+        case FullAttention() | SlidingWindow() as cache:
+            return (cache.num_kv_heads, cache.head_dim, cache.head_dim_v)
+        case LatentAttention() as cache:
+            return (1, cache.kv_lora_rank + cache.qk_rope_head_dim)
+        case other:
+            raise AssertionError(f"{other} passed _rule")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadKV:
+    """One layer's K and V: [num_blocks, block_size, num_kv_heads, head_dim]; stored = value / scale."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    group: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatentKV:
+    """One layer's latents: [num_blocks, block_size, kv_lora_rank + rope dim]."""
+
+    cache: torch.Tensor
+    group: int
+
+
+LayerKV = HeadKV | LatentKV
+
+
+class KVCache:
+    """The pool's tensors, zero at first; it knows layers and groups, never sequences."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        groups: tuple[LayerGroup, ...],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        tp: TensorParallel,
+        scale: float = 1.0,
+    ) -> None:
+        """Raises UnsupportedModelError for an fp8 cache of latents, whose rope part would need scales of its own."""
+        self.num_blocks = num_blocks
+        self.tensors: list[torch.Tensor] = []
+        self.layers: dict[int, LayerKV] = {}
+
+        def pool(*entry: int) -> torch.Tensor:
+            self.tensors.append(torch.zeros(num_blocks, block_size, *entry, dtype=dtype, device=device))
+            return self.tensors[-1]
+
+        # Blocks of different groups never have the same id, so their n-th layers can share a tensor.
+        for n in range(max(len(group.layers) for group in groups)):
+            sharers = [(g, group.layers[n]) for g, group in enumerate(groups) if n < len(group.layers)]
+            match spec.layers[0][0]:
+                case LatentAttention() as cache:
+                    if dtype == torch.float8_e4m3fn:
+                        raise UnsupportedModelError(
+                            f"{spec.name}: the engine keeps no latents in fp8; use kv_cache_dtype auto"
+                        )
+                    latents = pool(cache.kv_lora_rank + cache.qk_rope_head_dim)
+                    self.layers |= {layer: LatentKV(latents, g) for g, layer in sharers}
+                case FullAttention() | SlidingWindow() as cache:
+                    heads = tp.share_kv_heads(cache.num_kv_heads)
+                    count = heads.stop - heads.start
+                    k, v = pool(count, cache.head_dim), pool(count, cache.head_dim_v)
+                    self.layers |= {layer: HeadKV(k, v, g, scale) for g, layer in sharers}
+                case other:
+                    raise AssertionError(f"{other} passed group_layers")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)

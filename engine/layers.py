@@ -1,0 +1,412 @@
+"""The parts of a decoder layer, each holding this rank's share of its weights.
+
+Layers are built by a Builder, which allocates a tensor, has the weight source fill it, and remembers it; nothing is
+allocated later. `kernels` is a backend module of engine.kernels.
+"""
+
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from engine.kv_cache import HeadKV, LatentKV, LayerKV
+from engine.loader import WeightSource
+from engine.step import StepTensors
+from engine.tp import TensorParallel
+from kvplan.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp
+
+VOCAB_PAD = 64  # rows of a vocabulary table are padded to a multiple of this, so that GEMMs stay aligned
+ALL = slice(None)
+
+
+@dataclass(slots=True)
+class Builder:
+    """Allocates and fills weights for one rank."""
+
+    source: WeightSource
+    tp: TensorParallel
+    kernels: ModuleType
+    dtype: torch.dtype
+    device: torch.device
+    weights: list[torch.Tensor] = field(default_factory=list)  # every tensor made here
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+        self.weights.append(tensor)
+        return tensor
+
+    def vector(self, name: str, size: int, part: slice = ALL, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = self.empty(len(range(size)[part]), dtype=dtype)
+        self.source.fill(tensor, name, (size,), (part,))
+        return tensor
+
+    def norm(self, name: str, size: int) -> torch.Tensor:
+        return self.vector(f"{name}.weight", size)
+
+    def outputs(self, rows: list[tuple[str, int, slice]], inputs: int, *, bias: bool = False) -> "Linear":
+        """A linear layer fused from several; of each (name, outputs, part) the rows `part` are held."""
+        counts = [len(range(outputs)[part]) for _, outputs, part in rows]
+        weight = self.empty(sum(counts), inputs)
+        offset = self.empty(sum(counts)) if bias else None
+        for view, (name, outputs, part) in zip(weight.split(counts), rows, strict=True):
+            self.source.fill(view, f"{name}.weight", (outputs, inputs), (part, ALL))
+        if offset is not None:
+            for view, (name, outputs, part) in zip(offset.split(counts), rows, strict=True):
+                self.source.fill(view, f"{name}.bias", (outputs,), (part,))
+        return Linear(weight, offset)
+
+    def inputs(self, name: str, outputs: int, inputs: int, part: slice, *, bias: bool = False) -> "SummedLinear":
+        """A linear layer of which the columns `part` are held; its results are summed over the ranks."""
+        weight = self.empty(outputs, len(range(inputs)[part]))
+        self.source.fill(weight, f"{name}.weight", (outputs, inputs), (ALL, part))
+        offset = self.vector(f"{name}.bias", outputs) if bias else None
+        return SummedLinear(weight, offset, self.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x [num_tokens, inputs] -> [num_tokens, outputs]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """A linear layer whose inputs are split over the ranks; the bias is added once, after the sum."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    tp: TensorParallel
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.tp.all_reduce(F.linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+
+# --- vocabulary -------------------------------------------------------------------------------------------------------
+
+
+class Vocabulary:
+    """A table [vocab_size, hidden], padded to 64 rows and split by rows: the embedding, the head, or both."""
+
+    def __init__(self, builder: Builder, name: str, vocab_size: int, hidden: int) -> None:
+        self.tp, self.vocab_size = builder.tp, vocab_size
+        padded = -(-vocab_size // (VOCAB_PAD * self.tp.size)) * VOCAB_PAD * self.tp.size
+        rows = self.tp.share(padded, "padded vocabulary rows")
+        self.first = rows.start
+        held = max(0, min(rows.stop, vocab_size) - rows.start)  # the others are padding, and 0
+        self.weight = builder.empty(rows.stop - rows.start, hidden)
+        self.weight[held:] = 0
+        if held:
+            part = (slice(rows.start, rows.start + held), ALL)
+            builder.source.fill(self.weight[:held], f"{name}.weight", (vocab_size, hidden), part)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] int64 -> [num_tokens, hidden]."""
+        if self.tp.size == 1:
+            return F.embedding(token_ids, self.weight)
+        local = token_ids - self.first
+        mine = (local >= 0) & (local < self.weight.shape[0])
+        rows = F.embedding(local.where(mine, 0), self.weight)
+        return self.tp.all_reduce(rows * mine[:, None])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden] -> [num_tokens, vocab_size]."""
+        return self.tp.all_gather(F.linear(hidden, self.weight))[:, : self.vocab_size]
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+class GroupedAttention:
+    """Attention over K and V heads (MHA, GQA, MQA), full or in a window, over the paged cache."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        name: str,
+        facts: HeadAttention,
+        hidden: int,
+        heads: tuple[int, int, int, int],
+        window: int | None,
+        rotary: torch.Tensor | None,
+        norm_eps: float,
+        unit_offset: bool,
+    ) -> None:
+        """heads: (num_heads, num_kv_heads, head_dim, head_dim_v); rotary: the table this layer's positions turn by."""
+        num_heads, num_kv_heads, self.head_dim, self.head_dim_v = heads
+        self.facts, self.kernels, self.window, self.rotary = facts, builder.kernels, window, rotary
+        self.norm_eps, self.unit_offset = norm_eps, unit_offset
+        mine, kv = builder.tp.share(num_heads, "heads"), builder.tp.share_kv_heads(num_kv_heads)
+        self.num_heads, self.num_kv_heads = mine.stop - mine.start, kv.stop - kv.start
+        self.qkv_proj = builder.outputs(
+            [
+                (f"{name}.q_proj", num_heads * self.head_dim, _times(mine, self.head_dim)),
+                (f"{name}.k_proj", num_kv_heads * self.head_dim, _times(kv, self.head_dim)),
+                (f"{name}.v_proj", num_kv_heads * self.head_dim_v, _times(kv, self.head_dim_v)),
+            ],
+            hidden,
+            bias=facts.qkv_bias,
+        )
+        width = num_heads * self.head_dim_v
+        self.o_proj = builder.inputs(
+            f"{name}.o_proj", hidden, width, _times(mine, self.head_dim_v), bias=facts.out_bias
+        )
+        self.q_norm = builder.norm(f"{name}.q_norm", self.head_dim) if facts.qk_norm else None
+        self.k_norm = builder.norm(f"{name}.k_norm", self.head_dim) if facts.qk_norm else None
+        self.sinks = builder.vector(f"{name}.sinks", num_heads, mine) if facts.sinks else None
+
+    def __call__(self, x: torch.Tensor, step: StepTensors, kv: LayerKV) -> torch.Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' K and V into their slots."""
+        assert isinstance(kv, HeadKV)
+        q_width, k_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        q, k, v = self.qkv_proj(x).split([q_width, k_width, self.num_kv_heads * self.head_dim_v], -1)
+        q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.kernels.rms_norm(q, self.q_norm, self.norm_eps, unit_offset=self.unit_offset)
+            k = self.kernels.rms_norm(k, self.k_norm, self.norm_eps, unit_offset=self.unit_offset)
+        if self.rotary is not None and self.facts.rotary is not None:
+            interleaved = self.facts.rotary.interleaved
+            q, k = self.kernels.rotate(q, k, self.rotary, step.positions, interleaved=interleaved)
+        self._store(k, v.unflatten(-1, (-1, self.head_dim_v)), step, kv)
+        return self.o_proj(self._attend(q, step, kv).flatten(1))
+
+    def _store(self, k: torch.Tensor, v: torch.Tensor, step: StepTensors, kv: HeadKV) -> None:
+        slots = step.groups[kv.group].slot_mapping
+        self.kernels.store_kv(k, v, kv.k, kv.v, slots, k_scale=kv.scale, v_scale=kv.scale)
+
+    def _attend(self, q: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
+        """The step's sequences: first those that decode, one token each, then those in prefill."""
+        tables, n = step.groups[kv.group].block_tables, step.num_decodes
+        options = {
+            "window": self.window,
+            "softcap": self.facts.softcap,
+            "sinks": self.sinks,
+            "k_scale": kv.scale,
+            "v_scale": kv.scale,
+        }
+        parts = []
+        if n:
+            decode = self.kernels.paged_decode
+            parts.append(decode(q[:n], kv.k, kv.v, tables[:n], step.context_lens[:n], self.facts.scale, **options))
+        if step.num_prefills:
+            parts.append(
+                self.kernels.paged_prefill(
+                    q[n:], kv.k, kv.v, tables[n:], step.query_start, step.context_lens[n:], self.facts.scale,
+                    max_query_len=step.max_query_len, **options,
+                )
+            )  # fmt: skip
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class LatentAttentionLayer:
+    """Multi-head latent attention (DeepSeek): the cache holds one latent and one rope key per token for all heads.
+
+    Decode is absorbed: queries are carried into the latent space, so the cache is read as it is. Prefill expands
+    the latents of its context to keys and values of every head, which costs less when many queries share them.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        name: str,
+        facts: LatentHeads,
+        hidden: int,
+        num_heads: int,
+        kv_lora_rank: int,
+        rotary: torch.Tensor,
+        norm_eps: float,
+    ) -> None:
+        self.facts, self.kernels, self.rotary, self.norm_eps = facts, builder.kernels, rotary, norm_eps
+        self.kv_lora_rank, self.rope_dim, self.nope_dim = kv_lora_rank, facts.rotary.dim, facts.qk_nope_head_dim
+        mine = builder.tp.share(num_heads, "heads")
+        self.num_heads = mine.stop - mine.start
+        qk_dim, kv_dim = self.nope_dim + self.rope_dim, self.nope_dim + facts.v_head_dim
+        q_rank = facts.q_lora_rank
+        down = [(f"{name}.kv_a_proj_with_mqa", kv_lora_rank + self.rope_dim, ALL)]
+        if q_rank is not None:
+            down.insert(0, (f"{name}.q_a_proj", q_rank, ALL))
+            self.q_a_norm = builder.norm(f"{name}.q_a_layernorm", q_rank)
+        self.down_proj = builder.outputs(down, hidden, bias=facts.bias)
+        q_name, q_inputs = (f"{name}.q_proj", hidden) if q_rank is None else (f"{name}.q_b_proj", q_rank)
+        self.q_proj = builder.outputs([(q_name, num_heads * qk_dim, _times(mine, qk_dim))], q_inputs)
+        self.kv_a_norm = builder.norm(f"{name}.kv_a_layernorm", kv_lora_rank)
+        rows = (f"{name}.kv_b_proj", num_heads * kv_dim, _times(mine, kv_dim))
+        self.kv_b_proj = builder.outputs([rows], kv_lora_rank)
+        self.o_proj = builder.inputs(
+            f"{name}.o_proj", hidden, num_heads * facts.v_head_dim, _times(mine, facts.v_head_dim), bias=facts.bias
+        )
+
+    def __call__(self, x: torch.Tensor, step: StepTensors, kv: LayerKV) -> torch.Tensor:
+        """[num_tokens, hidden] -> [num_tokens, hidden]; writes the tokens' latents into their slots."""
+        assert isinstance(kv, LatentKV)
+        *q_latent, latent, k_rope = self.down_proj(x).split(
+            [*([] if self.facts.q_lora_rank is None else [self.facts.q_lora_rank]), self.kv_lora_rank, self.rope_dim],
+            -1,
+        )
+        q_input = self.kernels.rms_norm(q_latent[0], self.q_a_norm, self.norm_eps) if q_latent else x
+        q = self.q_proj(q_input).view(-1, self.num_heads, self.nope_dim + self.rope_dim)
+        q_nope, q_rope = q.split([self.nope_dim, self.rope_dim], -1)
+        latent = self.kernels.rms_norm(latent.contiguous(), self.kv_a_norm, self.norm_eps)
+        q_rope, k_rope = self.kernels.rotate(
+            q_rope, k_rope[:, None], self.rotary, step.positions, interleaved=self.facts.rotary.interleaved
+        )
+        self.kernels.store_latent(torch.cat([latent, k_rope[:, 0]], -1), kv.cache, step.groups[kv.group].slot_mapping)
+        n, parts = step.num_decodes, []
+        if n:
+            parts.append(self._decode(q_nope[:n], q_rope[:n], step, kv))
+        if step.num_prefills:
+            parts.append(self._prefill(torch.cat([q_nope[n:], q_rope[n:]], -1), step, kv))
+        return self.o_proj((parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1))
+
+    def _up(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(keys [heads, nope_dim, rank], values [heads, v_head_dim, rank]) of the latent: views of kv_b_proj."""
+        up = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
+        return up[:, : self.nope_dim], up[:, self.nope_dim :]
+
+    def _decode(self, q_nope: torch.Tensor, q_rope: torch.Tensor, step: StepTensors, kv: LatentKV) -> torch.Tensor:
+        n = step.num_decodes
+        up_k, up_v = self._up()
+        absorbed = torch.einsum("thd,hdr->thr", q_nope, up_k)
+        out = self.kernels.latent_decode(
+            torch.cat([absorbed, q_rope], -1), kv.cache, step.groups[kv.group].block_tables[:n],
+            step.context_lens[:n], self.facts.scale, latent_dim=self.kv_lora_rank,
+        )  # fmt: skip
+        return torch.einsum("thr,hdr->thd", out, up_v)
+
+    def _prefill(self, q: torch.Tensor, step: StepTensors, kv: LatentKV) -> torch.Tensor:
+        """Sequence by sequence, on keys and values of all heads; q [num_prefill_tokens, heads, nope + rope]."""
+        up_k, up_v = self._up()
+        out = q.new_empty(q.shape[0], self.num_heads, self.facts.v_head_dim)
+        block_size = kv.cache.shape[1]
+        for i, (start, end) in enumerate(zip(step.prefill_starts, step.prefill_starts[1:], strict=False)):
+            context_len = step.prefill_context_lens[i]
+            blocks = step.groups[kv.group].block_tables[step.num_decodes + i, : -(-context_len // block_size)]
+            rows = kv.cache[blocks].flatten(0, 1)[:context_len]
+            latent, k_rope = rows.split([self.kv_lora_rank, self.rope_dim], -1)
+            k = torch.cat([torch.einsum("tr,hdr->htd", latent, up_k), k_rope.expand(self.num_heads, -1, -1)], -1)
+            v = torch.einsum("tr,hdr->htd", latent, up_v)
+            queries = torch.arange(context_len - (end - start), context_len, device=q.device)
+            mask = torch.arange(context_len, device=q.device) <= queries[:, None]
+            attended = F.scaled_dot_product_attention(
+                q[start:end].transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.facts.scale
+            )
+            out[start:end] = attended[0].transpose(0, 1)
+        return out
+
+
+def _times(heads: slice, width: int) -> slice:
+    """The rows of these heads, `width` each."""
+    return slice(heads.start * width, heads.stop * width)
+
+
+# --- feed-forward -----------------------------------------------------------------------------------------------------
+
+
+class Mlp:
+    """down(activation(gate(x)) * up(x)), gate and up in one matrix."""
+
+    def __init__(self, builder: Builder, name: str, facts: GatedMlp, hidden: int) -> None:
+        self.facts, self.kernels = facts, builder.kernels
+        mine = builder.tp.share(facts.inner, "MLP channels")
+        rows = [(f"{name}.gate_proj", facts.inner, mine), (f"{name}.up_proj", facts.inner, mine)]
+        self.gate_up_proj = builder.outputs(rows, hidden, bias=facts.bias)
+        self.down_proj = builder.inputs(f"{name}.down_proj", hidden, facts.inner, mine, bias=facts.bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.kernels.gated_activation(self.gate_up_proj(x), self.facts.activation))
+
+
+class Moe:
+    """Routed experts, each split by its inner channels over the ranks, and shared ones beside them."""
+
+    def __init__(self, builder: Builder, name: str, facts: MoeMlp, hidden: int) -> None:
+        self.facts, self.kernels, self.tp = facts, builder.kernels, builder.tp
+        names = EXPERT_NAMES[facts.names]
+        name = f"{name.removesuffix('mlp')}{names.block}"
+        self.router = builder.outputs(
+            [(f"{name}.{names.router}", facts.num_experts, ALL)], hidden, bias=facts.router_bias
+        )
+        self.correction = (
+            builder.vector(f"{name}.{names.router}.e_score_correction_bias", facts.num_experts, dtype=torch.float32)
+            if facts.correction
+            else None
+        )
+        mine = builder.tp.share(facts.inner, "expert channels")
+        local = mine.stop - mine.start
+        self.w13 = builder.empty(facts.num_experts, 2 * local, hidden)
+        self.w2 = builder.empty(facts.num_experts, hidden, local)
+        self.b13 = builder.empty(facts.num_experts, 2 * local) if facts.bias else None
+        self.b2 = builder.empty(facts.num_experts, hidden) if facts.bias else None
+        self._fill_experts(builder.source, f"{name}.experts", names, mine, hidden)
+        shared = GatedMlp(facts.shared_inner, facts.activation)
+        self.shared = Mlp(builder, f"{name}.shared_experts", shared, hidden) if facts.shared_inner else None
+
+    def _fill_experts(self, source: WeightSource, name: str, names: "ExpertNames", mine: slice, hidden: int) -> None:
+        count, inner, local = self.facts.num_experts, self.facts.inner, mine.stop - mine.start
+        if self.facts.names == "gpt_oss":  # all experts in one tensor, [inputs, outputs], gate and up interleaved
+            for offset, half in ((0, slice(0, local)), (1, slice(local, None))):
+                columns = slice(2 * mine.start + offset, 2 * mine.stop, 2)
+                shape = (count, hidden, 2 * inner)
+                source.fill(self.w13[:, half].transpose(1, 2), f"{name}.gate_up_proj", shape, (ALL, ALL, columns))
+                if self.b13 is not None:
+                    source.fill(self.b13[:, half], f"{name}.gate_up_proj_bias", (count, 2 * inner), (ALL, columns))
+            source.fill(self.w2.transpose(1, 2), f"{name}.down_proj", (count, inner, hidden), (ALL, mine, ALL))
+            if self.b2 is not None:
+                source.fill(self.b2, f"{name}.down_proj_bias", (count, hidden))
+            return
+        for e in range(count):
+            source.fill(self.w13[e, :local], f"{name}.{e}.{names.gate}.weight", (inner, hidden), (mine, ALL))
+            source.fill(self.w13[e, local:], f"{name}.{e}.{names.up}.weight", (inner, hidden), (mine, ALL))
+            source.fill(self.w2[e], f"{name}.{e}.{names.down}.weight", (hidden, inner), (ALL, mine))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        facts = self.facts
+        expert_ids, expert_weights = route(facts, self.router(x), self.correction)
+        b2 = self.b2 if self.tp.rank == 0 else None  # added once over the ranks
+        y = self.kernels.moe_mlp(
+            x, self.w13, self.w2, expert_ids, expert_weights, facts.activation, b13=self.b13, b2=b2,
+            limit=facts.swiglu_limit, alpha=facts.swiglu_alpha,
+        )  # fmt: skip
+        y = self.tp.all_reduce(y)
+        return y if self.shared is None else y + self.shared(x)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the parts of a sparse layer."""
+
+    block: str
+    router: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+EXPERT_NAMES: dict[Literal["mixtral", "qwen", "gpt_oss"], ExpertNames] = {
+    "mixtral": ExpertNames("block_sparse_moe", "gate", "w1", "w3", "w2"),
+    "qwen": ExpertNames("mlp", "gate"),
+    "gpt_oss": ExpertNames("mlp", "router"),
+}
+
+
+def route(facts: MoeMlp, logits: torch.Tensor, correction: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts: logits [num_tokens, num_experts] -> (ids [num_tokens, top_k], weights alike, float32)."""
+    scores = logits.float().softmax(-1) if facts.scoring == "softmax" else logits.float().sigmoid()
+    choice = scores if correction is None else scores + correction
+    if facts.groups > 1:
+        grouped = choice.unflatten(-1, (facts.groups, -1))
+        best = grouped.amax(-1) if correction is None else grouped.topk(2, -1).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(facts.top_groups, -1).indices, True)
+        choice = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+    ids = choice.topk(facts.top_k, -1).indices
+    weights = scores.gather(-1, ids)
+    if facts.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * facts.scale

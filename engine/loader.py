@@ -1,0 +1,145 @@
+"""Where weights come from: a Hugging Face directory of safetensors, or a seed; each tensor is filled in place, once.
+
+A layer allocates its tensors and asks for what goes into them, so nothing ever exists twice and a rank reads its own
+part of the file only. Pickled checkpoints are never opened.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kvplan.errors import InvalidInputError
+
+Part = tuple[slice, ...]
+INDEX = "model.safetensors.index.json"
+# What a checkpoint may hold beside the decoder: tables that are computed here, other modalities, draft layers' extras.
+IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$"
+)
+
+
+class WeightSource(Protocol):
+    """Fills tensors that a layer has allocated."""
+
+    def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
+        """Put the `part` of the tensor called `name`, whose whole shape is `shape`, into out (any view)."""
+
+    def finish(self, num_layers: int) -> None:
+        """Raise when something that belongs to the model was left over."""
+
+
+class NoWeights:
+    """For tensors without memory, built to be asked for their sizes."""
+
+    def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
+        return
+
+    def finish(self, num_layers: int) -> None:
+        return
+
+
+class RandomWeights:
+    """Random weights of the right size: matrices normal around 0, norms 1, from a seed."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
+        if name.endswith("norm.weight"):
+            out.fill_(1)
+        else:
+            out.normal_(0, 0.02, generator=self._generator)
+
+    def finish(self, num_layers: int) -> None:
+        return
+
+
+class Checkpoint:
+    """The safetensors files of a directory; names are given as in a plain text model ("model.layers.0...")."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[str, Any] = {}  # open, by file name
+        self._file_of = self._find_tensors()
+        self._prefix = self._find_prefix()
+        self._unused = set(self._file_of)
+
+    def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
+        own = self._own_name(name)
+        if own not in self._file_of:
+            raise InvalidInputError(f"{self.directory}: tensor {own!r} is missing; the checkpoint is not complete")
+        file = self._file_of[own]
+        try:
+            stored = self._open(file).get_slice(own)
+            found = tuple(stored.get_shape())
+            if found != shape:
+                raise InvalidInputError(
+                    f"{self.directory / file}: tensor {own!r} has shape {list(found)}, the config says {list(shape)}; "
+                    "weights and config.json do not belong together"
+                )
+            whole = tuple(slice(p.start, p.stop) for p in part) or (slice(None),) * len(shape)
+            strides = tuple(slice(None, None, p.step) for p in part) or ...  # a file is read without gaps
+            out.copy_(stored[whole][strides])
+        except SafetensorError as error:
+            raise InvalidInputError(f"{self.directory / file}: tensor {own!r} cannot be read ({error})") from error
+        self._unused.discard(own)
+
+    def finish(self, num_layers: int) -> None:
+        left = sorted(name for name in self._unused if not self._is_beside_the_model(name, num_layers))
+        if left:
+            raise InvalidInputError(
+                f"{self.directory}: {len(left)} tensors have no place in the model the config describes "
+                f"({', '.join(left[:3])}{', ...' if len(left) > 3 else ''}); "
+                "weights and config.json do not belong together"
+            )
+        self._files.clear()
+
+    def _is_beside_the_model(self, name: str, num_layers: int) -> bool:
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        is_draft = layer is not None and int(layer[1]) >= num_layers  # multi-token prediction layers
+        return is_draft or IGNORED.search(name) is not None or name == self._own_name("lm_head.weight")
+
+    def _find_tensors(self) -> dict[str, str]:
+        index = self.directory / INDEX
+        if index.exists():
+            try:
+                names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+                return {str(name): Path(file).name for name, file in names.items()}
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise InvalidInputError(f"{index}: is not an index of safetensors files ({error!r})") from error
+        files = sorted(path.name for path in self.directory.glob("*.safetensors"))
+        if not files:
+            raise InvalidInputError(
+                f"{self.directory}: holds no .safetensors file; pickled weights are not read, convert them first"
+            )
+        return {name: file for file in files for name in self._open(file).keys()}  # noqa: SIM118 (a safe_open is no dict)
+
+    def _open(self, file: str) -> Any:
+        if file not in self._files:
+            path = self.directory / file
+            try:
+                self._files[file] = safe_open(path, framework="pt", device="cpu")
+            except FileNotFoundError as error:
+                raise InvalidInputError(f"{path}: is named in {INDEX} and does not exist; download it") from error
+            except (SafetensorError, OSError) as error:
+                raise InvalidInputError(f"{path}: is damaged or truncated ({error}); download it again") from error
+        return self._files[file]
+
+    def _find_prefix(self) -> str:
+        """What stands before "embed_tokens.weight": "model." in text models, longer inside multimodal ones."""
+        ends = [name for name in self._file_of if name.endswith("embed_tokens.weight")]
+        if not ends:
+            raise InvalidInputError(
+                f"{self.directory}: has no tensor ...embed_tokens.weight; this is no decoder's weights"
+            )
+        return min(ends, key=len).removesuffix("embed_tokens.weight")
+
+    def _own_name(self, name: str) -> str:
+        if name.startswith("model."):
+            return self._prefix + name.removeprefix("model.")
+        outer = self._prefix.removesuffix("model.") + name  # lm_head beside "model." or "language_model.model."
+        return outer if outer in self._file_of else name

@@ -1,0 +1,107 @@
+"""What the engine's parts take, from its own tensors and the allocator: never from a formula."""
+
+import os
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes on this rank's device after start-up.
+
+    weights        parameters; buffers: tables computed at load (rotary)
+    activations    most that one step held beside those, seen in the profile run
+    kv_cache       the pool: num_blocks of block_bytes each
+    cuda_graphs    what capturing took; 0 without graphs
+    non_torch      used on the device and not by torch's allocator (CUDA context, libraries); 0 on a CPU
+    total, budget  of the device, or memory_limit; the share of it that gpu_memory_utilization grants
+    """
+
+    weights: int
+    buffers: int
+    activations: int
+    kv_cache: int
+    cuda_graphs: int
+    non_torch: int
+    total: int
+    budget: int
+    num_blocks: int
+    block_bytes: int
+
+
+def nbytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def device_memory(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes of the device; of a CPU, the machine's."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return free, total
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+
+class PeakMeter:
+    """Most bytes of tensors that lived at once inside `with`, beyond those that lived before.
+
+    On a GPU torch's allocator knows; on a CPU every operator's new storages are counted until they are freed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._storages = _StorageCounter()
+        self._stack = ExitStack()
+        self._before = 0
+        self.peak = 0
+
+    def __enter__(self) -> "PeakMeter":
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
+        else:
+            self._stack.enter_context(self._storages)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            self.peak = torch.cuda.max_memory_allocated(self._device) - self._before
+        else:
+            self._stack.close()
+            self.peak = self._storages.peak
+
+
+class _StorageCounter(TorchDispatchMode):
+    """Counts the bytes of storages that operators create, and notices when they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.live = self.peak = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs:
+                self._count(x.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known or storage.nbytes() == 0:
+            return
+        self._known.add(storage)
+        self.live += storage.nbytes()
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._freed, storage.nbytes())
+
+    def _freed(self, size: int) -> None:
+        self.live -= size
