@@ -1,6 +1,5 @@
 """The engine: `step()` schedules, runs and updates; everything else is getting requests in and outputs out."""
 
-import json
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -13,6 +12,7 @@ import torch
 from engine.batch import BatchArrays, BatchBuilder
 from engine.block_manager import NULL_BLOCK
 from engine.config import EngineConfig, SamplingParams
+from engine.directory import read_eos_token_ids, read_spec, read_tokenizer
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.memory import MemoryReport
 from engine.model_runner import ModelRunner
@@ -21,7 +21,6 @@ from engine.sampler import SampledTokens
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.tp import join
-from kvplan import hf_config
 from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.spec import ModelSpec
 
@@ -72,7 +71,7 @@ class Engine:
         self.config = config = config or EngineConfig()
         self.device = _device(config.device)
         directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
-        self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else _read_spec(Path(spec_or_dir))
+        self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
         self.max_model_len = _max_model_len(self.spec, config.max_model_len)
         tp = join(config.tensor_parallel_size, self.device.type)
         if tp.size > 1 and self.device.type == "cuda":
@@ -82,8 +81,8 @@ class Engine:
         rules = tuple(group.rule for group in self.runner.groups)
         self.scheduler = Scheduler(_scheduler_config(config, self.max_model_len), self.runner.memory.num_blocks, rules)
         self._batches = BatchBuilder(rules, config.max_num_seqs, self.max_model_len)
-        self.tokenizer = _tokenizer(directory)
-        self.eos_token_ids = _eos_token_ids(directory)
+        self.tokenizer = None if directory is None else read_tokenizer(directory)
+        self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
         self._requests: dict[str, Request] = {}
         self._num_requests = self._num_steps = self._prompt_tokens = self._generation_tokens = 0
@@ -186,8 +185,8 @@ class Engine:
 
     def _update(self, batch: Batch, arrays: BatchArrays, sampled: SampledTokens) -> list[Request]:
         """Apply a step's tokens; returns the requests that ended."""
-        for request in self._first_admitted(batch):
-            request.num_cached_tokens = batch.hits[request.seq]
+        for seq in batch.new:
+            self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         bad = [seq for seq, is_bad in zip(arrays.seqs, sampled.is_bad, strict=True) if is_bad]
         ended = [self._requests[seq.request_id] for seq in bad]
         if bad:
@@ -204,9 +203,6 @@ class Engine:
                     self.scheduler.finish(seq.request_id, "stop")
                 seq.finish_reason = "stop"
         return ended
-
-    def _first_admitted(self, batch: Batch) -> list[Request]:
-        return [self._requests[seq.request_id] for seq in batch.new]
 
     def _fail_as_not_a_number(self, seqs: list[Sequence]) -> None:
         """Fail sequences whose logits are no numbers, and clean the blocks that nobody else holds."""
@@ -274,7 +270,7 @@ class Engine:
         return ids
 
 
-# --- what a directory and a config say ------------------------------------------------------------------------------
+# --- what prompts and a config say ------------------------------------------------------------------------------
 
 
 def _prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
@@ -299,12 +295,6 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device: the engine runs on cpu and cuda ({name})")
     return device
-
-
-def _read_spec(directory: Path) -> ModelSpec:
-    if not directory.is_dir():
-        raise InvalidInputError(f"{directory}: is no directory; give a model directory, or a ModelSpec")
-    return hf_config.load_spec(directory)
 
 
 def _max_model_len(spec: ModelSpec, wanted: int | None) -> int:
@@ -332,33 +322,3 @@ def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConf
         watermark=config.watermark,
         allocator=config.allocator,
     )
-
-
-def _tokenizer(directory: Path | None) -> Any:
-    """The directory's tokenizer; None where it has none."""
-    if directory is None or not (directory / "tokenizer.json").exists():
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(directory / "tokenizer.json"))
-    except Exception as error:  # the library raises plain Exception
-        raise InvalidInputError(f"{directory / 'tokenizer.json'}: is not a tokenizer ({error})") from error
-
-
-def _eos_token_ids(directory: Path | None) -> frozenset[int]:
-    """The tokens that end a text, by generation_config.json or else config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = (directory or Path()) / name
-        if directory is None or not path.exists():
-            continue
-        try:
-            stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError) as error:
-            raise InvalidInputError(f"{path}: is not a JSON object ({error})") from error
-        if stated is not None:
-            ids = stated if isinstance(stated, list) else [stated]
-            if not all(isinstance(token, int) for token in ids):
-                raise InvalidInputError(f"{path}: eos_token_id must be a token id or a list of them ({stated!r:.60})")
-            return frozenset(ids)
-    return frozenset()

@@ -1,0 +1,45 @@
+"""What a Hugging Face directory says beside its weights: the model, its tokenizer, and which tokens end a text."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvplan import hf_config
+from kvplan.errors import InvalidInputError
+from kvplan.spec import ModelSpec
+
+
+def read_spec(directory: Path) -> ModelSpec:
+    if not directory.is_dir():
+        raise InvalidInputError(f"{directory}: is no directory; give a model directory, or a ModelSpec")
+    return hf_config.load_spec(directory)
+
+
+def read_tokenizer(directory: Path) -> Any:
+    """The directory's tokenizer; None where it has none."""
+    if not (directory / "tokenizer.json").exists():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    except Exception as error:  # the library raises plain Exception
+        raise InvalidInputError(f"{directory / 'tokenizer.json'}: is not a tokenizer ({error})") from error
+
+
+def read_eos_token_ids(directory: Path) -> frozenset[int]:
+    """The tokens that end a text, by generation_config.json or else config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        if not path.exists():
+            continue
+        try:
+            stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError) as error:
+            raise InvalidInputError(f"{path}: is not a JSON object ({error})") from error
+        if stated is not None:
+            ids = stated if isinstance(stated, list) else [stated]
+            if not all(isinstance(token, int) for token in ids):
+                raise InvalidInputError(f"{path}: eos_token_id must be a token id or a list of them ({stated!r:.60})")
+            return frozenset(ids)
+    return frozenset()
