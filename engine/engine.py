@@ -5,7 +5,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 

@@ -17,6 +17,7 @@ from engine.step import StepTensors
 from engine.tp import TensorParallel
 from kvplan.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp
 
+LATENT_NORM_EPS = 1e-6  # DeepSeek's own code and transformers' norm latents with it, whatever rms_norm_eps says
 VOCAB_PAD = 64  # rows of a vocabulary table are padded to a multiple of this, so that GEMMs stay aligned
 ALL = slice(None)
 
@@ -221,9 +222,8 @@ class LatentAttentionLayer:
         num_heads: int,
         kv_lora_rank: int,
         rotary: torch.Tensor,
-        norm_eps: float,
     ) -> None:
-        self.facts, self.kernels, self.rotary, self.norm_eps = facts, builder.kernels, rotary, norm_eps
+        self.facts, self.kernels, self.rotary = facts, builder.kernels, rotary
         self.kv_lora_rank, self.rope_dim, self.nope_dim = kv_lora_rank, facts.rotary.dim, facts.qk_nope_head_dim
         mine = builder.tp.share(num_heads, "heads")
         self.num_heads = mine.stop - mine.start
@@ -250,10 +250,10 @@ class LatentAttentionLayer:
             [*([] if self.facts.q_lora_rank is None else [self.facts.q_lora_rank]), self.kv_lora_rank, self.rope_dim],
             -1,
         )
-        q_input = self.kernels.rms_norm(q_latent[0], self.q_a_norm, self.norm_eps) if q_latent else x
+        q_input = self.kernels.rms_norm(q_latent[0], self.q_a_norm, LATENT_NORM_EPS) if q_latent else x
         q = self.q_proj(q_input).view(-1, self.num_heads, self.nope_dim + self.rope_dim)
         q_nope, q_rope = q.split([self.nope_dim, self.rope_dim], -1)
-        latent = self.kernels.rms_norm(latent.contiguous(), self.kv_a_norm, self.norm_eps)
+        latent = self.kernels.rms_norm(latent.contiguous(), self.kv_a_norm, LATENT_NORM_EPS)
         q_rope, k_rope = self.kernels.rotate(
             q_rope, k_rope[:, None], self.rotary, step.positions, interleaved=self.facts.rotary.interleaved
         )

@@ -148,7 +148,7 @@ def _attention(model: Model, builder: Builder, spec: ModelSpec, index: int) -> G
             rotary = model.rotary(facts.rotary)
             assert rotary is not None
             return LatentAttentionLayer(
-                builder, name, facts, spec.hidden_size, spec.num_heads, cache.kv_lora_rank, rotary, eps
+                builder, name, facts, spec.hidden_size, spec.num_heads, cache.kv_lora_rank, rotary
             )
         case facts, _:
             raise UnsupportedModelError(

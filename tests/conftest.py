@@ -1,11 +1,15 @@
 """Shared by all tests: `--update` rewrites expected output, `golden` compares with it, hypothesis profiles."""
 
 import difflib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# One test worker per core: more threads of torch would wait for each other. Set before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
 
