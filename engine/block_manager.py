@@ -187,6 +187,7 @@ class BlockManager:
         self.groups = groups
         self.enable_prefix_caching = enable_prefix_caching
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
+        self.dropping = tuple(g for g, group in enumerate(groups) if self._gives_back(group))
         self.max_held = tuple(max_blocks_held(group, max_model_len, max_in_flight_tokens) for group in groups)
 
     @property
@@ -219,19 +220,32 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         for g, group in enumerate(self.groups):
-            hashes = block_hashes(seq, group.block_size)
             end = num_tokens // group.block_size
-            for i in range(seq.num_cached_blocks[g], end):
-                block = seq.block_table[g][i]
-                if block != NULL_BLOCK and self._is_kept(seq, group, i):
-                    self.pool.remember(block, (hashes[i], g))
-            seq.num_cached_blocks[g] = max(end, seq.num_cached_blocks[g])
+            if end > seq.num_cached_blocks[g]:
+                self._cache_blocks(seq, g, range(seq.num_cached_blocks[g], end))
+                seq.num_cached_blocks[g] = end
+
+    def _cache_blocks(self, seq: Sequence, g: int, numbers: range) -> None:
+        hashes = block_hashes(seq, self.groups[g].block_size)
+        for i in numbers:
+            block = seq.block_table[g][i]
+            if block != NULL_BLOCK and self._is_kept(seq, self.groups[g], i):
+                self.pool.remember(block, (hashes[i], g))
 
     def forget(self, seq: Sequence, num_computed_tokens: int) -> None:
-        """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all."""
+        """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all.
+
+        A block that another sequence holds too stays: it was computed, or that sequence is withdrawn as well.
+        """
         for group, table in zip(self.groups, seq.block_table, strict=True):
             for block in table[num_computed_tokens // group.block_size :]:
-                self.pool.forget(block)
+                if self.pool.ref_counts[block] == 1:
+                    self.pool.forget(block)
+
+    def distrust(self, blocks: Iterable[int]) -> None:
+        """Withdraw blocks, none of them shared, whose contents turned out wrong."""
+        for block in blocks:
+            self.pool.forget(block)
 
     def _aligned(self, num_tokens: int) -> int:
         return num_tokens // self.hit_alignment * self.hit_alignment
@@ -304,14 +318,17 @@ class BlockManager:
         seq.block_table = [list(blocks) for blocks in hit.blocks]
         seq.num_cached_blocks = [len(blocks) for blocks in hit.blocks]
         self._extend(seq, num_tokens)
+        self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them."""
         self._drop_unread(seq)
-        tables = zip(self.groups, seq.block_table, strict=True)
-        if sum(self._num_new(group, len(table), num_tokens) for group, table in tables) > self.num_free_blocks:
+        num_missing = self._num_missing(seq, num_tokens)
+        if num_missing > self.num_free_blocks:
             return False
-        self._extend(seq, num_tokens)
+        if num_missing:
+            self._extend(seq, num_tokens)
+        self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
         return True
 
     def release(self, seq: Sequence) -> None:
@@ -323,6 +340,16 @@ class BlockManager:
     def num_held(self, seq: Sequence) -> list[int]:
         """Real blocks per group."""
         return [sum(block != NULL_BLOCK for block in table) for table in seq.block_table]
+
+    def num_to_hold(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks that an admitted sequence holds once it has room for num_tokens tokens."""
+        return sum(self.num_held(seq)) + self._num_missing(seq, num_tokens)
+
+    def _num_missing(self, seq: Sequence, num_tokens: int) -> int:
+        missing = 0
+        for group, table in zip(self.groups, seq.block_table, strict=True):
+            missing += self._num_new(group, len(table), num_tokens)
+        return missing
 
     def _num_new(self, group: Group, num_held: int, num_tokens: int) -> int:
         """Blocks to take so that a table of num_held entries covers num_tokens tokens."""
@@ -340,14 +367,24 @@ class BlockManager:
             blocks = self.pool.take(self._num_new(group, len(table), num_tokens))
             gap = max(0, self._table_len(group, num_tokens) - len(table) - len(blocks))
             table += [NULL_BLOCK] * gap + blocks
-        self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
+
+    def _gives_back(self, group: Group) -> bool:
+        """Whether a sequence's early blocks become useless while it runs."""
+        match group:
+            case FullGroup():
+                return False
+            case WindowGroup() | ChunkedGroup():
+                return True
+            case MambaGroup():
+                return self.enable_prefix_caching  # else there is one state, overwritten in place
+            case _:
+                assert_never(group)
 
     def _drop_unread(self, seq: Sequence) -> None:
         """Give back the blocks that lie wholly before what the next query reads."""
-        for group, table in zip(self.groups, seq.block_table, strict=True):
+        for g in self.dropping:
+            group, table = self.groups[g], seq.block_table[g]
             end = min(num_skipped_tokens(group, seq.num_settled_tokens) // group.block_size, len(table))
-            if isinstance(group, MambaGroup) and not self.enable_prefix_caching:
-                continue
             for i in reversed(range(end)):
                 if table[i] == NULL_BLOCK and not isinstance(group, MambaGroup):
                     break

@@ -1,7 +1,8 @@
 """What a user decides about the engine and about a request, by vLLM's names; plain Python, no torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from math import isfinite
+from typing import Literal, TypeGuard
 
 from kvplan.errors import UsageError
 
@@ -59,10 +60,16 @@ class EngineConfig:
         for name in ("num_blocks", "max_model_len", "memory_limit"):
             need(name, getattr(self, name) is None or _is_count(getattr(self, name)), "a whole number of at least 1")
         need("num_blocks", self.num_blocks is None or self.num_blocks >= 2, "at least 2: block 0 holds nothing")
+        for name in ("gpu_memory_utilization", "kv_scale", "watermark"):
+            need(name, _is_number(getattr(self, name)), "a finite number")
         need("gpu_memory_utilization", 0 < self.gpu_memory_utilization <= 1, "above 0 and at most 1")
         need("kv_scale", self.kv_scale > 0, "above 0")
         need("watermark", 0 <= self.watermark < 1, "at least 0 and below 1")
-        need("long_prefill_token_threshold", self.long_prefill_token_threshold >= 0, "at least 0")
+        threshold = self.long_prefill_token_threshold
+        need("long_prefill_token_threshold", threshold == 0 or _is_count(threshold), "a whole number of at least 0")
+        need("seed", _is_whole(self.seed), "a whole number")
+        for name in ("enable_prefix_caching", "enforce_eager"):
+            need(name, isinstance(getattr(self, name), bool), "True or False")
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
@@ -111,13 +118,18 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         need("stop", all(isinstance(text, str) and text for text in self.stop), "texts that are not empty")
-        need("temperature", 0 <= self.temperature < float("inf"), "at least 0")
+        need("stop_token_ids", all(_is_whole(token) for token in self.stop_token_ids), "token ids")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            need(name, _is_number(getattr(self, name)), "a finite number")
+        for name in ("seed", "logprobs"):
+            need(name, getattr(self, name) is None or _is_whole(getattr(self, name)), "a whole number")
+        need("temperature", self.temperature >= 0, "at least 0")
         need("top_k", isinstance(self.top_k, int) and self.top_k >= -1, "a whole number of at least -1")
         need("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         need("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         need("max_tokens", _is_count(self.max_tokens), "a whole number of at least 1")
         need("logprobs", self.logprobs is None or 0 <= self.logprobs <= 1024, "from 0 to 1024")
-        need("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0")
+        need("repetition_penalty", self.repetition_penalty > 0, "above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")
 
@@ -130,5 +142,13 @@ class SamplingParams:
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
 
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return _is_whole(value) and value >= 1
+
+
+def _is_number(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, float) and isfinite(value))

@@ -59,11 +59,17 @@ class Stats:
 class Engine:
     """A model that serves requests; under torchrun every rank has one and calls it alike."""
 
-    def __init__(self, spec_or_dir: ModelSpec | str | Path, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self,
+        spec_or_dir: ModelSpec | str | Path,
+        config: EngineConfig | None = None,
+        on_stage: Callable[[str], None] = lambda name: None,
+    ) -> None:
         """Load the model and size the pool.
 
         spec_or_dir  a Hugging Face directory (config.json, safetensors, perhaps tokenizer.json), or a ModelSpec with
                      load_format="dummy"
+        on_stage     called as each stage of the start begins: weights, profile_run, pool, graphs
         Raises UnsupportedModelError for what it cannot run, InvalidInputError for damaged files, EnvironmentProblem
         for a device that is missing or too small.
         """
@@ -76,7 +82,7 @@ class Engine:
         if tp.size > 1 and self.device.type == "cuda":
             self.device = torch.device("cuda", tp.rank)
         source = _weight_source(directory, config, self.device)
-        self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len)
+        self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)
         self.scheduler = Scheduler(_scheduler_config(config, self.max_model_len), self.runner.memory.num_blocks, rules)
         self._batches = BatchBuilder(rules, config.max_num_seqs, self.max_model_len)
@@ -104,20 +110,16 @@ class Engine:
         each = [params or SamplingParams()] * len(several) if not isinstance(params, Many) else list(params)
         if len(each) != len(several):
             raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
-        ids: list[str] = []
-        outputs: dict[str, RequestOutput] = {}
+        requests: list[Request] = []
         try:
             for prompt, chosen in zip(several, each, strict=True):
-                ids.append(self.add_request(prompt, chosen, on_token=on_token))
-            waited_for = set(ids)
-            while waited_for:
-                done = {output.request_id: output for output in self.step()}
-                outputs |= done
-                waited_for -= done.keys()
+                requests.append(self._requests[self.add_request(prompt, chosen, on_token=on_token)])
+            while not all(request.seq.is_finished for request in requests):
+                self.step()
         finally:  # also after an error or Ctrl-C: the engine goes on without these requests
-            for request_id in ids:
-                self.abort(request_id)
-        return [outputs[request_id] for request_id in ids]
+            for request in requests:
+                self.abort(request.seq.request_id)
+        return [request.output() for request in requests]
 
     def add_request(
         self,
@@ -175,12 +177,13 @@ class Engine:
                 sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
             except BaseException as error:
                 self._drop(arrays.seqs, f"the step failed: {error!r:.200}")
+                for request in ended:
+                    del self._requests[request.seq.request_id]
                 raise
             ended += self._update(batch, arrays, sampled)
         self._count(batch, time.perf_counter() - start)
-        for request in ended:
-            del self._requests[request.seq.request_id]
-        return [request.output() for request in ended]
+        # Without those that a callback of this step aborted: abort() has given their output away.
+        return [request.output() for request in ended if self._requests.pop(request.seq.request_id, None) is request]
 
     def _update(self, batch: Batch, arrays: BatchArrays, sampled: SampledTokens) -> list[Request]:
         """Apply a step's tokens; returns the requests that ended."""
@@ -195,8 +198,10 @@ class Engine:
         finished = self.scheduler.update(batch, {seq.request_id: token for seq, token in tokens.items()})
         ended += [self._requests[seq.request_id] for seq in finished]
         for seq, token in tokens.items():
-            request = self._requests[seq.request_id]
-            if seq not in bad and request.receive(token, sampled.logprobs[row_of[seq]]):
+            request = self._requests.get(seq.request_id)
+            if seq in bad or request is None:  # None: aborted by a callback of this step
+                continue
+            if request.receive(token, sampled.logprobs[row_of[seq]]):
                 if not seq.is_finished:
                     ended.append(request)
                     self.scheduler.finish(seq.request_id, "stop")
@@ -205,23 +210,28 @@ class Engine:
 
     def _fail_as_not_a_number(self, seqs: list[Sequence]) -> None:
         """Fail sequences whose logits are no numbers, and clean the blocks that nobody else holds."""
-        held = {block for seq in seqs for table in seq.block_table for block in table}
-        for seq in seqs:
-            self.scheduler.blocks.forget(seq, 0)
-            self.scheduler.fail(
-                seq.request_id,
-                f"{seq.request_id}: its logits are not numbers after {seq.num_computed_tokens} tokens; "
-                "check the weights and the dtype",
-            )
-        still_held = {block for seq in self.scheduler.running for table in seq.block_table for block in table}
-        self.runner.scrub(sorted(held - still_held - {NULL_BLOCK}))
+        blocks = self._end_all(
+            seqs,
+            lambda seq: (
+                f"its logits are not numbers after {seq.num_computed_tokens} tokens; check the weights and the dtype"
+            ),
+        )
+        self.runner.scrub(blocks)
 
     def _drop(self, seqs: list[Sequence], why: str) -> None:
         """Forget sequences of a step that was not finished: their KV is not what the scheduler believes."""
+        self._end_all(seqs, lambda seq: why)
         for seq in seqs:
-            self.scheduler.blocks.forget(seq, 0)
-            self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why}")
             del self._requests[seq.request_id]
+
+    def _end_all(self, seqs: list[Sequence], why: Callable[[Sequence], str]) -> list[int]:
+        """Fail sequences whose KV cannot be trusted; their own blocks are offered to nobody, and returned."""
+        others = [seq for seq in self.scheduler.running if seq not in seqs]
+        own = _blocks(seqs) - _blocks(others)
+        self.scheduler.blocks.distrust(own)
+        for seq in seqs:
+            self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why(seq)}")
+        return sorted(own)
 
     # --- figures ------------------------------------------------------------------------------------------------
 
@@ -251,7 +261,9 @@ class Engine:
         self._num_steps += 1
         self._busy_s += seconds
         self._generation_tokens += len(batch.samples)
-        self._prompt_tokens += sum(batch.num_tokens.values()) - len(batch.samples)
+        self._prompt_tokens += sum(
+            max(0, min(n, seq.num_prompt_tokens - (seq.num_computed_tokens - n))) for seq, n in batch.num_tokens.items()
+        )
         self._num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
         if self.on_step is not None:
             self.on_step(self.stats())
@@ -267,6 +279,11 @@ class Engine:
         if wrong is not None:
             raise InvalidInputError(f"prompt: {wrong!r} is not a token of the model (0 to {self.spec.vocab_size - 1})")
         return ids
+
+
+def _blocks(seqs: list[Sequence]) -> set[int]:
+    """The blocks these sequences hold."""
+    return {block for seq in seqs for table in seq.block_table for block in table} - {NULL_BLOCK}
 
 
 # --- what prompts and a config say ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.block_manager import FullGroup, Group, WindowGroup, cdiv
 from engine.tp import TensorParallel
 from kvplan.errors import UnsupportedModelError
 from kvplan.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
@@ -23,10 +23,10 @@ class LayerGroup:
 
 
 def group_layers(spec: ModelSpec, block_size: int) -> tuple[LayerGroup, ...]:
-    """Layers by kind, kinds cut into groups of equal size, so that every group's block has the same bytes.
+    """Layers by kind, kinds cut into groups of about equal size, so that every group's block has the same bytes.
 
-    The size is that of the smallest kind, or of the largest where that is less than a quarter larger: then the
-    smaller kinds' blocks stay partly empty. (The rule of vLLM 0.33, `v1/core/kv_cache_utils.py`.)
+    The size is that of the smallest kind, or of the largest where that is less than half as large again: then the
+    smaller groups' blocks stay partly empty. (The rule of vLLM 0.33, `v1/core/kv_cache_utils.py`.)
     """
     kinds: dict[Group, list[int]] = {}
     for i, caches in enumerate(spec.layers):
@@ -36,12 +36,12 @@ def group_layers(spec: ModelSpec, block_size: int) -> tuple[LayerGroup, ...]:
             f"{spec.name}: its layers differ in KV heads or head_dim, which the engine cannot run"
         )
     least, most = min(map(len, kinds.values())), max(map(len, kinds.values()))
-    size = most if most < 1.25 * least else least
-    return tuple(
-        LayerGroup(rule, tuple(layers[start : start + size]))
-        for rule, layers in kinds.items()
-        for start in range(0, len(layers), size)
-    )
+    size = most if most < 1.5 * least else least
+    groups: list[LayerGroup] = []
+    for rule, layers in kinds.items():
+        count = cdiv(len(layers), size)
+        groups += [LayerGroup(rule, tuple(layers[i::count])) for i in range(count)]
+    return tuple(groups)
 
 
 def _rule(spec: ModelSpec, layer: int, caches: tuple[LayerCache, ...], block_size: int) -> Group:

@@ -1,6 +1,6 @@
 """Runs a step on the device: weights, KV cache, CUDA graphs and sampling; it decides how, never who."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,9 +38,12 @@ class ModelRunner:
 
     def __init__(
         self, spec: ModelSpec, config: EngineConfig, source: WeightSource, tp: TensorParallel, device: torch.device,
-        max_model_len: int,
+        max_model_len: int, on_stage: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """Raises EnvironmentProblem where the device's memory does not do, with what was needed and what there was."""
+        """on_stage is called with the name of each stage as it begins: weights, profile_run, pool, graphs.
+
+        Raises EnvironmentProblem where the device's memory does not do, with what was needed and what there was.
+        """
         self.spec, self.config, self.tp, self.device, self.max_model_len = spec, config, tp, device, max_model_len
         self.kernels = kernels.load(config.backend, device.type)
         self.dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
@@ -48,16 +51,20 @@ class ModelRunner:
         self.groups = group_layers(spec, config.block_size)
         self.total = min(config.memory_limit or 2**63, device_memory(device)[1])
         self._check_room_for_weights()
+        on_stage("weights")
         with _named_when_out_of_memory(device, "the weights"):
             self.model = self._load(source, device)
+        on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             activations = self._profile_run()
         self.memory = self._size_pool(activations)
+        on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
         self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed)
         self.graphs: dict[int, DecodeGraph] = {}
         if device.type == "cuda" and not config.enforce_eager and config.backend != "torch":
+            on_stage("graphs")
             self._capture_graphs()
 
     @torch.inference_mode()
@@ -127,7 +134,7 @@ class ModelRunner:
         rest = tokens - num_seqs + 1
         prefills = [self.max_model_len] * (rest // self.max_model_len)
         prefills += [rest % self.max_model_len] if rest % self.max_model_len else []
-        query_lens = np.array([1] * (num_seqs - len(prefills)) + prefills, np.int64)[:num_seqs]
+        query_lens = np.sort(np.array([1] * (num_seqs - len(prefills)) + prefills, np.int64)[:num_seqs])
         has_latents = isinstance(self.spec.layers[0][0], LatentAttention)
         context_lens = np.where(query_lens > 1, self.max_model_len, 1) if has_latents else query_lens
         starts = np.concatenate(([0], np.cumsum(query_lens)))
@@ -258,7 +265,7 @@ def _named_when_out_of_memory(device: torch.device, what: str) -> Iterator[None]
     try:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError on a GPU; on a CPU a RuntimeError of the allocator
-        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         free, total = device_memory(device)
         reason = str(error).splitlines()[0]

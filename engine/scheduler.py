@@ -6,11 +6,14 @@ Rules as in vLLM 0.33.0 (`v1/core/sched/scheduler.py`, `async_scheduler.py`), ch
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
 from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
-from engine.sequence import Sequence
+from engine.contiguous import ContiguousManager
+from engine.sequence import FinishReason, Sequence
 from kvplan.errors import InvalidInputError
+
+Allocator = BlockManager | ContiguousManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class SchedulerConfig:
     reserve_full_prompt: bool = True  # admit only when all known tokens fit, not just the first chunk
     watermark: float = 0.0  # fraction of the pool kept free at admission
     batch_queue_depth: int = 1  # 2: the next batch is scheduled before this one's tokens are known
+    allocator: Literal["paged", "contiguous"] = "paged"  # contiguous: max_model_len each at admission, no prefix cache
 
 
 @dataclass(slots=True)
@@ -74,29 +78,40 @@ class PrefixCacheStats:
             self.hits += hit.num_tokens
 
 
+def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> Allocator:
+    match config.allocator:
+        case "paged":
+            return BlockManager(
+                num_blocks,
+                groups,
+                max_model_len=config.max_model_len,
+                max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
+                enable_prefix_caching=config.enable_prefix_caching,
+            )
+        case "contiguous":
+            return ContiguousManager(num_blocks, groups, max_model_len=config.max_model_len)
+        case _:
+            assert_never(config.allocator)
+
+
 class Scheduler:
     """Owns the waiting and the running sequences and the block manager."""
 
     def __init__(self, config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...]) -> None:
         self.config = config
-        self.blocks = BlockManager(
-            num_blocks,
-            groups,
-            max_model_len=config.max_model_len,
-            max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
+        self.blocks = allocator(config, num_blocks, groups)
         self.waiting: list[Sequence] = []  # the next to be admitted first
         self.running: list[Sequence] = []  # in order of admission
         self.prefix_cache_stats = PrefixCacheStats()
         self.num_preemptions = 0
+        self._unfinished: dict[str, Sequence] = {}  # waiting or running, by request id
         self._num_arrivals = 0
         self._num_watermark_blocks = int(config.watermark * num_blocks)
         self._state_block_size = next((group.block_size for group in groups if isinstance(group, MambaGroup)), None)
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self._unfinished)
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence; one that could never run is refused here."""
@@ -107,15 +122,33 @@ class Scheduler:
             )
         if seq.max_tokens < 1:
             raise InvalidInputError(f"{seq.request_id}: max_tokens must be at least 1 ({seq.max_tokens}); raise it")
+        if seq.request_id in self._unfinished:
+            raise InvalidInputError(f"{seq.request_id}: a request of this id has not finished; choose another id")
+        self._unfinished[seq.request_id] = seq
         self._num_arrivals += 1
         seq.arrival = self._num_arrivals
         self._queue(seq, back=True)
 
     def abort(self, request_id: str) -> None:
-        """Drop a sequence, wherever it is; tokens in flight for it are ignored."""
-        for seq in (*self.waiting, *self.running):
-            if seq.request_id == request_id:
-                self._retire(seq, "abort")
+        """End a request that its user gave up."""
+        self.finish(request_id, "abort")
+
+    def fail(self, request_id: str, error: str) -> None:
+        """End a request that went wrong alone, such as with logits that are no numbers; `error` is one line."""
+        self.finish(request_id, "error", error)
+
+    def finish(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        """End a request now, wherever it is; tokens in flight for it are ignored. No effect on a finished one."""
+        seq = self._unfinished.get(request_id)
+        if seq is not None:
+            seq.finish(reason, error)
+            self._retire([seq])
+
+    def preempt(self, request_id: str) -> None:
+        """Take a running sequence's blocks, as when they run out: it waits and is recomputed. No effect on others."""
+        seq = self._unfinished.get(request_id)
+        if seq is not None and seq.status == "running":
+            self._preempt(seq, Batch(0))
 
     def schedule(self) -> Batch:
         """Choose the next batch: first those that run, in order, then, if nobody had to give way, those that wait."""
@@ -138,8 +171,9 @@ class Scheduler:
                 continue
             self._append(seq, sampled[seq.request_id])
             if seq.is_finished:
-                self._remove(seq)
                 done.append(seq)
+        if done:
+            self._retire(done)
         return done
 
     # --- those that run -----------------------------------------------------------------------------------------
@@ -168,8 +202,7 @@ class Scheduler:
         while not self.blocks.grow(seq, num_tokens):
             victim = self._victim()
             if victim is seq and len(self.running) == 1:
-                self._retire(seq, "out_of_blocks")
-                batch.failed.append(seq)
+                self._run_out(seq, num_tokens, self.blocks.num_to_hold(seq, num_tokens), batch)
                 return False
             self._preempt(victim, batch)
             if victim is seq:
@@ -208,18 +241,22 @@ class Scheduler:
             elif self.running:
                 return
             else:  # the whole pool is free and does not hold it
-                self._retire(seq, "out_of_blocks")
-                batch.failed.append(seq)
+                self._run_out(seq, seq.num_tokens, self._num_wanted(seq, hit, n), batch)
 
     def _fits(self, seq: Sequence, hit: PrefixHit, n: int) -> bool:
-        """Whether this chunk, and with reserve_full_prompt all known tokens, leave the watermark free."""
+        """Whether the blocks it wants leave the watermark free."""
         free = self.blocks.num_free_blocks - (self._num_watermark_blocks if self.running else 0)
-        if self.config.reserve_full_prompt and self.blocks.num_reserved(hit, seq.num_tokens) > free:
-            return False
-        return self.blocks.num_needed(hit, hit.num_tokens + n) <= free
+        return self._num_wanted(seq, hit, n) <= free
+
+    def _num_wanted(self, seq: Sequence, hit: PrefixHit, n: int) -> int:
+        """Free blocks that admission takes: for this chunk, and with reserve_full_prompt for all known tokens."""
+        chunk = self.blocks.num_needed(hit, hit.num_tokens + n)
+        if not self.config.reserve_full_prompt:
+            return chunk
+        return max(chunk, self.blocks.num_reserved(hit, seq.num_tokens))
 
     def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
-        if self.config.enable_prefix_caching:
+        if self.blocks.enable_prefix_caching:
             self.prefix_cache_stats.count(seq, hit)
         self.blocks.admit(seq, hit, hit.num_tokens + n)
         (batch.resumed if seq.status == "preempted" else batch.new).append(seq)
@@ -237,7 +274,7 @@ class Scheduler:
         if threshold and len(self.running) + len(self.waiting) > 1:
             n = min(n, threshold)
         n = max(0, min(n, batch.budget))
-        if self._state_block_size is None or not self.config.enable_prefix_caching:
+        if self._state_block_size is None or not self.blocks.enable_prefix_caching:
             return n
         return self._cut_at_block(seq, num_computed, n, self._state_block_size)
 
@@ -269,20 +306,34 @@ class Scheduler:
         else:
             self.waiting.insert(len(self.waiting) if back else 0, seq)
 
-    def _retire(self, seq: Sequence, reason: Literal["abort", "out_of_blocks"]) -> None:
-        seq.finish(reason)
-        self._remove(seq)
+    def _run_out(self, seq: Sequence, num_tokens: int, num_blocks: int, batch: Batch) -> None:
+        """Fail a sequence that has the whole pool to itself and does not fit."""
+        cure = "lower max_model_len" if self.config.allocator == "contiguous" else "shorten the request"
+        error = (
+            f"{seq.request_id}: does not fit ({num_tokens} tokens need {num_blocks} blocks, the pool has "
+            f"{self.blocks.num_usable_blocks}); {cure} or raise num_blocks"
+        )
+        self.finish(seq.request_id, "out_of_blocks", error)
+        batch.failed.append(seq)
 
-    def _remove(self, seq: Sequence) -> None:
-        self.blocks.release(seq)
-        queue = self.running if seq in self.running else self.waiting
-        queue.remove(seq)
+    def _retire(self, seqs: list[Sequence]) -> None:
+        """Take sequences that have finished out of the queues, and their blocks back."""
+        for seq in seqs:
+            del self._unfinished[seq.request_id]
+            if seq.block_table:
+                self.blocks.release(seq)
+            else:  # only those that wait hold none
+                self.waiting.remove(seq)
+        self.running = [seq for seq in self.running if not seq.is_finished]
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless every sequence stands in one queue and the blocks add up."""
         assert all(seq.status == "running" for seq in self.running), "running holds a sequence that does not run"
         assert all(seq.status in ("waiting", "preempted") for seq in self.waiting), "waiting holds one that runs"
         assert not any(seq.block_table for seq in self.waiting), "a waiting sequence holds blocks"
+        assert all(seq.block_table for seq in self.running), "a running sequence holds none"
+        queued = {seq.request_id: seq for seq in (*self.waiting, *self.running)}
+        assert queued == self._unfinished, "queues and unfinished requests differ"
         assert len(self.running) <= self.config.max_num_seqs, f"{len(self.running)} sequences run"
         self.blocks.check_invariants(self.running)
 

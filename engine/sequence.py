@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["waiting", "running", "preempted", "finished"]
-FinishReason = Literal["length", "stop", "abort", "out_of_blocks"]
+FinishReason = Literal["length", "stop", "abort", "out_of_blocks", "error"]
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +23,7 @@ class Sequence:
     arrival: int = 0  # order of add(), set by the scheduler
     status: Status = "waiting"
     finish_reason: FinishReason | None = None
+    error: str | None = None  # one line for the user, where finish_reason is "out_of_blocks" or "error"
     num_preemptions: int = 0
 
     num_computed_tokens: int = 0  # KV stored, or being stored by a batch in flight
@@ -62,5 +63,5 @@ class Sequence:
         elif self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
             self.finish("length")
 
-    def finish(self, reason: FinishReason) -> None:
-        self.status, self.finish_reason = "finished", reason
+    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+        self.status, self.finish_reason, self.error = "finished", reason, error

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from engine.block_manager import (
     max_blocks_held,
     num_skipped_tokens,
 )
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.contiguous import ContiguousManager
+from engine.scheduler import Allocator, Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 
 
@@ -31,7 +33,7 @@ def manager(num_blocks: int, *groups: Group, caching: bool = True) -> BlockManag
     return BlockManager(num_blocks, groups, max_model_len=64, max_in_flight_tokens=64, enable_prefix_caching=caching)
 
 
-def admitted(blocks: BlockManager, seq: Sequence, num_tokens: int | None = None) -> int:
+def admitted(blocks: Allocator, seq: Sequence, num_tokens: int | None = None) -> int:
     """Admit all or the first num_tokens tokens of a sequence; returns the length of its hit."""
     hit = blocks.lookup(seq)
     blocks.admit(seq, hit, num_tokens or seq.num_tokens)
@@ -166,6 +168,46 @@ def test_on_a_hybrid_the_third_to_share_a_prefix_hits_it() -> None:
     assert hits == [0, 0, 16]
 
 
+# --- contiguous --------------------------------------------------------------------------------------------------
+
+
+def test_a_contiguous_region_is_one_run_of_blocks_and_the_lowest_is_given_first() -> None:
+    blocks = ContiguousManager(12, (FullGroup(4),), max_model_len=14)  # regions 1-4 and 5-8; 9-11 fit no request
+    a, b, c = prompt("a", 3), prompt("b", 3), prompt("c", 3)
+    admitted(blocks, a)
+    admitted(blocks, b)
+    assert (a.block_table, b.block_table) == ([[1, 2, 3, 4]], [[5, 6, 7, 8]])
+    assert (blocks.num_free_blocks, blocks.num_usable_blocks) == (3, 11)
+    blocks.release(a)
+    admitted(blocks, c)
+    assert c.block_table == [[1, 2, 3, 4]]
+    blocks.check_invariants([b, c])
+
+
+def test_a_contiguous_reservation_has_every_groups_blocks_in_full() -> None:
+    """A window's too; of a recurrent state, the one copy."""
+    groups = (WindowGroup(4, 6), FullGroup(8), ChunkedGroup(4, 4), MambaGroup(16))
+    blocks = ContiguousManager(40, groups, max_model_len=17)
+    seq = prompt("a", 3)
+    admitted(blocks, seq)
+    assert seq.block_table == [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13], [14]]
+    seq.num_computed_tokens = 16
+    assert blocks.grow(seq, 17)
+    assert blocks.num_held(seq) == [5, 3, 5, 1]
+
+
+def test_contiguous_invariants_notice_a_region_held_twice_and_a_gap() -> None:
+    blocks = ContiguousManager(12, (FullGroup(4),), max_model_len=14)
+    a, b = prompt("a", 3), prompt("b", 3)
+    admitted(blocks, a)
+    b.block_table = [list(a.block_table[0])]
+    with pytest.raises(AssertionError, match="regions"):
+        blocks.check_invariants([a, b])
+    a.block_table = [[1, 2, 3, 5]]
+    with pytest.raises(AssertionError, match="not one run"):
+        blocks.check_invariants([a])
+
+
 # --- arbitrary runs ----------------------------------------------------------------------------------------------
 
 SAMPLED = 1
@@ -218,6 +260,14 @@ def _depends_on(seq: Sequence, position: int) -> tuple[Any, ...]:
     return (seq.extra_keys, *known, *[SAMPLED] * (position + 1 - len(known)))
 
 
+def end_with_stop(scheduler: Scheduler, request_id: str) -> None:
+    scheduler.finish(request_id, "stop")
+
+
+def end_with_error(scheduler: Scheduler, request_id: str) -> None:
+    scheduler.fail(request_id, f"{request_id}: broken")
+
+
 class Runs(RuleBasedStateMachine):
     @initialize(
         groups=st.sampled_from(GROUPS),
@@ -226,13 +276,14 @@ class Runs(RuleBasedStateMachine):
         caching=st.booleans(),
         reserve=st.booleans(),
         num_blocks=st.integers(12, 40),
+        allocator=st.sampled_from(["paged", "contiguous"]),
         budget=st.integers(4, 24),
         watermark=st.sampled_from([0.0, 0.1]),
         threshold=st.sampled_from([0, 5]),
     )
     def start(
         self, groups: tuple[Group, ...], policy: Any, depth: int, caching: bool, reserve: bool, num_blocks: int,
-        budget: int, watermark: float, threshold: int,
+        allocator: Any, budget: int, watermark: float, threshold: int,
     ) -> None:  # fmt: skip
         config = SchedulerConfig(
             max_num_batched_tokens=budget,
@@ -244,8 +295,10 @@ class Runs(RuleBasedStateMachine):
             reserve_full_prompt=reserve,
             watermark=watermark,
             batch_queue_depth=depth,
+            allocator=allocator,
         )
-        self.scheduler = Scheduler(config, num_blocks, groups)
+        # A reservation takes up to 48 blocks: room for none to a few of them.
+        self.scheduler = Scheduler(config, num_blocks * (3 if allocator == "contiguous" else 1), groups)
         self.memory = Memory(groups)
         self.in_flight: deque[Batch] = deque()
         self.added: list[Sequence] = []
@@ -269,6 +322,8 @@ class Runs(RuleBasedStateMachine):
         batch = self.scheduler.schedule()
         self.scheduler.check_invariants()
         assert sum(batch.num_tokens.values()) <= self.scheduler.config.max_num_batched_tokens
+        if self.scheduler.config.allocator == "contiguous":
+            assert not batch.preempted, "a sequence with a reservation had to give way"
         for seq, n in batch.num_tokens.items():
             self.memory.run(seq, n)
         self.in_flight.append(batch)
@@ -284,15 +339,15 @@ class Runs(RuleBasedStateMachine):
         self.scheduler.check_invariants()
 
     @precondition(lambda self: bool(self.added))
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self.scheduler.abort(data.draw(st.sampled_from(self.added)).request_id)
+    @rule(data=st.data(), how=st.sampled_from([Scheduler.abort, end_with_stop, end_with_error]))
+    def end(self, data: st.DataObject, how: Callable[[Scheduler, str], None]) -> None:
+        how(self.scheduler, data.draw(st.sampled_from(self.added)).request_id)
         self.scheduler.check_invariants()
 
-    @precondition(lambda self: bool(self.scheduler.running) and not self.in_flight)
+    @precondition(lambda self: bool(self.scheduler.running))
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
-        self.scheduler._preempt(data.draw(st.sampled_from(self.scheduler.running)), Batch(0))
+        self.scheduler.preempt(data.draw(st.sampled_from(self.scheduler.running)).request_id)
         self.scheduler.check_invariants()
 
     def teardown(self) -> None:
@@ -306,5 +361,11 @@ class Runs(RuleBasedStateMachine):
         assert self.scheduler.blocks.num_free_blocks == self.scheduler.blocks.num_usable_blocks
 
 
+class LongRuns(Runs):
+    """The same for longer: a thousand runs, each of many steps."""
+
+
 Runs.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestRuns = Runs.TestCase
+LongRuns.TestCase.settings = settings(max_examples=1_000, stateful_step_count=120, deadline=None)
+TestLongRuns = pytest.mark.full(LongRuns.TestCase)

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from engine.block_manager import FullGroup
-from engine.scheduler import Batch, Scheduler, SchedulerConfig
-from engine.sequence import Sequence
+from engine.scheduler import Batch, PrefixCacheStats, Scheduler, SchedulerConfig
+from engine.sequence import FinishReason, Sequence
 from kvplan.errors import InvalidInputError
 from tests.oracle_data import DATA, needs_oracle_data
 from tests.oracles import trace_difference, traces
@@ -82,6 +82,16 @@ def step(sched: Scheduler) -> Batch:
     sched.update(batch, {seq.request_id: 7 for seq in batch.samples})
     sched.check_invariants()
     return batch
+
+
+def finish_all(sched: Scheduler) -> int:
+    """Step until nothing is left; returns the most sequences that a step had."""
+    most = 0
+    for _ in range(2_000):
+        if not sched.has_unfinished:
+            return most
+        most = max(most, len(step(sched).num_tokens))
+    raise AssertionError("a sequence never finishes")
 
 
 def tokens(batch: Batch) -> dict[str, int]:
@@ -169,7 +179,10 @@ def test_a_prompt_that_the_pool_cannot_hold_fails_and_the_others_go_on() -> None
     sched.add(small)
     assert names(step(sched).failed) == ["a"]
     assert big.finish_reason == "out_of_blocks"
-    assert small.finish_reason == "length"
+    assert big.error == (
+        "a: does not fit (20 tokens need 5 blocks, the pool has 3); shorten the request or raise num_blocks"
+    )
+    assert (small.finish_reason, small.error) == ("length", None)
 
 
 def test_a_sequence_that_outgrows_the_pool_fails() -> None:
@@ -179,6 +192,8 @@ def test_a_sequence_that_outgrows_the_pool_fails() -> None:
     for _ in range(4):
         step(sched)
     assert seq.finish_reason == "out_of_blocks"
+    assert seq.error is not None
+    assert "(9 tokens need 3 blocks, the pool has 2)" in seq.error
     assert sched.blocks.num_free_blocks == 2
 
 
@@ -203,17 +218,158 @@ def test_tokens_in_flight_for_an_aborted_sequence_are_ignored() -> None:
 
 def test_promised_blocks_of_a_victim_are_not_found() -> None:
     """A sequence scheduled and preempted in one step never computed its blocks: a hit would read rubbish."""
-    sched = scheduler(7, budget=8, policy="priority", reserve_full_prompt=False)  # 6 blocks to give
-    sched.add(request("a", 16, priority=5))
-    step(sched)  # a: 8 tokens, 2 blocks
-    sched.add(request("b", 6, priority=0))
+    sched = scheduler(
+        9, budget=12, policy="priority", reserve_full_prompt=False, long_prefill_token_threshold=8
+    )  # 8 blocks to give
+    sched.add(request("a", 40, priority=5))
+    step(sched)  # a 12 tokens, 3 blocks
+    sched.add(request("b", 30, priority=0))
+    assert tokens(step(sched)) == {"a": 8, "b": 4}  # a 5 blocks, b 1
     victim = sched.running[0]
-    batch = Batch(8)
-    assert sched.blocks.grow(victim, 16)
-    batch.put(victim, 8)
-    sched._preempt(victim, batch)
-    assert batch.budget == 8
-    assert sched.blocks.lookup(victim).num_tokens == 8
+    third = sched.schedule()  # a is given 8 tokens and the last 2 blocks, then b needs one
+    assert (names(third.preempted), tokens(third), third.budget) == (["a"], {"b": 4}, 8)
+    assert sched.blocks.lookup(victim).num_tokens == 20
+
+
+@pytest.mark.parametrize("reason", ["stop", "abort"])
+def test_a_sequence_can_be_ended_from_outside_wherever_it_is(reason: FinishReason) -> None:
+    sched = scheduler(10, max_num_seqs=1)
+    runs, waits = request("a", 4), request("b", 4)
+    sched.add(runs)
+    sched.add(waits)
+    step(sched)
+    for seq in (waits, runs):
+        sched.finish(seq.request_id, reason)
+        sched.check_invariants()
+        assert (seq.is_finished, seq.finish_reason, seq.error) == (True, reason, None)
+    assert not sched.has_unfinished
+    assert sched.blocks.num_free_blocks == 9
+
+
+def test_one_sequence_can_fail_between_a_batch_and_its_update() -> None:
+    sched = scheduler(10)
+    bad, good = request("a", 4), request("b", 4)
+    sched.add(bad)
+    sched.add(good)
+    batch = sched.schedule()
+    sched.fail("a", "a: the logits are not numbers (nan); check the weights")
+    sched.update(batch, {"b": 7})
+    sched.check_invariants()
+    assert (bad.finish_reason, bad.num_output_tokens) == ("error", 0)
+    assert bad.error == "a: the logits are not numbers (nan); check the weights"
+    assert (good.is_finished, good.num_output_tokens) == (False, 1)
+
+
+def test_what_has_finished_or_never_came_is_not_ended_again() -> None:
+    sched = scheduler(10)
+    seq = request("a", 4, max_tokens=1)
+    sched.add(seq)
+    step(sched)
+    sched.fail("a", "too late")
+    sched.abort("nobody")
+    sched.preempt("a")
+    assert (seq.finish_reason, seq.error, sched.num_preemptions) == ("length", None, 0)
+
+
+def test_a_sequence_preempted_by_name_comes_back_and_ends_as_if_undisturbed() -> None:
+    sched = scheduler(10)
+    seq = request("a", 6, max_tokens=5)
+    sched.add(seq)
+    for _ in range(2):
+        step(sched)
+    sched.preempt("a")
+    sched.check_invariants()
+    sched.preempt("a")  # it waits already
+    assert (seq.status, sched.blocks.num_free_blocks) == ("preempted", 9)
+    assert names(step(sched).resumed) == ["a"]
+    finish_all(sched)
+    assert (seq.finish_reason, seq.num_output_tokens, seq.num_preemptions) == ("length", 5, 1)
+
+
+def test_sequences_that_finish_together_all_leave() -> None:
+    sched = scheduler(20)
+    for name in "abcd":
+        sched.add(request(name, 3, max_tokens=2 if name == "b" else 1))
+    step(sched)
+    assert names(sched.running) == ["b"]
+
+
+def test_an_id_is_free_again_once_its_request_has_finished() -> None:
+    sched = scheduler(20)
+    sched.add(request("a", 3, max_tokens=1))
+    with pytest.raises(InvalidInputError, match=r"^a: a request of this id has not finished; "):
+        sched.add(request("a", 4))
+    step(sched)
+    sched.add(request("a", 4))
+    assert tokens(step(sched)) == {"a": 4}
+
+
+# --- contiguous against paged: 64 blocks of 16 tokens, max_model_len 256 -----------------------------------------
+
+
+def sized(allocator: Literal["paged", "contiguous"], num_blocks: int = 65) -> Scheduler:
+    config = SchedulerConfig(
+        max_num_batched_tokens=4096, max_num_seqs=100, max_model_len=256, enable_prefix_caching=False,
+        allocator=allocator,
+    )  # fmt: skip
+    return Scheduler(config, num_blocks, (FullGroup(16),))
+
+
+@pytest.mark.parametrize(
+    ("allocator", "num_running", "usage"),
+    [
+        ("paged", 21, 63 / 64),  # 40 tokens and 8 to come: 3 blocks each
+        ("contiguous", 4, 1.0),  # 256 / 16 = 16 blocks each
+    ],
+)
+def test_reserving_the_longest_request_for_every_one_serves_fewer_at_once(
+    allocator: Literal["paged", "contiguous"], num_running: int, usage: float
+) -> None:
+    sched = sized(allocator)
+    seqs = [Sequence(str(i), list(range(40)), 8) for i in range(30)]
+    for seq in seqs:
+        sched.add(seq)
+    assert len(step(sched).new) == num_running
+    assert sched.blocks.usage == usage
+    assert finish_all(sched) <= num_running
+    assert {seq.finish_reason for seq in seqs} == {"length"}
+    assert sched.num_preemptions == 0
+
+
+def test_contiguous_never_runs_out_after_admission() -> None:
+    """Four that grow to 256 tokens fill 64 blocks in either way; paged admits a fifth and has to preempt."""
+    ends = {}
+    for allocator in ("paged", "contiguous"):
+        sched = sized(allocator)
+        for i in range(5):
+            sched.add(Sequence(str(i), list(range(16)), 300))
+        finish_all(sched)
+        ends[allocator] = sched.num_preemptions
+    assert ends["contiguous"] == 0
+    assert ends["paged"] > 0
+
+
+@pytest.mark.parametrize(("num_blocks", "reason"), [(16, "out_of_blocks"), (17, "length")])
+def test_contiguous_needs_a_pool_of_one_reservation(num_blocks: int, reason: FinishReason) -> None:
+    sched = sized("contiguous", num_blocks)
+    seqs = [Sequence(name, list(range(20)), 2) for name in "ab"]
+    for seq in seqs:
+        sched.add(seq)
+    finish_all(sched)
+    assert [seq.finish_reason for seq in seqs] == [reason] * 2
+    if reason == "out_of_blocks":
+        assert seqs[0].error == (
+            "a: does not fit (20 tokens need 16 blocks, the pool has 15); lower max_model_len or raise num_blocks"
+        )
+
+
+def test_contiguous_looks_no_prefix_up() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, allocator="contiguous")
+    sched = Scheduler(config, 40, (FullGroup(4),))
+    for name in "ab":
+        sched.add(Sequence(name, list(range(20)), 1))
+        assert tokens(step(sched)) == {name: 20}
+    assert sched.prefix_cache_stats == PrefixCacheStats()
 
 
 @pytest.mark.parametrize(("prompt_len", "max_tokens"), [(0, 1), (64, 1), (4, 0)])

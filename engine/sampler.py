@@ -1,0 +1,367 @@
+"""The next token of every sequence, chosen on the device: one batch, each row by its own parameters.
+
+Order as in transformers' generate: penalties, temperature, top_k, top_p (of what top_k left), min_p. A token whose
+logit equals the last one kept is kept too, so that the result does not depend on how a sort breaks ties.
+
+Randomness: one number u in [0, 1) per row, a hash of (the request's seed, the index of its output token); the token is
+where u falls in the running sum of the row's probabilities. It needs no generator's state, so a row draws the same
+whatever runs beside it, after a preemption, and on every device but for the rounding of float64 sums (1e-16); and it
+needs one number per row where a race of exponentials needs one per token of the vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import log
+
+import torch
+from torch import Tensor
+
+from engine.config import SamplingParams
+from engine.sequence import Sequence
+
+# splitmix64 (Steele, Lea, Flood 2014): stream `key` at step n is mix(key + n * GAMMA).
+GAMMA = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+TINY = torch.finfo(torch.float32).tiny  # smallest temperature: dividing by it still gives 0 for the best token
+
+
+@dataclass(frozen=True, slots=True)
+class Nucleus:
+    """Random rows with top_k or top_p: the f of them that have to be sorted."""
+
+    rows: Tensor  # [f] int64, among the random rows
+    num_sorted: int  # how many of the largest logits decide: the largest top_k, or all
+    top_k: Tensor  # [f, 1] int64, 1..num_sorted
+    top_p: Tensor  # [f, 1] float64
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """The m rows that are drawn rather than greedy."""
+
+    rows: Tensor | None  # [m] int64; None: all
+    temperature: Tensor  # [m, 1] float32
+    log_min_p: Tensor | None  # [m, 1] float32; None: no row has min_p
+    nucleus: Nucleus | None
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The p rows with penalties, and what they have seen: 5 bytes per row and token of the vocabulary."""
+
+    seqs: tuple[Sequence, ...]
+    rows: Tensor  # [p] int64
+    repetition: Tensor  # [p, 1] float32; presence and frequency alike
+    presence: Tensor
+    frequency: Tensor
+    seen: Tensor  # [p, vocab_size] bool: in prompt or output
+    counts: Tensor  # [p, vocab_size] int32: times in the output
+    num_counted: list[int]  # tokens of each sequence that seen and counts know
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """The q rows that want log-probabilities."""
+
+    rows: Tensor  # [q] int64
+    nums: tuple[int, ...]  # how many of the most likely tokens, per row
+    order: tuple[int, ...]  # `rows` on the host
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """What each of the num_seqs rows of the logits asks for, on their device; all None: the best token of each."""
+
+    num_seqs: int
+    random: RandomRows | None = None
+    uniforms: Tensor | None = None  # [m, 1] float64 in [0, 1): where in its distribution each random row draws
+    penalties: Penalties | None = None
+    logprobs: LogprobRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of the model itself, before penalties and temperature."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]  # (token, log-probability), the most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One step's tokens on the host, in the order of the rows."""
+
+    token_ids: list[int]
+    is_bad: list[bool]  # no token: see Sampled
+    logprobs: list[TokenLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One step's tokens on the device; nothing here has waited for it.
+
+    token_ids  [num_seqs] int64
+    is_bad     [num_seqs] bool: a logit is nan or +inf, or all are -inf, so the token means nothing
+    chosen     [q] float32, the chosen token's log-probability in the rows of `wanted`
+    top_ids    [q, n] int32 and top [q, n] float32: the n most likely tokens of these rows
+    """
+
+    token_ids: Tensor
+    is_bad: Tensor
+    wanted: LogprobRows | None = None
+    chosen: Tensor | None = None
+    top_ids: Tensor | None = None
+    top: Tensor | None = None
+
+    def to_host(self) -> SampledTokens:
+        """Wait for the device and copy everything, as one tensor of int32 words."""
+        n = self.token_ids.numel()
+        words = [self.token_ids.int(), self.is_bad.int()]
+        if self.chosen is not None and self.top_ids is not None and self.top is not None:
+            words += [self.chosen.view(torch.int32), self.top_ids.flatten(), self.top.flatten().view(torch.int32)]
+        token_ids, is_bad, logprobs = torch.cat(words).cpu().split([n, n, sum(len(part) for part in words[2:])])
+        return SampledTokens(token_ids.tolist(), is_bad.bool().tolist(), self._host_logprobs(logprobs))
+
+    def _host_logprobs(self, words: Tensor) -> list[TokenLogprobs | None]:
+        rows: list[TokenLogprobs | None] = [None] * self.token_ids.numel()
+        if self.wanted is None:
+            return rows
+        q = len(self.wanted.order)
+        num_top = (words.numel() // q - 1) // 2
+        chosen, top_ids, top = words.split([q, q * num_top, q * num_top])
+        columns = (
+            chosen.view(torch.float32).tolist(),
+            top_ids.view(q, num_top).tolist(),
+            top.view(torch.float32).view(q, num_top).tolist(),
+        )
+        for row, n, value, ids, values in zip(self.wanted.order, self.wanted.nums, *columns, strict=True):
+            rows[row] = TokenLogprobs(value, tuple(zip(ids[:n], values[:n], strict=True)))
+        return rows
+
+
+# --- on the device -----------------------------------------------------------------------------------------------
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
+    """Choose a token per row; the logits stay as they are, and the host does not wait.
+
+    logits [num_seqs, vocab_size] float32. Scratch beside them, per token of the vocabulary: 12 bytes in a random row,
+    with top_p and no top_k about 25 more and what sorting takes; 20 in a row with penalties, and 4 for all rows then.
+    """
+    adjusted = logits if batch.penalties is None else penalize(logits, batch.penalties)
+    best, token_ids = adjusted.max(dim=-1)
+    if batch.random is not None and batch.uniforms is not None:
+        rows = batch.random.rows
+        drawn = draw(filter_logits(adjusted, best, batch.random), batch.uniforms)
+        token_ids = drawn if rows is None else token_ids.index_copy(0, rows, drawn)
+    sampled = Sampled(token_ids, is_bad=~best.isfinite())
+    return sampled if batch.logprobs is None else _with_logprobs(sampled, logits, batch.logprobs)
+
+
+def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
+    """A copy of the logits [num_seqs, vocab_size] float32 with the penalised rows lowered.
+
+    repetition (Keskar et al. 2019): seen tokens' positive logits are divided by it, negative ones multiplied;
+    presence is subtracted once from tokens in the output, frequency as often as they are there (OpenAI's API).
+    """
+    old = logits[penalties.rows]
+    repeated = torch.where(old > 0, old / penalties.repetition, old * penalties.repetition)
+    new = torch.where(penalties.seen, repeated, old)
+    new -= penalties.presence * (penalties.counts > 0)
+    new -= penalties.frequency * penalties.counts
+    return logits.index_copy(0, penalties.rows, new)
+
+
+def filter_logits(logits: Tensor, best: Tensor, random: RandomRows) -> Tensor:
+    """What is left to draw from: logits over temperature, less the row's best, and -inf where a token is cut off.
+
+    logits [num_seqs, vocab_size] float32, best [num_seqs] float32 their maxima; returns [m, vocab_size] float32
+    """
+    if random.rows is not None:
+        logits, best = logits[random.rows], best[random.rows]
+    # The best is subtracted first: no temperature, however small, makes an inf of the rest.
+    scaled = (logits - best[:, None]).div_(random.temperature)
+    floor = random.log_min_p  # p >= min_p * p_best, as logarithms
+    if random.nucleus is not None:
+        cut = _nucleus_floor(scaled[random.nucleus.rows], random.nucleus)
+        floor = scaled.new_full((len(scaled), 1), -torch.inf) if floor is None else floor
+        floor = floor.index_copy(0, random.nucleus.rows, torch.maximum(floor[random.nucleus.rows], cut))
+    return scaled if floor is None else scaled.masked_fill_(scaled < floor, -torch.inf)
+
+
+def _nucleus_floor(scaled: Tensor, nucleus: Nucleus) -> Tensor:
+    """The smallest logit [f, 1] that top_k and then top_p keep, of scaled logits [f, vocab_size]."""
+    values = scaled.topk(nucleus.num_sorted, dim=-1).values
+    is_top_k = torch.arange(nucleus.num_sorted, device=values.device) < nucleus.top_k
+    # float64: how many others are sorted along (num_sorted) must not show in a row's sums.
+    probs = values.double().masked_fill_(~is_top_k, -torch.inf).softmax(dim=-1)
+    before = probs.cumsum(dim=-1).sub_(probs)
+    num_kept = ((before < nucleus.top_p) & is_top_k).sum(dim=-1, keepdim=True)
+    return values.gather(1, (num_kept - 1).clamp_(min=0))
+
+
+def draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
+    """The token [m] int64 that `uniforms` [m, 1] float64 falls on; `scaled` [m, vocab_size] float32 is overwritten.
+
+    The maxima of `scaled` are 0. The sums are float64: in float32 a tail of many tokens below 6e-8 would vanish.
+    """
+    sums = scaled.exp_().cumsum(dim=-1, dtype=torch.float64)
+    # u < 1, so u * total < total even rounded, and the first larger sum belongs to a token that adds to it.
+    tokens = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)
+    return tokens.squeeze(1).clamp_(max=scaled.shape[1] - 1)  # only nan gets past the end
+
+
+def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:
+    raw = logits[wanted.rows]
+    log_total = raw.logsumexp(dim=-1, keepdim=True)
+    top, top_ids = raw.topk(min(max(wanted.nums), raw.shape[1]), dim=-1)
+    chosen = raw.gather(1, sampled.token_ids[wanted.rows, None]) - log_total
+    return replace(sampled, wanted=wanted, chosen=chosen.squeeze(1), top_ids=top_ids.int(), top=top - log_total)
+
+
+# --- on the host -------------------------------------------------------------------------------------------------
+
+
+def _int64(value: int) -> int:
+    """The low 64 bits, read as a signed number: torch has no unsigned ones."""
+    value &= 2**64 - 1
+    return value - 2**64 if value >> 63 else value
+
+
+def mix(x: Tensor) -> Tensor:
+    """splitmix64's output function of int64 x, any shape; products wrap, and masks make the shifts unsigned."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _int64(MULTIPLIERS[0])
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _int64(MULTIPLIERS[1])
+    return x ^ (x >> 31 & (1 << 33) - 1)
+
+
+def uniform(keys: Tensor, positions: Tensor) -> Tensor:
+    """A float64 in [0, 1) for each int64 (key, position): the upper 53 bits of the stream's number."""
+    bits = mix(keys + (positions + 1) * _int64(GAMMA)) >> 11 & (1 << 53) - 1
+    return bits.double() * 2.0**-53
+
+
+class Sampler:
+    """Keeps the parameters of the running set on the device from step to step, and what penalised rows have seen."""
+
+    def __init__(self, vocab_size: int, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._own_key = int(mix(torch.tensor(_int64(seed))))
+        self._seqs: list[Sequence] = []
+        self._batch = SamplingBatch(0)
+        self._drawn_seqs: list[Sequence] = []
+        self._keys = torch.empty(0, dtype=torch.int64)
+
+    def prepare(self, seqs: list[Sequence], params: list[SamplingParams]) -> SamplingBatch:
+        """What sample() needs for one row per sequence, whose parameters never change.
+
+        Call it after the scheduler has put the step together and before it puts together the next one: the index of
+        the token to sample counts those still in flight. Penalties know the tokens that the sequences know.
+        """
+        if seqs != self._seqs:
+            self._seqs, self._batch = list(seqs), self._build(seqs, params)
+        if self._batch.penalties is not None:
+            _count(self._batch.penalties)
+        if self._batch.random is None:
+            return self._batch
+        return replace(self._batch, uniforms=self._uniforms())
+
+    def _uniforms(self) -> Tensor:
+        positions = [seq.num_output_tokens + max(0, seq.num_placeholders - 1) for seq in self._drawn_seqs]
+        return uniform(self._keys, torch.tensor(positions))[:, None].to(self.device, non_blocking=True)
+
+    def _build(self, seqs: list[Sequence], params: list[SamplingParams]) -> SamplingBatch:
+        drawn = [i for i, p in enumerate(params) if not p.is_greedy]
+        self._drawn_seqs = [seqs[i] for i in drawn]
+        seeds = [self._seed(seqs[i], params[i]) for i in drawn]
+        self._keys = mix(torch.tensor(seeds, dtype=torch.int64))
+        return SamplingBatch(
+            len(seqs),
+            random=self._random_rows(drawn, params) if drawn else None,
+            penalties=self._penalties(seqs, params),
+            logprobs=self._logprob_rows(params),
+        )
+
+    def _seed(self, seq: Sequence, params: SamplingParams) -> int:
+        """The request's own, or one of the engine's for each arrival."""
+        return _int64(self._own_key + seq.arrival if params.seed is None else params.seed)
+
+    def _random_rows(self, drawn: list[int], params: list[SamplingParams]) -> RandomRows:
+        chosen = [params[i] for i in drawn]
+        min_ps = [log(p.min_p) if p.min_p else -torch.inf for p in chosen]
+        return RandomRows(
+            rows=self._tensor(drawn, torch.int64) if len(drawn) < len(params) else None,
+            temperature=self._tensor([max(p.temperature, TINY) for p in chosen], torch.float32)[:, None],
+            log_min_p=self._tensor(min_ps, torch.float32)[:, None] if max(min_ps) > -torch.inf else None,
+            nucleus=self._nucleus(chosen),
+        )
+
+    def _nucleus(self, params: list[SamplingParams]) -> Nucleus | None:
+        rows = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
+        if not rows:
+            return None
+        top_ks = [min(params[i].top_k, self.vocab_size) if params[i].top_k > 0 else self.vocab_size for i in rows]
+        return Nucleus(
+            rows=self._tensor(rows, torch.int64),
+            num_sorted=max(top_ks),
+            top_k=self._tensor(top_ks, torch.int64)[:, None],
+            # All of 1: no rounding of the sums may cut a tail off.
+            top_p=self._tensor([params[i].top_p if params[i].top_p < 1 else 2 for i in rows], torch.float64)[:, None],
+        )
+
+    def _penalties(self, seqs: list[Sequence], params: list[SamplingParams]) -> Penalties | None:
+        rows = [i for i, p in enumerate(params) if p.has_penalties]
+        if not rows:
+            return None
+        penalties = Penalties(
+            seqs=tuple(seqs[i] for i in rows),
+            rows=self._tensor(rows, torch.int64),
+            repetition=self._tensor([params[i].repetition_penalty for i in rows], torch.float32)[:, None],
+            presence=self._tensor([params[i].presence_penalty for i in rows], torch.float32)[:, None],
+            frequency=self._tensor([params[i].frequency_penalty for i in rows], torch.float32)[:, None],
+            seen=torch.zeros(len(rows), self.vocab_size, dtype=torch.bool, device=self.device),
+            counts=torch.zeros(len(rows), self.vocab_size, dtype=torch.int32, device=self.device),
+            num_counted=[0] * len(rows),
+        )
+        if self._batch.penalties is not None:
+            self._carry_over(self._batch.penalties, penalties)
+        return penalties
+
+    def _carry_over(self, old: Penalties, new: Penalties) -> None:
+        """Keep what is counted of sequences that stay."""
+        at = {seq: row for row, seq in enumerate(old.seqs)}
+        stay = [(at[seq], row) for row, seq in enumerate(new.seqs) if seq in at]
+        if not stay:
+            return
+        old_rows, new_rows = (self._tensor(list(rows), torch.int64) for rows in zip(*stay, strict=True))
+        new.seen[new_rows] = old.seen[old_rows]
+        new.counts[new_rows] = old.counts[old_rows]
+        for old_row, new_row in stay:
+            new.num_counted[new_row] = old.num_counted[old_row]
+
+    def _logprob_rows(self, params: list[SamplingParams]) -> LogprobRows | None:
+        wanted = [(i, p.logprobs) for i, p in enumerate(params) if p.logprobs is not None]
+        if not wanted:
+            return None
+        order, nums = zip(*wanted, strict=True)
+        return LogprobRows(self._tensor(list(order), torch.int64), nums, order)
+
+    def _tensor(self, values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+
+
+def _count(penalties: Penalties) -> None:
+    """Bring seen and counts up to the tokens that the sequences know by now."""
+    device = penalties.seen.device
+    fresh = [seq.token_ids[known:] for seq, known in zip(penalties.seqs, penalties.num_counted, strict=True)]
+    rows = [row for row, tokens in enumerate(fresh) for _ in tokens]
+    is_output = [
+        known + i >= seq.num_prompt_tokens
+        for seq, known, tokens in zip(penalties.seqs, penalties.num_counted, fresh, strict=True)
+        for i in range(len(tokens))
+    ]
+    at, tokens, output = torch.tensor([rows, list(chain(*fresh)), is_output], dtype=torch.int64).to(device)
+    penalties.seen[at, tokens] = True
+    penalties.counts.index_put_((at, tokens), output.int(), accumulate=True)
+    penalties.num_counted[:] = [seq.num_tokens for seq in penalties.seqs]
