@@ -217,6 +217,7 @@ def read_config(
         notes=tuple(dict.fromkeys(outer.notes)),
         source=source or where,
         read_decoder=lambda: _decoder(inner, model_type, where),
+        config=values,
     )
 
 

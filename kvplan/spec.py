@@ -5,10 +5,10 @@ A ModelSpec says, layer by layer, what a model remembers of its past (`layers`),
 engine builds the model from the first and the last, and sizes its own tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from kvplan.errors import UnsupportedModelError
 
@@ -439,6 +439,7 @@ class ModelSpec:
     item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
     notes          what the reader derived or found odd, for the user
     read_decoder   reads how it computes, which only the engine asks for
+    config         the config.json all this was read from, so that a run can carry it
     """
 
     name: str
@@ -463,6 +464,7 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=())
     source: str = ""
     read_decoder: Callable[[], Decoder] = field(default=_not_read, repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def decoder(self) -> Decoder:

@@ -230,6 +230,22 @@ def parse_fraction(text: str, option: str) -> float:
     return value
 
 
+_DURATION = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?"
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str, option: str, least: float = 0.001) -> float:
+    """Seconds of a duration: "250ms", "1s", "2m", "1.5h", "10" (seconds)."""
+    forms = "write a number with ms, s, m or h: 250ms, 1s, 2m"
+    match = re.fullmatch(_DURATION, text)
+    if not match:
+        raise _refuse(option, "not a duration", text, forms)
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"]
+    if seconds < least:
+        raise _refuse(option, f"less than {least:g} s", text, forms)
+    return seconds
+
+
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 

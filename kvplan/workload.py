@@ -271,6 +271,50 @@ def _columns(header: list[str], where: str, number: int) -> tuple[int, ...]:
     )
 
 
+ARRIVALS = ("arrival_s", "arrival", "timestamp_s")
+
+
+def read_trace(path: Path) -> list[tuple[float, int, int]]:
+    """(arrival in seconds, prompt tokens, output tokens) of a CSV trace, by arrival; 0 where it has no such column.
+
+    Raises InvalidInputError naming the line of a fault.
+    """
+    where = printable(str(path), 400)
+    lines = ((number, line) for number, line in _lines(path, where) if line.strip())
+    first = next(lines, None)
+    if first is None:
+        raise InvalidInputError(f"{where}: is empty; give a CSV file with prompt_tokens and output_tokens")
+    columns = _columns(first[1].split(","), where, first[0])
+    if len(columns) != 2:
+        raise InvalidInputError(f"{where}: line {first[0]}: a trace has two columns, prompt_tokens and output_tokens")
+    names = [name.strip().lower() for name in first[1].split(",")]
+    arrival = next((names.index(name) for name in ARRIVALS if name in names), None)
+    rows: list[tuple[float, int, int]] = []
+    for number, line in lines:
+        fields = line.rstrip("\r\n").split(",")
+        if len(fields) <= max(*columns, arrival or 0):
+            raise InvalidInputError(f"{where}: line {number}: too few columns ({len(fields)}); correct the row")
+        prompt, output = (_count(fields[column], where, number) for column in columns)
+        if prompt < 1 or output < 1:
+            raise InvalidInputError(f"{where}: line {number}: a request of 0 tokens; remove the row")
+        rows.append((_seconds(fields[arrival], where, number) if arrival is not None else 0.0, prompt, output))
+    if not rows:
+        raise InvalidInputError(f"{where}: no rows below the header; add at least one")
+    return sorted(rows, key=lambda row: row[0])
+
+
+def _seconds(field: str, where: str, number: int) -> float:
+    try:
+        value = float(field)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise InvalidInputError(
+            f"{where}: line {number}: not a time in seconds ({printable(field, 40)!r}); correct the row"
+        )
+    return value
+
+
 def _is_count(field: str) -> bool:
     return re.fullmatch(r"[0-9]{1,20}", field.strip()) is not None
 

@@ -43,7 +43,10 @@ ORDER = (
     "simulate",
     "policy",
     # what it really takes
+    "rundir",  # what a profile leaves on disk
     "nvml",
+    "watch",
+    "doctor",
     "profile",
     "serverlog",
     "reconcile",

@@ -4,14 +4,15 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
 from kvplan.cli import output
 from kvplan.cli.main import INTERRUPTED
-from kvplan.cli.options import EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions
+from kvplan.cli.options import ColorOption, EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions, Text, option
+from kvplan.cli.run_options import ProfileOptions, ReconcileOptions
 from kvplan.errors import KvplanError, UsageError
 
 BUG = 70
@@ -20,6 +21,36 @@ BUG = 70
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """`kvplan doctor`."""
+
+    format: Annotated[Literal["table", "json"], typer.Option("--format", help="How the answer is written.")] = "table"
+    color: ColorOption = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """`kvplan watch`."""
+
+    gpu_index: Annotated[
+        Text,
+        option("--gpu-index", help="GPU by index or UUID (`nvidia-smi -L`); none: the first usable.", metavar="N|UUID"),
+    ] = None
+    pid: Annotated[Text, option("--pid", help="Process whose share is shown.", metavar="PID")] = None
+    interval: Annotated[
+        Text,
+        option("--interval", help="Time between readings: 500ms; none: 1s, without a terminal 10s.", metavar="TIME"),
+    ] = None
+    duration: Annotated[Text, option("--duration", help="Stop after so long: 10m.", metavar="TIME")] = None
+    csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
+    metrics: Annotated[
+        Text,
+        option("--metrics", help="A vLLM or SGLang server's page: http://localhost:8000/metrics.", metavar="URL"),
+    ] = None
+    color: ColorOption = "auto"
 
 
 def command(options: type[T], do: Callable[[T], int], name: str) -> Callable[..., int]:
@@ -52,11 +83,35 @@ def gpus(options: GpusOptions) -> int:
     return gpus(options)
 
 
+def profile(options: ProfileOptions) -> int:
+    from kvplan.cli.profile import profile
+
+    return profile(options)
+
+
+def reconcile(options: ReconcileOptions) -> int:
+    from kvplan.cli.reconcile import reconcile_command
+
+    return reconcile_command(options)
+
+
 def schema(options: SchemaOptions) -> int:
     from kvplan import artifact
 
     output.write(artifact.dumps(artifact.document_schema(options.name)))
     return 0
+
+
+def doctor(options: DoctorOptions) -> int:
+    from kvplan.cli.doctor import doctor
+
+    return doctor(options)
+
+
+def watch(options: WatchOptions) -> int:
+    from kvplan.cli.watch import watch
+
+    return watch(options)
 
 
 def show_version(wanted: bool) -> None:
@@ -92,9 +147,19 @@ def application() -> Any:
         command(ModelsOptions, models, "models")
     )
     app.command("gpus", help="The GPUs kvplan knows by name, or the facts of one.")(command(GpusOptions, gpus, "gpus"))
+    app.command("profile", help="Run the bundled engine, measure, and keep the run.")(
+        command(ProfileOptions, profile, "profile")
+    )
+    app.command("reconcile", help="Predicted beside measured memory of a run, component by component.")(
+        command(ReconcileOptions, reconcile, "reconcile")
+    )
     app.command("schema", help="The JSON Schema of what --format json prints.")(
         command(SchemaOptions, schema, "schema")
     )
+    app.command("doctor", help="What is installed, found and missing, and which settings are in effect.")(
+        command(DoctorOptions, doctor, "doctor")
+    )
+    app.command("watch", help="A GPU, a process or a server, live.")(command(WatchOptions, watch, "watch"))
     return typer.main.get_command(app)
 
 

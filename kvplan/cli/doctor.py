@@ -1,0 +1,139 @@
+"""`kvplan doctor`: the machine as kvplan sees it."""
+
+import json
+from collections.abc import Iterator
+
+from kvplan.cli import output
+from kvplan.cli.app import DoctorOptions
+from kvplan.doctor import Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
+from kvplan.files import printable
+from kvplan.report.lines import Line, line, write
+from kvplan.units import format_gib
+
+WIDTH = 22
+
+
+def doctor(options: DoctorOptions) -> int:
+    """Print the checkup; a missing GPU or package is an answer, so the code is 0."""
+    found = checkup()
+    if options.format == "json":
+        output.write(json.dumps(document(found), indent=2, allow_nan=False))
+    else:
+        with output.standard_output():
+            write(doctor_lines(found), output.console(options.color))
+    return 0
+
+
+def doctor_lines(found: Checkup) -> list[Line]:
+    sections = (machine(found), gpus(found), packages(found), files(found), settings(found), advice(found))
+    return [styled for number, section in enumerate(sections) for styled in ([line()] if number else []) + section]
+
+
+def section(title: str, rows: Iterator[tuple[str, str]]) -> list[Line]:
+    return [
+        line(title, "bold"),
+        *((("  " + f"{name:<{WIDTH}}", ""), (printable(text, 2000), "")) for name, text in rows),
+    ]
+
+
+def machine(found: Checkup) -> list[Line]:
+    def rows() -> Iterator[tuple[str, str]]:
+        yield "kvplan", f"{found.kvplan or 'not installed'} ({found.kvplan_path})"
+        yield "Python", f"{found.python} ({found.python_path})"
+        yield "platform", found.platform
+        yield "CPU", cores_text(found.host)
+        yield "memory", memory_text(found.host)
+        for each in found.disks:
+            yield f"disk, {each.use}", disk_text(each)
+
+    return section("machine", rows())
+
+
+def cores_text(host: Host) -> str:
+    if host.num_cores == host.num_usable_cores:
+        return f"{host.num_cores} cores"
+    return f"{host.num_cores} cores, of which {host.num_usable_cores} may be used"
+
+
+def memory_text(host: Host) -> str:
+    if host.memory_total is None or host.memory_available is None:
+        return "unknown (no /proc/meminfo)"
+    text = f"{format_gib(host.memory_total)}, {format_gib(host.memory_available)} available"
+    return text if host.memory_limit is None else f"{text}; this container may use {format_gib(host.memory_limit)}"
+
+
+def disk_text(disk: Disk) -> str:
+    if disk.total is None or disk.free is None:
+        return f"unknown ({disk.path})"
+    return f"{format_gib(disk.free)} of {format_gib(disk.total)} free ({disk.path})"
+
+
+def gpus(found: Checkup) -> list[Line]:
+    def rows() -> Iterator[tuple[str, str]]:
+        yield "NVML", nvml_text(found.nvml)
+        for gpu in found.nvml.gpus:
+            yield f"GPU {gpu.index}" + (" (MIG)" if gpu.is_mig else ""), gpu_text(gpu)
+        for warning in found.nvml.warnings:
+            yield "warning", warning
+        yield "torch", torch_text(found.torch)
+
+    return section("GPU", rows())
+
+
+def nvml_text(driver: Driver) -> str:
+    if driver.problem is not None:
+        return driver.problem
+    cuda = "" if driver.cuda_version is None else f", CUDA up to {driver.cuda_version}"
+    return f"ok, driver {driver.driver_version}{cuda}" + ("" if driver.gpus else "; no GPU")
+
+
+def gpu_text(gpu: Gpu) -> str:
+    if gpu.memory is None:
+        return f"{gpu.name}, {gpu.uuid}: {gpu.problem}"
+    memory = gpu.memory
+    kept = "" if memory.reserved is None else f", {format_gib(memory.reserved)} kept by the driver"
+    whose = " of the machine's memory" if memory.is_host else ""
+    return f"{gpu.name}, {format_gib(memory.free)} of {format_gib(memory.total)} free{whose}{kept}, {gpu.uuid}"
+
+
+def torch_text(torch: Torch | None) -> str:
+    if torch is None:
+        return "not installed"
+    if torch.cuda_build is None:
+        return f"{torch.version}, built without CUDA: runs on the CPU"
+    built = f"{torch.version}, built for CUDA {torch.cuda_build}"
+    if torch.problem is not None:
+        return f"{built}: {torch.problem}"
+    return f"{built}: {f'finds {torch.num_gpus}' if torch.cuda_available else 'finds no GPU'}"
+
+
+def packages(found: Checkup) -> list[Line]:
+    return section("packages", ((package.name, package_text(package)) for package in found.packages))
+
+
+def package_text(package: Package) -> str:
+    if package.version is not None:
+        return package.version
+    return "missing" if package.extra is None else f"missing (extra: {package.extra})"
+
+
+def files(found: Checkup) -> list[Line]:
+    return section(
+        "facts",
+        ((file.name, f"{file.problem or f'{file.num_entries:,} entries'} ({file.path})") for file in found.facts),
+    )
+
+
+def settings(found: Checkup) -> list[Line]:
+    def rows() -> Iterator[tuple[str, str]]:
+        for each in found.settings:
+            yield each.name, f"{each.value or '(empty)'}  [{each.origin}] {each.meaning}"
+
+    return section("settings", rows())
+
+
+def advice(found: Checkup) -> list[Line]:
+    if not found.advice:
+        return [line("nothing is missing", "green")]
+    rows = ((each.missing, f"missing for {each.needed_for}: {each.cure}") for each in found.advice)
+    return section("to do", rows)

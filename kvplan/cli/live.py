@@ -1,0 +1,89 @@
+"""What a profile shows while it runs: bars on a terminal, one line every ten seconds elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cli import output
+from kvplan.units import format_gib
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+LINE_EVERY_S = 10.0
+REDRAW_EVERY_S = 0.25
+Watch = Callable[[dict[str, Any]], None]
+
+
+@contextmanager
+def live_view(*, quiet: bool) -> Iterator[Watch]:
+    """Yields what takes each sample; everything goes to standard error, which carries no result."""
+    if quiet:
+        yield lambda values: None
+    elif sys.stderr.isatty():
+        with _drawn() as watch:
+            yield watch
+    else:
+        yield _lines()
+
+
+def _lines() -> Watch:
+    last = time.monotonic()
+
+    def watch(values: dict[str, Any]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_EVERY_S:
+            last = time.monotonic()
+            output.tell("progress", ", ".join(described(values)))
+
+    return watch
+
+
+def described(values: dict[str, Any]) -> list[str]:
+    """A sample in words: stage, memory, what the engine does."""
+    words = [f"{values['t']:.0f} s", str(values["stage"]).replace("_", " ")]
+    used = values.get("device_used")
+    words.append(f"{format_gib(used)} of the GPU used" if used is not None else f"{format_gib(values['rss'])} resident")
+    if "num_steps" in values:
+        words.append(f"KV {values['kv_cache_usage_perc']:.0%}")
+        words.append(f"{values['num_requests_running']} running, {values['num_requests_waiting']} waiting")
+        rate = values["generation_tokens"] / values["busy_s"] if values["busy_s"] else 0.0
+        words.append(f"{rate:,.0f} tokens/s")
+    return words
+
+
+@contextmanager
+def _drawn() -> Iterator[Watch]:
+    from rich.console import Console
+    from rich.live import Live
+
+    last = 0.0
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+
+        def watch(values: dict[str, Any]) -> None:
+            nonlocal last
+            if time.monotonic() - last >= REDRAW_EVERY_S:
+                last = time.monotonic()
+                live.update(_picture(values), refresh=True)
+
+        yield watch
+
+
+def _picture(values: dict[str, Any]) -> "Group":
+    """Bars for memory and KV, and a line of figures."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 1))
+    used, total = values.get("device_used"), values.get("device_total")
+    if used is not None and total:
+        table.add_row("GPU memory", ProgressBar(total, used, width=40), f"{format_gib(used)} of {format_gib(total)}")
+    else:
+        table.add_row("resident", "", format_gib(values["rss"]))
+    if "num_steps" in values:
+        usage = values["kv_cache_usage_perc"]
+        table.add_row("KV pool", ProgressBar(1.0, usage, width=40), f"{usage:.0%}")
+    return Group(table, ", ".join(described(values)))

@@ -1,0 +1,252 @@
+"""`kvplan profile`: flags -> engine and workload -> a run directory, a live view, and the comparison at the end."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cli import output
+from kvplan.cli.live import live_view
+from kvplan.cli.resolve import Source, resolve
+from kvplan.cli.run_options import ProfileOptions
+from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.files import shown
+from kvplan.rundir import RunWriter, load_run
+from kvplan.spec import ModelSpec
+from kvplan.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.workload import parse_lengths, read_trace
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine import EngineConfig
+    from kvplan.nvml import Device
+    from kvplan.profile import Workload
+
+# What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
+DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
+DEFAULT_SEQS, DEFAULT_PROMPT, DEFAULT_OUTPUT = 16, 128, 64
+SHARED = 0.01  # of the device's memory in others' hands, above which a measurement would be theirs too
+
+
+def profile(options: ProfileOptions) -> int:
+    """Run, compare, and return the exit code: 0, 4 for a run that ended early, 130 when interrupted."""
+    device = device_of(options)
+    spec = model_of(options, device)
+    workload = workload_of(options)
+    config = config_of(options, spec, device, workload)
+    interval = parse_duration(options.interval or "50ms", "--interval")
+    timeout = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
+    target = Path(options.run_dir) if options.run_dir else _default_dir(spec.name)
+    from kvplan import profile as runs
+
+    with runs.watched_gpu(device) as (nvml, gpu):
+        refuse_shared(gpu, allow=options.allow_shared)
+        writer = RunWriter(target, manifest(spec, config, device, workload, runs.environment(nvml, gpu)))
+        if not options.quiet:
+            output.tell("note", f"profile: {spec.name} on {device}; the run is kept in {shown(target)}")
+        with live_view(quiet=options.quiet) as watch:
+            outcome = runs.profile(
+                spec,
+                config,
+                workload,
+                writer,
+                weights=Path(options.weights) if options.weights else None,
+                interval_s=interval,
+                timeout_s=timeout,
+                gpu=gpu,
+                baseline=options.baseline,
+                snapshot=options.snapshot,
+                watch=watch,
+            )
+    if options.perfetto:
+        from kvplan.report.perfetto import write_counters
+
+        write_counters(load_run(target), target / "counters.json")
+    if outcome.message is not None:
+        output.tell("error", f"profile: ended early ({outcome.message}); what was measured is in {shown(target)}")
+    if outcome.exit_code == 0:
+        from kvplan.cli.reconcile import show
+        from kvplan.reconcile import reconcile
+
+        show(reconcile(load_run(target)), options.format, options.color)
+    return outcome.exit_code
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def device_of(options: ProfileOptions) -> "torch.device":
+    """Where to run: as asked; else a GPU if there is one, else, if no model was named, the CPU."""
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentProblem("profile: torch is not installed; pip install 'kvplan[engine]'") from error
+    if options.device is not None:
+        try:
+            device = torch.device(options.device)
+        except RuntimeError as error:
+            raise UsageError(f"--device {options.device!r}: is not a device; use cpu, cuda or cuda:N") from error
+        if device.type not in ("cpu", "cuda"):
+            raise UsageError(f"--device {options.device!r}: the engine runs on cpu, cuda or cuda:N")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise EnvironmentProblem(f"--device {options.device}: {_why_no_gpu()}; use --device cpu")
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", 0)
+    if options.model is not None:
+        raise EnvironmentProblem(f"profile: {_why_no_gpu()}; use --device cpu, which takes the time a CPU takes")
+    return torch.device("cpu")
+
+
+def _why_no_gpu() -> str:
+    """What NVML says about a GPU that torch does not see."""
+    from kvplan.nvml import DeviceError, open_nvml
+
+    try:
+        with open_nvml() as nvml:
+            names = ", ".join(device.name for device in nvml.devices())
+    except DeviceError as error:
+        return "no GPU that CUDA can use" if error.reason == "absent" else str(error)
+    return f"torch cannot use the GPU that the driver shows ({names})" if names else "no GPU that CUDA can use"
+
+
+def model_of(options: ProfileOptions, device: "torch.device") -> ModelSpec:
+    name = options.model or options.weights
+    if name is None:
+        if device.type == "cpu" and not options.quiet:
+            output.tell("note", f"no MODEL and no GPU: the small model {DEMO_MODEL} on the CPU, with random weights")
+        name = DEMO_MODEL if device.type == "cpu" else "llama-3.1-8b"
+    return resolve(name, Source()).spec
+
+
+def workload_of(options: ProfileOptions) -> "Workload":
+    """The requests: of one length, drawn from a distribution, or read from a trace."""
+    from kvplan.profile import PlannedRequest, Workload, from_lengths
+
+    if options.trace is not None and (options.lengths or options.num_seqs or options.prompt_tokens):
+        raise UsageError("--trace: says how many requests there are and how long; leave out the other flags for that")
+    if options.lengths is not None and options.prompt_tokens is not None:
+        raise UsageError("--lengths and --prompt-tokens: both say how long requests are; leave one out")
+    num_seqs = parse_count(options.num_seqs or str(DEFAULT_SEQS), "--num-seqs", 10**6)
+    output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
+    seed = seed_of(options)
+    if options.trace is not None:
+        rows = read_trace(Path(options.trace))
+        requests = tuple(PlannedRequest(prompt, tokens, at) for at, prompt, tokens in rows)
+    elif options.lengths is not None:
+        requests = from_lengths(parse_lengths(options.lengths, 2**24), num_seqs, output_tokens, seed)
+    else:
+        prompt = parse_tokens(options.prompt_tokens or str(DEFAULT_PROMPT), "--prompt-tokens")
+        requests = (PlannedRequest(prompt, output_tokens),) * num_seqs
+    shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
+    duration = None if options.duration is None else parse_duration(options.duration, "--duration")
+    return Workload(requests, shared, duration, seed)
+
+
+def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", workload: "Workload") -> "EngineConfig":
+    """The engine's configuration, with everything that depends on the workload resolved."""
+    from engine import EngineConfig
+
+    is_demo = options.model is None and options.weights is None and device.type == "cpu"
+    dtype = options.dtype or (DEMO_DTYPE if is_demo else "auto")
+    longest = workload.longest
+    limit = spec.context_limit
+    max_model_len = parse_tokens(options.max_model_len, "--ctx") if options.max_model_len else min(limit, longest + 1)
+    if longest > max_model_len:
+        raise UsageError(
+            f"profile: the longest request has {longest} tokens, the context {max_model_len}; raise --ctx or shorten it"
+        )
+    given: dict[str, Any] = {
+        "tensor_parallel_size": _count(options.tensor_parallel_size, "--tp"),
+        "max_num_seqs": _count(options.max_num_seqs, "--max-num-seqs") or min(len(workload.requests), 1024),
+        "max_num_batched_tokens": _count(options.max_num_batched_tokens, "--max-num-batched-tokens"),
+        "block_size": _count(options.block_size, "--block-size"),
+        "num_blocks": _count(options.num_blocks, "--num-blocks"),
+        "gpu_memory_utilization": None
+        if options.gpu_memory_utilization is None
+        else parse_fraction(options.gpu_memory_utilization, "--gpu-memory-utilization"),
+        "memory_limit": None if options.memory_limit is None else parse_size(options.memory_limit, "--memory-limit"),
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "enforce_eager": options.enforce_eager,
+        "enable_prefix_caching": options.enable_prefix_caching,
+        "allocator": options.allocator,
+        "seed": seed_of(options),
+    }
+    return EngineConfig(
+        device=str(device),
+        dtype=dtype,
+        max_model_len=max_model_len,
+        load_format="auto" if options.weights else "dummy",
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def seed_of(options: ProfileOptions) -> int:
+    return 0 if options.seed in (None, "0") else parse_count(str(options.seed), "--seed", 2**62)
+
+
+def _count(text: str | None, option: str) -> int | None:
+    return None if text is None else parse_count(text, option, 2**31)
+
+
+def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
+    """Others' memory on the GPU is reported, and refused above 1 %: the measurement would be theirs too."""
+    if gpu is None:
+        return
+    memory, others = gpu.memory(), [process for process in gpu.processes() if process.used]
+    held = sum(process.used or 0 for process in others)
+    if held > SHARED * memory.total and not allow:
+        pids = ", ".join(str(process.pid) for process in others)
+        raise EnvironmentProblem(
+            f"{gpu.label}: other processes hold {held:,} bytes (pid {pids}); stop them, or measure with --allow-shared"
+        )
+    if held:
+        output.tell("warning", f"{gpu.label}: other processes hold {held:,} bytes; they are left out of the rows")
+
+
+def manifest(
+    spec: ModelSpec, config: "EngineConfig", device: "torch.device", workload: "Workload", environment: dict[str, Any]
+) -> dict[str, Any]:
+    """What run.json says before anything ran; `inputs` are those of kvplan.rules.bundled.EngineInputs."""
+    from engine.kv_cache import group_layers
+    from engine.memory import device_memory
+
+    dtype = spec.dtype if config.dtype == "auto" else config.dtype
+    groups = len(group_layers(spec, config.block_size))
+    blocks_per_seq = -(-(config.max_model_len or 0) // config.block_size)
+    total = min(config.memory_limit or 2**63, device_memory(device)[1])
+    return {
+        "model": {"name": spec.name, "source": spec.source, "config": dict(spec.config)},
+        "device": device.type,
+        "inputs": {
+            "total": total,
+            "dtype": dtype,
+            "kv_cache_dtype": dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+            "block_size": config.block_size,
+            "max_model_len": config.max_model_len,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "num_blocks": config.num_blocks,
+            "max_blocks": 1 + config.max_num_seqs * blocks_per_seq * groups if device.type == "cpu" else None,
+            "backend": "torch" if device.type == "cpu" or config.backend == "torch" else "triton",
+        },
+        "engine": asdict(config),
+        "workload": {
+            "num_requests": len(workload.requests),
+            "prompt_tokens": sum(request.prompt_tokens for request in workload.requests),
+            "output_tokens": sum(request.output_tokens for request in workload.requests),
+            "longest": workload.longest,
+            "shared_prefix": workload.shared_prefix,
+            "duration_s": workload.duration_s,
+        },
+        "groups": groups,
+        "environment": environment,
+    }
+
+
+def _default_dir(name: str) -> Path:
+    """runs/MODEL-1, -2, ...: the first that does not exist."""
+    stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.rsplit("/", 1)[-1]) or "model"
+    return next(path for n in range(1, 10**6) if not (path := Path("runs") / f"{stem}-{n}").exists())

@@ -1,0 +1,136 @@
+"""The options of the commands that measure: profile, reconcile, report."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from kvplan.cli.options import ColorOption, Switch, Text, Texts, complete_model, option
+
+RunFormat = Literal["table", "json", "csv", "markdown"]
+RunFormatOption = Annotated[RunFormat, typer.Option("--format", help="How the answer is written.")]
+Allocator = Literal["paged", "contiguous"]
+RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="What `kvplan profile -o` wrote.", show_default=False)]
+RunDirs = Annotated[
+    list[str], typer.Argument(metavar="RUN_DIR...", help="What `kvplan profile -o` wrote.", show_default=False)
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """Everything that can be said to `kvplan profile`; None: not said."""
+
+    model: Annotated[
+        Text,
+        typer.Argument(
+            metavar="MODEL",
+            help="A catalog name, or a directory with config.json; none: a small model on the CPU.",
+            autocompletion=complete_model,
+            show_default=False,
+        ),
+    ] = None
+    run_dir: Annotated[
+        Text, option("--output", "-o", help="Directory for the run; it must not exist.", metavar="RUN_DIR")
+    ] = None
+    device: Annotated[
+        Text, option("--device", help="cpu, cuda or cuda:N; none: a GPU if there is one.", metavar="DEVICE")
+    ] = None
+    weights: Annotated[
+        Text, option("--weights", help="Directory of the real weights; none: random ones.", metavar="DIR")
+    ] = None
+    # the engine, by the server's names
+    dtype: Annotated[Text, option("--dtype", help="auto, bfloat16, float16 or float32.", metavar="DTYPE")] = None
+    kv_cache_dtype: Annotated[
+        Text, option("--kv-cache-dtype", help="auto, float32, bfloat16, float16 or fp8_e4m3.", metavar="DTYPE")
+    ] = None
+    tensor_parallel_size: Annotated[
+        Text, option("--tensor-parallel-size", "--tp", "-tp", help="Ranks; start with torchrun.", metavar="N")
+    ] = None
+    max_model_len: Annotated[
+        Text, option("--max-model-len", "--ctx", help="Context in tokens; none: the longest request.", metavar="TOKENS")
+    ] = None
+    max_num_seqs: Annotated[
+        Text, option("--max-num-seqs", help="Requests that run at once, at most; none: all.", metavar="N")
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Text, option("--max-num-batched-tokens", help="Tokens of one step, at most.", metavar="TOKENS")
+    ] = None
+    block_size: Annotated[Text, option("--block-size", help="Tokens of one KV block.", metavar="N")] = None
+    num_blocks: Annotated[
+        Text, option("--num-blocks", help="Blocks of the KV pool; none: what the memory leaves.", metavar="N")
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Text, option("--gpu-memory-utilization", help="Share of the memory to use.", metavar="SHARE")
+    ] = None
+    memory_limit: Annotated[Text, option("--memory-limit", help="Play a smaller device: 80GiB.", metavar="SIZE")] = None
+    enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = (
+        None
+    )
+    enable_prefix_caching: Annotated[
+        Switch,
+        option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Keep blocks for requests with the same beginning.",
+        ),
+    ] = None
+    allocator: Annotated[
+        Allocator | None,
+        typer.Option("--allocator", help="contiguous: max_model_len per request up front.", show_default=False),
+    ] = None
+    baseline: Annotated[
+        Literal["contiguous"] | None,
+        typer.Option("--baseline", help="Serve the workload again with this allocator, same pool.", show_default=False),
+    ] = None
+    # the workload
+    num_seqs: Annotated[Text, option("--num-seqs", help="Requests.", metavar="N")] = None
+    prompt_tokens: Annotated[Text, option("--prompt-tokens", help="Tokens of each prompt.", metavar="TOKENS")] = None
+    output_tokens: Annotated[Text, option("--output-tokens", help="Tokens to generate.", metavar="TOKENS")] = None
+    lengths: Annotated[
+        Text, option("--lengths", help="Distribution of full lengths, as for estimate.", metavar="SPEC|FILE")
+    ] = None
+    trace: Annotated[
+        Text, option("--trace", help="CSV of arrival_s, prompt_tokens, output_tokens.", metavar="FILE")
+    ] = None
+    shared_prefix: Annotated[
+        Text, option("--shared-prefix", help="Tokens that every prompt starts with.", metavar="TOKENS")
+    ] = None
+    duration: Annotated[Text, option("--duration", help="Repeat the requests for so long: 60s.", metavar="TIME")] = None
+    seed: Annotated[Text, option("--seed", help="Of weights and tokens.", metavar="N")] = None
+    # measuring
+    interval: Annotated[Text, option("--interval", help="Between samples: 50ms.", metavar="TIME")] = None
+    timeout: Annotated[Text, option("--timeout", help="Give up after: 10m.", metavar="TIME")] = None
+    snapshot: Annotated[bool, option("--snapshot", help="Keep torch's memory history for its viewer (GPU).")] = False
+    perfetto: Annotated[bool, option("--perfetto", help="Write counters for ui.perfetto.dev.")] = False
+    allow_shared: Annotated[bool, option("--allow-shared", help="Measure although others use the GPU.")] = False
+    quiet: Annotated[bool, option("--quiet", "-q", help="No progress.")] = False
+    format: RunFormatOption = "table"
+    color: ColorOption = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOptions:
+    """Everything that can be said to `kvplan reconcile`; None: not said."""
+
+    run_dir: RunDir
+    calibration: Annotated[
+        Text, option("--calibration", help="Measured constants to predict with.", metavar="FILE")
+    ] = None
+    calibrate: Annotated[Text, option("--calibrate", help="Write this run's measured constants.", metavar="FILE")] = (
+        None
+    )
+    max_error: Annotated[
+        Text, option("--max-error", help="Exit 1 where a row or the total is off by more: 2%.", metavar="SHARE")
+    ] = None
+    format: RunFormatOption = "table"
+    color: ColorOption = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """Everything that can be said to `kvplan report`."""
+
+    run_dirs: RunDirs
+    output: Annotated[
+        Texts, option("--output", "-o", help="File to write; .html, .md, .json or .csv; repeatable.", metavar="FILE")
+    ] = None
+    title: Annotated[Text, option("--title", help="Heading of the report.", metavar="TEXT")] = None

@@ -1,0 +1,336 @@
+"""`kvplan watch`: a live view of a GPU, a process and a server; a line per interval where no terminal shows it."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TextIO
+
+from kvplan.cli import output
+from kvplan.cli.app import WatchOptions
+from kvplan.errors import EnvironmentProblem
+from kvplan.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
+from kvplan.report.lines import Line, line, takes_blocks, write
+from kvplan.units import GIB, format_gib, format_size, parse_count, parse_duration
+from kvplan.watch import (
+    CsvLog,
+    MetricsPage,
+    ProcessEnded,
+    Reading,
+    ServerStats,
+    Watched,
+    WatchedProcess,
+    csv_row,
+)
+
+LIVE_INTERVAL_S = 1.0
+LINE_INTERVAL_S = 10.0
+LEAST_INTERVAL_S = 0.02
+MAX_PID = 2**22  # of Linux
+BAR = 40
+Show = Callable[[Reading], None]
+
+
+def watch(options: WatchOptions) -> int:
+    """Read and show until the duration is over, the process ends or the user interrupts."""
+    is_live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    interval = LIVE_INTERVAL_S if is_live else LINE_INTERVAL_S
+    if options.interval is not None:
+        interval = parse_duration(options.interval, "--interval", LEAST_INTERVAL_S)
+    duration = None if options.duration is None else parse_duration(options.duration, "--duration")
+    with ExitStack() as stack:
+        page = None if options.metrics is None else MetricsPage(options.metrics)
+        pid = None if options.pid is None else parse_count(options.pid, "--pid", MAX_PID)
+        log = None if options.csv is None else stack.enter_context(CsvLog(options.csv))
+        nvml, device = open_device(options, stack)
+        watched = Watched(device, pid, find_process(pid, device), page)
+        screen = Screen(watched, heading(nvml, device), nvml)
+        stack.enter_context(output.standard_output())
+        show = live(stack, screen, options.color) if is_live else lines_to(sys.stdout, screen)
+        run(watched, ticks(interval, duration), log, show)
+    return 0
+
+
+def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Show) -> None:
+    """A reading at each tick: logged first, then shown."""
+    for seconds in elapsed:
+        try:
+            reading = watched.read(seconds)
+        except ProcessEnded:
+            output.tell("note", f"process {watched.pid} has ended")
+            return
+        if log is not None:
+            log.add(csv_row(watched, reading))
+        show(reading)
+
+
+def ticks(interval: float, duration: float | None) -> Iterator[float]:
+    """Elapsed seconds: 0 at once, then each multiple of the interval up to the duration; a missed one is left out."""
+    start = time.monotonic()
+    yield 0.0
+    count = 0
+    while True:
+        now = time.monotonic() - start
+        count = max(count + 1, int(now // interval) + 1)
+        if duration is not None and count * interval > duration + 1e-9:  # 3 * 0.1 is more than 0.3
+            return
+        time.sleep(max(0.0, count * interval - now))
+        yield time.monotonic() - start
+
+
+# --- what is watched --------------------------------------------------------------------------------------------------
+
+
+def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, Device | None]:
+    """The GPU asked for, else the first one CUDA would use; none where something else is to be watched."""
+    try:
+        nvml = stack.enter_context(open_nvml())
+        named = options.gpu_index
+        if named is None:
+            return nvml, nvml.visible_device(0)
+        return nvml, nvml.device(int(named) if named.isascii() and named.isdigit() else named)
+    except DeviceError as error:
+        if options.gpu_index is not None:
+            raise
+        if options.pid is None and options.metrics is None:
+            raise DeviceError(f"{error}; without a GPU, watch a process with --pid PID", error.reason) from error
+        if error.reason == "absent":
+            output.tell("note", "no GPU: the machine's own memory is shown")
+        else:
+            output.tell("warning", f"{error}; the machine's own memory is shown")
+        return None, None
+
+
+def find_process(pid: int | None, device: Device | None) -> WatchedProcess | None:
+    """The process whose resident memory is shown; beside a GPU's figures one can do without."""
+    if pid is None:
+        return None
+    try:
+        return WatchedProcess(pid)
+    except EnvironmentProblem as error:
+        if device is None:
+            raise
+        output.tell("note", f"{error}; its resident memory is not shown")
+        return None
+
+
+def heading(nvml: Nvml | None, device: Device | None) -> str:
+    if nvml is None or device is None:
+        return "no GPU"
+    cuda = "" if nvml.cuda_version is None else f", CUDA {nvml.cuda_version}"
+    return f"{device.label}: {device.name}, driver {nvml.driver_version}{cuda}"
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """What every view needs beside a reading."""
+
+    watched: Watched
+    heading: str
+    nvml: Nvml | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        of_driver = () if self.nvml is None else self.nvml.warnings
+        return of_driver + (() if self.watched.device is None else self.watched.device.warnings)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def lines_to(stream: TextIO, screen: Screen) -> Show:
+    """A line per reading, after one that says what is watched; warnings go to standard error, each once."""
+    told: set[str] = set()
+    write([line(screen.heading)], stream)
+
+    def show(reading: Reading) -> None:
+        for warning in screen.warnings:
+            if warning not in told:
+                told.add(warning)
+                output.tell("warning", warning)
+        write([line(one_line(reading, screen.watched))], stream)
+        stream.flush()
+
+    return show
+
+
+def one_line(reading: Reading, watched: Watched) -> str:
+    """A reading as one line of text."""
+    parts = [reading.utc[11:19]]
+    if reading.sample is not None:
+        parts += [memory_text(reading.sample.memory), *share_texts(reading.sample, watched.pid)]
+        parts += load_texts(reading.sample)
+    if reading.resident is not None:
+        parts.append(f"resident {format_size(reading.resident)}")
+    if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
+        parts.append(host_text(reading.host))
+    if watched.page is not None:
+        parts.append(server_text(reading))
+    return f"{parts[0]}  {', '.join(parts[1:])}"
+
+
+def memory_text(memory: DeviceMemory) -> str:
+    used = f"{memory.used / GIB:,.2f} of {format_gib(memory.total)} used"
+    return f"{used} (the machine's)" if memory.is_host else used
+
+
+def host_text(host: HostMemory) -> str:
+    return f"machine {(host.total - host.available) / GIB:,.2f} of {format_gib(host.total)} used"
+
+
+def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
+    found = []
+    if pid is not None:
+        found.append(f"pid {pid} {'not listed' if sample.process_used is None else format_gib(sample.process_used)}")
+    if sample.others_used is not None:
+        found.append(f"{'others' if pid is not None else 'processes'} {format_gib(sample.others_used)}")
+    return found
+
+
+def load_texts(sample: DeviceSample) -> list[str]:
+    """Utilisation, power, clocks and temperature, where the device tells them."""
+    told: tuple[tuple[float | None, str], ...] = (
+        (percent(sample.gpu_utilization), "{:.0f} % busy"),
+        (percent(sample.memory_utilization), "memory busy {:.0f} %"),
+        (sample.power_w, "{:,.0f} W"),
+        (sample.sm_clock_mhz, "SM {:,} MHz"),
+        (sample.memory_clock_mhz, "memory {:,} MHz"),
+        (sample.temperature_c, "{} C"),
+    )
+    return [text.format(value) for value, text in told if value is not None]
+
+
+def percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def server_text(reading: Reading) -> str:
+    if reading.server is None:
+        return f"metrics: unreachable ({reading.server_problem})"
+    return f"{reading.server.kind}: {', '.join(server_parts(reading.server))}"
+
+
+def server_parts(server: ServerStats) -> list[str]:
+    told: tuple[tuple[float | None, str], ...] = (
+        (percent(server.kv_usage), f"KV {{:.1f}} %{capacity_text(server)}"),
+        (server.running, "{:,} running"),
+        (server.waiting, "{:,} waiting"),
+        (server.preemptions, "{:,} preemptions"),
+        (percent(server.hit_rate), "prefix hits {:.1f} %"),
+    )
+    return [text.format(value) for value, text in told if value is not None]
+
+
+def capacity_text(server: ServerStats) -> str:
+    if server.kv_tokens is None:
+        return ""
+    blocks = "" if server.num_blocks is None else f", {server.num_blocks:,} blocks"
+    return f" of {server.kv_tokens:,} tokens{blocks}"
+
+
+# --- the live view ----------------------------------------------------------------------------------------------------
+
+
+def live(stack: ExitStack, screen: Screen, color: str) -> Show:
+    """The view that redraws itself in place, until `stack` ends."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
+    console = Console(markup=False, emoji=False, highlight=False, no_color=plain)
+    view = stack.enter_context(Live(console=console, auto_refresh=False, vertical_overflow="crop"))
+    blocks = takes_blocks(console)
+
+    def show(reading: Reading) -> None:
+        styled = view_lines(reading, screen, blocks=blocks)
+        texts = [Text.assemble(*((text, "" if plain else style) for text, style in each)) for each in styled]
+        view.update(Text("\n").join(texts), refresh=True)
+
+    return show
+
+
+def view_lines(reading: Reading, screen: Screen, *, blocks: bool = True) -> list[Line]:
+    """One screen: a bar for each memory, and what is in it below."""
+    found = [((screen.heading, "bold"),), line(f"{reading.utc[11:19]} UTC, {elapsed_text(reading.elapsed_s)}", "dim")]
+    if reading.sample is not None:
+        found += [line(), *device_lines(reading.sample, screen.watched.pid, blocks)]
+    if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
+        found += [line(), *host_lines(reading, blocks)]
+    if screen.watched.page is not None:
+        found += [line(), *server_lines(reading, blocks)]
+    return [*found, *(line(f"warning: {warning}", "yellow") for warning in screen.warnings)]
+
+
+def elapsed_text(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02} watched"
+
+
+def device_lines(sample: DeviceSample, pid: int | None, blocks: bool) -> list[Line]:
+    memory = sample.memory
+    rows = memory_rows(sample, pid)
+    found = [
+        labelled("memory", bar([(size, style) for _, size, style in rows], memory.total, blocks), memory_text(memory)),
+        *(((f"  {name:<12}", ""), (f"{size / GIB:>9,.2f} GiB", style)) for name, size, style in rows),
+    ]
+    if pid is not None and sample.process_used is None:
+        found.append(line(f"  pid {pid} is not in the driver's list (another PID namespace, or nothing held)", "dim"))
+    if sample.gpu_utilization is not None:
+        found.append(labelled("busy", bar([(sample.gpu_utilization, "green")], 1, blocks), ""))
+    return [*found, line(f"  {', '.join(load_texts(sample))}")]
+
+
+def memory_rows(sample: DeviceSample, pid: int | None) -> list[tuple[str, int, str]]:
+    """(name, bytes, style): the device's memory in parts that add up to its total."""
+    memory, others = sample.memory, sample.others_used
+    rows = []
+    if sample.process_used is not None:
+        rows.append((f"pid {pid}", sample.process_used, "green"))
+    if others is not None:
+        rows.append(("others" if pid is not None else "processes", others, "yellow"))
+    rest = memory.used - sum(size for _, size, _ in rows)
+    if rest < 0:  # processes that share memory are each listed with all of it
+        rows, rest = [], memory.used
+    rows.append(("used" if not rows else "other use", rest, "cyan"))
+    if memory.reserved is not None:
+        rows.append(("reserved", memory.reserved, "magenta"))
+    return [*rows, ("free", memory.free, "dim")]
+
+
+def host_lines(reading: Reading, blocks: bool) -> list[Line]:
+    host = reading.host
+    assert host is not None
+    used = host.total - host.available
+    mine = reading.resident or 0
+    parts: list[tuple[float, str]] = [(mine, "green"), (max(0, used - mine), "cyan"), (host.available, "dim")]
+    found = [labelled("machine", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
+    if reading.resident is not None:
+        found.append(((f"  {'resident':<12}", ""), (f"{format_size(mine):>13}", "green")))
+    return found
+
+
+def server_lines(reading: Reading, blocks: bool) -> list[Line]:
+    server = reading.server
+    if server is None:
+        return [line(server_text(reading), "yellow")]
+    usage = [] if server.kv_usage is None else [labelled("KV", bar([(server.kv_usage, "green")], 1, blocks), "")]
+    return [*usage, line(server_text(reading))]
+
+
+def labelled(name: str, spans: Line, text: str) -> Line:
+    return ((f"{name:<9}", "bold"), *spans, (f"  {text}", ""))
+
+
+def bar(parts: Sequence[tuple[float, str]], total: float, blocks: bool) -> Line:
+    """Parts of a whole as cells, the last "dim" one and what is left as dots; rounding never adds up to more cells."""
+    full, dot = ("█", "·") if blocks else ("#", ".")
+    spans, start, end = [], 0, 0.0
+    for size, style in parts:
+        end += size
+        stop = min(BAR, round(BAR * end / total)) if total else 0
+        spans.append(((dot if style == "dim" else full) * (stop - start), style))
+        start = max(start, stop)
+    return (*spans, (dot * (BAR - start), "dim"))

@@ -1,0 +1,241 @@
+"""Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvplan import catalog, hf_config
+from kvplan.errors import InvalidInputError
+from kvplan.files import shown
+from kvplan.rules.bundled import EngineInputs, Prediction, predict
+from kvplan.rundir import Run
+from kvplan.spec import ModelSpec
+
+RECONCILIATION = "kvplan/reconciliation@1"
+COMPONENTS = (
+    "weights", "buffers", "kv_cache", "activations", "cuda_graphs", "non_torch", "lora", "context", "allocator_slack",
+    "unattributed",
+)  # fmt: skip
+# What each row's two numbers are.
+SOURCES: dict[str, tuple[str, str]] = {
+    "weights": ("parameters x dtype, by the config", "the engine's tensors"),
+    "buffers": ("rotary tables: positions x dim x 4", "the engine's tensors"),
+    "kv_cache": ("num_blocks x bytes per block", "the pool's tensors"),
+    "activations": ("what one layer or the sampler holds at once", "the allocator's peak in the profile run"),
+    "cuda_graphs": ("not predicted on a GPU without a calibration", "free device memory before and after capture"),
+    "non_torch": ("not predicted on a GPU without a calibration", "device memory outside torch, less the context"),
+    "lora": ("the engine has no adapters", "the engine has no adapters"),
+    "context": ("needs a calibration", "GPU: device memory once CUDA is up; CPU: resident size before the model"),
+    "allocator_slack": ("not predicted", "reserved by torch and not used"),
+    "unattributed": ("0", "what the device reports less all rows above"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One component in bytes; predicted None where there is no formula and no calibration."""
+
+    component: str
+    predicted: int | None
+    measured: int
+
+    @property
+    def error(self) -> int | None:
+        return None if self.predicted is None else self.predicted - self.measured
+
+    @property
+    def relative(self) -> float | None:
+        """Error over measured; 0 where both are 0, None where only the measured is."""
+        if self.error is None or (self.measured == 0 and self.error):
+            return None
+        return self.error / self.measured if self.measured else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityRow:
+    """A number of the pool that is not bytes of a component."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """The comparison of one run.
+
+    reported  what the device says the run took; the measured rows add up to it
+    gaps      what could not be compared, and why
+    """
+
+    run: Run
+    model: str
+    device: str
+    rows: tuple[Row, ...]
+    reported: int
+    capacity: tuple[CapacityRow, ...]
+    gaps: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> Row:
+        """All rows that have a prediction."""
+        known = [row for row in self.rows if row.predicted is not None]
+        return Row("total", sum(row.predicted or 0 for row in known), sum(row.measured for row in known))
+
+    def worst(self) -> tuple[str, float]:
+        """The largest relative error of a row that was predicted, and of the total."""
+        errors = [(row.component, row.relative) for row in (*self.rows, self.total) if row.component != "unattributed"]
+        return max(((name, abs(value)) for name, value in errors if value is not None), key=lambda pair: pair[1])
+
+
+Calibration = dict[str, int]  # component -> measured bytes, from `--calibrate` on the same GPU and versions
+
+
+def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliation:
+    """Compare a run with the prediction for exactly its inputs.
+
+    Raises InvalidInputError for a run that ended before its pool was sized, or whose manifest lacks its inputs.
+    """
+    manifest = run.manifest
+    memory = manifest.get("memory")
+    if not isinstance(memory, dict):
+        raise InvalidInputError(
+            f"{shown(run.path)}: the run ended before its memory was measured ({run.cause}); nothing to compare"
+        )
+    spec = spec_of(run)
+    inputs = inputs_of(run)
+    known = calibration or {}
+    predicted = predict(spec, inputs, non_torch=memory["non_torch"])
+    measured, reported = measured_bytes(run)
+    rows = tuple(Row(name, _predicted(name, predicted, known, run), measured[name]) for name in COMPONENTS)
+    gaps = [*run.notes]
+    if run.status != "complete":
+        gaps.append(f"the run is {run.status}: {run.cause}")
+    return Reconciliation(
+        run, spec.name, str(manifest["device"]), rows, reported, capacity_rows(run, predicted), tuple(gaps)
+    )
+
+
+def spec_of(run: Run) -> ModelSpec:
+    """The model of a run, from the facts its manifest carries; a laptop needs nothing else."""
+    model = run.manifest.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
+        raise InvalidInputError(f"{shown(run.path)}: run.json does not say which model ran; the file is damaged")
+    return hf_config.read_config(catalog.expand(model["config"]), f"{shown(run.path)}: model", str(model["name"]))
+
+
+def inputs_of(run: Run) -> EngineInputs:
+    inputs = run.manifest.get("inputs")
+    try:
+        return EngineInputs(**inputs)  # type: ignore[arg-type] # a TypeError is caught
+    except TypeError as error:
+        raise InvalidInputError(f"{shown(run.path)}: run.json: inputs cannot be read ({error})") from error
+
+
+def _predicted(name: str, predicted: Prediction, known: Calibration, run: Run) -> int | None:
+    match name:
+        case "weights" | "buffers" | "kv_cache" | "activations":
+            return int(getattr(predicted, name))
+        case "lora" | "unattributed":
+            return 0
+        case "cuda_graphs" | "non_torch" if run.manifest["device"] == "cpu":
+            return 0
+        case "allocator_slack":
+            return 0 if run.manifest["device"] == "cpu" else None
+        case _:
+            return known.get(name)
+
+
+def measured_bytes(run: Run) -> tuple[dict[str, int], int]:
+    """(bytes by component, what the device reports); `unattributed` closes the sum."""
+    memory, peaks = run.manifest["memory"], run.manifest.get("peaks") or peaks_of(run)
+    rows = {name: int(memory.get(name, 0)) for name in ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")}
+    rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0}
+    if run.manifest["device"] == "cpu":
+        reported = max(stage.get("rss", 0) for stage in peaks.values())
+        rows["context"] = peaks.get("context", {}).get("rss", 0)
+    else:
+        before = peaks.get("before", {}).get("device_used", 0)
+        reported = max(stage.get("device_used", 0) for stage in peaks.values()) - before
+        rows["context"] = peaks.get("context", {}).get("device_used", 0) - before
+        rows["non_torch"] = max(0, int(memory["non_torch"]) - before - rows["context"])
+        reserved = max(stage.get("torch_reserved", 0) for stage in peaks.values())
+        torch_rows = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
+        rows["allocator_slack"] = reserved - sum(rows[name] for name in torch_rows)
+    rows["unattributed"] = reported - sum(rows.values())
+    return rows, reported
+
+
+def peaks_of(run: Run) -> dict[str, dict[str, int]]:
+    """Largest figures by stage, from the samples of a run whose manifest was not finished."""
+    peaks: dict[str, dict[str, int]] = {}
+    for sample in run.samples:
+        stage = peaks.setdefault(str(sample.get("stage")), {})
+        for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
+            if isinstance(sample.get(key), int):
+                stage[key] = max(sample[key], stage.get(key, 0))
+    return peaks
+
+
+def capacity_rows(run: Run, predicted: Prediction) -> tuple[CapacityRow, ...]:
+    """Blocks, tokens, and what the densest moment of the run says about bytes per token and fragmentation."""
+    memory, results = run.manifest["memory"], run.manifest.get("results") or {}
+    inputs = inputs_of(run)
+    densest = results.get("densest") or {}
+    used, tokens = densest.get("num_used_blocks"), densest.get("num_kv_tokens")
+    held = None if not used or not tokens else used * memory["block_bytes"] / tokens
+    waste = None if not held else 1 - predicted.bytes_per_token / held
+    groups = int(run.manifest.get("groups") or 1)
+
+    def pool_tokens(num_blocks: int) -> float:
+        return (num_blocks - 1) // groups * inputs.block_size
+
+    return (
+        CapacityRow("num_blocks", predicted.num_blocks, memory["num_blocks"], "blocks"),
+        CapacityRow("block_bytes", predicted.block_bytes, memory["block_bytes"], "bytes"),
+        CapacityRow("pool_tokens", pool_tokens(predicted.num_blocks), pool_tokens(memory["num_blocks"]), "tokens"),
+        CapacityRow("kv_bytes_per_token", predicted.bytes_per_token, held, "bytes"),
+        CapacityRow("allocated_but_unused", None, waste, "share"),
+        CapacityRow("most_running", None, results.get("most_running"), "requests"),
+        CapacityRow("preemptions", None, (results.get("stats") or {}).get("num_preemptions"), "times"),
+        CapacityRow("output_tokens_per_s", None, results.get("output_tokens_per_s"), "tokens/s"),
+    )
+
+
+# --- as data ----------------------------------------------------------------------------------------------------------
+
+
+def document(result: Reconciliation) -> dict[str, Any]:
+    """The comparison as JSON values (kvplan/reconciliation@1); rows in integer bytes."""
+    return {
+        "schema": RECONCILIATION,
+        "run": str(result.run.path),
+        "model": result.model,
+        "device": result.device,
+        "status": result.run.status,
+        "reported": result.reported,
+        "rows": [_row(row) for row in result.rows],
+        "total": _row(result.total),
+        "capacity": [
+            {"name": row.name, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
+            for row in result.capacity
+        ],
+        "gaps": list(result.gaps),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "component": row.component,
+        "predicted": row.predicted,
+        "measured": row.measured,
+        "error": row.error,
+        "relative": row.relative,
+    }
+
+
+def exceeds(result: Reconciliation, limit: float, of: Literal["rows", "total"] = "rows") -> list[str]:
+    """The rows (or only the total) whose relative error is above the limit, as `name 3.2 %`."""
+    rows = (*result.rows, result.total) if of == "rows" else (result.total,)
+    compared = [(row, row.relative) for row in rows if row.component != "unattributed"]
+    return [f"{row.component} {value:+.1%}" for row, value in compared if value is not None and abs(value) > limit]

@@ -1,0 +1,187 @@
+"""What the bundled engine does with the memory it is given, in formulas: the prediction that `reconcile` tests.
+
+Weights and KV come from the model's facts by the planner's own arithmetic; the engine sizes and asks its tensors. The
+activation peak is derived from what one layer and the sampler hold at once (engine/layers.py, engine/sampler.py).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from kvplan import layout, weights
+from kvplan.errors import UnsupportedModelError
+from kvplan.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ROTARY_BYTES = 4  # tables of cos and sin are float32
+INDEX_BYTES = 8  # token ids, positions and slots are int64
+# Per row and token of the vocabulary while sampling: float32 logits, their scaled copy, float64 running sums.
+SAMPLER_BYTES = 4 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """What a run of the bundled engine was given, everything resolved.
+
+    total       bytes of the device, or the memory limit it was told to keep to
+    num_blocks  as given; None: what gpu_memory_utilization leaves
+    max_blocks  most blocks the engine makes where it has memory to spare (a CPU); None: no limit
+    backend     whose temporaries count
+    """
+
+    total: int
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    tensor_parallel_size: int = 1
+    num_blocks: int | None = None
+    max_blocks: int | None = None
+    backend: Literal["torch", "triton"] = "triton"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes per rank by component, and the pool."""
+
+    weights: int
+    buffers: int
+    activations: int
+    kv_cache: int
+    num_blocks: int
+    block_bytes: int
+    bytes_per_token: int
+
+
+def predict(spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0) -> Prediction:
+    """The memory of a run before it happens; `non_torch` bytes are taken off the budget as given."""
+    tp = inputs.tensor_parallel_size
+    groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype))
+    held = sum(groups.values()) - groups["vision_audio"]  # the engine runs the text part alone
+    buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
+    peak = activations(spec, inputs)
+    block_bytes = pool_block_bytes(spec, inputs)
+    num_blocks = inputs.num_blocks
+    if num_blocks is None:
+        budget = int(inputs.total * inputs.gpu_memory_utilization)
+        num_blocks = max(0, budget - held - buffers - peak - non_torch) // block_bytes
+        num_blocks = min(num_blocks, inputs.max_blocks or num_blocks)
+    return Prediction(
+        weights=held,
+        buffers=buffers,
+        activations=peak,
+        kv_cache=num_blocks * block_bytes,
+        num_blocks=num_blocks,
+        block_bytes=block_bytes,
+        bytes_per_token=layout.bytes_per_token(spec, inputs.kv_cache_dtype, tp),
+    )
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+def kind_of(caches: tuple[LayerCache, ...]) -> tuple[str, int]:
+    """Layers of the same kind share block tables: (kind, window)."""
+    match caches:
+        case (FullAttention(),) | (LatentAttention(sparse=False),):
+            return "full", 0
+        case (SlidingWindow(window=window),):
+            return "window", window
+        case _:
+            kinds = " and ".join(type(cache).__name__ for cache in caches) or "no cache"
+            raise UnsupportedModelError(f"the bundled engine does not run layers with {kinds}; profile another model")
+
+
+def group_sizes(spec: ModelSpec) -> list[int]:
+    """Layers per group: kinds cut into groups of the smallest kind's size (the largest's if less than half more)."""
+    counts: dict[tuple[str, int], int] = {}
+    for caches in spec.layers:
+        counts[kind_of(caches)] = counts.get(kind_of(caches), 0) + 1
+    low, high = min(counts.values()), max(counts.values())
+    size = high if high < 1.5 * low else low
+    sizes: list[int] = []
+    for count in counts.values():
+        groups = -(-count // size)
+        sizes += [len(range(i, count, groups)) for i in range(groups)]
+    return sizes
+
+
+def pool_block_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """One block: block_size tokens of as many layers as the largest group has."""
+    per_layer = layout.token_bytes(spec.layers[0][0], inputs.kv_cache_dtype, inputs.tensor_parallel_size)
+    return inputs.block_size * per_layer * max(group_sizes(spec))
+
+
+# --- the activation peak ----------------------------------------------------------------------------------------------
+
+
+def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """Most bytes one step holds: in an MLP, in the experts, in attention, or while sampling, whichever is largest."""
+    tokens, tp = inputs.max_num_batched_tokens, inputs.tensor_parallel_size
+    rows = min(inputs.max_num_seqs, tokens)
+    size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
+    widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
+    # Beside the layer's own: the residual stream and what the norm made of it.
+    in_layer = tokens * size * (2 * hidden + widest)
+    vocabulary = padded_vocabulary(spec, tp)
+    # The head reads the hidden states of all tokens' last ones; sampling begins when those are gone.
+    logits = size * vocabulary + (0 if inputs.dtype == "float32" else 4 * vocabulary)
+    in_head = tokens * size * hidden + rows * (size * hidden + logits)
+    sampling = rows * SAMPLER_BYTES * spec.vocab_size
+    num_groups = len(group_sizes(spec))
+    width = -(-inputs.max_model_len // inputs.block_size)
+    inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
+    return max(in_layer, in_head, sampling) + (inputs_of_step if inputs.backend == "triton" else 0)
+
+
+def padded_vocabulary(spec: ModelSpec, tp: int) -> int:
+    return -(-spec.vocab_size // (64 * tp)) * 64 * tp
+
+
+def layer_elements(spec: ModelSpec, layer: int, inputs: EngineInputs) -> int:
+    """Elements per token that the widest moment of one layer holds beside the two streams."""
+    parts: dict[str, int] = {}
+    top_k = spec.experts_per_token
+    for weight in spec.layer_weights[layer]:
+        _columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
+        if weight.experts and weight.split == "outputs":
+            parts["experts"] = moe_elements(spec, sum(rows) // 2, top_k, inputs)
+        elif weight.group in ("mlp", "shared_expert") and weight.split == "outputs" and len(rows) == 2:
+            parts[weight.group] = sum(rows) + sum(rows) // 2  # gate and up, and their product
+        elif weight.name.endswith("qkv_proj"):
+            query, key, _ = rows
+            parts["attention"] = sum(rows) + rotation_elements(query, inputs)
+            if any(other.name.endswith("q_norm") for other in spec.layer_weights[layer]):
+                parts["attention"] += query + key
+    shared = parts.pop("shared_expert", 0)
+    # Shared experts run when the routed ones' result exists.
+    return max([*parts.values(), shared + spec.hidden_size if shared else 0, 0])
+
+
+def rotation_elements(query: int, inputs: EngineInputs) -> int:
+    """While queries are turned, per token: nothing in Triton (in place), where the result of attention then counts.
+
+    Plain torch turns them in float32: both halves, their concatenation and, with 16-bit types, the wide copy before
+    and the narrow one after.
+    """
+    match inputs.backend:
+        case "triton":
+            return query
+        case "torch":
+            return 2 * query if inputs.dtype == "float32" else 7 * query
+        case _:
+            assert_never(inputs.backend)
+
+
+def moe_elements(spec: ModelSpec, inner: int, top_k: int, inputs: EngineInputs) -> int:
+    """Per token: its rows at all chosen experts, first [gate, up] and product, then product and output."""
+    hidden, size = spec.hidden_size, DTYPE_BYTES[inputs.dtype]
+    match inputs.backend:
+        case "triton":
+            return top_k * max(3 * inner, 3 * inner + hidden) + hidden * 4 // size
+        case "torch":  # one expert at a time; the float32 sum of all
+            return hidden * 4 // size
+        case _:
+            assert_never(inputs.backend)
