@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.block_manager import Group
+from engine.block_manager import NULL_BLOCK, Group
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 
@@ -41,6 +41,7 @@ class BatchBuilder:
             np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32) for block_size in self.block_sizes
         ]
         self._written = np.zeros((len(groups), max_num_seqs), np.int64)  # leading entries of each row that are there
+        self._first = np.zeros_like(self._written)  # entries of each row before its first real block
         self._row_of: dict[Sequence, int] = {}
         self._free_rows = list(range(max_num_seqs))
 
@@ -81,12 +82,18 @@ class BatchBuilder:
         row = self._row_of.get(seq)
         if row is None:
             row = self._row_of[seq] = self._free_rows.pop()
-            self._written[:, row] = 0
+            self._written[:, row] = self._first[:, row] = 0
         for g, table in enumerate(seq.block_table):
             start, end = self._written[g, row], len(table)
             if start < end:
                 self._tables[g][row, start:end] = table[start:]
                 self._written[g, row] = end
+            # Blocks that a window gave back have new owners: a row must not name them, even where it is masked.
+            first = self._first[g, row]
+            while first < end and table[first] == NULL_BLOCK:
+                self._tables[g][row, first] = NULL_BLOCK
+                first += 1
+            self._first[g, row] = first
         return row
 
     def _forget_the_gone(self, batch: Batch) -> None:

@@ -233,14 +233,10 @@ class BlockManager:
                 self.pool.remember(block, (hashes[i], g))
 
     def forget(self, seq: Sequence, num_computed_tokens: int) -> None:
-        """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all.
-
-        A block that another sequence holds too stays: it was computed, or that sequence is withdrawn as well.
-        """
+        """Withdraw the blocks past num_computed_tokens: they were promised, and are not computed after all."""
         for group, table in zip(self.groups, seq.block_table, strict=True):
             for block in table[num_computed_tokens // group.block_size :]:
-                if self.pool.ref_counts[block] == 1:
-                    self.pool.forget(block)
+                self.pool.forget(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
         """Withdraw blocks, none of them shared, whose contents turned out wrong."""

@@ -90,6 +90,7 @@ class Engine:
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
         self._requests: dict[str, Request] = {}
+        self._unclaimed: list[RequestOutput] = []  # of requests added by hand that ended during a generate()
         self._num_requests = self._num_steps = self._prompt_tokens = self._generation_tokens = 0
         self._num_cached_tokens = 0
         self._busy_s = 0.0
@@ -114,8 +115,9 @@ class Engine:
         try:
             for prompt, chosen in zip(several, each, strict=True):
                 requests.append(self._requests[self.add_request(prompt, chosen, on_token=on_token)])
+            own = {request.seq.request_id for request in requests}
             while not all(request.seq.is_finished for request in requests):
-                self.step()
+                self._unclaimed += [output for output in self._step() if output.request_id not in own]
         finally:  # also after an error or Ctrl-C: the engine goes on without these requests
             for request in requests:
                 self.abort(request.seq.request_id)
@@ -167,16 +169,21 @@ class Engine:
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """One batch: schedule, run, update; returns the outputs of the requests that ended."""
+        """One batch; returns the outputs of the requests that ended, also of those that ended beside a generate()."""
+        outputs, self._unclaimed = [*self._unclaimed, *self._step()], []
+        return outputs
+
+    def _step(self) -> list[RequestOutput]:
+        """Schedule, run, update."""
         start = time.perf_counter()
         batch = self.scheduler.schedule()
         ended = [self._requests[seq.request_id] for seq in batch.failed]
         if batch.num_tokens:
-            arrays = self._batches.build(batch)
             try:
+                arrays = self._batches.build(batch)
                 sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
             except BaseException as error:
-                self._drop(arrays.seqs, f"the step failed: {error!r:.200}")
+                self._drop(list(batch.num_tokens), f"the step failed: {error!r:.200}")
                 for request in ended:
                     del self._requests[request.seq.request_id]
                 raise
@@ -275,9 +282,12 @@ class Engine:
                 raise UsageError("a text prompt needs a tokenizer.json beside the model; give token ids")
             return list(self.tokenizer.encode(prompt).ids)
         ids = list(prompt)
-        wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < self.spec.vocab_size), None)
-        if wrong is not None:
-            raise InvalidInputError(f"prompt: {wrong!r} is not a token of the model (0 to {self.spec.vocab_size - 1})")
+        wrong = [token for token in ids if not isinstance(token, int) or not 0 <= token < self.spec.vocab_size]
+        if wrong:
+            raise InvalidInputError(
+                f"prompt: {wrong[0]!r} is not a token of the model (0 to {self.spec.vocab_size - 1}); "
+                "tokenize with the model's own tokenizer"
+            )
         return ids
 
 

@@ -288,7 +288,7 @@ class LatentAttentionLayer:
         for i, (start, end) in enumerate(zip(step.prefill_starts, step.prefill_starts[1:], strict=False)):
             context_len = step.prefill_context_lens[i]
             blocks = step.groups[kv.group].block_tables[step.num_decodes + i, : -(-context_len // block_size)]
-            rows = kv.cache[blocks].flatten(0, 1)[:context_len]
+            rows = kv.cache[blocks].flatten(0, 1)[:context_len].to(q.dtype)
             latent, k_rope = rows.split([self.kv_lora_rank, self.rope_dim], -1)
             k = torch.cat([torch.einsum("tr,hdr->htd", latent, up_k), k_rope.expand(self.num_heads, -1, -1)], -1)
             v = torch.einsum("tr,hdr->htd", latent, up_v)

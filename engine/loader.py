@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvplan.errors import InvalidInputError
+from kvplan.errors import InvalidInputError, UnsupportedModelError
 
 Part = tuple[slice, ...]
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 INDEX = "model.safetensors.index.json"
 # What a checkpoint may hold beside the decoder: tables that are computed here, other modalities, draft layers' extras.
 IGNORED = re.compile(
@@ -80,6 +81,11 @@ class Checkpoint:
                 raise InvalidInputError(
                     f"{self.directory / file}: tensor {own!r} has shape {list(found)}, the config says {list(shape)}; "
                     "weights and config.json do not belong together"
+                )
+            if stored.get_dtype() not in FLOATS:
+                raise UnsupportedModelError(
+                    f"{self.directory / file}: tensor {own!r} is stored as {stored.get_dtype()}, as quantised weights "
+                    "are; the engine runs unquantised ones"
                 )
             whole = tuple(slice(p.start, p.stop) for p in part) or (slice(None),) * len(shape)
             strides = tuple(slice(None, None, p.step) for p in part) or ...  # a file is read without gaps

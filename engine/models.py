@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from engine.kv_cache import KVCache, LayerKV
+from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
 from engine.loader import WeightSource
 from engine.rotary import rotary_table
@@ -26,12 +26,11 @@ from kvplan.spec import (
 
 
 class Layer:
-    """Attention and MLP around the residual stream, with two norms or (sandwich) four."""
+    """The weights of one layer: attention, MLP, and two norms or (sandwich) four."""
 
     def __init__(self, model: "Model", builder: Builder, spec: ModelSpec, index: int) -> None:
         decoder, facts = model.decoder, model.decoder.layers[index]
         name, hidden = f"model.layers.{index}", spec.hidden_size
-        self.model = model
         self.attention = _attention(model, builder, spec, index)
         match facts.mlp:
             case GatedMlp():
@@ -44,24 +43,6 @@ class Layer:
         if decoder.sandwich:
             self.after_attention = builder.norm(f"{name}.post_attention_layernorm", hidden)
             self.after_mlp = builder.norm(f"{name}.post_feedforward_layernorm", hidden)
-
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, step: StepTensors, kv: LayerKV
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x, residual) -> the same; their sum is the stream, added where the next norm reads it."""
-        model = self.model
-        if residual is None:
-            x, residual = model.norm(x, self.before_attention), x
-        else:
-            x, residual = model.add_norm(x, residual, self.before_attention)
-        x = self.attention(x, step, kv)
-        if model.decoder.sandwich:
-            x = model.norm(x, self.after_attention)
-        x, residual = model.add_norm(x, residual, self.before_mlp)
-        x = self.mlp(x)
-        if model.decoder.sandwich:
-            x = model.norm(x, self.after_mlp)
-        return x, residual
 
 
 class Model:
@@ -116,14 +97,26 @@ class Model:
         return y
 
     def forward(self, step: StepTensors, kv: KVCache) -> torch.Tensor:
-        """The step's tokens -> their final hidden states [num_tokens, hidden]; their KV is stored on the way."""
+        """The step's tokens -> their final hidden states [num_tokens, hidden]; their KV is stored on the way.
+
+        x + residual is the stream; they are added where the next norm reads it. All layers run in this one frame, so
+        that no tensor outlives its use.
+        """
+        sandwich = self.decoder.sandwich
         x = self.embedding.embed(step.token_ids)
         if self.decoder.embedding_scale != 1:
             x = x * self.embedding_scale
-        residual = None
+        residual = torch.zeros_like(x)
         for i, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, step, kv.layers[i])
-        return self.norm(x, self.final_norm) if residual is None else self.add_norm(x, residual, self.final_norm)[0]
+            x, residual = self.add_norm(x, residual, layer.before_attention)
+            x = layer.attention(x, step, kv.layers[i])
+            if sandwich:
+                x = self.norm(x, layer.after_attention)
+            x, residual = self.add_norm(x, residual, layer.before_mlp)
+            x = layer.mlp(x)
+            if sandwich:
+                x = self.norm(x, layer.after_mlp)
+        return self.add_norm(x, residual, self.final_norm)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_seqs, hidden] -> [num_seqs, vocab_size] float32."""

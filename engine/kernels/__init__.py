@@ -6,6 +6,8 @@
 from importlib import import_module
 from types import ModuleType
 
+from kvplan.errors import UsageError
+
 BACKENDS = {"triton": "engine.kernels.triton_backend", "torch": "engine.kernels.torch_backend"}
 
 
@@ -13,4 +15,6 @@ def load(backend: str, device_type: str) -> ModuleType:
     """The backend's module; "auto" is triton on a GPU and torch elsewhere."""
     if backend == "auto":
         backend = "triton" if device_type == "cuda" else "torch"
+    if backend == "triton" and device_type != "cuda":
+        raise UsageError(f"backend: triton kernels run on a GPU only (device {device_type}); use backend torch")
     return import_module(BACKENDS[backend])
