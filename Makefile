@@ -5,10 +5,16 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo test test-full
+.PHONY: demo demo-engine test test-full compile-table gpu
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
 	.venv/bin/kvplan estimate llama-3.1-8b --ctx 32k --gpu a100-80g
+
+demo-engine: .venv/dev.stamp
+	rm -rf runs/demo
+	.venv/bin/kvplan profile -o runs/demo --baseline contiguous
+	.venv/bin/kvplan report runs/demo -o runs/demo/report.html
+	@echo open runs/demo/report.html
 
 test: .venv/dev.stamp
 	.venv/bin/ruff check
@@ -18,6 +24,12 @@ test: .venv/dev.stamp
 
 test-full: .venv/dev.stamp
 	.venv/bin/pytest -n 2 -m "full and not gpu" --hypothesis-profile full || test $$? -eq 5 # 5: there is no such test
+
+compile-table: .venv/dev.stamp
+	.venv/bin/python -m tests.compile_kernels --table
+
+gpu: # on a machine with a GPU, with its own python3 and torch; goes on where the last call stopped
+	PYTHONPATH=. python3 benchmarks/gpu.py reports/gpu --budget 480
 
 .venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'

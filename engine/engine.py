@@ -81,6 +81,8 @@ class Engine:
         tp = join(config.tensor_parallel_size, self.device.type)
         if tp.size > 1 and self.device.type == "cuda":
             self.device = torch.device("cuda", tp.rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # kernels are launched on the current one
         source = _weight_source(directory, config, self.device)
         self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)

@@ -19,7 +19,7 @@ from engine.models import Model
 from engine.sampler import RandomRows, SampledTokens, Sampler, SamplingBatch, sample
 from engine.step import GroupTensors, StepTensors
 from engine.tp import TensorParallel
-from kvplan.errors import EnvironmentProblem
+from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.spec import LatentAttention, ModelSpec
 
 DTYPES = {
@@ -48,6 +48,7 @@ class ModelRunner:
         self.kernels = kernels.load(config.backend, device.type)
         self.dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
         self.kv_dtype = self.dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
+        self._check_kv_dtype()
         self.groups = group_layers(spec, config.block_size)
         self.total = min(config.memory_limit or 2**63, device_memory(device)[1])
         self._check_room_for_weights()
@@ -97,6 +98,16 @@ class ModelRunner:
     @torch.inference_mode()
     def _load(self, source: WeightSource, device: torch.device) -> Model:
         return Model(self.spec, source, self.kernels, self.tp, self.dtype, device, self.max_model_len)
+
+    def _check_kv_dtype(self) -> None:
+        """Refuse a KV dtype that the kernels do not read, and a scale that nothing is stored by."""
+        is_fp8, name = self.kv_dtype == torch.float8_e4m3fn, self.config.kv_cache_dtype
+        if self.config.kv_scale != 1 and not is_fp8:
+            raise UsageError(f"kv_scale: only an fp8 cache has one ({self.config.kv_scale:g}); leave it at 1")
+        if self.kernels.__name__.endswith("triton_backend") and not is_fp8 and self.kv_dtype != self.dtype:
+            raise UsageError(
+                f"kv_cache_dtype: on a GPU the cache has the model's dtype or fp8 ({name}); use auto or fp8"
+            )
 
     def _check_room_for_weights(self) -> None:
         """Refuse before anything is read what will not fit: the same model is built without memory and asked."""

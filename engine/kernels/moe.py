@@ -1,0 +1,204 @@
+"""Mixture-of-experts MLP: each token's rows go through its own experts' weights, in two grouped matrix products."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A Triton kernel's parameters have no Python types.
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels import configs
+from engine.kernels.activation import gated_activation
+from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.numerics import cast, dot, dot_dtype
+from kvplan.spec import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Rows (token * top_k + choice) sorted by expert, each expert's padded to whole tiles.
+
+    rows          [num_tiles, block_m] int64: row numbers; num_rows where a place is only padding
+    tile_experts  [num_tiles] int32: the expert of each tile; -1 for a tile that is only padding
+    """
+
+    rows: torch.Tensor
+    tile_experts: torch.Tensor
+
+
+def group_rows(expert_ids: torch.Tensor, num_experts: int, block_m: int) -> Grouping:
+    """Sort rows by expert on their own device: shapes depend on no value, so the host waits for nothing."""
+    ids = expert_ids.reshape(-1).long()
+    num_rows = ids.numel()
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=ids.device)
+    counts.scatter_add_(0, ids, torch.ones_like(ids))
+    padded = (counts + block_m - 1) // block_m * block_m
+    ends = padded.cumsum(0)
+    sorted_ids, order = ids.sort(stable=True)
+    # A row's place: where its expert's tiles begin, plus its rank among that expert's rows.
+    shift = (ends - padded) - (counts.cumsum(0) - counts)
+    places = torch.arange(num_rows, device=ids.device) + shift[sorted_ids]
+    # Every expert that has rows wastes at most block_m - 1 places.
+    num_tiles = (num_rows + min(num_experts, num_rows) * (block_m - 1)) // block_m
+    rows = torch.full((num_tiles * block_m,), num_rows, dtype=torch.int64, device=ids.device)
+    rows[places] = order
+    tile_starts = torch.arange(num_tiles, device=ids.device) * block_m
+    experts = torch.searchsorted(ends, tile_starts, right=True)
+    experts = torch.where(experts < num_experts, experts, -1)
+    return Grouping(rows.view(num_tiles, block_m), experts.int())
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def grouped_matmul_kernel(
+    y_ptr,
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    row_weights_ptr,
+    rows_ptr,
+    tile_experts_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    stride_x,
+    stride_expert,
+    stride_output,
+    ROWS_PER_X: tl.constexpr,
+    WHOLE_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """y[row] = (x[row // ROWS_PER_X] @ weight[expert].T + bias[expert]) * row_weights[row].
+
+    Grid (num_tiles, cdiv(num_outputs, BLOCK_N)). Tiles of one expert are neighbours in it, so that all but the first
+    find the weights in L2.
+    """
+    tile = tl.program_id(0)
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    if expert < 0:
+        return
+    rows = tl.load(rows_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+    is_row = (rows < num_rows)[:, None]
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = (outputs < num_outputs)[None, :]
+    inputs = tl.arange(0, BLOCK_K)
+
+    x_ptrs = x_ptr + (rows // ROWS_PER_X)[:, None] * stride_x + inputs[None, :]
+    weight_ptrs = weight_ptr + expert * stride_expert + outputs[None, :].to(tl.int64) * stride_output + inputs[:, None]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, num_inputs, BLOCK_K):
+        if WHOLE_TILES:
+            x = tl.load(x_ptrs, mask=is_row, other=0.0)
+            weight = tl.load(weight_ptrs, mask=is_output, other=0.0)
+        else:
+            left = num_inputs - start
+            x = tl.load(x_ptrs, mask=is_row & (inputs < left)[None, :], other=0.0)
+            weight = tl.load(weight_ptrs, mask=is_output & (inputs < left)[:, None], other=0.0)
+        acc += dot(x, weight, DOT)
+        x_ptrs += BLOCK_K
+        weight_ptrs += BLOCK_K
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + expert * num_outputs + outputs[None, :], mask=is_output, other=0.0).to(tl.float32)
+    if row_weights_ptr is not None:
+        acc *= tl.load(row_weights_ptr + rows, mask=rows < num_rows, other=0.0)[:, None]
+    y_ptrs = y_ptr + rows[:, None] * num_outputs + outputs[None, :]
+    tl.store(y_ptrs, cast(acc, y_ptr.dtype.element_ty), mask=is_row & is_output)
+
+
+def _grouped_matmul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    row_weights: torch.Tensor | None,
+    grouping: Grouping,
+    num_rows: int,
+    tile: configs.GemmTile,
+) -> torch.Tensor:
+    """[num_rows, outputs]: each row of x (or each top_k rows alike) through its expert's weight [outputs, inputs]."""
+    _, num_outputs, num_inputs = weight.shape
+    y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    grouped_matmul_kernel[(grouping.rows.shape[0], triton.cdiv(num_outputs, tile.block_n))](
+        y,
+        x,
+        weight,
+        bias,
+        row_weights,
+        grouping.rows,
+        grouping.tile_experts,
+        num_rows,
+        num_outputs,
+        num_inputs,
+        x.stride(0),
+        *weight.stride()[:2],
+        ROWS_PER_X=num_rows // x.shape[0],
+        WHOLE_TILES=num_inputs % tile.block_k == 0,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        DOT=dot_dtype(x.dtype, weight.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return y
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    kind: Activation,
+    *,
+    b13: torch.Tensor | None = None,
+    b2: torch.Tensor | None = None,
+    limit: float = 0.0,
+    alpha: float = 0.0,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts' gated MLPs.
+
+    x               [num_tokens, hidden] float32, float16 or bfloat16; strided, last dimension contiguous
+    w13             [num_experts, 2 * inner, hidden]: gate rows, then up rows; dtype of x, last dimension contiguous
+    w2              [num_experts, hidden, inner], likewise; b13 [num_experts, 2 * inner], b2 [num_experts, hidden]
+    expert_ids      [num_tokens, top_k] int32 or int64, below num_experts
+    expert_weights  [num_tokens, top_k] float32
+    kind, limit, alpha  as gated_activation's
+    returns         [num_tokens, hidden], dtype of x. Rounded to it: each matrix product, the activation, the sum
+    """
+    need_rows("x", x, 2, FLOATS)
+    need_rows("w13", w13, 3, (x.dtype,))
+    need_rows("w2", w2, 3, (x.dtype,))
+    num_tokens, hidden = x.shape
+    num_experts, _, inner = w2.shape
+    need("w2", w2.shape[1] == hidden, "of {} outputs", w2.shape[1], hidden)
+    need(
+        "w13", w13.shape == (num_experts, 2 * inner, hidden), "of shape {}", w13.shape, (num_experts, 2 * inner, hidden)
+    )
+    need(
+        "expert_ids",
+        expert_ids.dim() == 2 and len(expert_ids) == num_tokens,
+        "[{}, top_k]",
+        expert_ids.shape,
+        num_tokens,
+    )
+    need("expert_ids", expert_ids.dtype in (torch.int32, torch.int64), "int32 or int64", expert_ids.dtype)
+    need_shape("expert_weights", expert_weights, tuple(expert_ids.shape))
+    need("expert_weights", expert_weights.dtype == torch.float32, "float32", expert_weights.dtype)
+    if b13 is not None:
+        need_shape("b13", b13, (num_experts, 2 * inner))
+    if b2 is not None:
+        need_shape("b2", b2, (num_experts, hidden))
+    need_one_device(x=x, w13=w13, w2=w2, expert_ids=expert_ids, expert_weights=expert_weights, b13=b13, b2=b2)
+    top_k = expert_ids.shape[1]
+    num_rows = num_tokens * top_k
+    if num_rows == 0:
+        return torch.zeros_like(x)
+    tile = configs.gemm_tile(configs.arch(), num_rows // num_experts, x.dtype)
+    grouping = group_rows(expert_ids, num_experts, tile.block_m)
+    gate_up = _grouped_matmul(x, w13, b13, None, grouping, num_rows, tile)
+    activated = gated_activation(gate_up, kind, limit=limit, alpha=alpha)
+    rows = _grouped_matmul(activated, w2, b2, expert_weights, grouping, num_rows, tile)
+    return rows.view(num_tokens, top_k, hidden).sum(1, dtype=torch.float32).to(x.dtype)

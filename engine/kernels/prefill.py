@@ -1,0 +1,206 @@
+"""Paged causal attention of many new tokens per sequence, after whatever part of its context is stored already."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A Triton kernel's parameters have no Python types.
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels import configs
+from engine.kernels.checks import need, need_attention, need_shape
+from engine.kernels.numerics import cast, dot_dtype
+from engine.kernels.paging import load_columns, load_pages, load_rows, slot_offsets
+from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
+
+
+@triton.jit
+def prefill_kernel(
+    out_ptr,
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    block_tables_ptr,
+    query_start_ptr,
+    context_lens_ptr,
+    sinks_ptr,
+    scale,
+    v_scale,
+    stride_q_token,
+    stride_q_head,
+    stride_k_block,
+    stride_k_slot,
+    stride_k_head,
+    stride_v_block,
+    stride_v_slot,
+    stride_v_head,
+    stride_table,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    MASK_ALL: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Grid (query tiles of the longest sequence, num_kv_heads, num_seqs): BLOCK_M // GROUP queries of one KV head.
+
+    The rows of a tile are queries times the GROUP heads that share a KV head, so that each key is loaded once for
+    all of them. Late queries see the most keys, so their tiles go first.
+    """
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    kv_head = tl.program_id(1)
+    seq = tl.program_id(2)
+
+    query_start = tl.load(query_start_ptr + seq)
+    query_len = tl.load(query_start_ptr + seq + 1) - query_start
+    if first_query >= query_len:
+        return
+    context_len = tl.load(context_lens_ptr + seq)
+    first_position = context_len - query_len + first_query
+
+    rows = tl.arange(0, BLOCK_M)
+    heads = kv_head * GROUP + rows % GROUP
+    is_row = (rows < QUERIES * GROUP) & (first_query + rows // GROUP < query_len)
+    tokens_q = (query_start + first_query + rows // GROUP).to(tl.int64)
+    positions = first_position + rows // GROUP
+
+    columns = tl.arange(0, BLOCK_D)
+    columns_v = tl.arange(0, BLOCK_DV)
+    in_tile = tl.arange(0, BLOCK_N)
+    q = tl.load(
+        q_ptr + tokens_q[:, None] * stride_q_token + heads[:, None] * stride_q_head + columns[None, :],
+        mask=is_row[:, None] & (columns < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+    k_base = k_cache_ptr + kv_head * stride_k_head
+    v_base = v_cache_ptr + kv_head * stride_v_head
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
+
+    # Tiles up to the first query are seen whole by every row, unless a window hides their start from some.
+    end_tile = tl.cdiv(tl.minimum(first_position + QUERIES, context_len), BLOCK_N)
+    first_tile = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N if WINDOW > 0 else 0
+    mask_from = first_tile if MASK_ALL or WINDOW > 0 else (first_position + 1) // BLOCK_N
+
+    top, total, acc = start_rows(sinks_ptr, heads, is_row, True, BLOCK_M, BLOCK_DV)
+    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, context_len, BLOCK_SIZE)
+    for tile in range(first_tile, mask_from):
+        tokens = tile * BLOCK_N + in_tile
+        # Page ids one tile ahead: waiting for them here would leave no key or value in flight.
+        next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
+        k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
+        v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
+        k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
+        v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
+        scores = attention_scores(q, k, scale, SOFTCAP, DOT)
+        top, total, acc = add_tile(scores, v, top, total, acc, DOT)
+        pages = next_pages
+    for tile in range(mask_from, end_tile):
+        tokens = tile * BLOCK_N + in_tile
+        next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
+        k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
+        v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
+        k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
+        v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
+        scores = attention_scores(q, k, scale, SOFTCAP, DOT)
+        visible = tokens[None, :] <= positions[:, None]
+        if WINDOW > 0:
+            visible = visible & (tokens[None, :] > positions[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+        top, total, acc = add_tile(scores, v, top, total, acc, DOT)
+        pages = next_pages
+
+    out = finish_rows(total, acc) * v_scale
+    out_rows = tokens_q * (tl.num_programs(1) * GROUP) + heads
+    out_mask = is_row[:, None] & (columns_v < HEAD_DIM_V)[None, :]
+    tl.store(
+        out_ptr + out_rows[:, None] * HEAD_DIM_V + columns_v[None, :],
+        cast(out, out_ptr.dtype.element_ty),
+        mask=out_mask,
+    )
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    max_query_len: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Attend each sequence's last tokens over its paged KV, causally; their own keys and values are stored already.
+
+    q              [num_tokens, num_heads, head_dim] float32, float16 or bfloat16, sequence after sequence; strided,
+                   last dimension contiguous
+    k_cache        [num_blocks, block_size, num_kv_heads, head_dim], q's dtype or float8_e4m3fn; strided, last
+                   dimension contiguous; every slot finite, those of block 0 (the null block) too
+    v_cache        alike with head_dim_v
+    block_tables   [num_seqs, max_blocks] int32; entries past a sequence's last block are never read
+    query_start    [num_seqs + 1] int32, from 0: sequence i's queries are q[query_start[i] : query_start[i + 1]]
+    context_lens   [num_seqs] int32, these queries included: they are the last ones of the context
+    scale          of the scores, before softcap * tanh(score / softcap)
+    max_query_len  no sequence has more queries
+    window         a token sees itself and the window - 1 before it
+    sinks          [num_heads] one more logit per head, without a value
+    k_scale        float8 caches only: key = stored * k_scale; v_scale alike
+    returns        [num_tokens, num_heads, head_dim_v], dtype of q; rows from query_start[-1] on are not set
+    """
+    arch = configs.arch()
+    group = need_attention(q, k_cache, v_cache, block_tables, context_lens, sinks, window, k_scale, v_scale, arch)
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, head_dim_v = v_cache.shape
+    num_seqs = block_tables.shape[0]
+    need_shape("query_start", query_start, (num_seqs + 1,))
+    need("query_start", query_start.dtype == torch.int32, "int32", query_start.dtype)
+    need("query_start", query_start.device == q.device, "on {} like q", query_start.device, q.device)
+    need("max_query_len", max_query_len >= 1, "at least 1", max_query_len)
+
+    out = torch.empty((num_tokens, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
+    if num_tokens == 0:
+        return out
+    tile = configs.prefill_tile(arch, max(head_dim, head_dim_v), k_cache.dtype, q.dtype, max_query_len * group)
+    need("q", group <= tile.block_m, "of at most {} heads per KV head", group, tile.block_m)
+    prefill_kernel[(triton.cdiv(max_query_len, tile.block_m // group), num_kv_heads, num_seqs)](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        query_start,
+        context_lens,
+        sinks,
+        scale * k_scale,
+        v_scale,
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_tables.stride(0),
+        BLOCK_SIZE=block_size,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_V=head_dim_v,
+        WINDOW=window or 0,
+        SOFTCAP=softcap or 0.0,
+        MASK_ALL=tile.mask_all,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_DV=max(16, triton.next_power_of_2(head_dim_v)),
+        DOT=dot_dtype(q.dtype, k_cache.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out

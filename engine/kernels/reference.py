@@ -1,0 +1,245 @@
+"""The kernels in plain torch, slow and obvious: what each of them is meant to compute.
+
+Names, shapes, dtypes and meanings are those of the Triton launchers. Everything is computed in float64 and rounded
+only where the launcher's docstring says so; with float64 arguments nothing is rounded at all.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from kvplan.spec import Activation
+
+FP8_MAX = 448.0  # the largest finite float8_e4m3fn
+
+
+def store_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    """Write k [num_tokens, num_kv_heads, head_dim] and v alike into their slots; a negative slot is skipped."""
+    for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        for token, slot in enumerate(slot_mapping.tolist()):
+            if slot >= 0:
+                cache[slot // cache.shape[1], slot % cache.shape[1]] = _stored(x[token], cache.dtype, scale)
+
+
+def _stored(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    if dtype != torch.float8_e4m3fn:
+        return x.to(dtype)
+    return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(dtype)
+
+
+def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Write latent [num_tokens, width] into its slots of cache [num_blocks, block_size, width]."""
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            cache[slot // cache.shape[1], slot % cache.shape[1]] = latent[token].to(cache.dtype)
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """One query token per sequence: q [num_seqs, num_heads, head_dim] -> [num_seqs, num_heads, head_dim_v].
+
+    num_splits changes how a GPU works, not what comes out.
+    """
+    query_start = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    return paged_prefill(
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        query_start,
+        context_lens,
+        scale,
+        max_query_len=1,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    max_query_len: int,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Each sequence's last tokens over its context: q [num_tokens, num_heads, head_dim] -> [..., head_dim_v]."""
+    out = q.new_zeros((*q.shape[:2], v_cache.shape[3]))
+    starts = query_start.tolist()
+    for seq, context_len in enumerate(context_lens.tolist()):
+        queries = slice(starts[seq], starts[seq + 1])
+        if context_len > 0 and queries.start < queries.stop:
+            k = _rows(k_cache, block_tables[seq], context_len) * k_scale
+            v = _rows(v_cache, block_tables[seq], context_len) * v_scale
+            out[queries] = _attend(q[queries].double(), k, v, scale, window, softcap, sinks).to(q.dtype)
+    return out
+
+
+def _rows(cache: torch.Tensor, block_table: torch.Tensor, context_len: int) -> torch.Tensor:
+    """[context_len, ...] float64: a sequence's slots, in order."""
+    block_size = cache.shape[1]
+    blocks = block_table[: -(-context_len // block_size)].tolist()
+    return torch.cat([cache[block].double() for block in blocks])[:context_len]
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """q [query_len, num_heads, head_dim], the last tokens of k [context_len, num_kv_heads, head_dim] and v."""
+    query_len, context_len = len(q), len(k)
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(context_len - query_len, context_len, device=q.device)[:, None]
+    key = torch.arange(context_len, device=q.device)[None, :]
+    hidden = key > position
+    if window is not None:
+        hidden |= key <= position - window
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, query_len, 1)], -1)
+    weights = scores.softmax(-1)[..., :context_len]
+    return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
+
+
+def latent_decode(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    *,
+    latent_dim: int,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """q [num_seqs, num_heads, width] over cache [num_blocks, block_size, width] -> [num_seqs, num_heads, latent_dim].
+
+    The whole row is the one key that all heads share, its first latent_dim elements are the value.
+    """
+    keys = cache[:, :, None, :]
+    return paged_decode(q, keys, keys[..., :latent_dim], block_tables, context_lens, scale)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    residual: torch.Tensor | None = None,
+    unit_offset: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """x / rms(x) * weight over the last dimension; with a residual (norm(s), s) of s = x + residual."""
+    s = x if residual is None else (x.double() + residual.double()).to(x.dtype)
+    exact = s.double() * torch.rsqrt(s.double().square().mean(-1, keepdim=True) + eps)
+    y = exact * (1 + weight.double()) if unit_offset else exact.to(x.dtype).double() * weight.double()
+    return y.to(x.dtype) if residual is None else (y.to(x.dtype), s)
+
+
+def rotate(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate pairs of each head's first rotary_dim elements by their position's angles; q and k stay as they are."""
+    cos, sin = cos_sin[positions.long()].double()[:, None, :].chunk(2, -1)
+    return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    half = cos.shape[-1]
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    a, b = x[..., first].double(), x[..., second].double()
+    y = x.clone()
+    y[..., first] = (a * cos - b * sin).to(x.dtype)
+    y[..., second] = (b * cos + a * sin).to(x.dtype)
+    return y
+
+
+def gated_activation(x: torch.Tensor, kind: Activation, *, limit: float = 0.0, alpha: float = 0.0) -> torch.Tensor:
+    """activation(gate) * up of x [num_tokens, 2 * inner] = gate || up."""
+    gate, up = x.double().chunk(2, -1)
+    match kind:
+        case "silu":
+            y = F.silu(gate) * up
+        case "gelu_tanh":
+            y = F.gelu(gate, approximate="tanh") * up
+        case "gelu":
+            y = F.gelu(gate) * up
+        case "clamped_swiglu":
+            gate = gate.clamp(max=limit)
+            y = (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(alpha * gate)
+    return y.to(x.dtype)
+
+
+def moe_mlp(
+    x: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    expert_ids: torch.Tensor,
+    expert_weights: torch.Tensor,
+    kind: Activation,
+    *,
+    b13: torch.Tensor | None = None,
+    b2: torch.Tensor | None = None,
+    limit: float = 0.0,
+    alpha: float = 0.0,
+) -> torch.Tensor:
+    """The weighted sum of each token's experts' gated MLPs: x [num_tokens, hidden] -> the same shape."""
+    out = torch.zeros_like(x)
+    for token, experts in enumerate(expert_ids.tolist()):
+        total = x.new_zeros(x.shape[1], dtype=torch.float64)
+        for expert, weight in zip(experts, expert_weights[token].double(), strict=True):
+            gate_up = _linear(x[token], w13[expert], None if b13 is None else b13[expert]).to(x.dtype)
+            activated = gated_activation(gate_up[None], kind, limit=limit, alpha=alpha)[0]
+            y = _linear(activated, w2[expert], None if b2 is None else b2[expert])
+            total += (y * weight).to(x.dtype).double()
+        out[token] = total.to(x.dtype)
+    return out
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [inputs] through weight [outputs, inputs], in float64."""
+    y = weight.double() @ x.double()
+    return y if bias is None else y + bias.double()

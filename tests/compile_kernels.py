@@ -1,0 +1,320 @@
+"""Compile the kernels for GPUs that are not here, through the launchers themselves, and read what came out.
+
+    python -m tests.compile_kernels --table [ARCH ...]  every kernel, for every architecture or those named
+    python -m tests.compile_kernels                     `JOB ARCH` per line of stdin, its rows as JSON on stdout
+
+A launcher is called with tensors that have shapes and no memory, and triton is told that the device is the named
+architecture: so each kernel is specialised as it would be there, and nothing runs. What was compiled is kept in
+$XDG_CACHE_HOME/kvplan (~/.cache/kvplan) under a hash of the sources, triton's own files in $TRITON_CACHE_DIR or beside.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+ARCHS = (80, 89, 90, 100)
+HEAD_DIMS = (64, 80, 96, 128, 256)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One compiled kernel. spills: bytes of stack, which these kernels use for nothing else; shared: bytes.
+
+    hash: of the code before ptxas and its options; the same kernel may serve several jobs
+    """
+
+    job: str
+    kernel: str
+    config: str
+    arch: int
+    registers: int
+    spills: int
+    shared: int
+    instructions: int
+    hash: str
+
+
+# --- what to compile: a name says kernel, dtypes, sizes and features --------------------------------------------------
+
+
+def jobs() -> dict[str, Callable[[], object]]:
+    """Each kernel's default configuration per dtype and head size, and each feature once."""
+    found: dict[str, Callable[[], object]] = {}
+    for kernel, dtype, head_dim in product(("decode", "prefill"), ("bfloat16", "bfloat16+fp8"), HEAD_DIMS):
+        found[f"{kernel} {dtype} {head_dim}"] = partial(_attention, kernel, dtype, head_dim)
+    for kernel in ("decode", "prefill"):
+        found[f"{kernel} float16 128"] = partial(_attention, kernel, "float16", 128)  # its tiles are bfloat16's
+        for head_dim in (64, 128, 256):
+            found[f"{kernel} float32 {head_dim}"] = partial(_attention, kernel, "float32", head_dim)
+        found[f"{kernel} bfloat16 256 softcap"] = partial(_attention, kernel, "bfloat16", 256, softcap=50.0)
+        found[f"{kernel} bfloat16 64 window sinks"] = partial(
+            _attention, kernel, "bfloat16", 64, window=128, sinks=True
+        )
+    found["decode bfloat16 128 splits"] = partial(_attention, "decode", "bfloat16", 128, num_splits=8)
+    found["prefill bfloat16 128 short"] = partial(_attention, "prefill", "bfloat16", 128, max_query_len=16)
+    for dtype, heads in product(("bfloat16", "float32"), (16, 128)):
+        found[f"latent {dtype} {heads}"] = partial(_latent, dtype, heads)
+    found["store bfloat16"] = partial(_store, "bfloat16")
+    found["store bfloat16+fp8"] = partial(_store, "float8_e4m3fn")
+    found["store latent"] = _store_latent
+    found["norm bfloat16 4096 residual"] = partial(_norm, (64, 4096), residual=True)
+    found["norm bfloat16 128 unit offset"] = partial(_norm, (64, 32, 128), unit_offset=True)
+    found["rotate bfloat16 128"] = partial(_rotate, interleaved=False)
+    found["rotate bfloat16 128 interleaved"] = partial(_rotate, interleaved=True)
+    for kind in ("gelu_tanh", "gelu"):
+        found[f"gate bfloat16 {kind}"] = partial(_gate, kind)
+    found["moe bfloat16 few"] = partial(_moe, "bfloat16", 8, "silu")
+    found["moe bfloat16 some"] = partial(_moe, "bfloat16", 128, "silu")
+    found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
+    found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
+    return found
+
+
+def empty(*shape: int, dtype: str = "bfloat16") -> "torch.Tensor":
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+
+def _attention(
+    kernel: str,
+    dtypes: str,
+    head_dim: int,
+    *,
+    sinks: bool = False,
+    max_query_len: int = 2048,
+    num_splits: int = 1,
+    **features: float,
+) -> None:
+    """Llama 8B's heads: 32 for 8; 64 sequences."""
+    from engine.kernels import triton_backend
+
+    dtype, _, fp8 = dtypes.partition("+")
+    num_heads, num_kv_heads = 32, 8
+    cache = empty(4096, 16, num_kv_heads, head_dim, dtype="float8_e4m3fn" if fp8 else dtype)
+    tables, lens = empty(64, 256, dtype="int32"), empty(64, dtype="int32")
+    extra: dict[str, Any] = {"sinks": empty(num_heads) if sinks else None, **features}
+    q = empty(64, num_heads, head_dim, dtype=dtype)
+    if kernel == "decode":
+        triton_backend.paged_decode(q, cache, cache, tables, lens, 0.1, num_splits=num_splits, **extra)
+    else:
+        starts = empty(65, dtype="int32")
+        triton_backend.paged_prefill(q, cache, cache, tables, starts, lens, 0.1, max_query_len=max_query_len, **extra)
+
+
+def _latent(dtype: str, num_heads: int) -> None:
+    from engine.kernels import triton_backend
+
+    cache = empty(4096, 64, 576, dtype=dtype)
+    q = empty(64, num_heads, 576, dtype=dtype)
+    tables, lens = empty(64, 64, dtype="int32"), empty(64, dtype="int32")
+    triton_backend.latent_decode(q, cache, tables, lens, 0.1, latent_dim=512, num_splits=1)
+
+
+def _store(stored: str) -> None:
+    from engine.kernels import triton_backend
+
+    x, cache = empty(64, 8, 128), empty(4096, 16, 8, 128, dtype=stored)
+    triton_backend.store_kv(x, x, cache, cache, empty(64, dtype="int64"))
+
+
+def _store_latent() -> None:
+    from engine.kernels import triton_backend
+
+    triton_backend.store_latent(empty(64, 576), empty(4096, 64, 576), empty(64, dtype="int64"))
+
+
+def _norm(shape: tuple[int, ...], *, residual: bool = False, unit_offset: bool = False) -> None:
+    from engine.kernels import triton_backend
+
+    x, weight = empty(*shape), empty(shape[-1])
+    triton_backend.rms_norm(x, weight, 1e-6, residual=x if residual else None, unit_offset=unit_offset)
+
+
+def _rotate(*, interleaved: bool) -> None:
+    from engine.kernels import triton_backend
+
+    q, k, cos_sin = empty(64, 32, 128), empty(64, 8, 128), empty(8192, 128, dtype="float32")
+    triton_backend.rotate(q, k, cos_sin, empty(64, dtype="int64"), interleaved=interleaved)
+
+
+def _gate(kind: Any) -> None:
+    from engine.kernels import triton_backend
+
+    triton_backend.gated_activation(empty(64, 2 * 14336), kind)
+
+
+def _moe(dtype: str, num_tokens: int, kind: Any, *, biases: bool = False) -> None:
+    """Eight experts, two to a token."""
+    from engine.kernels import triton_backend
+
+    x, w13, w2 = (empty(*shape, dtype=dtype) for shape in ((num_tokens, 2048), (8, 2 * 768, 2048), (8, 2048, 768)))
+    b13, b2 = (empty(8, 2 * 768, dtype=dtype), empty(8, 2048, dtype=dtype)) if biases else (None, None)
+    ids, weights = empty(num_tokens, 2, dtype="int64"), empty(num_tokens, 2, dtype="float32")
+    triton_backend.moe_mlp(x, w13, w2, ids, weights, kind, b13=b13, b2=b2, limit=7.0, alpha=1.702)
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+class AbsentGpu:
+    """A triton driver for a GPU that is not here: it can be compiled for, not run on. Device ids are architectures."""
+
+    def __init__(self) -> None:
+        self.arch = 0
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, 32)
+
+
+class Compiler:
+    """Takes the place of triton's launches: compiles the kernel as the launch would have, and keeps it."""
+
+    def __init__(self) -> None:
+        import triton
+        from triton.runtime.jit import JITFunction
+
+        self._gpu = AbsentGpu()
+        self._compiled: list[tuple[str, Any]] = []
+        triton.runtime.driver.set_active(self._gpu)
+        plain_run = JITFunction.run
+
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            self._compiled.append((kernel.__name__, plain_run(kernel, *args, grid=grid, warmup=True, **options)))
+
+        JITFunction.run = run
+
+    def rows(self, name: str, arch: int) -> list[Row]:
+        """What a job's launcher launches on this architecture, each kernel once; raises what the launcher raises."""
+        self._gpu.arch = arch
+        self._compiled.clear()
+        jobs()[name]()
+        kernels = {kernel.hash: (kernel_name, kernel) for kernel_name, kernel in self._compiled}
+        return [_row(name, kernel_name, arch, kernel) for kernel_name, kernel in kernels.values()]
+
+
+def _row(job: str, name: str, arch: int, kernel: Any) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(kernel.asm["cubin"])
+        usage = _tool("cuobjdump", "-res-usage", str(cubin))
+        code = _tool("nvdisasm", "-c", str(cubin))
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()  # type: ignore[union-attr]
+    meta = kernel.metadata
+    return Row(
+        job=job,
+        kernel=name,
+        config=f"w{meta.num_warps} s{meta.num_stages}",
+        arch=arch,
+        registers=int(registers),
+        spills=int(stack),
+        shared=meta.shared,
+        instructions=len(re.findall(r"^\s+/\*[0-9a-f]+\*/", code, re.MULTILINE)),
+        hash=kernel.hash,
+    )
+
+
+def _tool(name: str, *args: str) -> str:
+    import triton
+
+    path = getattr(triton.knobs.nvidia, name).path
+    return subprocess.run([path, *args], capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+# --- keeping what was compiled ----------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvplan"
+
+
+def source_hash() -> str:
+    """Of everything that decides what comes out: the kernels, this file, triton's version."""
+    sources = [*sorted((ROOT / "engine" / "kernels").glob("*.py")), Path(__file__)]
+    digest = hashlib.sha256(version("triton").encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class Answers:
+    """`rows(job, arch)`, from an earlier run where the sources are the same; {"error": text} for what was refused."""
+
+    def __init__(self) -> None:
+        self._folder = cache_folder() / "compiled" / source_hash()
+        self._compiler: Compiler | None = None
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder() / "triton"))
+
+    def rows(self, job: str, arch: int) -> dict[str, Any]:
+        path = self._folder / f"{job.replace(' ', '-')}-sm{arch}.json"
+        if path.exists():
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        answer = self._compiled(job, arch)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            json.dump(answer, file)
+        Path(file.name).replace(path)  # whole or not at all: another process may be reading
+        return answer
+
+    def _compiled(self, job: str, arch: int) -> dict[str, Any]:
+        self._compiler = self._compiler or Compiler()
+        try:
+            return {"rows": [asdict(row) for row in self._compiler.rows(job, arch)]}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+
+def table(archs: tuple[int, ...]) -> Iterator[str]:
+    """Lines of a table of every kernel."""
+    answers = Answers()
+    yield f"{'job':34} {'kernel':24} {'config':8} {'arch':>6} {'regs':>5} {'spills':>6} {'shared':>7} {'instr':>6}"
+    for arch, job in product(archs, jobs()):
+        answer = answers.rows(job, arch)
+        if "error" in answer:
+            yield f"{job:34} sm_{arch}: {answer['error'].splitlines()[0][:120]}"
+        for row in (Row(**row) for row in answer.get("rows", ())):
+            yield (
+                f"{row.job:34} {row.kernel:24} {row.config:8} sm_{row.arch:<3} {row.registers:5} {row.spills:6} "
+                f"{row.shared:7} {row.instructions:6}"
+            )
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["--table", *archs]:
+            for line in table(tuple(map(int, archs)) or ARCHS):
+                print(line, flush=True)
+        case []:
+            answers = Answers()
+            for line in sys.stdin:
+                job, _, arch = line.strip().rpartition(" ")
+                print(json.dumps(answers.rows(job, int(arch))), flush=True)
+        case _:
+            sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,426 @@
+"""Run kernel cases in Triton's interpreter: a case id per line of stdin, a verdict per line of stdout.
+
+Run with TRITON_INTERPRET=1, which triton reads when it is imported. Whatever a kernel must not read is NaN: blocks of
+other sequences, targets of unused block-table entries, the memory around tensors, outputs and scratch before they
+are written. Whatever it must not write is compared afterwards.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton.runtime.interpreter as interpreter
+
+from engine.kernels import reference, triton_backend
+from tests.interpreter_cases import (
+    CASES,
+    FULL_CASES,
+    Attention,
+    Case,
+    Decode,
+    Gate,
+    Latent,
+    Moe,
+    Norm,
+    Prefill,
+    Rotate,
+    Store,
+    StoreLatent,
+)
+
+GUARD = 64  # elements on each side of an allocation
+NAN_BYTE = 0xFF  # every float dtype reads NaN from it
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with suppress(AttributeError):  # triton 3.6: overflow checks cost a third of the time
+        interpreter.interpreter_builder.options = replace(
+            interpreter.interpreter_builder.options, sanitize_overflow=False
+        )
+    for line in sys.stdin:
+        print(json.dumps(answer(line.strip())), flush=True)
+
+
+def answer(question: str) -> dict[str, Any]:
+    """A case's verdict; "refused WHAT": the error; "planted WHAT": the verdict on a wrong kernel; "crash": none."""
+    kind, _, what = question.partition(" ")
+    try:
+        match kind:
+            case "refused":
+                return {"error": refusal(what)}
+            case "planted":
+                return planted(what)
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+        return run({**CASES, **FULL_CASES}[question])
+    except Exception:
+        return {"faults": [traceback.format_exc()], "error": 0.0, "tolerance": 0.0}
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+def run(case: Case) -> dict[str, Any]:
+    """{"error": difference from float64, "tolerance": what rounding allows, "faults": whatever else is wrong}."""
+    torch.manual_seed(0)
+    with guarded_allocations() as faults:
+        match case:
+            case Decode():
+                error, tolerance = run_decode(case, faults)
+            case Prefill():
+                error, tolerance = run_prefill(case, faults)
+            case Latent():
+                error, tolerance = run_latent(case, faults)
+            case Store():
+                error, tolerance = run_store(case)
+            case StoreLatent():
+                error, tolerance = run_store_latent(case)
+            case Norm():
+                error, tolerance = run_norm(case)
+            case Rotate():
+                error, tolerance = run_rotate(case, faults)
+            case Gate():
+                error, tolerance = run_gate(case)
+            case Moe():
+                error, tolerance = run_moe(case)
+    return {"error": error, "tolerance": tolerance, "faults": faults}
+
+
+def against(
+    got: torch.Tensor, exact: torch.Tensor, roundings: int = 1, rounded: torch.Tensor | None = None
+) -> tuple[float, float]:
+    """(error, what it may be) of the worst row: a rounding to got's dtype may cost 1.6 times what it costs the exact.
+
+    2e-6 is for the float32 sums inside, of answers about 1. `roundings` counts those to got's dtype on the way. Where
+    an answer is rounded on the way, `rounded` is what got is held against, and `exact` says only how much roundings
+    cost.
+    """
+    assert got.shape == exact.shape
+    if not got.isfinite().all():
+        return float("inf"), 0.0
+    rows = [x.double().flatten(1) for x in (got, exact, exact.to(got.dtype), exact if rounded is None else rounded)]
+    floors = (rows[2] - rows[1]).abs().amax(1)
+    errors = (rows[0] - rows[3]).abs().amax(1)
+    tolerances = roundings * 1.6 * floors + 2e-6
+    worst = int((errors / tolerances).argmax())
+    return errors[worst].item(), tolerances[worst].item()
+
+
+def exactly(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """The number of bytes that differ, of which there may be none."""
+    return float((raw(got) != raw(expected)).sum().item()), 0.0
+
+
+def raw(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+@contextmanager
+def guarded_allocations() -> Iterator[list[str]]:
+    """torch.empty gives NaN between guards; the list tells afterwards which guards a kernel wrote to."""
+    plain, buffers, faults = torch.empty, [], list[str]()
+
+    def empty(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        numel = torch.Size(shape).numel()
+        buffer = plain((numel + 2 * GUARD) * dtype.itemsize, dtype=torch.uint8, device=device).fill_(NAN_BYTE)
+        buffers.append((buffer, GUARD * dtype.itemsize))
+        return buffer.view(dtype)[GUARD : GUARD + numel].view(shape)
+
+    torch.empty = empty  # type: ignore[assignment]  # the launchers call it by this name, with these arguments
+    try:
+        yield faults
+    finally:
+        torch.empty = plain
+        for buffer, width in buffers:
+            if (buffer[:width] != NAN_BYTE).any() or (buffer[-width:] != NAN_BYTE).any():
+                faults.append("written beside an allocation")
+
+
+def unchanged(faults: list[str], call: Callable[[], torch.Tensor], **inputs: torch.Tensor) -> torch.Tensor:
+    """call(), with a fault for each input that it wrote to."""
+    before = {name: raw(x).clone() for name, x in inputs.items()}
+    out = call()
+    faults.extend(f"{name} was written to" for name, x in inputs.items() if not torch.equal(raw(x), before[name]))
+    return out
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def dtype_of(name: str, default: str = "float32") -> torch.dtype:
+    dtype = getattr(torch, name or default)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def strided(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random, a slice of a wider tensor of NaN, as q is of a fused projection."""
+    wide = torch.full((shape[0], shape[1] + 2, *shape[2:]), float("nan"), dtype=dtype)
+    x = wide[:, 1:-1]
+    x.copy_(torch.randn(shape))
+    return x
+
+
+def pool(num_blocks: int, case: Attention | Store, head_dim: int) -> torch.Tensor:
+    """A cache of NaN [num_blocks, block_size, kv_heads, head_dim] in the case's layout, with NaN on both sides."""
+    stored = dtype_of(case.stored, case.dtype)
+    sizes = (case.block_size, case.kv_heads) if case.layout == "NHD" else (case.kv_heads, case.block_size)
+    whole = torch.full((num_blocks + 2, *sizes, head_dim), float("nan")).to(stored)[1:-1]
+    return whole if case.layout == "NHD" else whole.transpose(1, 2)
+
+
+def fill(cache: torch.Tensor, tables: torch.Tensor, lens: tuple[int, ...]) -> None:
+    """Zeros in the null block; values up to 1 in each sequence's slots, stale ones after them in its last block.
+
+    So no answer is larger than 1, for which `against` allows its 2e-6.
+    """
+    cache[0] = torch.zeros(cache.shape[1:]).to(cache.dtype)
+    for table, length in zip(tables.tolist(), lens, strict=True):
+        for block in range(-(-length // cache.shape[1])):
+            x = torch.rand(cache.shape[1:]) * 2 - 1
+            x[max(0, length - block * cache.shape[1]) :] = 100.0
+            cache[table[block]] = x.to(cache.dtype)
+
+
+def block_tables(lens: tuple[int, ...], block_size: int) -> tuple[torch.Tensor, int]:
+    """(tables int32, blocks in the pool): blocks in random order; unused entries point at blocks of NaN."""
+    needed = [-(-length // block_size) for length in lens]
+    ids = (torch.randperm(sum(needed)) + 1).split(needed)
+    unused = sum(needed) + 1
+    tables = torch.full((len(lens), max(needed) + 2), unused, dtype=torch.int32)
+    for table, blocks in zip(tables, ids, strict=True):
+        table[: len(blocks)] = blocks
+    return tables[:, :-1], unused + 1  # rows further apart than they are wide
+
+
+def features(case: Attention) -> dict[str, Any]:
+    fp8 = case.stored == "float8_e4m3fn"
+    return {
+        "window": case.window or None,
+        "softcap": case.softcap or None,
+        "sinks": torch.randn(case.heads) if case.sinks else None,
+        "k_scale": 0.75 if fp8 else 1.0,
+        "v_scale": 1.5 if fp8 else 1.0,
+    }
+
+
+# --- one function per kernel ------------------------------------------------------------------------------------------
+
+
+def run_decode(case: Decode, faults: list[str]) -> tuple[float, float]:
+    tables, num_blocks = block_tables(case.lens, case.block_size)
+    k, v = (pool(num_blocks, case, dim) for dim in (case.head_dim, case.head_dim_v or case.head_dim))
+    fill(k, tables, case.lens)
+    fill(v, tables, case.lens)
+    q = strided((len(case.lens), case.heads, case.head_dim), dtype_of(case.dtype))
+    args = (k, v, tables, torch.tensor(case.lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
+    more = features(case)
+    got = unchanged(
+        faults, lambda: triton_backend.paged_decode(q, *args, **more, num_splits=case.num_splits or None), q=q, k=k, v=v
+    )
+    return against(got, reference.paged_decode(q.double(), *args, **more))
+
+
+def run_prefill(case: Prefill, faults: list[str]) -> tuple[float, float]:
+    query_lens, context_lens = zip(*case.queries, strict=True)
+    tables, num_blocks = block_tables(context_lens, case.block_size)
+    k, v = (pool(num_blocks, case, dim) for dim in (case.head_dim, case.head_dim_v or case.head_dim))
+    fill(k, tables, context_lens)
+    fill(v, tables, context_lens)
+    q = strided((sum(query_lens), case.heads, case.head_dim), dtype_of(case.dtype))
+    starts = torch.tensor((0, *query_lens)).cumsum(0).int()
+    args = (k, v, tables, starts, torch.tensor(context_lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
+    more = {**features(case), "max_query_len": max(query_lens)}
+    got = unchanged(faults, lambda: triton_backend.paged_prefill(q, *args, **more), q=q, k=k, v=v)
+    return against(got, reference.paged_prefill(q.double(), *args, **more))
+
+
+def run_latent(case: Latent, faults: list[str]) -> tuple[float, float]:
+    tables, num_blocks = block_tables(case.lens, case.block_size)
+    width = case.latent_dim + case.rope_dim
+    rows = pool(num_blocks, Attention(case.dtype, kv_heads=1, block_size=case.block_size), width)
+    fill(rows, tables, case.lens)
+    cache = rows[:, :, 0]
+    q = strided((len(case.lens), case.heads, width), dtype_of(case.dtype))
+    args = (cache, tables, torch.tensor(case.lens, dtype=torch.int32), 2 * width**-0.5)
+    got = unchanged(
+        faults,
+        lambda: triton_backend.latent_decode(q, *args, latent_dim=case.latent_dim, num_splits=case.num_splits),
+        q=q,
+        cache=cache,
+    )
+    return against(got, reference.latent_decode(q.double(), *args, latent_dim=case.latent_dim))
+
+
+def run_store(case: Store) -> tuple[float, float]:
+    head_dim_v = case.head_dim_v or case.head_dim
+    k_cache, v_cache = (pool(4, case, dim) for dim in (case.head_dim, head_dim_v))
+    k_expected, v_expected = k_cache.clone(), v_cache.clone()
+    slots = torch.tensor([0, -1, case.block_size - 1, case.block_size, 4 * case.block_size - 1, -1, 7])
+    k, v = (strided((len(slots), case.kv_heads, dim), dtype_of(case.dtype)) for dim in (case.head_dim, head_dim_v))
+    # From below float8's smallest step to past its largest value, with ties between two float8 values.
+    k[:, 0, :32] = torch.linspace(-20, 9, 32).exp2().to(k.dtype)
+    k[:, 0, 32:40] = torch.tensor([0.0, -0.0, 17.0, -19.0, 0.0009765625, 448.0, -1e4, 464.0]).to(k.dtype)
+    scales = (0.75, 1.5) if dtype_of(case.stored, case.dtype) == torch.float8_e4m3fn else (1.0, 1.0)
+    triton_backend.store_kv(k, v, k_cache, v_cache, slots, *scales)
+    reference.store_kv(k, v, k_expected, v_expected, slots, *scales)
+    return exactly(
+        torch.cat([raw(k_cache).flatten(), raw(v_cache).flatten()]),
+        torch.cat([raw(k_expected).flatten(), raw(v_expected).flatten()]),
+    )
+
+
+def run_store_latent(case: StoreLatent) -> tuple[float, float]:
+    cache = torch.full((6, 16, case.width), float("nan"), dtype=dtype_of(case.stored, case.dtype))
+    expected = cache.clone()
+    slots = torch.tensor([0, -1, 15, 16, 63])
+    latent = strided((len(slots), case.width), dtype_of(case.dtype))
+    triton_backend.store_latent(latent, cache[1:-1], slots)
+    reference.store_latent(latent, expected[1:-1], slots)
+    return exactly(cache, expected)
+
+
+def run_norm(case: Norm) -> tuple[float, float]:
+    dtype = dtype_of(case.dtype)
+    x = strided((*case.shape[:-1], case.shape[-1]), dtype)
+    weight = (1 + torch.randn(case.shape[-1]) / 4).to(dtype)
+    roundings = 1 if case.unit_offset else 2
+    if not case.residual:
+        got = triton_backend.rms_norm(x, weight, 1e-6, unit_offset=case.unit_offset)
+        exact = reference.rms_norm(x.double(), weight, 1e-6, unit_offset=case.unit_offset)
+        assert isinstance(got, torch.Tensor)
+        assert isinstance(exact, torch.Tensor)
+        return against(got, exact, roundings)
+    residual = strided(case.shape, dtype)
+    got, total = triton_backend.rms_norm(x, weight, 1e-6, residual=residual, unit_offset=case.unit_offset)
+    wrong, _ = exactly(total, x + residual)
+    exact = reference.rms_norm(total.double(), weight, 1e-6, unit_offset=case.unit_offset)
+    assert isinstance(exact, torch.Tensor)
+    error, tolerance = against(got, exact, roundings)
+    return error + wrong, tolerance
+
+
+def run_rotate(case: Rotate, faults: list[str]) -> tuple[float, float]:
+    dtype = dtype_of(case.dtype)
+    q = strided((5, case.heads, case.head_dim), dtype)
+    k = strided((5, case.kv_heads, case.head_dim), dtype)
+    angles = torch.rand(9, case.rotary_dim // 2) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], 1)
+    positions = torch.tensor([0, 8, 3, 3, 1])
+    exact = reference.rotate(q.double(), k.double(), cos_sin, positions, interleaved=case.interleaved)
+    got = triton_backend.rotate(q, k, cos_sin, positions, interleaved=case.interleaved)
+    if got[0].data_ptr() != q.data_ptr() or got[1].data_ptr() != k.data_ptr():
+        faults.append("not in place")
+    return against(torch.cat(got, 1), torch.cat(exact, 1))
+
+
+def run_gate(case: Gate) -> tuple[float, float]:
+    x = strided((3, 2 * case.inner), dtype_of(case.dtype))
+    x[0, : case.inner] *= 30  # where the gates are flat
+    more: dict[str, Any] = {"limit": 7.0, "alpha": 1.702} if case.kind == "clamped_swiglu" else {}
+    got = triton_backend.gated_activation(x, case.kind, **more)
+    exact = reference.gated_activation(x.double(), case.kind, **more)
+    return against(got, exact)
+
+
+def run_moe(case: Moe) -> tuple[float, float]:
+    dtype = dtype_of(case.dtype)
+    x = strided((case.tokens, case.hidden), dtype)
+    w13 = (torch.randn(case.experts, 2 * case.inner, case.hidden) * case.hidden**-0.5).to(dtype)
+    w2 = (torch.randn(case.experts, case.hidden, case.inner) * case.inner**-0.5).to(dtype)
+    scores = torch.rand(case.tokens, case.experts)
+    scores[:, 1] = -1  # an expert that nobody chooses
+    weights, ids = scores.topk(case.top_k)
+    more: dict[str, Any] = {"limit": 7.0, "alpha": 1.702} if case.kind == "clamped_swiglu" else {}
+    if case.biases:
+        more["b13"] = torch.randn(case.experts, 2 * case.inner).to(dtype)
+        more["b2"] = torch.randn(case.experts, case.hidden).to(dtype)
+    got = triton_backend.moe_mlp(x, w13, w2, ids, weights.contiguous(), case.kind, **more)
+    doubles: dict[str, Any] = {
+        name: value.double() if torch.is_tensor(value) else value for name, value in more.items()
+    }
+    exact = reference.moe_mlp(x.double(), w13.double(), w2.double(), ids, weights, case.kind, **doubles)
+    # The reference rounds where the launcher says so, at the end as well: two answers, each rounded.
+    rounded = reference.moe_mlp(x, w13, w2, ids, weights, case.kind, **more)
+    return against(got, exact, roundings=2, rounded=rounded)
+
+
+# --- that wrong kernels and wrong arguments are seen ------------------------------------------------------------------
+
+
+def planted(what: str) -> dict[str, Any]:
+    """The verdict on a decode kernel with one fault."""
+    true_kernel = triton_backend.paged_decode
+
+    def wrong_kernel(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        tables: torch.Tensor,
+        lens: torch.Tensor,
+        *args: Any,
+        **more: Any,
+    ) -> torch.Tensor:
+        if what == "stale slot":
+            lens = lens + 1
+        out = true_kernel(q, k, v, tables, lens, *args, **more)
+        if what == "value":
+            out[-1, -1, -1] += 1e-3
+        if what == "unset":
+            out[0, 0, 0] = float("nan")
+        if what == "beside":
+            out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(0)
+        if what == "cache":
+            v[0, 0, 0, 0] = 1
+        return out
+
+    triton_backend.paged_decode = wrong_kernel  # type: ignore[assignment]  # called with these arguments only
+    try:
+        return run(Decode(lens=(1, 17), num_splits=3))
+    finally:
+        triton_backend.paged_decode = true_kernel
+
+
+def refusal(what: str) -> str:
+    """The message that a decode launcher refuses one wrong argument with."""
+    args: dict[str, Any] = {
+        "q": torch.zeros(2, 4, 64),
+        "k_cache": torch.zeros(3, 16, 2, 64),
+        "v_cache": torch.zeros(3, 16, 2, 64),
+        "block_tables": torch.zeros(2, 2, dtype=torch.int32),
+        "context_lens": torch.ones(2, dtype=torch.int32),
+        "scale": 1.0,
+    }
+    wrong: dict[str, Any] = {
+        "q": args["q"][0],
+        "q heads": torch.zeros(2, 3, 64),
+        "q strides": torch.zeros(2, 64, 4).mT,
+        "k_cache": torch.zeros(3, 16, 2, 80),
+        "k_cache dtype": torch.zeros(3, 16, 2, 64, dtype=torch.bfloat16),
+        "k_cache block_size": torch.zeros(3, 24, 2, 64),
+        "v_cache": torch.zeros(2, 16, 2, 64),
+        "block_tables": torch.zeros(3, 2, dtype=torch.int32),
+        "context_lens": torch.ones(2, dtype=torch.int64),
+        "context_lens device": torch.ones(2, dtype=torch.int32, device="meta"),
+        "sinks": torch.zeros(2),
+        "window": 0,
+        "k_scale": 2.0,
+        "num_splits": 0,
+    }
+    try:
+        triton_backend.paged_decode(**{**args, what.split()[0]: wrong[what]})
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+if __name__ == "__main__":
+    main()

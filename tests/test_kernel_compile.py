@@ -1,0 +1,105 @@
+"""Every Triton kernel compiles for GPUs that are not here, fits them and keeps its values in registers.
+
+The interpreter accepts much that the compiler does not, and says nothing about registers and shared memory.
+`python -m tests.compile_kernels --table` prints what is checked here.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+
+from engine.kernels.checks import need_supported
+from kvplan.errors import EnvironmentProblem
+from tests.compile_kernels import ARCHS, Row, jobs
+from tests.line_process import LineProcess
+
+# Bytes that one program may use: CUDA programming guide, "Technical Specifications per Compute Capability".
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+MAX_KERNELS = 60  # per architecture: what a full run on one core can compile in a minute
+
+JOBS = tuple(jobs())
+FP8_ON_SM_80 = [(job, 80) for job in JOBS if "fp8" in job]
+PAIRS = [pair for pair in product(JOBS, ARCHS) if pair not in FP8_ON_SM_80]
+# One architecture for each kernel in every run, all of them in turn; fp8 moves on where sm_80 is due.
+SPREAD = [(job, 90 if (job, ARCHS[i % 4]) in FP8_ON_SM_80 else ARCHS[i % 4]) for i, job in enumerate(JOBS)]
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineProcess]:
+    errors = tmp_path_factory.mktemp("compiler") / "stderr"
+    process = LineProcess("tests.compile_kernels", {"TRITON_INTERPRET": "0"}, errors)
+    yield process
+    process.close()
+
+
+def compiled(compiler: LineProcess, job: str, arch: int) -> list[Row]:
+    answer = compiler.ask(f"{job} {arch}")
+    assert "error" not in answer, answer["error"]
+    return [Row(**row) for row in answer["rows"]]
+
+
+def faults(row: Row) -> list[str]:
+    """What keeps a kernel from running well, or at all."""
+    found = []
+    if row.spills > 0:
+        found.append(f"{row.spills} bytes of registers spilled")
+    if row.shared > SHARED_MEMORY[row.arch]:
+        found.append(f"{row.shared} bytes of shared memory, of {SHARED_MEMORY[row.arch]}")
+    if row.registers < 16 and row.instructions < 100:  # what is left where the compiler gives up without an error
+        found.append(f"{row.registers} registers and {row.instructions} instructions: nothing is computed")
+    return [f"{row.kernel} on sm_{row.arch}: {fault}" for fault in found]
+
+
+@pytest.mark.parametrize(("job", "arch"), SPREAD)
+def test_a_kernel_compiles_without_spills_and_fits(compiler: LineProcess, job: str, arch: int) -> None:
+    rows = compiled(compiler, job, arch)
+    assert rows
+    assert [fault for row in rows for fault in faults(row)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("job", "arch"), [pair for pair in PAIRS if pair not in SPREAD])
+def test_a_kernel_compiles_and_fits_on_every_other_architecture(compiler: LineProcess, job: str, arch: int) -> None:
+    rows = compiled(compiler, job, arch)
+    assert rows
+    assert [fault for row in rows for fault in faults(row)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_check_stays_small(compiler: LineProcess, arch: int) -> None:
+    rows = [row for job, at in PAIRS if at == arch for row in compiled(compiler, job, arch)]
+    assert len({row.hash for row in rows}) <= MAX_KERNELS
+
+
+@pytest.mark.parametrize(("job", "arch"), FP8_ON_SM_80)
+def test_float8_on_a_gpu_without_it_is_refused_by_name(compiler: LineProcess, job: str, arch: int) -> None:
+    answer = compiler.ask(f"{job} {arch}")
+    assert answer["error"].startswith("EnvironmentProblem: sm_80: k_cache is torch.float8_e4m3fn")
+
+
+def test_float8_is_refused_below_8_9_only() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"^sm_86: cache is torch\.float8_e4m3fn, .*; keep the KV"):
+        need_supported("cache", torch.float8_e4m3fn, 86)
+    need_supported("cache", torch.float8_e4m3fn, 89)
+    need_supported("cache", torch.bfloat16, 80)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (Row("", "decode", "", 90, 96, 8, 0, 900, ""), "decode on sm_90: 8 bytes of registers spilled"),
+        (
+            Row("", "decode", "", 89, 96, 0, 101_377, 900, ""),
+            "decode on sm_89: 101377 bytes of shared memory, of 101376",
+        ),
+        (
+            Row("", "decode", "", 100, 4, 0, 0, 38, ""),
+            "decode on sm_100: 4 registers and 38 instructions: nothing is computed",
+        ),
+    ],
+)
+def test_a_bad_kernel_is_seen(row: Row, fault: str) -> None:
+    assert faults(row) == [fault]
