@@ -22,7 +22,7 @@ from kvplan.spec import ModelSpec, Place, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
 from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
 
-Kind = Literal["exact", "formula", "calibrated"]
+Kind = Literal["exact", "formula", "calibrated", "measured"]
 
 
 @dataclass(frozen=True, slots=True)

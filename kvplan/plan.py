@@ -16,6 +16,8 @@ from kvplan.users import UserAnswer
 from kvplan.weights import Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvplan.tensors import Checkpoint
     from kvplan.workload import Lengths
 
@@ -43,6 +45,7 @@ class Request:
     weights_bytes  the whole checkpoint's bytes when the user states them: spread evenly over the ranks
     checkpoint     what the model's files hold; wins over the spec's own sizes
     draft          a speculative model that shares the GPU
+    measured       constants of this GPU in place of modelled ones, by name
     """
 
     spec: ModelSpec
@@ -53,6 +56,7 @@ class Request:
     weights_bytes: int | None = None
     checkpoint: "Checkpoint | None" = None
     draft: ModelSpec | None = None
+    measured: "Mapping[str, Estimate]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "lora": overheads.lora(spec, settings, args),
         "context": overheads.context(gpu, args),
+        **request.measured,
     }
     fixed = sum(groups.values())
     if args.kv_cache_memory_bytes is not None:

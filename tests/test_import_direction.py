@@ -34,6 +34,7 @@ ORDER = (
     "stored",  # the same from a checkpoint's own headers
     "rules",
     "overheads",
+    "calibration",  # measured constants in place of modelled ones
     "users",  # how many requests a pool holds, exactly and in distribution
     "plan",
     "advise",  # what would make a plan fit

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from kvplan.cli import output
@@ -28,6 +29,8 @@ from kvplan.units import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kvplan.overheads import Estimate
 
 # One of each size that people rent or own, smallest first: the table where no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -85,6 +88,7 @@ def read(options: EstimateOptions) -> Asked:
             weights_bytes=model.weights_bytes if stated is None else stated,
             checkpoint=model.checkpoint if stated is None else None,
             draft=draft.spec if draft else None,
+            measured=measured_on(options, one),
         )
         for context in contexts
         for one in gpus
@@ -97,6 +101,15 @@ def read(options: EstimateOptions) -> Asked:
         about_flags(asked, command)
     about_defaults(asked, options, contexts, model)
     return asked
+
+
+def measured_on(options: EstimateOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
+    """The constants of --calibration, where it was measured on such a GPU."""
+    if options.calibration is None:
+        return {}
+    from kvplan import calibration
+
+    return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
 
 
 def about_flags(asked: Asked, command: ServeCommand) -> None:

@@ -176,6 +176,10 @@ class EstimateOptions:
     kv_offloading_size: Annotated[
         Text, option("--kv-offloading-size", help="Host memory for KV, over all ranks.", metavar="GIB")
     ] = None
+    calibration: Annotated[
+        Text,
+        option("--calibration", help="Constants that `reconcile --calibrate` measured on this GPU.", metavar="FILE"),
+    ] = None
     # switches
     enable_prefix_caching: Annotated[
         Switch,

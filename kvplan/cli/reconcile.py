@@ -6,27 +6,27 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvplan import calibration
 from kvplan.cli import output
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
-from kvplan.errors import InvalidInputError
-from kvplan.files import load_json, shown
 from kvplan.reconcile import SOURCES, CapacityRow, Reconciliation, Row, document, exceeds, reconcile
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.rundir import load_run
 from kvplan.units import format_size, parse_fraction
-
-CALIBRATION = "kvplan/calibration@1"
-CALIBRATED = ("context", "non_torch", "cuda_graphs", "allocator_slack")
 
 
 def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 where --max-error is exceeded."""
     limit = None if options.max_error is None else parse_fraction(options.max_error, "--max-error")
     run = load_run(Path(options.run_dir))
-    known = None if options.calibration is None else read_calibration(Path(options.calibration), run.manifest)
+    known = None
+    if options.calibration is not None:
+        known = calibration.for_run(calibration.read(Path(options.calibration)), run.manifest)
     result = reconcile(run, known)
     if options.calibrate is not None:
-        save_calibration(result, options.calibrate)
+        measured = {row.component: row.measured for row in result.rows}
+        with output.report_files([options.calibrate]) as (file,):
+            file.save(json.dumps(calibration.document(run.manifest, measured, str(run.path)), indent=2) + "\n")
     show(result, options.format, options.color)
     if limit is None:
         return 0
@@ -120,51 +120,3 @@ def as_markdown(result: Reconciliation) -> str:
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
     rows = [(*cells(row), *SOURCES.get(row.component, ("", ""))) for row in (*result.rows, result.total)]
     return f"### {escaped(result.model)} on {result.device}\n\n{rows_of(headers, rows)}"
-
-
-# --- calibration ------------------------------------------------------------------------------------------------------
-
-
-def key_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a measured constant holds for: the device and the software."""
-    environment = manifest.get("environment") or {}
-    packages = environment.get("packages") or {}
-    return {
-        "device": environment.get("gpu") or manifest.get("device"),
-        "driver": environment.get("driver"),
-        "torch": packages.get("torch"),
-        "triton": packages.get("triton"),
-        "kvplan": environment.get("kvplan"),
-    }
-
-
-def save_calibration(result: Reconciliation, path: str) -> None:
-    """Write the run's constants; the file is replaced whole or not at all."""
-    measured = {row.component: row.measured for row in result.rows if row.component in CALIBRATED}
-    content = {
-        "schema": CALIBRATION,
-        "for": key_of(result.run.manifest),
-        "measured": measured,
-        "run": str(result.run.path),
-    }
-    with output.report_files([path]) as (file,):
-        file.save(json.dumps(content, indent=2) + "\n")
-
-
-def read_calibration(path: Path, manifest: dict[str, Any]) -> dict[str, int]:
-    """Constants for this run's device and software; others are refused, for they would be guesses here."""
-    content = load_json(path)
-    if content.get("schema") != CALIBRATION or not isinstance(content.get("measured"), dict):
-        raise InvalidInputError(f"{shown(path)}: is no calibration ({CALIBRATION}); write one with --calibrate")
-    ours, theirs = key_of(manifest), content.get("for") or {}
-    differing = [
-        f"{name} {theirs.get(name)!r} there, {value!r} here"
-        for name, value in ours.items()
-        if theirs.get(name) != value
-    ]
-    if differing:
-        raise InvalidInputError(f"{shown(path)}: was measured elsewhere ({'; '.join(differing)}); calibrate here")
-    measured = content["measured"]
-    if not all(isinstance(value, int) and value >= 0 for value in measured.values()):
-        raise InvalidInputError(f"{shown(path)}: measured must hold bytes (whole numbers); the file is damaged")
-    return {str(name): value for name, value in measured.items()}

@@ -1,0 +1,101 @@
+"""Constants measured by a run on one machine, kept in a file (kvplan/calibration@1) and used in place of modelled ones.
+
+They hold for the device and the software they were measured with; for any other they would be guesses, and are refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvplan.errors import InvalidInputError
+from kvplan.files import load_json, printable, shown
+from kvplan.gpu import GpuSpec
+from kvplan.overheads import Estimate
+
+CALIBRATION = "kvplan/calibration@1"
+COMPONENTS = ("context", "non_torch", "cuda_graphs", "allocator_slack")
+# What a server of another make finds on the same GPU and driver: not its graphs, which its own kernels decide.
+FOR_SERVERS = ("context", "non_torch")
+SAME_TOTAL = 0.01  # a GPU's total differs by less between drivers
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured, in bytes by component, and on what.
+
+    key           device, driver and software
+    device_total  bytes of the device as the run was given it
+    """
+
+    key: dict[str, Any]
+    device_total: int
+    measured: dict[str, int]
+    origin: str
+
+
+def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's constants hold for."""
+    environment = manifest.get("environment") or {}
+    packages = environment.get("packages") or {}
+    return {
+        "device": environment.get("gpu") or manifest.get("device"),
+        "driver": environment.get("driver"),
+        "torch": packages.get("torch"),
+        "triton": packages.get("triton"),
+        "kvplan": environment.get("kvplan"),
+    }
+
+
+def document(manifest: Mapping[str, Any], measured: Mapping[str, int], run: str) -> dict[str, Any]:
+    """A run's constants as JSON values."""
+    return {
+        "schema": CALIBRATION,
+        "for": key_of(manifest),
+        "device_total": manifest["inputs"]["total"],
+        "measured": {name: measured[name] for name in COMPONENTS},
+        "run": run,
+    }
+
+
+def read(path: Path) -> Calibration:
+    """Raises InvalidInputError for what is no calibration."""
+    content = load_json(path)
+    measured, key, total = (content.get(name) for name in ("measured", "for", "device_total"))
+    if content.get("schema") != CALIBRATION or not isinstance(measured, dict) or not isinstance(key, dict):
+        raise InvalidInputError(
+            f"{shown(path)}: is no calibration ({CALIBRATION}); write one with reconcile --calibrate"
+        )
+    sizes = [total, *measured.values()]
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
+        raise InvalidInputError(f"{shown(path)}: must hold bytes (whole numbers); the file is damaged")
+    return Calibration(key, int(str(total)), {str(name): int(size) for name, size in measured.items()}, shown(path))
+
+
+def for_run(calibration: Calibration, manifest: Mapping[str, Any]) -> dict[str, int]:
+    """The constants, where the run was made with the same device and software."""
+    differing = [
+        f"{name} {calibration.key.get(name)!r} there, {value!r} here"
+        for name, value in key_of(manifest).items()
+        if calibration.key.get(name) != value
+    ]
+    if differing:
+        raise InvalidInputError(
+            f"{calibration.origin}: was measured elsewhere ({'; '.join(differing)}); calibrate here"
+        )
+    return calibration.measured
+
+
+def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
+    """The constants as a plan takes them, where they were measured on such a GPU."""
+    device = printable(str(calibration.key.get("device")), 80)
+    if abs(calibration.device_total - gpu.total_memory) > SAME_TOTAL * gpu.total_memory:
+        raise InvalidInputError(
+            f"{calibration.origin}: was measured on {device} with {calibration.device_total:,} bytes, {gpu.name} has "
+            f"{gpu.total_memory:,}; calibrate on such a GPU"
+        )
+    return {
+        name: Estimate(size, size, size, f"{size:,} bytes measured on {device}", calibration.origin, "measured")
+        for name, size in calibration.measured.items()
+        if name in FOR_SERVERS
+    }
