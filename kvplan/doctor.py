@@ -68,6 +68,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "HF_HUB_OFFLINE": ("0", "1: the Hub's cache only"),
     "CUDA_VISIBLE_DEVICES": ("every GPU", "the GPUs CUDA uses, and their order"),
     "CUDA_DEVICE_ORDER": ("FASTEST_FIRST", "PCI_BUS_ID: CUDA counts as nvidia-smi does"),
+    "TRITON_INTERPRET": ("0", "1: the engine's Triton kernels run in Python, on any device"),
     "RANK": ("", "this process's place among those of torchrun"),
     "TMPDIR": (tempfile.gettempdir(), "crash logs and temporary files"),
 }

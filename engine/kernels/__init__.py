@@ -3,6 +3,7 @@
 `Kernels` is a module; each backend module has every function that engine/layers.py calls.
 """
 
+import os
 from importlib import import_module
 from types import ModuleType
 
@@ -15,6 +16,7 @@ def load(backend: str, device_type: str) -> ModuleType:
     """The backend's module; "auto" is triton on a GPU and torch elsewhere."""
     if backend == "auto":
         backend = "triton" if device_type == "cuda" else "torch"
-    if backend == "triton" and device_type != "cuda":
+    # TRITON_INTERPRET=1 is Triton's own switch: its kernels then run in Python, anywhere and very slowly.
+    if backend == "triton" and device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UsageError(f"backend: triton kernels run on a GPU only (device {device_type}); use backend torch")
     return import_module(BACKENDS[backend])

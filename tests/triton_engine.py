@@ -1,0 +1,28 @@
+"""A program: serve two prompts with the Triton kernels in the interpreter and print their greedy tokens as JSON.
+
+`python -m tests.triton_engine FOLDER KV_DTYPE`, with TRITON_INTERPRET=1, which must be set before triton is imported.
+"""
+
+import json
+import sys
+
+import torch
+
+from engine import Engine, EngineConfig, SamplingParams
+
+# A prompt prefilled in two chunks beside another's decode, across a block boundary.
+PROMPTS = (tuple(range(5, 25)), (7, 8, 9))
+TOKENS = 3
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, kv_dtype = sys.argv[1:]
+    engine = Engine(
+        folder,
+        EngineConfig(
+            device="cpu", dtype="float32", backend="triton", kv_cache_dtype=kv_dtype, block_size=16, num_blocks=20,
+            max_model_len=48, max_num_seqs=2, max_num_batched_tokens=16,
+        ),
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    print(json.dumps([output.token_ids for output in engine.generate([list(p) for p in PROMPTS], params)]))
