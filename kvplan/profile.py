@@ -28,6 +28,8 @@ from kvplan.spec import ModelSpec
 from kvplan.workload import Lengths
 
 PACKAGES = ("torch", "triton", "nvidia-ml-py", "safetensors", "numpy")
+HANGS_AFTER_S = 30.0  # past --timeout without a step's end
+FOREIGN = 0.01  # of the device's memory, that others may take during a run before its samples are left out
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
 
 
@@ -76,6 +78,8 @@ class Probe:
     device: torch.device
     gpu: Device | None
     process: psutil.Process = field(default_factory=psutil.Process)
+    first_used: int | None = None  # of the device, before this run held anything
+    first_others: int | None = None  # of it, what other processes hold
 
     def read(self) -> dict[str, Any]:
         values: dict[str, Any] = {"rss": self.process.memory_info().rss}
@@ -92,15 +96,22 @@ class Probe:
     def _gpu_values(self, gpu: Device) -> dict[str, Any]:
         # Before this process has a CUDA context, all that is held is others'.
         sample = gpu.sample(os.getpid() if torch.cuda.is_initialized() else None)
-        memory = sample.memory
+        memory, own, others = sample.memory, sample.process_used, sample.others_used
+        if self.first_used is None:
+            self.first_used, self.first_others = memory.used, others
+        is_estimated = own is None
+        if own is None:  # hidden in a container or by the driver: what the device holds more than before the run
+            own = max(0, memory.used - self.first_used)
         return {
             "device_total": memory.total,
             "device_reserved": memory.reserved,
             "device_used": memory.used,
             "device_free": memory.free,
-            "process_used": sample.process_used,
-            "process_is_estimated": sample.process_is_estimated,
-            "others_used": sample.others_used,
+            "device_is_host": memory.is_host,
+            "process_used": own,
+            "process_is_estimated": is_estimated,
+            "others_used": others,
+            "is_foreign": others is not None and others - (self.first_others or 0) > FOREIGN * memory.total,
             "gpu_utilization": sample.gpu_utilization,
             "power_w": sample.power_w,
             "sm_clock_mhz": sample.sm_clock_mhz,
@@ -115,10 +126,12 @@ class Recorder(threading.Thread):
         super().__init__(name="kvplan-sampler", daemon=True)
         self.probe, self.writer, self.interval_s, self.watch = probe, writer, interval_s, watch
         self.start_s = time.monotonic()
+        self.deadline_s: float | None = None  # when the run is taken for hanging
         self.stage = "before"
         self.stats: Stats | None = None
         self.failure: KvplanError | None = None
         self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
+        self.warned: set[str] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 
@@ -135,21 +148,41 @@ class Recorder(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.wait(self.interval_s):
+            if self.deadline_s is not None and self.now_s > self.deadline_s:
+                self._give_up()
             try:
                 self.take()
             except KvplanError as error:
                 self.failure = error
                 return
 
+    def _give_up(self) -> None:
+        """End the process of a run that hangs: a kernel that never returns cannot be interrupted from Python."""
+        cause = f"hangs in stage {self.stage}, past its --timeout"
+        self.writer.update(peaks=self.peaks)
+        self.writer.finish("partial", cause)
+        print(
+            f"kvplan: error: profile: {cause}; what was measured is in {self.writer.path}", file=sys.stderr, flush=True
+        )
+        os._exit(EARLY_END)
+
     def take(self) -> None:
         with self._lock:
             values = {"t": round(self.now_s, 6), "stage": self.stage, **self.probe.read(), **self._engine_values()}
             self.writer.sample(values)
+            if values.get("is_foreign"):  # another process moved in: its bytes must not become ours
+                self._warn_once(f"another process took memory of the GPU ({values['others_used']:,} bytes are others')")
+                return
             peaks = self.peaks.setdefault(self.stage, {})
             for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
                 if isinstance(values.get(key), int):
                     peaks[key] = max(values[key], peaks.get(key, 0))
         self.watch(values)
+
+    def _warn_once(self, text: str) -> None:
+        if text.split(" (")[0] not in self.warned:
+            self.warned.add(text.split(" (")[0])
+            self.writer.event(self.now_s, "warning", text=text)
 
     def _engine_values(self) -> dict[str, Any]:
         return {} if self.stats is None else asdict(self.stats)
@@ -283,6 +316,8 @@ def _serve(
     """Send the requests as they come due and step until all have ended; stages prefill and decode are marked."""
     source = random.Random(workload.seed)
     prefix = [source.randrange(engine.spec.vocab_size) for _ in range(workload.shared_prefix)]
+    if timeout_s is not None:
+        recorder.deadline_s = recorder.now_s + timeout_s + HANGS_AFTER_S
     queue = _arrivals(workload)
     pending = next(queue, None)
     if is_staged:
@@ -356,6 +391,8 @@ def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
         "cpu_cores": psutil.cpu_count(logical=False) or os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "host_memory": psutil.virtual_memory().total,
+        "warnings": [] if nvml is None else list(nvml.warnings),
+        "is_wsl": "microsoft" in platform.release().lower(),
         "commit": commit(Path(__file__).resolve().parents[1]),
         "argv": sys.argv[1:],
     }

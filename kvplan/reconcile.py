@@ -108,7 +108,7 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     predicted = predict(spec, inputs, non_torch=memory["non_torch"])
     measured, reported = measured_bytes(run)
     rows = tuple(Row(name, _predicted(name, predicted, known, run), measured[name]) for name in COMPONENTS)
-    gaps = [*run.notes]
+    gaps = [*run.notes, *(str(event["text"]) for event in run.events if event.get("event") == "warning")]
     if run.status != "complete":
         gaps.append(f"the run is {run.status}: {run.cause}")
     return Reconciliation(
@@ -148,10 +148,15 @@ def _predicted(name: str, predicted: Prediction, known: Calibration, run: Run) -
 
 def measured_bytes(run: Run) -> tuple[dict[str, int], int]:
     """(bytes by component, what the device reports); `unattributed` closes the sum."""
-    memory, peaks = run.manifest["memory"], run.manifest.get("peaks") or peaks_of(run)
+    memory = run.manifest["memory"]
+    peaks = {name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name != "baseline"}
     rows = {name: int(memory.get(name, 0)) for name in ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")}
     rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0}
-    if run.manifest["device"] == "cpu":
+    if any(sample.get("device_is_host") for sample in run.samples[:1]):
+        # Unified memory: what the device uses is the machine's, so only torch's own account can be compared.
+        reported = max(stage.get("torch_reserved", 0) for stage in peaks.values())
+        rows["context"] = 0
+    elif run.manifest["device"] == "cpu":
         reported = max(stage.get("rss", 0) for stage in peaks.values())
         rows["context"] = peaks.get("context", {}).get("rss", 0)
     else:
@@ -170,6 +175,8 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     """Largest figures by stage, from the samples of a run whose manifest was not finished."""
     peaks: dict[str, dict[str, int]] = {}
     for sample in run.samples:
+        if sample.get("is_foreign"):
+            continue
         stage = peaks.setdefault(str(sample.get("stage")), {})
         for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
             if isinstance(sample.get(key), int):

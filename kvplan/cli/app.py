@@ -12,7 +12,7 @@ import typer
 from kvplan.cli import output
 from kvplan.cli.main import INTERRUPTED
 from kvplan.cli.options import ColorOption, EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions, Text, option
-from kvplan.cli.run_options import ProfileOptions, ReconcileOptions
+from kvplan.cli.run_options import ProfileOptions, ReconcileOptions, ReportOptions
 from kvplan.errors import KvplanError, UsageError
 
 BUG = 70
@@ -95,6 +95,12 @@ def reconcile(options: ReconcileOptions) -> int:
     return reconcile_command(options)
 
 
+def report(options: ReportOptions) -> int:
+    from kvplan.cli.report import report_command
+
+    return report_command(options)
+
+
 def schema(options: SchemaOptions) -> int:
     from kvplan import artifact
 
@@ -152,6 +158,9 @@ def application() -> Any:
     )
     app.command("reconcile", help="Predicted beside measured memory of a run, component by component.")(
         command(ReconcileOptions, reconcile, "reconcile")
+    )
+    app.command("report", help="A run, or several side by side, as a page, Markdown, JSON or CSV.")(
+        command(ReportOptions, report, "report")
     )
     app.command("schema", help="The JSON Schema of what --format json prints.")(
         command(SchemaOptions, schema, "schema")

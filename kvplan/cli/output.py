@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -80,9 +80,11 @@ def console(color: str) -> "Console | TextIO":
 class ReportFile:
     """A file that is written whole or not at all. Made before the work starts, so that a bad path costs no time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES) -> None:
+        """flag: what the user said it with; suffixes: which there may be, and the format each means."""
         import tempfile
 
+        self.flag, self.suffixes = flag, suffixes
         self.shown = printable(path, 400)
         self.format = self._format(path)
         try:
@@ -91,27 +93,26 @@ class ReportFile:
             handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name[:80]}.", suffix=".tmp")
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Python 3.11 and a loop of links
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"--report {self.shown}: cannot be written ({reason}); name another path") from error
+            raise UsageError(f"{self.flag} {self.shown}: cannot be written ({reason}); name another path") from error
         os.close(handle)
         self._temporary = Path(name)
 
     def _format(self, path: str) -> str:
         suffix = Path(path).suffix.lower()
-        if suffix not in SUFFIXES:
-            raise UsageError(
-                f"--report {self.shown}: the suffix does not say a format ({suffix!r}); use {', '.join(SUFFIXES)}"
-            )
-        return SUFFIXES[suffix]
+        if suffix not in self.suffixes:
+            known = ", ".join(self.suffixes)
+            raise UsageError(f"{self.flag} {self.shown}: the suffix does not say a format ({suffix!r}); use {known}")
+        return self.suffixes[suffix]
 
     def _check(self) -> None:
         if self.target.is_dir():
-            raise UsageError(f"--report {self.shown}: is a directory; name a file in it")
+            raise UsageError(f"{self.flag} {self.shown}: is a directory; name a file in it")
         if self.target.exists() and not self.target.is_file():
-            raise UsageError(f"--report {self.shown}: is not a regular file; name another path")
+            raise UsageError(f"{self.flag} {self.shown}: is not a regular file; name another path")
         if not self.target.parent.is_dir():
-            raise UsageError(f"--report {self.shown}: there is no such directory; make it first")
+            raise UsageError(f"{self.flag} {self.shown}: there is no such directory; make it first")
         if self.target.exists() and not os.access(self.target, os.W_OK):
-            raise UsageError(f"--report {self.shown}: is read-only; make it writable or name another path")
+            raise UsageError(f"{self.flag} {self.shown}: is read-only; make it writable or name another path")
 
     def save(self, text: str) -> None:
         """Put `text` in place of what is there; on failure the old file stays as it was."""
@@ -123,8 +124,9 @@ class ReportFile:
             self._temporary.chmod(self._mode())
             os.replace(self._temporary, self.target)  # noqa: PTH105 -- the one call that is atomic by contract
         except OSError as error:
+            reason = error.strerror or type(error).__name__
             raise EnvironmentProblem(
-                f"--report {self.shown}: cannot be written ({error.strerror or type(error).__name__}); check the disk"
+                f"{self.flag} {self.shown}: cannot be written ({reason}); check the disk"
             ) from error
 
     def _mode(self) -> int:
@@ -141,12 +143,14 @@ class ReportFile:
 
 
 @contextmanager
-def report_files(paths: Iterable[str]) -> Iterator[list[ReportFile]]:
+def report_files(
+    paths: Iterable[str], flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES
+) -> Iterator[list[ReportFile]]:
     """All report files, each checked before the work starts; whatever happens, no temporary file is left."""
     files: list[ReportFile] = []
     try:
         for path in paths:
-            files.append(ReportFile(path))  # one by one: those made before a bad one must be removed
+            files.append(ReportFile(path, flag, suffixes))  # one by one: those made before a bad one must be removed
         yield files
     finally:
         for file in files:

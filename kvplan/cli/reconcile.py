@@ -9,6 +9,7 @@ from typing import Any
 from kvplan import calibration
 from kvplan.cli import output
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
+from kvplan.errors import UsageError
 from kvplan.reconcile import SOURCES, CapacityRow, Reconciliation, Row, document, exceeds, reconcile
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.rundir import load_run
@@ -19,13 +20,15 @@ def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 where --max-error is exceeded."""
     limit = None if options.max_error is None else parse_fraction(options.max_error, "--max-error")
     run = load_run(Path(options.run_dir))
+    if limit is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
+        raise UsageError("--max-error: under WSL the driver does not say what a process holds; gate on another machine")
     known = None
     if options.calibration is not None:
         known = calibration.for_run(calibration.read(Path(options.calibration)), run.manifest)
     result = reconcile(run, known)
     if options.calibrate is not None:
         measured = {row.component: row.measured for row in result.rows}
-        with output.report_files([options.calibrate]) as (file,):
+        with output.report_files([options.calibrate], "--calibrate", {".json": "json"}) as (file,):
             file.save(json.dumps(calibration.document(run.manifest, measured, str(run.path)), indent=2) + "\n")
     show(result, options.format, options.color)
     if limit is None:

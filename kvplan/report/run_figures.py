@@ -1,0 +1,492 @@
+"""A run's figures as inline SVG: matplotlib's Figure API, colours as CSS variables, so that one drawing serves a light
+and a dark page. Each figure is drawn twice, for a wide page and for a phone.
+"""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+from kvplan.reconcile import Row
+from kvplan.report.run_data import (
+    ReportData,
+    RunData,
+    Sample,
+    Stage,
+    memory_key,
+    number,
+    text,
+    usable_blocks,
+    words,
+)
+from kvplan.units import format_size
+
+# Colours are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
+ROLES = (
+    "ink", "muted", "grid", "accent", "band", "paper", "c-context", "c-weights", "c-buffers", "c-kv_cache",
+    "c-cuda_graphs", "c-rest", "c-other",
+)  # fmt: skip
+HEX = {role: f"#0a1b{i:02x}" for i, role in enumerate(ROLES)}
+# Filled from below in this order, each from the stage on in which it is allocated.
+ALLOCATED_IN = {"context": "", "weights": "weights", "buffers": "weights", "kv_cache": "pool", "cuda_graphs": "graphs"}
+REST = "activations and the rest"
+MOST_IN_A_LINE = 6  # entries of a wide legend
+NARROWEST_BAND = 60  # pixels; in a narrower band a stage's name is left out
+
+
+# Text of unknown origin is never read as a formula; fixed ids make the same run give the same file.
+SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """How wide a figure is drawn, in pixels of the page; `points` is how many it resolves in time."""
+
+    name: str
+    width: int
+    points: int
+    is_narrow: bool
+
+
+WIDE, NARROW = Sheet("wide", 840, 280, False), Sheet("narrow", 350, 160, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure for the page: (sheet's name, SVG) for each width, and what it shows."""
+
+    name: str
+    title: str
+    finding: str
+    svgs: tuple[tuple[str, str], ...]
+
+
+def run_drawings(data: RunData, prefix: str) -> dict[str, Drawing]:
+    """The figures that the run has data for, by name; `prefix` keeps ids of several runs apart."""
+    drawn = {
+        "memory": ("Predicted and measured, by component", draw_memory),
+        "over_time": ("Memory over time", draw_over_time),
+        "kv": ("KV blocks and requests over time", draw_kv),
+        "throughput": ("Tokens per second", draw_throughput),
+        "gpu": ("Power, clock and utilisation of the GPU", draw_gpu),
+    }
+    built = {name: drawing(name, title, data.findings, draw, data, prefix) for name, (title, draw) in drawn.items()}
+    return {name: found for name, found in built.items() if found is not None}
+
+
+def comparison_drawing(data: ReportData) -> Drawing | None:
+    """All runs' measured memory, one bar each; none for a single run."""
+    if sum(run.memory is not None for run in data.runs) < 2:
+        return None
+    title = "Measured memory of each run, by component"
+    finding = {"comparison": "Each bar is as long as what the device reported."}
+    return drawing("comparison", title, finding, draw_comparison, data, "all")
+
+
+def drawing(
+    name: str, title: str, findings: dict[str, str], draw: Callable[[Any, Sheet], Figure | None], data: Any, prefix: str
+) -> Drawing | None:
+    svgs = []
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        # A sign that the measuring font lacks: the page's own fonts draw it.
+        warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
+        for sheet in (WIDE, NARROW):
+            figure = draw(data, sheet)
+            if figure is None:
+                return None
+            svgs.append((sheet.name, svg(figure, f"{prefix}-{name}-{sheet.name}", title)))
+    return Drawing(name, title, findings.get(name, ""), tuple(svgs))
+
+
+# --- the frame --------------------------------------------------------------------------------------------------------
+
+
+def new_figure(sheet: Sheet, height: int, panels: Sequence[float] = (1,)) -> tuple[Figure, list[Axes]]:
+    """A figure of sheet.width x height pixels with panels above one another that share their times."""
+    layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.05)
+    figure = Figure(figsize=(sheet.width / 72, height / 72), dpi=72, layout=layout, facecolor="none")
+    FigureCanvasSVG(figure)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=list(panels))[:, 0]
+    for ax in axes:
+        ax.set_facecolor("none")
+        for side, spine in ax.spines.items():
+            spine.set_visible(side == "bottom")
+            spine.set_color(HEX["grid"])
+        ax.tick_params(colors=HEX["muted"], length=0, labelsize=11)
+        ax.tick_params(axis="x", pad=7)
+        ax.grid(visible=True, axis="y", color=HEX["grid"], linewidth=1)
+        ax.set_axisbelow(True)
+    return figure, list(axes)
+
+
+def svg(figure: Figure, slug: str, title: str) -> str:
+    """The figure as an <svg> element for a page: colours by role, the page's font, ids of its own."""
+    buffer = io.StringIO()
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=none)
+    whole = buffer.getvalue()
+    body = whole[whole.index(">", whole.index("<svg")) + 1 : whole.rindex("</svg>")]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r"#0a1b([0-9a-f]{2})", lambda match: f"var(--{ROLES[int(match[1], 16)]})", body)
+    body = re.sub(r"(font(?:-family)?: )([^;\"]*?)'DejaVu Sans'[^;\"]*", r"\1\2var(--font)", body)
+    body = re.sub(r'\bid="([^"]+)"', rf'id="{slug}-\1"', body)
+    body = re.sub(r'(href="|url\()#', rf"\1#{slug}-", body)
+    body = re.sub(r"(\d+\.\d\d)\d+", r"\1", body)
+    width, height = (round(inches * 72) for inches in figure.get_size_inches())
+    head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" role="img"'
+    return f'{head} aria-label="{title}" viewBox="0 0 {width} {height}">{body.strip()}</svg>'
+
+
+def legend(ax: Axes, sheet: Sheet) -> None:
+    """Above the panel, without a frame; what is too long for a line is divided evenly, on a phone in two columns."""
+    num = len(ax.get_legend_handles_labels()[0])
+    if not num:
+        return
+    columns = 2 if sheet.is_narrow else math.ceil(num / math.ceil(num / MOST_IN_A_LINE))
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.01),
+        ncols=columns,
+        frameon=False,
+        borderaxespad=0,
+        borderpad=0.2,
+        handlelength=1,
+        handleheight=1,
+        columnspacing=1.4,
+        labelcolor=HEX["ink"],
+        fontsize=11,
+    )
+
+
+def panel_title(ax: Axes, words: str) -> None:
+    ax.set_title(words, loc="left", fontsize=11, color=HEX["ink"], pad=6)
+
+
+def byte_axis(axis: Any, most: float, steps: int) -> None:
+    """Ticks at round binary sizes: 0, 256, 512 MiB."""
+    step = 1 << max(0, math.ceil(math.log2(max(most, 1) / steps)))
+    axis.set_major_locator(FixedLocator([step * i for i in range(steps + 2) if step * i <= most * 1.05]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_size(round(value)) if value else "0"))
+
+
+def count_axis(axis: Any, steps: int = 4) -> None:
+    axis.set_major_locator(MaxNLocator(steps, integer=True))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+
+
+def time_axis(ax: Axes, data: RunData, sheet: Sheet, start: float) -> None:
+    """From `start` to the last sample, in seconds since the run began."""
+    end = data.samples[-1]["t"]
+    ax.set_xlim(start, end if end > start else start + 1)
+    ax.xaxis.set_major_locator(MaxNLocator(5 if sheet.is_narrow else 8, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g} s"))
+
+
+def stage_bands(axes: Sequence[Axes], data: RunData, sheet: Sheet) -> None:
+    """Every second stage shaded; names above the first panel where there is room."""
+    left, right = axes[0].get_xlim()
+    narrowest = NARROWEST_BAND / sheet.width
+    for i, stage in enumerate(merged(data.stages)):
+        start, end = max(stage.start, left), min(stage.end, right)
+        for ax in axes if i % 2 and end > start else ():
+            ax.axvspan(start, end, color=HEX["band"], linewidth=0, zorder=0)
+        if (end - start) / (right - left) >= narrowest:
+            axes[0].text(
+                (start + end) / 2, 0.99, shortened(stage.name.replace("_", " "), sheet),
+                transform=axes[0].get_xaxis_transform(), ha="center", va="top", fontsize=10, color=HEX["muted"],
+            )  # fmt: skip
+
+
+def merged(stages: Iterable[Stage]) -> list[Stage]:
+    """Prefill and decode that alternate are one band, as are neighbours of the same name."""
+    bands: list[Stage] = []
+    serving = ("prefill", "decode")
+    stages = list(stages)
+    turns = sum(stage.name == "prefill" for stage in stages)
+    for stage in stages:
+        name = "prefill and decode" if turns > 1 and stage.name in serving else stage.name
+        if bands and bands[-1].name == name:
+            bands[-1] = Stage(name, bands[-1].start, stage.end)
+        else:
+            bands.append(Stage(name, stage.start, stage.end))
+    return bands
+
+
+def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
+    """At most about `points` samples in order: of each stretch of time the one with most of `key`, and both ends."""
+    have = [sample for sample in samples if number(sample, key) is not None]
+    if len(have) <= points:
+        return have
+    start, span = have[0]["t"], have[-1]["t"] - have[0]["t"] or 1
+    most: dict[int, Sample] = {}
+    for sample in have[1:-1]:
+        bin = int((sample["t"] - start) / span * points)
+        if bin not in most or sample[key] > most[bin][key]:
+            most[bin] = sample
+    return [have[0], *most.values(), have[-1]]
+
+
+def is_drawable(samples: Sequence[Sample], key: str) -> bool:
+    """Whether there are two moments to draw a line between."""
+    return len({sample["t"] for sample in samples if number(sample, key) is not None}) > 1
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
+    """Pairs of bars, predicted above measured, with the sizes in text; components without bytes are left out."""
+    if data.memory is None:
+        return None
+    rows = [row for row in data.memory.rows if row.predicted or row.measured]
+    if not rows:
+        return None
+    figure, (ax,) = new_figure(sheet, 34 + len(rows) * (58 if sheet.is_narrow else 44))
+    most = max(max(row.predicted or 0, row.measured) for row in rows)
+    for i, row in enumerate(rows):
+        sizes = ("predicted", row.predicted), ("measured", row.measured)
+        for side, (kind, size) in zip((-0.19, 0.19), sizes, strict=True):
+            style = (
+                {"facecolor": HEX["paper"], "edgecolor": HEX["accent"], "linewidth": 1.2}
+                if kind == "predicted"
+                else {"color": HEX["accent"]}
+            )
+            ax.barh(i + side, max(size or 0, 0) or math.nan, height=0.3, label=kind if i == 0 else None, **style)
+            label = "no prediction" if size is None else text(size, "bytes")
+            ax.text(max(size or 0, 0) + most * 0.012, i + side, label, va="center", color=HEX["ink"], fontsize=11)
+    ax.set_yticks(range(len(rows)), [words(row.component) for row in rows], color=HEX["ink"])
+    ax.set_ylim(len(rows) - 0.45, -0.55)
+    ax.set_xlim(0, most * (1.42 if sheet.is_narrow else 1.16))
+    byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
+    ax.grid(visible=False, axis="y")
+    ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
+    ax.spines["bottom"].set_visible(False)
+    legend(ax, sheet)
+    return figure
+
+
+def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
+    key = memory_key(data.run)
+    if not is_drawable(data.samples, key):
+        return None
+    shown = thinned(data.samples, key, sheet.points)
+    times, layers = stacked(data, shown, key)
+    figure, (ax,) = new_figure(sheet, 300)
+    names = list(layers)
+    colors = [HEX[f"c-{name}" if name in ALLOCATED_IN else "c-rest"] for name in names]
+    ax.stackplot(times, *layers.values(), colors=colors, labels=[words(name) for name in names], linewidth=0)
+    for name, style in (("torch_reserved", (0, (4, 2))), ("torch_allocated", (0, (1, 1.2)))):
+        if is_drawable(shown, name):
+            points = [(sample["t"], sample[name]) for sample in shown if number(sample, name) is not None]
+            ax.plot(*zip(*points, strict=True), color=HEX["ink"], linewidth=1.3, linestyle=style, label=words(name))
+    most = max(sum(values) for values in zip(*layers.values(), strict=True))
+    ax.set_ylim(0, most * 1.12)
+    byte_axis(ax.yaxis, most, 4)
+    time_axis(ax, data, sheet, data.samples[0]["t"])
+    stage_bands([ax], data, sheet)
+    legend(ax, sheet)
+    return figure
+
+
+def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[float], dict[str, list[float]]]:
+    """(times, bytes by component at each): what was measured, filled from below with the components' own sizes.
+
+    A component takes its measured size once the stage that allocates it has begun, never more than is there; what
+    remains are activations, the allocator's slack and what belongs to no row. The layers add up to what was measured.
+    """
+    sizes = {} if data.memory is None else {row.component: row.measured for row in data.memory.rows}
+    before = 0 if key == "rss" else (data.run.manifest.get("peaks") or {}).get("before", {}).get(key, 0)
+    starts = {stage.name: stage.start for stage in reversed(data.stages)}
+    layers: dict[str, list[float]] = {name: [] for name in ALLOCATED_IN if sizes.get(name, 0) > 0}
+    rest: list[float] = []
+    for sample in samples:
+        left = max(0, sample[key] - before)
+        for name, values in layers.items():
+            stage = ALLOCATED_IN[name]
+            has_begun = not stage or sample["t"] >= starts.get(stage, math.inf)
+            values.append(min(left, sizes[name]) if has_begun else 0)
+            left -= values[-1]
+        rest.append(left)
+    return [sample["t"] for sample in samples], {**layers, REST if layers else key: rest}
+
+
+def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
+    runs = [run for run in data.runs if run.memory is not None]
+    figure, (ax,) = new_figure(sheet, 70 + 44 * len(runs) + (40 if sheet.is_narrow else 0))
+    shares = [measured_parts(run.memory.rows) for run in runs if run.memory is not None]
+    present = [name for name in shares[0] if any(sizes[name] for sizes in shares)]
+    most = max(sum(sizes.values()) for sizes in shares)
+    for i, (run, sizes) in enumerate(zip(runs, shares, strict=True)):
+        left = 0
+        for name in present:
+            label = words(name) if i == 0 else None
+            ax.barh(i, sizes[name], left=left, height=0.55, color=HEX[f"c-{name}"], label=label)
+            left += sizes[name]
+        reported = "" if run.memory is None else text(run.memory.reported, "bytes")
+        ax.text(left + most * 0.012, i, reported, va="center", color=HEX["ink"], fontsize=11)
+    ax.set_yticks(range(len(runs)), [shortened(run.label, sheet) for run in runs], color=HEX["ink"])
+    ax.set_ylim(len(runs) - 0.4, -0.6)
+    ax.set_xlim(0, most * (1.35 if sheet.is_narrow else 1.14))
+    byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
+    ax.grid(visible=False, axis="y")
+    ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
+    ax.spines["bottom"].set_visible(False)
+    legend(ax, sheet)
+    return figure
+
+
+def measured_parts(rows: Iterable[Row]) -> dict[str, int]:
+    """Measured bytes of the components that have a colour of their own, and of all others together."""
+    sizes = {row.component: max(0, row.measured) for row in rows}
+    parts = {name: sizes.pop(name, 0) for name in ("weights", "kv_cache", "context", "cuda_graphs")}
+    return {**parts, "other": sum(sizes.values())}
+
+
+def shortened(label: str, sheet: Sheet) -> str:
+    limit = 12 if sheet.is_narrow else 28
+    shown = text(label, "text")
+    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+
+
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
+    """Blocks handed out and blocks' worth of tokens in them; below, the requests that run and wait."""
+    if not is_drawable(data.samples, "num_used_blocks"):
+        return None
+    figure, (blocks, requests) = new_figure(sheet, 360, (1.5, 1))
+    used = thinned(data.samples, "num_used_blocks", sheet.points)
+    times = [sample["t"] for sample in used]
+    blocks.fill_between(
+        times, [sample["num_used_blocks"] for sample in used], step="post", color=HEX["c-kv_cache"], alpha=0.45,
+        linewidth=0, label="allocated",
+    )  # fmt: skip
+    if int(data.run.manifest.get("groups") or 1) == 1:  # several groups' blocks hold the same tokens
+        block_size = data.run.manifest["inputs"]["block_size"]
+        filled = [(number(sample, "num_kv_tokens") or 0) / block_size for sample in used]
+        blocks.fill_between(
+            times, filled, step="post", color=HEX["c-kv_cache"], linewidth=0, label="filled with tokens"
+        )
+    usable = usable_blocks(data.run)
+    blocks.axhline(usable, color=HEX["ink"], linewidth=1, linestyle=(0, (4, 2)), label=f"pool: {usable:,} blocks")
+    blocks.set_ylim(0, usable * 1.15 or 1)
+    count_axis(blocks.yaxis)
+    draw_requests(data, requests, sheet)
+    time_axis(requests, data, sheet, serving_start(data))
+    stage_bands([blocks, requests], data, sheet)
+    legend(blocks, sheet)
+    legend(requests, sheet)
+    return figure
+
+
+def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
+    """Requests that run, those that wait if ever one does, and a mark wherever one was preempted."""
+    most = 0
+    for key, color, style in (("num_requests_running", "accent", "-"), ("num_requests_waiting", "ink", (0, (3, 2)))):
+        points = [(sample["t"], sample[key]) for sample in thinned(data.samples, key, sheet.points)]
+        if any(count for _, count in points):
+            ax.step(*zip(*points, strict=True), where="post", color=HEX[color], linestyle=style, label=words(key))
+            most = max(most, *(count for _, count in points))
+    marks = preempted_at(data.samples, sheet.points)
+    if marks:
+        ax.vlines(marks, 0, 0.16, HEX["ink"], linewidth=1.2, label="preemption", transform=ax.get_xaxis_transform())
+    ax.set_ylim(0, most * 1.25 or 1)
+    count_axis(ax.yaxis, 3)
+
+
+def preempted_at(samples: Sequence[Sample], points: int) -> list[float]:
+    """Times by which more requests had been preempted than before; of moments too close to tell apart, the last."""
+    have = [sample for sample in samples if number(sample, "num_preemptions") is not None]
+    times = [
+        b["t"] for a, b in pairwise([{"num_preemptions": 0}, *have]) if b["num_preemptions"] > a["num_preemptions"]
+    ]
+    span = (samples[-1]["t"] - samples[0]["t"]) or 1
+    return list({int(t / span * points): t for t in times}.values())
+
+
+def serving_start(data: RunData) -> float:
+    """When the first step began, as far as the samples tell."""
+    return min((start for start, _ in servings(data.samples, "num_used_blocks")), default=0.0)
+
+
+def draw_throughput(data: RunData, sheet: Sheet) -> Figure | None:
+    """Prompt tokens computed and tokens generated per second, each on a scale of its own."""
+    kinds = {"prompt_tokens": "prompt tokens/s", "generation_tokens": "output tokens/s"}
+    found = {label: rates(data, key, sheet.points // 2) for key, label in kinds.items()}
+    found = {label: steps for label, steps in found.items() if steps}
+    if not found or not is_drawable(data.samples, "generation_tokens"):
+        return None
+    figure, axes = new_figure(sheet, 70 + 130 * len(found), [1] * len(found))
+    for ax, (label, parts) in zip(axes, found.items(), strict=True):
+        for edges, values in parts:
+            ax.stairs(values, edges, fill=True, color=HEX["accent"], alpha=0.25, linewidth=0)
+            ax.stairs(values, edges, baseline=None, color=HEX["accent"], linewidth=1.6)
+        ax.set_ylim(0, max(max(values) for _, values in parts) * 1.25 or 1)
+        count_axis(ax.yaxis)
+        panel_title(ax, label)
+    time_axis(axes[-1], data, sheet, serving_start(data))
+    stage_bands(axes, data, sheet)
+    return figure
+
+
+def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[float]]]:
+    """Per serving (n + 1 times, n tokens per second) between moments at which the counter moved.
+
+    No two times are closer than a `points`-th of the run: a step's tokens come all at once.
+    """
+    least = (data.samples[-1]["t"] - data.samples[0]["t"]) / points if data.samples else 0.0
+    found: list[tuple[list[float], list[float]]] = []
+    for start, samples in servings(data.samples, key):
+        edges, values, count = [start], [], 0.0
+        for sample in samples:
+            value, now = float(sample[key]), float(sample["t"])
+            if value > count and now > edges[-1] and now - edges[-1] >= least:
+                values.append((value - count) / (now - edges[-1]))
+                edges.append(now)
+                count = value
+        if values:
+            found.append((edges, values))
+    return found
+
+
+def servings(samples: Sequence[Sample], key: str) -> list[tuple[float, list[Sample]]]:
+    """(when its first step began, samples) of each engine that served: a second one (the baseline) counts anew."""
+    have = [sample for sample in samples if number(sample, key) is not None]
+    restart = [i for i, (a, b) in enumerate(pairwise(have), 1) if b.get("num_steps", 0) < a.get("num_steps", 0)]
+    parts = [have[start:end] for start, end in pairwise([0, *restart, len(have)])]
+    return [(part[0]["t"] - (number(part[0], "busy_s") or 0.0), part) for part in parts if part]
+
+
+def draw_gpu(data: RunData, sheet: Sheet) -> Figure | None:
+    kinds = {
+        "power_w": ("power, W", 1),
+        "sm_clock_mhz": ("SM clock, MHz", 1),
+        "memory_clock_mhz": ("memory clock, MHz", 1),
+        "gpu_utilization": ("utilisation, %", 100),
+    }
+    have = {key: label for key, label in kinds.items() if is_drawable(data.samples, key)}
+    if not have:
+        return None
+    figure, axes = new_figure(sheet, 60 + 105 * len(have), [1] * len(have))
+    for ax, (key, (label, factor)) in zip(axes, have.items(), strict=True):
+        points = [(sample["t"], sample[key] * factor) for sample in thinned(data.samples, key, sheet.points)]
+        ax.plot(*zip(*points, strict=True), color=HEX["accent"], linewidth=1.4)
+        ax.set_ylim(0, max(value for _, value in points) * 1.25 or 1)
+        count_axis(ax.yaxis, 3)
+        panel_title(ax, label)
+    time_axis(axes[-1], data, sheet, data.samples[0]["t"])
+    stage_bands(axes, data, sheet)
+    return figure

@@ -1,0 +1,85 @@
+"""A report as one HTML file that needs nothing else: no network, no script, figures as inline SVG."""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from kvplan.files import printable
+from kvplan.report.run_data import ReportData, RunData, Table, Value, cell_text, words
+from kvplan.report.run_figures import comparison_drawing, is_drawable, run_drawings
+
+SUMS = ("total", "reported")
+HIDDEN = "unit"  # said with each value
+NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
+
+
+def report_html(data: ReportData) -> str:
+    """The whole page; everything of unknown origin is escaped by the template."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["unbroken"] = unbroken
+    template = environment.from_string(files("kvplan.report").joinpath("run.html.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        title=printable(data.title, 300),
+        runs=[shown_run(run, f"run-{i}") for i, run in enumerate(data.runs, 1)],
+        comparison=None if data.comparison is None else shown_table(data.comparison, "all"),
+        comparison_drawing=comparison_drawing(data),
+        method=shown_table(data.method, "all"),
+        version=kvplan_version(),
+    )
+
+
+def kvplan_version() -> str:
+    try:
+        return version("kvplan")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def unbroken(sentence: str) -> str:
+    """No line break between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|s|W|MHz)(?!\w))", NO_BREAK, sentence)
+
+
+def shown_run(run: RunData, slug: str) -> Mapping[str, Any]:
+    return {
+        "id": slug,
+        "label": printable(run.label, 200),
+        "answer": run.answer,
+        "banner": run.banner,
+        "notes": run.notes,
+        "findings": run.findings,
+        "tables": {name: shown_table(table, slug) for name, table in run.tables.items()},
+        "drawings": run_drawings(run, slug),
+        "has_samples": is_drawable(run.samples, "t"),
+    }
+
+
+def shown_table(table: Table, slug: str) -> Mapping[str, Any]:
+    """A table's cells as the template wants them: text, the number behind it, and on which side it stands."""
+    places = [i for i, column in enumerate(table.columns) if column.name != HIDDEN]
+    return {
+        "id": f"{slug}-{table.name}",
+        "title": table.title,
+        "columns": [
+            {"label": words(table.columns[i].name), "is_number": table.columns[i].unit != "text"} for i in places
+        ],
+        "rows": [
+            {"is_sum": row[0] in SUMS, "cells": [shown_cell(table, row, i) for i in places]} for row in table.rows
+        ],
+    }
+
+
+def shown_cell(table: Table, row: tuple[Value, ...], i: int) -> Mapping[str, Any]:
+    value, is_text = row[i], isinstance(row[i], str)
+    return {
+        "value": value,
+        "text": cell_text(table, row, i).replace(" ", NO_BREAK if not is_text else " "),
+        "is_number": not is_text and table.columns[i].unit != "text",
+        "is_value": not is_text,
+    }

@@ -1,0 +1,184 @@
+"""What a profile makes of a GPU's troubles: a fake driver under the real NVML package; torch computes on the CPU."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine import EngineConfig
+from kvplan import catalog
+from kvplan.nvml import open_nvml
+from kvplan.profile import Outcome, PlannedRequest, Workload, profile
+from kvplan.reconcile import reconcile
+from kvplan.rundir import Run, RunWriter, load_run
+from tests import fake_nvml
+from tests.cli import Run as Command
+from tests.cli import run as run  # the fixture
+from tests.fake_nvml import GIB, MIB, FakeGpu
+from tests.fake_nvml import install as install  # the fixture
+
+SPEC = catalog.load("smollm2-135m")
+CONFIG = EngineConfig(
+    device="cpu", dtype="float32", load_format="dummy", num_blocks=9, max_model_len=32, max_num_seqs=2,
+    max_num_batched_tokens=16,
+)  # fmt: skip
+WORKLOAD = Workload((PlannedRequest(8, 6),) * 2)
+OTHER = 4242  # a pid that is not ours
+INPUTS = {
+    "total": 80 * GIB, "dtype": "float32", "kv_cache_dtype": "float32", "block_size": 16, "max_model_len": 32,
+    "max_num_seqs": 2, "max_num_batched_tokens": 16, "gpu_memory_utilization": 0.9, "num_blocks": 9, "backend": "torch",
+}  # fmt: skip
+
+
+def measured(
+    folder: Path, gpu: FakeGpu, happens: Callable[[dict[str, Any]], None] | None = None
+) -> tuple[Outcome, Run]:
+    """A profile beside the fake GPU; `happens` sees each sample and may change the GPU."""
+    manifest = {
+        "model": {"name": SPEC.name, "config": dict(SPEC.config)}, "device": "cuda", "inputs": INPUTS,
+        "environment": {}, "groups": 1,
+    }  # fmt: skip
+    with open_nvml() as nvml:
+        outcome = profile(
+            SPEC, CONFIG, WORKLOAD, RunWriter(folder, manifest), interval_s=0.01, gpu=nvml.devices()[0],
+            watch=happens or (lambda values: None),
+        )  # fmt: skip
+    return outcome, load_run(folder)
+
+
+def at_stage(stage: str, do: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
+    """Does it once, when the stage begins."""
+    done = []
+
+    def watch(values: dict[str, Any]) -> None:
+        if values["stage"] == stage and not done:
+            done.append(do())
+
+    return watch
+
+
+def test_what_the_driver_says_is_in_every_sample(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu(compute=[(os.getpid(), 3 * GIB)])
+    install(gpu)
+    outcome, run = measured(tmp_path / "run", gpu)
+    assert outcome.exit_code == 0
+    for sample in run.samples:
+        assert sample["device_total"] == 80 * GIB
+        assert sample["device_reserved"] + sample["device_used"] + sample["device_free"] == 80 * GIB
+        assert (sample["power_w"], sample["sm_clock_mhz"]) == (312.5, 1410)
+
+
+def test_a_hidden_process_is_estimated_and_said_so(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu(used=10 * GIB)  # no process is listed
+    install(gpu)
+
+    def grow() -> None:
+        gpu.used += 5 * GIB
+
+    _, run = measured(tmp_path / "run", gpu, at_stage("prefill", grow))
+    assert all(sample["process_is_estimated"] for sample in run.samples)
+    assert run.samples[0]["process_used"] == 0
+    assert run.samples[-1]["process_used"] == 5 * GIB
+
+
+def test_another_process_that_moves_in_is_flagged_and_left_out(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu(used=10 * GIB, compute=[(OTHER, 1 * GIB)])
+    install(gpu)
+
+    def move_in() -> None:
+        gpu.compute[0] = (OTHER, 21 * GIB)
+        gpu.used += 20 * GIB
+
+    _, run = measured(tmp_path / "run", gpu, at_stage("decode", move_in))
+    foreign = [sample for sample in run.samples if sample["is_foreign"]]
+    assert foreign
+    assert all(sample["device_used"] == 30 * GIB for sample in foreign)
+    result = reconcile(run)
+    assert result.reported == 0  # the device held 10 GiB before and, without the guest, all along
+    assert sum(row.measured for row in result.rows) == result.reported
+    assert [gap for gap in result.gaps if "another process took memory" in gap]
+
+
+def test_a_gpu_lost_on_the_way_ends_the_run_with_what_was_measured(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu()
+    install(gpu)
+
+    def vanish() -> None:
+        gpu.errors["nvmlDeviceGetMemoryInfo"] = gpu.errors["nvmlDeviceGetMemoryInfo_v2"] = fake_nvml.GPU_IS_LOST
+
+    outcome, run = measured(tmp_path / "run", gpu, at_stage("decode", vanish))
+    assert (outcome.exit_code, run.status) == (4, "partial")
+    assert "lost" in str(run.cause)
+    assert len(run.samples) > 1
+
+
+def test_unified_memory_is_compared_by_torchs_account(tmp_path: Path, install: fake_nvml.Install) -> None:
+    names = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
+    gpu = FakeGpu(name="NVIDIA GB10", errors=dict.fromkeys(names, fake_nvml.NOT_SUPPORTED))
+    install(gpu)
+    _, run = measured(tmp_path / "run", gpu)
+    assert run.samples[0]["device_is_host"]
+    result = reconcile(run)
+    assert {row.component: row.measured for row in result.rows}["context"] == 0
+    assert sum(row.measured for row in result.rows) == result.reported
+
+
+def test_wsl_is_no_gate(tmp_path: Path, install: fake_nvml.Install, run: Command) -> None:
+    gpu = FakeGpu()
+    install(gpu)
+    measured(tmp_path / "run", gpu)
+    path = tmp_path / "run" / "run.json"
+    path.write_text(path.read_text().replace('"environment": {}', '"environment": {"is_wsl": true}'))
+    refused = run("reconcile", tmp_path / "run", "--max-error", "2%")
+    assert refused.code == 2
+    assert "under WSL the driver does not say" in refused.err
+
+
+def test_device_rows_add_up_with_what_was_there_before(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu(used=2 * GIB)
+    install(gpu)
+
+    def grow(by: int) -> Callable[[], None]:
+        def now() -> None:
+            gpu.used += by
+
+        return now
+
+    context, later = at_stage("context", grow(500 * MIB)), at_stage("prefill", grow(3 * GIB))
+
+    def both(values: dict[str, Any]) -> None:
+        context(values)
+        later(values)
+
+    _, run = measured(tmp_path / "run", gpu, both)
+    result = reconcile(run)
+    rows = {row.component: row.measured for row in result.rows}
+    assert rows["context"] == 500 * MIB
+    assert result.reported == 500 * MIB + 3 * GIB
+    assert sum(rows.values()) == result.reported
+
+
+HANG = """
+import time
+from engine.engine import Engine
+from kvplan import profile as runs
+runs.HANGS_AFTER_S = 0.2
+Engine._step = lambda self: time.sleep(60)
+from kvplan.cli.main import run
+run()
+"""
+
+
+def test_a_step_that_never_returns_is_given_up(tmp_path: Path) -> None:
+    options = (
+        "profile", "smollm2-135m", "--device", "cpu", "--dtype", "float32", "--num-seqs", "1", "--prompt-tokens", "4",
+        "--output-tokens", "2", "--max-num-batched-tokens", "16", "--timeout", "300ms", "-q",
+        "-o", str(tmp_path / "run"),
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", HANG, *options], capture_output=True, text=True, timeout=60)
+    run = load_run(tmp_path / "run")
+    assert done.returncode == 4
+    assert (run.status, run.cause) == ("partial", "hangs in stage prefill, past its --timeout")
+    assert "hangs in stage prefill" in done.stderr
