@@ -28,8 +28,9 @@ test-full: .venv/dev.stamp
 compile-table: .venv/dev.stamp
 	.venv/bin/python -m tests.compile_kernels --table
 
+OUT ?= build/gpu
 gpu: # on a machine with a GPU, with its own python3 and torch; goes on where the last call stopped
-	PYTHONPATH=. python3 benchmarks/gpu.py reports/gpu --budget 480
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(OUT) --budget 480 $(if $(wildcard $(OUT)/summary.json),--resume $(OUT))
 
 .venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'

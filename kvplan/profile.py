@@ -3,6 +3,7 @@
 Imports torch; only `kvplan profile` loads it.
 """
 
+import gc
 import os
 import platform
 import random
@@ -228,6 +229,7 @@ def profile(
         with _memory_history(device, writer.path if snapshot else None):
             results = _run(spec, config, workload, recorder, weights, timeout_s)
         if baseline is not None:
+            writer.update(results=results)  # should the second run fail, the first is kept
             blocks = writer.manifest["memory"]["num_blocks"]
             other = replace(config, allocator=baseline, num_blocks=blocks)
             results["baseline"] = _baseline(spec, other, workload, recorder, weights, timeout_s)
@@ -289,6 +291,9 @@ def _baseline(
 ) -> dict[str, Any]:
     """The same workload in an engine of its own; its samples belong to the stage `baseline`."""
     recorder.enter("baseline")
+    gc.collect()  # the first engine's tensors, and then what torch keeps of them
+    if recorder.probe.device.type == "cuda":
+        torch.cuda.empty_cache()
     engine = Engine(spec if weights is None else weights, config)
     served = _serve(engine, workload, recorder, timeout_s, is_staged=False)
     return {"allocator": config.allocator, **served, "stats": asdict(engine.stats())}

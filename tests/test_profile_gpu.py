@@ -50,7 +50,7 @@ def measured(
 
 def at_stage(stage: str, do: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
     """Does it once, when the stage begins."""
-    done = []
+    done: list[Any] = []
 
     def watch(values: dict[str, Any]) -> None:
         if values["stage"] == stage and not done:

@@ -124,7 +124,7 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
     widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
     # Beside the layer's own: the residual stream and what the norm made of it.
-    in_layer = tokens * size * (2 * hidden + widest)
+    in_layer = tokens * size * (2 * hidden + widest) + expanded_latents(spec, inputs)
     vocabulary = padded_vocabulary(spec, tp)
     # The head reads the hidden states of all tokens' last ones; sampling begins when those are gone.
     logits = size * vocabulary + (0 if inputs.dtype == "float32" else 4 * vocabulary)
@@ -134,6 +134,26 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
     return max(in_layer, in_head, sampling) + (inputs_of_step if inputs.backend == "triton" else 0)
+
+
+def expanded_latents(spec: ModelSpec, inputs: EngineInputs) -> int:
+    """MLA's prefill of one sequence expands its whole context: cached rows, keys twice (parts and whole), values."""
+    match spec.layers[0][0]:
+        case LatentAttention(kv_lora_rank=rank, qk_rope_head_dim=rope):
+            up = next(weight for weight in spec.layer_weights[0] if weight.name.endswith("kv_b_proj"))
+            _, (keys_and_values,) = weights.local_shape(up, inputs.tensor_parallel_size)
+            heads = up.parts[0].units // inputs.tensor_parallel_size
+            keys = keys_and_values - heads * value_dim(spec, heads * inputs.tensor_parallel_size)
+            elements = rank + rope + keys_and_values + keys + heads * rope
+            return inputs.max_model_len * (DTYPE_BYTES[inputs.dtype] * elements + inputs.max_num_batched_tokens)
+        case _:
+            return 0
+
+
+def value_dim(spec: ModelSpec, num_heads: int) -> int:
+    """Width of one head's values: what o_proj reads, by head."""
+    out = next(weight for weight in spec.layer_weights[0] if weight.name.endswith("o_proj"))
+    return out.inputs // num_heads
 
 
 def padded_vocabulary(spec: ModelSpec, tp: int) -> int:

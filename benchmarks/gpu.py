@@ -1,0 +1,204 @@
+"""Everything a GPU is needed for, in one command: tests, measured memory beside predicted, prefix reuse, speed.
+
+    PYTHONPATH=. python3 benchmarks/gpu.py OUT --budget 480 [--resume DIR] [--only smoke,tests] [--device cuda:0]
+
+Stages run in the order of --list, the biggest news first, each in a process of its own and within the seconds of the
+budget. After each stage OUT holds summary.json and at most seven archives of evidence; a stage that was skipped,
+failed or cut off is run again by the next call with --resume (whose DIR may be OUT itself).
+
+With --device cpu the same stages run on tiny models, to try the script; what they say then says nothing about a GPU.
+
+Exit codes: 0 all stages are ok, 1 one failed, 2 usage, 3 no GPU, 4 the budget ended first.
+"""
+
+import argparse
+import json
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.gpu_stages.runner import (
+    ROOT,
+    SUMMARY,
+    Machine,
+    Result,
+    Session,
+    Stage,
+    resume,
+    run_stages,
+    table,
+)
+from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.files import shown
+from kvplan.nvml import DeviceError, open_nvml
+
+MODULES = "benchmarks.gpu_stages"
+PROFILE = ("-m", f"{MODULES}.profiles")
+PACKAGES = (
+    "kvplan", "torch", "triton", "numpy", "safetensors", "nvidia-ml-py", "typer", "rich", "transformers", "pytest",
+    "hypothesis",
+)  # fmt: skip
+PROBE = """
+import json, sys, torch
+device = torch.device(sys.argv[1])
+print(json.dumps(torch.cuda.get_device_name(device) if torch.cuda.is_available() else None))
+"""
+PROBE_S = 120.0  # torch's first import on a machine that was just started
+FAILED, BUDGET_ENDED, INTERRUPTED, TERMINATED = 1, 4, 130, 143
+
+
+def profile_stage(model: str, *arguments: str, name: str = "", group: str = "models") -> Stage:
+    """The memory of one model, measured beside predicted."""
+    shows = f"{model}: measured memory beside predicted {' '.join(arguments)}".strip()
+    argv = (*PROFILE, model, *arguments)
+    return Stage(name or f"profile-{model}", group, shows, argv, 30, 110)
+
+
+STAGES = (
+    Stage("smoke", "smoke", "versions, device, one kernel, a 2-layer model", ("-m", f"{MODULES}.smoke"), 10, 90),
+    Stage("tests", "tests", "all tests marked gpu", ("-m", f"{MODULES}.checks"), 30, 180),
+    profile_stage("llama-3.1-8b", group="llama"),
+    profile_stage("llama-3.1-8b", "--kv-cache-dtype", "fp8_e4m3", name="profile-llama-3.1-8b-fp8", group="llama"),
+    profile_stage("qwen2.5-7b"),
+    profile_stage("qwen3-30b-a3b"),
+    profile_stage("gemma-3-12b"),
+    profile_stage("gpt-oss-20b"),
+    profile_stage("deepseek-v2-lite"),
+    profile_stage("llama-3.1-8b", "--baseline", "contiguous", name="contiguous", group="serving"),
+    Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 80),
+    Stage("kernels", "kernels", "attention: share of the copy bandwidth", ("-m", f"{MODULES}.kernels"), 20, 90),
+    Stage("decode", "engine", "tokens/s beside the physical limit", ("-m", f"{MODULES}.decode"), 35, 120),
+)
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def machine(device: str, commit: str | None) -> Machine:
+    """What this runs on; raises EnvironmentProblem where torch cannot use the GPU."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions |= {name: installed(name) for name in PACKAGES}
+    if device == "cpu":
+        return Machine("cpu", None, commit or checkout(), versions)
+    return Machine(gpu_name(device), driver(), commit or checkout(), versions)
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def gpu_name(device: str) -> str:
+    """The name torch has for it; asked in a process that ends, so that nothing is held on the GPU here."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", PROBE, device], capture_output=True, text=True, timeout=PROBE_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentProblem(f"--device {device}: torch did not answer within {PROBE_S:g} s; try again") from error
+    name = json.loads(probe.stdout) if probe.returncode == 0 else None
+    if name is None:
+        why = (probe.stderr.strip().splitlines() or ["torch finds no GPU"])[-1]
+        raise EnvironmentProblem(f"--device {device}: {why}; use --device cpu to try the script")
+    return str(name)
+
+
+def driver() -> str | None:
+    """The driver's version; None where NVML cannot say."""
+    try:
+        with open_nvml() as nvml:
+            return nvml.driver_version
+    except DeviceError:
+        return None
+
+
+def checkout() -> str | None:
+    """The commit of this checkout, `-dirty` with changes; None without git or a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return git.stdout.strip() or None
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    own.add_argument("out", type=Path, nargs="?", metavar="OUT", help="folder for the summary and the archives")
+    own.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for all of it (%(default)s)")
+    own.add_argument("--resume", type=Path, metavar="DIR", help="go on from an earlier OUT")
+    own.add_argument("--only", metavar="STAGE,...", help="these stages alone")
+    own.add_argument("--device", default="cuda:0", help="cuda:N or cpu (%(default)s)")
+    own.add_argument("--commit", help="of the code, where there is no repository to ask")
+    own.add_argument("--list", action="store_true", help="print the stages and stop")
+    return own
+
+
+def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
+    """The stages asked for, in the stated order; raises UsageError for a name that is none."""
+    names = [stage.name for stage in stages] if only is None else only.split(",")
+    unknown = [name for name in names if name not in {stage.name for stage in stages}]
+    if unknown:
+        raise UsageError(f"--only: {unknown[0]!r} is no stage; --list prints them")
+    return [stage for stage in stages if stage.name in names]
+
+
+def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) -> int:
+    """Everything but the reading of the command line; returns the exit code."""
+    selected = chosen(stages, options.only)
+    if options.list:
+        for stage in selected:
+            print(f"{stage.name:<25} {stage.minimum_s:4.0f} to {stage.timeout_s:3.0f} s  {stage.shows}")
+        return 0
+    if options.out is None:
+        raise UsageError("OUT: is missing; name a folder for the results")
+    is_continued = options.resume is not None and options.resume.resolve() == options.out.resolve()
+    if (options.out / SUMMARY).exists() and not is_continued:
+        raise UsageError(f"{shown(options.out)}: holds an earlier call's results; --resume it, or name another folder")
+    found = machine(options.device, options.commit)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix="kvplan-gpu-") as work:
+        session = Session(options.out, Path(work), options.device, found, options.budget, started_s)
+        if options.resume is not None:
+            resume(session, options.resume)
+        try:
+            run_stages(selected, session)
+        finally:
+            print(f"\n{session.machine.device}, commit {session.machine.commit}; {shown(options.out)}:")
+            print(table(list(session.results.values())), flush=True)
+    return exit_code([session.results[stage.name] for stage in selected])
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    found = {result.status for result in results}
+    if found & {"failed", "timeout"}:
+        return FAILED
+    return BUDGET_ENDED if "skipped" in found else 0
+
+
+def main(argv: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:
+    """Run a command line; what went wrong is one line on standard error."""
+    started_s = time.monotonic()
+    try:
+        return run(parser().parse_args(argv), stages, started_s)
+    except KvplanError as error:
+        print(f"gpu.py: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that the stage is ended and its results kept
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""Runs stages one after the other within a budget: each a process of its own, saved as it ends.
+
+OUT holds summary.json (kvplan/gpu@1) and one evidence-GROUP.tar.gz per group of stages, both replaced after every
+stage. A crash, a hang or a lack of memory costs the stage it happens in and no other.
+"""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.gpu_stages.evidence import pack, unpack, write_json
+from kvplan.errors import InvalidInputError, UsageError
+from kvplan.files import load_json, shown
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = "kvplan/gpu@1"
+SUMMARY, LOG, RESULT, ROWS = "summary.json", "log.txt", "result.json", "rows.csv"
+GRACE_S = 5.0  # between asking a stage to end and ending it
+CLOSING_S = 10.0  # of the budget, kept for the last archives
+
+Status = Literal["ok", "failed", "timeout", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One thing to find out.
+
+    group      the archive its evidence goes into
+    shows      what it shows, for --list
+    argv       what follows the interpreter; `--folder FOLDER --device DEVICE` is added
+    minimum_s  it is not begun with less of the budget left
+    timeout_s  it is ended after so long, or at the end of the budget
+    """
+
+    name: str
+    group: str
+    shows: str
+    argv: tuple[str, ...]
+    minimum_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the stages run on, and the code they run.
+
+    versions  of the packages that take part; None where one is not installed
+    """
+
+    device: str
+    driver: str | None
+    commit: str | None
+    versions: dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a stage ended, and what it says.
+
+    error           why it is not "ok"
+    numbers, rows   whatever it had saved when it ended
+    commit, utc     of the run that this result is from
+    """
+
+    name: str
+    group: str
+    status: Status
+    seconds: float = 0.0
+    headline: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    error: str | None = None
+    commit: str | None = None
+    utc: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """One call of the script: where it writes, how long it may take, and all results so far, by stage."""
+
+    out: Path
+    work: Path
+    device: str
+    machine: Machine
+    budget_s: float
+    started_s: float
+    say: Callable[[str], None] = print
+    results: dict[str, Result] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the budget for stages."""
+        return self.budget_s - CLOSING_S - (time.monotonic() - self.started_s)
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+def run_stages(stages: Sequence[Stage], session: Session) -> None:
+    """Run those that are not "ok" already, in order; after each, all that is known is on disk."""
+    width = max(len(stage.name) for stage in stages)
+    save(session)
+    for stage in stages:
+        known = session.results.get(stage.name)
+        if known is not None and known.status == "ok":
+            session.say(f"{stage.name:<{width}}  kept               {known.headline}")
+            continue
+        try:
+            session.results[stage.name] = result = run_stage(stage, session)
+        except BaseException as stop:  # Ctrl-C, SIGTERM: what the stage has left is kept
+            session.results[stage.name] = ended(stage, session, "failed", f"stopped by {type(stop).__name__}")
+            raise
+        finally:
+            save(session, stage.group)
+        session.say(line(result, width))
+
+
+def line(result: Result, width: int) -> str:
+    return (
+        f"{result.name:<{width}}  {result.status:<7} {result.seconds:6.1f} s  {result.headline or result.error or ''}"
+    )
+
+
+def run_stage(stage: Stage, session: Session) -> Result:
+    """Run one stage in its own process, or say why not."""
+    left = session.left_s
+    if left < stage.minimum_s:
+        why = f"it needs {stage.minimum_s:g} s, {max(0.0, left):.0f} s of the budget are left"
+        return replace(ended(stage, session, "skipped", why), utc="")
+    folder = session.work / stage.name
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier, failed try left
+    folder.mkdir(parents=True)
+    command = [sys.executable, *stage.argv, "--folder", str(folder), "--device", session.device]
+    timeout = min(stage.timeout_s, left)
+    begin = time.monotonic()
+    code = run_process(command, folder / LOG, timeout)
+    seconds = round(time.monotonic() - begin, 1)
+    if code is None:
+        result = ended(stage, session, "timeout", f"ended after {timeout:.0f} s")
+    elif code != 0:
+        result = ended(stage, session, "failed", f"exit code {code}: {last_line(folder / LOG)}")
+    else:
+        result = ended(stage, session, "ok", None)
+        if not (folder / RESULT).exists():
+            result = replace(result, status="failed", error=f"it left no {RESULT}")
+    return replace(result, seconds=seconds)
+
+
+def run_process(command: Sequence[str], log: Path, timeout_s: float) -> int | None:
+    """The exit code; None where the process and all that it started had to be ended."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its children: asked first, so that a profile can write what it has."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, signum)
+            try:
+                process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                continue
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it would keep the GPU's memory
+    except ProcessLookupError:
+        return
+
+
+def ended(stage: Stage, session: Session, status: Status, error: str | None) -> Result:
+    """The result of a stage that has ended, with what it saved before."""
+    try:
+        saved = json.loads((session.work / stage.name / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        saved = {}
+    return Result(
+        stage.name,
+        stage.group,
+        status,
+        headline=str(saved.get("headline", "")),
+        numbers=saved.get("numbers", {}),
+        rows=saved.get("rows", []),
+        error=error,
+        commit=session.machine.commit,
+        utc=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that says anything, cut to a line's length."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((text.strip()[:300] for text in reversed(lines) if text.strip()), "it printed nothing")
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def save(session: Session, group: str | None = None) -> None:
+    """Write the archive of a group that has news, and the summary."""
+    if group is not None:
+        stages = [name for name, result in session.results.items() if result.group == group]
+        for name in stages:
+            if (session.work / name).is_dir() and session.results[name].rows:
+                write_rows(session.work / name / ROWS, session.results[name], session.machine)
+        session.left_out[group] = pack(archive(session.out, group), session.work, stages)
+    write_json(session.out / SUMMARY, document(session))
+
+
+def archive(out: Path, group: str) -> Path:
+    return out / f"evidence-{group}.tar.gz"
+
+
+def write_rows(path: Path, result: Result, machine: Machine) -> None:
+    """A stage's rows with what they were measured on, as the other benchmarks write theirs."""
+    known = {
+        "gpu": machine.device,
+        "driver": machine.driver,
+        "torch": machine.versions.get("torch"),
+        "kvplan": machine.versions.get("kvplan"),
+        "commit": result.commit,
+        "utc": result.utc,
+    }
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*result.rows[0], *known])
+        writer.writeheader()
+        writer.writerows({**values, **known} for values in result.rows)
+
+
+def document(session: Session) -> dict[str, Any]:
+    machine = session.machine
+    return {
+        "schema": SCHEMA,
+        "commit": machine.commit,
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": machine.device,
+        "driver": machine.driver,
+        "versions": machine.versions,
+        "budget_s": session.budget_s,
+        "stages": [asdict(result) for result in session.results.values()],
+        "left_out": {group: names for group, names in session.left_out.items() if names},
+    }
+
+
+def resume(session: Session, folder: Path) -> None:
+    """Take over the results and the evidence of an earlier call.
+
+    Raises InvalidInputError for what is no such folder, UsageError for one of another device.
+    """
+    summary = load_json(folder / SUMMARY)
+    if summary.get("schema") != SCHEMA or not isinstance(summary.get("stages"), list):
+        raise InvalidInputError(f"{shown(folder / SUMMARY)}: is not {SCHEMA}; name an OUT of an earlier call")
+    if summary.get("device") != session.machine.device:
+        raise UsageError(
+            f"{shown(folder)}: was measured on {summary.get('device')}, this is {session.machine.device}; "
+            "leave --resume out"
+        )
+    try:
+        results = [Result(**values) for values in summary["stages"]]
+    except TypeError as error:
+        raise InvalidInputError(f"{shown(folder / SUMMARY)}: stages cannot be read ({error})") from error
+    session.results |= {result.name: result for result in results}
+    session.left_out |= summary.get("left_out", {})
+    for group in {result.group for result in results}:
+        packed = archive(folder, group)
+        if packed.exists():
+            unpack(packed, session.work)
+            if folder.resolve() != session.out.resolve():
+                shutil.copyfile(packed, archive(session.out, group))
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line per stage: name, status, seconds, headline."""
+    width = max((len(result.name) for result in results), default=0)
+    return "\n".join(line(result, width) for result in results)

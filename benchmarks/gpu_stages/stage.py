@@ -1,0 +1,111 @@
+"""What every stage shares: its options, the result it leaves behind, and the models it runs."""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_stages.evidence import write_json
+from kvplan import catalog, hf_config
+from kvplan.spec import ModelSpec
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured number: the median of n, and its 20th and 80th percentile."""
+
+    metric: str
+    unit: str
+    value: float
+    p20: float
+    p80: float
+    n: int
+    model: str = ""
+
+
+def row(metric: str, unit: str, values: Sequence[float], model: str = "") -> Row:
+    """The spread of at least one value."""
+    cuts = statistics.quantiles(values, n=5, method="inclusive") if len(values) > 1 else [values[0]] * 4
+    return Row(metric, unit, statistics.median(values), cuts[0], cuts[3], len(values), model)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Where a stage leaves its evidence and what it runs on; on a CPU every shape is small."""
+
+    folder: Path
+    device: torch.device
+    options: argparse.Namespace
+
+    @property
+    def is_small(self) -> bool:
+        return self.device.type == "cpu"
+
+    def save(self, headline: str, numbers: dict[str, Any], rows: Sequence[Row] = ()) -> None:
+        """Write result.json, as often as there is news: a stage that is cut off later has said this much."""
+        write_json(
+            self.folder / RESULT, {"headline": headline, "numbers": numbers, "rows": [asdict(row) for row in rows]}
+        )
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    own = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    own.add_argument("--folder", type=Path, required=True, help="where the evidence goes")
+    own.add_argument("--device", default="cuda:0", help="cuda:N or cpu (%(default)s)")
+    return own
+
+
+def task(own: argparse.ArgumentParser) -> Task:
+    """The stage as its command line says it."""
+    options = own.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return Task(options.folder.resolve(), torch.device(options.device), options)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+# What a small model has in place of its config's own values, so that a CPU runs every family in seconds.
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "vocab_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+
+def config_of(name: str, *, is_small: bool) -> dict[str, Any]:
+    """A catalog model's config without its quantisation, which the engine does not run; small on request."""
+    config: dict[str, Any] = catalog.expand(catalog.facts(name)["config"])
+    config.pop("quantization_config", None)
+    if not is_small:
+        return config
+    for part in (config, config.get("text_config", {})):
+        part |= {key: value for key, value in SMALL.items() if key in part}
+        if "layer_types" in part:
+            part["layer_types"] = part["layer_types"][: SMALL["num_hidden_layers"]]
+    return config
+
+
+def spec_of(name: str, *, is_small: bool) -> ModelSpec:
+    return hf_config.read_config(config_of(name, is_small=is_small), name, name)
+
+
+def write_config(name: str, folder: Path, *, is_small: bool) -> None:
+    """folder/config.json, for commands that take a model's directory."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config_of(name, is_small=is_small), indent=2), encoding="utf-8")

@@ -1,0 +1,428 @@
+"""benchmarks/gpu.py: stages end within their time, lose nothing of each other, resume, and stay small on disk."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu_stages import checks, evidence, runner, stage
+from benchmarks.gpu_stages.decode import Limits
+from benchmarks.gpu_stages.runner import Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+# What a fake stage begins with: FOLDER, and save(numbers) as a real stage would.
+PRELUDE = """
+import json, os, sys, time, pathlib
+folder = pathlib.Path(sys.argv[sys.argv.index('--folder') + 1])
+def save(headline='done', rows=(), **numbers):
+    values = {'headline': headline, 'numbers': numbers, 'rows': list(rows)}
+    (folder / 'result.json').write_text(json.dumps(values))
+"""
+OK = "save('42 things', answer=42)"
+ROW = {"metric": "speed", "unit": "tokens/s", "value": 3.0, "p20": 2.0, "p80": 4.0, "n": 5, "model": "small"}
+
+
+def fake(name: str, code: str = OK, group: str = "all", minimum_s: float = 0, timeout_s: float = 30) -> Stage:
+    return Stage(name, group, f"shows {name}", ("-S", "-c", PRELUDE + code), minimum_s, timeout_s)
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of the script on fake stages; OUT is tmp_path / out."""
+
+    def run(stages: list[Stage], *arguments: str, out: str = "out") -> tuple[int, str, str]:
+        code = gpu.main([str(tmp_path / out), "--device", "cpu", "--commit", "c0ffee", *arguments], stages)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def stages_of(folder: Path) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in summary(folder)["stages"]}
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    return {name: entry["status"] for name, entry in stages_of(folder).items()}
+
+
+def members(archive: Path) -> dict[str, bytes]:
+    with tarfile.open(archive) as packed:
+        files = {name: packed.extractfile(name) for name in packed.getnames()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+# --- one stage after the other ----------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_ends_well_is_in_the_summary_and_its_archive(call: Any, tmp_path: Path) -> None:
+    code, out, _ = call([fake("one", "print('hello'); " + OK)])
+    assert code == 0
+    assert "42 things" in out
+    found = summary(tmp_path / "out")
+    assert found["schema"] == "kvplan/gpu@1"
+    assert (found["commit"], found["device"], found["budget_s"]) == ("c0ffee", "cpu", 480)
+    assert found["versions"]["torch"]
+    entry = stages_of(tmp_path / "out")["one"]
+    assert (entry["status"], entry["numbers"], entry["error"], entry["commit"]) == (
+        "ok",
+        {"answer": 42},
+        None,
+        "c0ffee",
+    )
+    packed = members(tmp_path / "out" / "evidence-all.tar.gz")
+    assert packed["one/log.txt"] == b"hello\n"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["evidence-all.tar.gz", "summary.json"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("raise RuntimeError('CUDA out of memory')", "exit code 1: RuntimeError: CUDA out of memory"),
+        ("os.kill(os.getpid(), 9)", "exit code -9: it printed nothing"),
+        ("print('so far'); os.abort()", "exit code -6: so far"),
+        ("sys.exit('no such kernel')", "exit code 1: no such kernel"),
+        ("pass", "it left no result.json"),
+    ],
+    ids=["raises", "killed", "aborts", "exits", "says nothing"],
+)
+def test_a_stage_that_fails_costs_no_other(call: Any, tmp_path: Path, code: str, error: str) -> None:
+    assert call([fake("bad", code), fake("good")])[0] == 1
+    found = stages_of(tmp_path / "out")
+    assert (found["bad"]["status"], found["bad"]["error"]) == ("failed", error)
+    assert found["good"]["status"] == "ok"
+
+
+def test_a_stage_that_hangs_is_ended_with_its_children_and_keeps_what_it_saved(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRACE_S", 0.2)
+    code = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])
+save('as far as this', pid=child.pid)
+time.sleep(60)
+"""
+    begin = time.monotonic()
+    assert call([fake("hangs", code, timeout_s=1), fake("good")])[0] == 1
+    assert time.monotonic() - begin < 20
+    found = stages_of(tmp_path / "out")
+    assert (found["hangs"]["status"], found["hangs"]["error"]) == ("timeout", "ended after 1 s")
+    assert found["hangs"]["headline"] == "as far as this"
+    assert found["good"]["status"] == "ok"
+    assert not is_running(found["hangs"]["numbers"]["pid"])
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and no zombie that nobody has asked after."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_stage_gets_no_more_than_the_budget_leaves(call: Any, tmp_path: Path) -> None:
+    """12 s less the 10 that are kept for the end: the first stage is ended after 2, the second is not begun."""
+    code, _, _ = call([fake("long", "time.sleep(60)"), fake("later", minimum_s=1)], "--budget", "12")
+    assert code == 1
+    found = stages_of(tmp_path / "out")
+    assert found["long"]["status"] == "timeout"
+    assert found["long"]["seconds"] < 6
+    assert found["later"]["status"] == "skipped"
+    assert found["later"]["error"] == "it needs 1 s, 0 s of the budget are left"
+
+
+def test_a_stage_that_the_budget_does_not_hold_is_skipped_and_a_shorter_one_runs(call: Any, tmp_path: Path) -> None:
+    code, out, _ = call([fake("large", minimum_s=100), fake("little", minimum_s=1)], "--budget", "60")
+    assert code == 4
+    assert statuses(tmp_path / "out") == {"large": "skipped", "little": "ok"}
+    assert "it needs 100 s" in out
+
+
+def test_every_stage_is_on_disk_before_the_next_begins(call: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    look = f"""
+found = json.loads(pathlib.Path({str(out / "summary.json")!r}).read_text())
+save(seen=[entry['name'] for entry in found['stages']], archive=os.path.exists({str(out / "evidence-a.tar.gz")!r}))
+"""
+    call([fake("first", group="a"), fake("second", look, group="b")])
+    assert stages_of(out)["second"]["numbers"] == {"seen": ["first"], "archive": True}
+
+
+def test_a_stage_imports_the_repository_and_no_terminal(call: Any, tmp_path: Path) -> None:
+    code = "import kvplan.errors; save(cwd=os.getcwd(), stdin=sys.stdin.read(), leader=os.getsid(0) == os.getpid())"
+    call([fake("one", code)])
+    assert stages_of(tmp_path / "out")["one"]["numbers"] == {"cwd": str(ROOT), "stdin": "", "leader": True}
+
+
+def test_rows_are_written_with_what_they_were_measured_on(call: Any, tmp_path: Path) -> None:
+    call([fake("one", f"save(rows=[{ROW}])")])
+    text = members(tmp_path / "out" / "evidence-all.tar.gz")["one/rows.csv"].decode()
+    (values,) = csv.DictReader(io.StringIO(text))
+    assert list(values) == [
+        "metric", "unit", "value", "p20", "p80", "n", "model", "gpu", "driver", "torch", "kvplan", "commit", "utc",
+    ]  # fmt: skip
+    assert (values["value"], values["gpu"], values["commit"]) == ("3.0", "cpu", "c0ffee")
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out", ["out", "second"], ids=["the same folder", "another folder"])
+def test_resuming_runs_what_is_missing_or_failed_and_keeps_the_rest(call: Any, tmp_path: Path, out: str) -> None:
+    call([fake("good", "save(run=1)"), fake("bad", "sys.exit(1)"), fake("late", minimum_s=10**6)])
+    stages = [fake("good", "save(run=2)"), fake("bad", "save(run=2)"), fake("late", "save(run=2)"), fake("new")]
+    code, _, _ = call(stages, "--resume", str(tmp_path / "out"), "--commit", "badcafe", out=out)
+    assert code == 0
+    found = stages_of(tmp_path / out)
+    assert [(name, entry["status"]) for name, entry in found.items()] == [
+        ("good", "ok"), ("bad", "ok"), ("late", "ok"), ("new", "ok"),
+    ]  # fmt: skip
+    assert [found[name]["numbers"] for name in ("good", "bad", "late")] == [{"run": 1}, {"run": 2}, {"run": 2}]
+    assert [found[name]["commit"] for name in ("good", "bad")] == ["c0ffee", "badcafe"]
+    packed = members(tmp_path / out / "evidence-all.tar.gz")
+    assert json.loads(packed["good/result.json"])["numbers"] == {"run": 1}
+    assert json.loads(packed["bad/result.json"])["numbers"] == {"run": 2}
+
+
+def test_resuming_into_another_folder_carries_archives_over_that_have_no_news(call: Any, tmp_path: Path) -> None:
+    call([fake("a", group="a"), fake("b", "sys.exit(1)", group="b")])
+    call([fake("a", group="a"), fake("b", group="b")], "--resume", str(tmp_path / "out"), out="second")
+    assert "a/result.json" in members(tmp_path / "second" / "evidence-a.tar.gz")
+    assert "b/result.json" in members(tmp_path / "second" / "evidence-b.tar.gz")
+
+
+def test_only_runs_what_it_names_and_forgets_nothing(call: Any, tmp_path: Path) -> None:
+    stages = [fake("a"), fake("b"), fake("c")]
+    assert call(stages, "--only", "c,a")[0] == 0
+    assert statuses(tmp_path / "out") == {"a": "ok", "c": "ok"}
+    call(stages, "--only", "b", "--resume", str(tmp_path / "out"))
+    assert statuses(tmp_path / "out") == {"a": "ok", "c": "ok", "b": "ok"}
+
+
+def test_a_terminated_call_ends_its_stage_and_keeps_what_there_is(tmp_path: Path) -> None:
+    """SIGTERM during the second stage: the first is whole, the second is "failed" and resumable."""
+    code = f"""
+import sys, signal
+from benchmarks import gpu
+from tests.test_gpu_script import fake
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(gpu.TERMINATED))
+hang = "save('begun'); open({str(tmp_path / "begun")!r}, 'w'); time.sleep(60)"
+sys.exit(gpu.main([{str(tmp_path / "out")!r}, "--device", "cpu", "--commit", "c"], [fake("a"), fake("b", hang)]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert b"42 things" in out
+    found = stages_of(tmp_path / "out")
+    assert (found["a"]["status"], found["b"]["status"]) == ("ok", "failed")
+    assert (found["b"]["error"], found["b"]["headline"]) == ("stopped by SystemExit", "begun")
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_names_every_stage_and_runs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [stage.name for stage in gpu.STAGES]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "OUT: is missing; name a folder for the results"),
+        (["{tmp}", "--only", "smoke,nonsense"], "--only: 'nonsense' is no stage; --list prints them"),
+        (["{tmp}/old"], "{tmp}/old: holds an earlier call's results; --resume it, or name another folder"),
+        (["{tmp}/new", "--resume", "{tmp}/old"], "{tmp}/old: was measured on H200, this is cpu; leave --resume out"),
+        (
+            ["{tmp}/new", "--resume", "{tmp}/other"],
+            "{tmp}/other/summary.json: is not kvplan/gpu@1; name an OUT of an earlier call",
+        ),
+        (
+            ["{tmp}/new", "--resume", "{tmp}/odd"],
+            "{tmp}/odd/summary.json: stages cannot be read (Result.__init__() got an unexpected keyword argument 'x')",
+        ),
+    ],
+    ids=["no OUT", "no such stage", "OUT is used", "another device", "no summary of ours", "odd stages"],
+)
+def test_a_wrong_call_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    for name, values in (
+        ("old", {"schema": "kvplan/gpu@1", "device": "H200", "stages": []}),
+        ("other", {"schema": "kvplan/run@1"}),
+        ("odd", {"schema": "kvplan/gpu@1", "device": "cpu", "stages": [{"x": 1}]}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text(json.dumps(values))
+    argv = [argument.format(tmp=tmp_path) for argument in arguments]
+    assert gpu.main([*argv, "--device", "cpu"], [fake("smoke")]) == 2
+    assert capsys.readouterr().err == f"gpu.py: error: {error.format(tmp=tmp_path)}\n"
+
+
+def test_without_a_gpu_it_says_so_before_it_writes_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu.main([str(tmp_path / "out")], [fake("a")]) == 3
+    expected = "gpu.py: error: --device cuda:0: torch finds no GPU; use --device cpu to try the script\n"
+    assert capsys.readouterr().err == expected
+    assert not (tmp_path / "out").exists()
+
+
+# --- the stages as they are -------------------------------------------------------------------------------------------
+
+
+def test_the_stages_fit_the_files_that_can_be_carried() -> None:
+    """At most seven archives and the summary; no name twice; none asks for more time than it may take."""
+    assert len({stage.group for stage in gpu.STAGES}) <= 7
+    assert len({stage.name for stage in gpu.STAGES}) == len(gpu.STAGES)
+    assert all(0 < stage.minimum_s <= stage.timeout_s for stage in gpu.STAGES)
+
+
+def test_every_stage_is_a_module_of_the_repository() -> None:
+    for each in gpu.STAGES:
+        assert each.argv[0] == "-m"
+        assert (ROOT / f"{each.argv[1].replace('.', '/')}.py").is_file()
+
+
+JUNIT = """<testsuites><testsuite errors="1" failures="1" skipped="0" tests="4">
+<testcase name="good[a]"/><testcase name="bad[b]"><failure/></testcase><testcase name="bad[c]"><error/></testcase>
+<testcase name="good[d]"/></testsuite></testsuites>"""
+
+
+def test_the_tests_that_did_not_pass_are_named(tmp_path: Path) -> None:
+    (tmp_path / "junit.xml").write_text(JUNIT)
+    assert checks.outcome(tmp_path / "junit.xml") == {
+        "tests": 4, "failures": 1, "errors": 1, "skipped": 0, "not_passed": ["bad[b]", "bad[c]"],
+    }  # fmt: skip
+
+
+@pytest.mark.full
+def test_tests_that_take_too_long_are_interrupted_and_still_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "test_slow.py"
+    slow.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
+    monkeypatch.setattr(checks, "PYTEST", ("-m", "pytest", str(slow), "-p", "no:cacheprovider", "-c", os.devnull))
+    begin = time.monotonic()
+    assert checks.run_tests(tmp_path / "junit.xml", 8) == pytest.ExitCode.INTERRUPTED
+    assert time.monotonic() - begin < 30
+    assert checks.outcome(tmp_path / "junit.xml")["not_passed"] == []
+
+
+def test_a_config_loses_its_quantisation_and_nothing_else() -> None:
+    config = stage.config_of("gpt-oss-20b", is_small=False)
+    assert "quantization_config" not in config
+    assert (config["hidden_size"], config["num_local_experts"], len(config["layer_types"])) == (2880, 32, 24)
+    assert stage.spec_of("gpt-oss-20b", is_small=False).quantization is None
+    assert stage.config_of("gpt-oss-20b", is_small=True)["num_local_experts"] == 8
+
+
+def test_a_row_is_the_median_and_the_middle_three_fifths() -> None:
+    """Of 1..11 the 20th percentile is 3 and the 80th 9: the third and the ninth of ten steps."""
+    assert stage.row("m", "s", list(range(1, 12))) == stage.Row("m", "s", 6, 3, 9, 11)
+    assert stage.row("m", "s", [4.0]) == stage.Row("m", "s", 4, 4, 4, 1)
+
+
+def test_the_limit_of_a_decode_step_is_that_of_reading_weights_and_kv() -> None:
+    """Llama-3.1-8B in bfloat16 on 4.8 TB/s and 0.75 x 989 TFLOP/s, by hand.
+
+    One sequence of 2048: (15.01e9 + 2048 * 131072) / 4.8e12 = 3.183 ms. 256 of 512: 2 * 7.505e9 * 256 / 741.75e12 =
+    5.180 ms of products, longer than reading the weights, + 256 * 512 * 131072 / 4.8e12 = 3.579 ms.
+    """
+    limits = Limits(15_010_000_000, 7_505_000_000, 131_072, 4.8e12, 0.75 * 989e12)
+    assert limits.step_s(1, 2048) == pytest.approx(3.183e-3, abs=1e-6)
+    assert limits.step_s(256, 512) == pytest.approx(8.759e-3, abs=2e-6)
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
+
+
+def samples(path: Path, count: int) -> None:
+    """A run of two stages."""
+    lines = [json.dumps({"t": i, "stage": "prefill" if i < 7 else "decode", "x": "." * 80}) for i in range(count)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_samples_are_thinned_evenly_and_keep_the_ends_of_each_stage(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    samples(path, 1000)
+    assert evidence.thin(path, limit=-(-path.stat().st_size // 10))
+    kept = [json.loads(line)["t"] for line in path.read_text().splitlines()]
+    assert kept == sorted({*range(0, 1000, 10), 6, 7, 999})
+
+
+def test_samples_that_are_few_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    samples(path, 20)
+    before = path.read_bytes()
+    assert not evidence.thin(path)
+    assert path.read_bytes() == before
+
+
+def test_an_archive_keeps_to_its_limit_and_says_what_it_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "work" / "a"
+    folder.mkdir(parents=True)
+    for name, size in (("trace.bin", 300_000), ("log.txt", 50_000), ("result.json", 1_000)):
+        (folder / name).write_bytes(os.urandom(size))  # random bytes do not shrink
+    left_out = evidence.pack(tmp_path / "a.tar.gz", tmp_path / "work", ["a"], limit=100_000)
+    assert left_out == ["a/trace.bin"]
+    assert set(members(tmp_path / "a.tar.gz")) == {"a/log.txt", "a/result.json"}
+    assert (tmp_path / "a.tar.gz").stat().st_size <= 100_000
+    assert evidence.pack(tmp_path / "a.tar.gz", tmp_path / "work", ["a"], limit=10) == ["a/trace.bin", "a/log.txt"]
+
+
+def test_what_an_archive_left_out_is_in_the_summary(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "pack", lambda to, work, names: evidence.pack(to, work, names, limit=20_000))
+    call([fake("one", "(folder / 'big.bin').write_bytes(os.urandom(100_000)); " + OK)])
+    assert summary(tmp_path / "out")["left_out"] == {"all": ["one/big.bin"]}
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every stage, on tiny models; then a second call finds nothing left to do."""
+    argv = [str(tmp_path), "--device", "cpu", "--budget", "600"]
+    assert gpu.main(argv) == 0, capsys.readouterr().out
+    found = stages_of(tmp_path)
+    assert list(found) == [stage.name for stage in gpu.STAGES]
+    files = list(tmp_path.iterdir())
+    assert len(files) <= 8
+    assert all(path.stat().st_size < 16 * 2**20 for path in files)
+    for name in ("profile-llama-3.1-8b", "profile-gpt-oss-20b", "profile-deepseek-v2-lite"):
+        assert found[name]["numbers"]["weights"]["relative"] == 0
+        assert found[name]["numbers"]["kv_cache"]["relative"] == 0
+    assert found["contiguous"]["numbers"]["contiguous"]["num_finished"] == 3
+    assert found["prefix"]["numbers"]["prefix"] == 90
+    assert found["kernels"]["numbers"]["failures"] == {}
+    assert any(row["unit"] == "tokens/s" for row in found["decode"]["rows"])
+    packed = members(tmp_path / "evidence-llama.tar.gz")
+    assert "profile-llama-3.1-8b/run/run.json" in packed
+    assert b"weights" in packed["profile-llama-3.1-8b/reconciliation.md"]
+    assert gpu.main([*argv, "--resume", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(" kept ") == len(gpu.STAGES)
