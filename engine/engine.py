@@ -19,7 +19,7 @@ from engine.request import Request, RequestOutput, TokenUpdate
 from engine.sampler import SampledTokens
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
-from engine.tp import join
+from engine.tp import join, local_rank
 from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.spec import ModelSpec
 
@@ -80,9 +80,7 @@ class Engine:
         self.max_model_len = _max_model_len(self.spec, config.max_model_len)
         tp = join(config.tensor_parallel_size, self.device.type)
         if tp.size > 1 and self.device.type == "cuda":
-            self.device = torch.device("cuda", tp.rank)
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # kernels are launched on the current one
+            self.device = _device(f"cuda:{local_rank()}")
         source = _weight_source(directory, config, self.device)
         self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)
@@ -318,11 +316,21 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentProblem("device: no CUDA GPU is usable here; use device cpu")
+    if device.type == "cuda":
+        return _gpu(device.index)
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device: the engine runs on cpu and cuda ({name})")
     return device
+
+
+def _gpu(index: int | None) -> torch.device:
+    """A GPU with its number: "cuda" alone is the current one."""
+    if not torch.cuda.is_available():
+        raise EnvironmentProblem("device: no CUDA GPU is usable here; use device cpu")
+    count = torch.cuda.device_count()
+    if index is not None and index >= count:
+        raise EnvironmentProblem(f"device: cuda:{index} is not there ({count} GPUs: cuda:0 to cuda:{count - 1})")
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
 
 def _max_model_len(spec: ModelSpec, wanted: int | None) -> int:

@@ -70,6 +70,11 @@ class TensorParallel:
         return int(least)
 
 
+def local_rank() -> int:
+    """This process's number on its machine, as torchrun says it."""
+    return int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+
+
 def join(size: int, device_type: str) -> TensorParallel:
     """This process's place among `size` ranks; under torchrun the process group is made here, unless it exists."""
     if size == 1:

@@ -45,7 +45,7 @@ class Forced:
         tokens = []
         for seq, row in zip(arrays.seqs, rows, strict=True):
             text, position = int(seq.request_id), seq.num_computed_tokens - 1
-            self.logits[text, position] = row
+            self.logits[text, position] = row.clone()  # a graph's output is overwritten by the next step
             tokens.append(self.texts[text][min(position + 1, len(self.texts[text]) - 1)])
         return SampledTokens(tokens, [False] * len(tokens), [None] * len(tokens))
 
