@@ -1,6 +1,6 @@
 """The scheduler's batch as arrays: token ids, positions, block tables and slots (numpy; no torch, no model)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,41 +116,3 @@ def _token_ids(seqs: list[Sequence], query_lens: list[int], total: int) -> Longs
         else:
             ids += seq.token_ids[end - n : end]
     return np.array(ids, np.int64).reshape(total)
-
-
-def padding(size: int, width: int, num_groups: int) -> BatchArrays:
-    """A decode step of `size` sequences that are not there: nothing is read, nothing is written."""
-    zeros = np.zeros(size, np.int64)
-    return BatchArrays(
-        seqs=[],
-        num_decodes=size,
-        token_ids=zeros,
-        positions=zeros,
-        context_lens=np.zeros(size, np.int32),
-        query_start=np.zeros(1, np.int32),
-        last_tokens=np.arange(size),
-        block_tables=(np.zeros((size, width), np.int32),) * num_groups,
-        slot_mapping=(np.full(size, -1),) * num_groups,
-    )
-
-
-def pad(arrays: BatchArrays, size: int, width: int) -> BatchArrays:
-    """A decode step filled up to `size` sequences and `width` blocks each."""
-    missing = size - len(arrays.context_lens)
-    blank = padding(missing, width, len(arrays.block_tables))
-
-    def table(array: Ints) -> Ints:
-        return np.pad(array, ((0, missing), (0, width - array.shape[1])))
-
-    return replace(
-        arrays,
-        num_decodes=size,
-        token_ids=np.concatenate([arrays.token_ids, blank.token_ids]),
-        positions=np.concatenate([arrays.positions, blank.positions]),
-        context_lens=np.concatenate([arrays.context_lens, blank.context_lens]),
-        last_tokens=np.arange(size),
-        block_tables=tuple(table(array) for array in arrays.block_tables),
-        slot_mapping=tuple(
-            np.concatenate([ours, theirs]) for ours, theirs in zip(arrays.slot_mapping, blank.slot_mapping, strict=True)
-        ),
-    )

@@ -282,23 +282,27 @@ class LatentAttentionLayer:
 
     def _prefill(self, q: torch.Tensor, step: StepTensors, kv: LatentKV) -> torch.Tensor:
         """Sequence by sequence, on keys and values of all heads; q [num_prefill_tokens, heads, nope + rope]."""
-        up_k, up_v = self._up()
         out = q.new_empty(q.shape[0], self.num_heads, self.facts.v_head_dim)
         block_size = kv.cache.shape[1]
-        for i, (start, end) in enumerate(zip(step.prefill_starts, step.prefill_starts[1:], strict=False)):
-            context_len = step.prefill_context_lens[i]
+        for i, context_len in enumerate(step.prefill_context_lens):
+            rows = slice(step.prefill_starts[i], step.prefill_starts[i + 1])
             blocks = step.groups[kv.group].block_tables[step.num_decodes + i, : -(-context_len // block_size)]
-            rows = kv.cache[blocks].flatten(0, 1)[:context_len].to(q.dtype)
-            latent, k_rope = rows.split([self.kv_lora_rank, self.rope_dim], -1)
-            k = torch.cat([torch.einsum("tr,hdr->htd", latent, up_k), k_rope.expand(self.num_heads, -1, -1)], -1)
-            v = torch.einsum("tr,hdr->htd", latent, up_v)
-            queries = torch.arange(context_len - (end - start), context_len, device=q.device)
-            mask = torch.arange(context_len, device=q.device) <= queries[:, None]
-            attended = F.scaled_dot_product_attention(
-                q[start:end].transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.facts.scale
-            )
-            out[start:end] = attended[0].transpose(0, 1)
+            out[rows] = self._prefill_one(q[rows], kv.cache[blocks].flatten(0, 1)[:context_len].to(q.dtype))
         return out
+
+    def _prefill_one(self, q: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+        """q [query_len, heads, nope + rope] over cached [context_len, rank + rope] -> [query_len, heads, v_head_dim]."""
+        up_k, up_v = self._up()
+        latent, k_rope = cached.split([self.kv_lora_rank, self.rope_dim], -1)
+        k = torch.cat([torch.einsum("tr,hdr->htd", latent, up_k), k_rope.expand(self.num_heads, -1, -1)], -1)
+        v = torch.einsum("tr,hdr->htd", latent, up_v)
+        query_len, context_len = q.shape[0], cached.shape[0]
+        queries = torch.arange(context_len - query_len, context_len, device=q.device)
+        mask = torch.arange(context_len, device=q.device) <= queries[:, None]
+        attended = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.facts.scale
+        )
+        return attended[0].transpose(0, 1)
 
 
 def _times(heads: slice, width: int) -> slice:

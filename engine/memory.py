@@ -1,11 +1,11 @@
 """What the engine's parts take, from its own tensors and the allocator: never from a formula."""
 
-import os
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -16,7 +16,7 @@ class MemoryReport:
     """Bytes on this rank's device after start-up.
 
     weights        parameters; buffers: tables computed at load (rotary)
-    activations    most that one step held beside those, seen in the profile run
+    activations    most that the profile run's step held beside those
     kv_cache       the pool: num_blocks of block_bytes each
     cuda_graphs    what capturing took; 0 without graphs
     non_torch      used on the device and not by torch's allocator (CUDA context, libraries); 0 on a CPU
@@ -40,12 +40,12 @@ def nbytes(tensors: list[torch.Tensor]) -> int:
 
 
 def device_memory(device: torch.device) -> tuple[int, int]:
-    """(free, total) bytes of the device; of a CPU, the machine's."""
+    """(free, total) bytes of the device; of a CPU, what the machine can still give, and all it has."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return free, total
-    page = os.sysconf("SC_PAGE_SIZE")
-    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
 
 
 class PeakMeter:

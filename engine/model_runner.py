@@ -1,23 +1,24 @@
 """Runs a step on the device: weights, KV cache, CUDA graphs and sampling; it decides how, never who."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from engine import kernels
-from engine.batch import BatchArrays, pad, padding
+from engine.batch import BatchArrays
 from engine.block_manager import cdiv
 from engine.config import EngineConfig, SamplingParams
+from engine.cuda_graphs import DecodeGraphs, sizes_for
 from engine.kv_cache import KVCache, group_layers
 from engine.loader import NoWeights, WeightSource
 from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes
 from engine.models import Model
-from engine.sampler import RandomRows, SampledTokens, Sampler, SamplingBatch, sample
-from engine.step import GroupTensors, StepTensors
+from engine.sampler import SampledTokens, Sampler, sample
+from engine.sequence import Sequence
+from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.spec import LatentAttention, ModelSpec
@@ -29,8 +30,6 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
-# Batch sizes that decode graphs are captured for; a batch runs in the next larger one.
-GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 
 
 class ModelRunner:
@@ -45,6 +44,11 @@ class ModelRunner:
         Raises EnvironmentProblem where the device's memory does not do, with what was needed and what there was.
         """
         self.spec, self.config, self.tp, self.device, self.max_model_len = spec, config, tp, device, max_model_len
+        with self._on_device():
+            self._start(source, on_stage)
+
+    def _start(self, source: WeightSource, on_stage: Callable[[str], None]) -> None:
+        spec, config, device = self.spec, self.config, self.device
         self.kernels = kernels.load(config.backend, device.type)
         self.dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
         self.kv_dtype = self.dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
@@ -55,6 +59,7 @@ class ModelRunner:
         on_stage("weights")
         with _named_when_out_of_memory(device, "the weights"):
             self.model = self._load(source, device)
+        self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed)
         on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             activations = self._profile_run()
@@ -62,25 +67,25 @@ class ModelRunner:
         on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
-        self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed)
-        self.graphs: dict[int, DecodeGraph] = {}
+        self.graphs: DecodeGraphs | None = None
         if device.type == "cuda" and not config.enforce_eager and config.backend != "torch":
             on_stage("graphs")
-            self._capture_graphs()
+            with _named_when_out_of_memory(device, "capturing CUDA graphs"):
+                self.graphs = self._capture_graphs()
 
     @torch.inference_mode()
     def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledTokens:
         """One step: a token for each of the arrays' sequences, in their order."""
-        sampled = sample(self.logits(arrays), self.sampler.prepare(arrays.seqs, params))
-        self.tp.broadcast(sampled.token_ids)
-        return sampled.to_host()
+        with self._on_device():
+            sampled = sample(self.logits(arrays), self.sampler.prepare(arrays.seqs, params))
+            for tensor in (sampled.token_ids, sampled.is_bad):  # ranks must agree on what was sampled, to the bit
+                self.tp.broadcast(tensor)
+            return sampled.to_host()
 
     def logits(self, arrays: BatchArrays) -> torch.Tensor:
         """[num_seqs, vocab_size] float32, of each sequence's last token."""
-        size = next((size for size in self.graphs if size >= len(arrays.seqs)), None)
-        if size is not None and arrays.num_decodes == len(arrays.seqs):
-            return self.graphs[size].replay(arrays)
-        return self.forward(step_tensors(arrays, self.device))
+        hidden = None if self.graphs is None else self.graphs(arrays)
+        return self.forward(step_tensors(arrays, self.device)) if hidden is None else self.model.logits(hidden)
 
     def forward(self, step: StepTensors) -> torch.Tensor:
         hidden = self.model.forward(step, self.kv)
@@ -92,6 +97,10 @@ class ModelRunner:
         for tensor in self.kv.tensors:
             raw = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
             raw[blocks] = 0
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Kernels are launched on the current GPU, which another engine or thread may have changed."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     # --- start-up -----------------------------------------------------------------------------------------------
 
@@ -129,26 +138,22 @@ class ModelRunner:
             torch.mm(square, square)
         with PeakMeter(self.device) as meter:
             logits = self.forward(step_tensors(self._largest_step(), self.device))
-            num_seqs = logits.shape[0]
-            sample(
-                logits,
-                SamplingBatch(
-                    num_seqs,
-                    RandomRows(None, logits.new_ones(num_seqs, 1), None, None),
-                    torch.zeros(num_seqs, 1, dtype=torch.float64, device=self.device),
-                ),
-            )
+            seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
+            # top_p sorts the vocabulary: the most that sampling without penalties holds.
+            sample(logits, self.sampler.prepare(seqs, [SamplingParams(top_p=0.9)] * len(seqs)))
         del self.kv
         return meter.peak
 
     def _largest_step(self) -> BatchArrays:
-        """One long prefill and as many sequences as may run beside it; MLA expands a whole context in prefill."""
+        """max_num_batched_tokens tokens in max_num_seqs sequences: as few prefills as hold them, the rest decodes."""
         tokens = self.config.max_num_batched_tokens
         num_seqs = min(self.config.max_num_seqs, tokens)
-        rest = tokens - num_seqs + 1
-        prefills = [self.max_model_len] * (rest // self.max_model_len)
-        prefills += [rest % self.max_model_len] if rest % self.max_model_len else []
-        query_lens = np.sort(np.array([1] * (num_seqs - len(prefills)) + prefills, np.int64)[:num_seqs])
+        # Decodes first; each prefill takes up to max_model_len - 1 tokens more than the decode in its place would.
+        query_lens = np.ones(num_seqs, np.int64)
+        extra = tokens - num_seqs
+        for i in reversed(range(num_seqs)):
+            query_lens[i] += min(extra, self.max_model_len - 1)
+            extra -= query_lens[i] - 1
         has_latents = isinstance(self.spec.layers[0][0], LatentAttention)
         context_lens = np.where(query_lens > 1, self.max_model_len, 1) if has_latents else query_lens
         starts = np.concatenate(([0], np.cumsum(query_lens)))
@@ -187,6 +192,8 @@ class ModelRunner:
             non_torch = total - free - torch.cuda.memory_reserved(self.device)
         block_bytes = self._cache(1, "meta").num_bytes
         left = budget - weights - buffers - activations - non_torch
+        if self.device.type == "cpu":  # shared with everything else that runs, and with the other ranks
+            left = min(left, device_memory(self.device)[0]) // self.tp.size
         num_blocks = self.config.num_blocks or self.tp.smallest(left // block_bytes)
         if self.config.num_blocks is None and self.device.type == "cpu":  # more could never be used
             num_blocks = min(num_blocks, 1 + self.config.max_num_seqs * self.max_blocks * len(self.groups))
@@ -204,73 +211,18 @@ class ModelRunner:
         )  # fmt: skip
 
     @torch.inference_mode()
-    def _capture_graphs(self) -> None:
-        """Largest first, so that the smaller ones reuse its memory; what they take goes into the report."""
-        torch.cuda.synchronize(self.device)
+    def _capture_graphs(self) -> DecodeGraphs:
+        """What the graphs take goes into the report: it comes on top of the pool."""
         before = device_memory(self.device)[0]
-        pool = torch.cuda.graph_pool_handle()
-        largest = next((size for size in GRAPH_SIZES if size >= self.config.max_num_seqs), GRAPH_SIZES[-1])
-        sizes = [size for size in GRAPH_SIZES if size <= largest]
-        captured = {size: DecodeGraph(self, size, pool) for size in reversed(sizes)}
-        self.graphs = dict(sorted(captured.items()))
-        torch.cuda.synchronize(self.device)
-        taken = before - device_memory(self.device)[0]
-        self.memory = replace(self.memory, cuda_graphs=taken)
-
-
-class DecodeGraph:
-    """A decode step of `size` sequences, captured once and replayed with other numbers in the same tensors."""
-
-    def __init__(self, runner: ModelRunner, size: int, pool: Any) -> None:
-        self.size, self.width = size, runner.max_blocks
-        self.step = step_tensors(padding(size, self.width, len(runner.groups)), runner.device)
-        runner.forward(self.step)  # compiles kernels and lets libraries allocate before the capture
-        torch.cuda.synchronize(runner.device)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            self.logits = runner.forward(self.step)
-
-    def replay(self, arrays: BatchArrays) -> torch.Tensor:
-        """Logits [num_seqs, vocab_size]; valid until the next replay."""
-        padded = pad(arrays, self.size, self.width)
-        for ours, news in zip(
-            _tensors(self.step), _tensors(step_tensors(padded, self.step.token_ids.device)), strict=True
-        ):
-            ours.copy_(news, non_blocking=True)
-        self.graph.replay()
-        return self.logits[: len(arrays.context_lens)]
-
-
-def step_tensors(arrays: BatchArrays, device: torch.device) -> StepTensors:
-    """The arrays on the device."""
-
-    def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
-
-    num_decodes = arrays.num_decodes
-    query_lens = arrays.prefill_lens
-    return StepTensors(
-        token_ids=tensor(arrays.token_ids),
-        positions=tensor(arrays.positions),
-        context_lens=tensor(arrays.context_lens),
-        query_start=tensor(arrays.query_start),
-        last_tokens=tensor(arrays.last_tokens),
-        groups=tuple(
-            GroupTensors(tensor(table), tensor(slots))
-            for table, slots in zip(arrays.block_tables, arrays.slot_mapping, strict=True)
-        ),
-        num_decodes=num_decodes,
-        max_query_len=int(query_lens.max(initial=0)),
-        prefill_starts=tuple(arrays.query_start.tolist()),
-        prefill_context_lens=tuple(arrays.context_lens[num_decodes:].tolist()),
-    )
-
-
-def _tensors(step: StepTensors) -> list[torch.Tensor]:
-    """The tensors of a step that differ from one decode step to the next."""
-    groups = [tensor for group in step.groups for tensor in (group.block_tables, group.slot_mapping)]
-    return [step.token_ids, step.positions, step.context_lens, *groups]
+        sizes = sizes_for(self.config.max_num_seqs)
+        hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
+        graphs = DecodeGraphs(
+            lambda step: self.model.forward(step, self.kv), sizes, len(self.groups), self.max_blocks, hidden
+        )
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self.memory = replace(self.memory, cuda_graphs=before - device_memory(self.device)[0])
+        return graphs
 
 
 @contextmanager

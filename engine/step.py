@@ -1,8 +1,12 @@
 """What one step hands to the layers, as tensors on the device."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+
+from engine.batch import BatchArrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +35,28 @@ class StepTensors:
     @property
     def num_prefills(self) -> int:
         return len(self.prefill_context_lens)
+
+
+def on_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """An array as a tensor; to a GPU it travels while the host goes on."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def step_tensors(arrays: BatchArrays, device: torch.device) -> StepTensors:
+    """The scheduler's batch on the device."""
+    return StepTensors(
+        token_ids=on_device(arrays.token_ids, device),
+        positions=on_device(arrays.positions, device),
+        context_lens=on_device(arrays.context_lens, device),
+        query_start=on_device(arrays.query_start, device),
+        last_tokens=on_device(arrays.last_tokens, device),
+        groups=tuple(
+            GroupTensors(on_device(table, device), on_device(slots, device))
+            for table, slots in zip(arrays.block_tables, arrays.slot_mapping, strict=True)
+        ),
+        num_decodes=arrays.num_decodes,
+        max_query_len=int(arrays.prefill_lens.max(initial=0)),
+        prefill_starts=tuple(arrays.query_start.tolist()),
+        prefill_context_lens=tuple(arrays.context_lens[arrays.num_decodes :].tolist()),
+    )

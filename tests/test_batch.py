@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import BatchArrays, BatchBuilder, pad, padding
+from engine.batch import BatchArrays, BatchBuilder
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
@@ -155,43 +155,3 @@ def test_arrays_of_any_load_are_what_the_sequences_say(
         if batch.num_tokens:
             check_arrays(build(batch), batch, groups)
         sched.update(batch, sampled(batch))
-
-
-# --- padding -------------------------------------------------------------------------------------------------------
-
-
-def test_padding_reads_and_writes_nothing() -> None:
-    blank = padding(3, 5, num_groups=2)
-    assert (blank.num_decodes, blank.seqs) == (3, [])
-    assert blank.context_lens.tolist() == [0, 0, 0]
-    assert blank.prefill_lens.tolist() == []
-    assert [slots.tolist() for slots in blank.slot_mapping] == [[-1, -1, -1]] * 2
-    assert [tables.shape for tables in blank.block_tables] == [(3, 5)] * 2
-    assert blank.last_tokens.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_a_padded_step_is_the_step_and_then_nothing(size: int) -> None:
-    groups = (FullGroup(4), WindowGroup(4, 8))
-    sched, build = scheduler(groups), builder(groups).build
-    for name, prompt_len in (("a", 3), ("b", 6)):
-        sched.add(request(name, prompt_len))
-    batch = sched.schedule()
-    build(batch)
-    sched.update(batch, sampled(batch))
-    arrays = build(sched.schedule())
-    padded = pad(arrays, size, 16)
-    blank = padding(size - 2, 16, 2)
-    assert padded.num_decodes == size
-    for name in ("token_ids", "positions", "context_lens"):
-        ours, theirs, filler = getattr(padded, name), getattr(arrays, name), getattr(blank, name)
-        assert ours.dtype == theirs.dtype
-        assert ours.tolist() == [*theirs.tolist(), *filler.tolist()]
-    for g in range(2):
-        assert padded.slot_mapping[g].tolist() == [*arrays.slot_mapping[g].tolist(), *[-1] * (size - 2)]
-        width = arrays.block_tables[g].shape[1]
-        assert padded.block_tables[g].shape == (size, 16)
-        assert padded.block_tables[g][:2, :width].tolist() == arrays.block_tables[g].tolist()
-        assert not padded.block_tables[g][2:].any()
-        assert not padded.block_tables[g][:, width:].any()
-    assert padded.last_tokens.tolist() == list(range(size))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine import Engine, SamplingParams
-from engine.batch import BatchArrays, pad
-from engine.model_runner import step_tensors
+from engine import Engine, SamplingParams, cuda_graphs
+from engine.batch import BatchArrays
 from engine.request import RequestOutput
 from engine.sampler import SampledTokens
+from engine.step import step_tensors
 from tests import small_models
 from tests.small_engines import (
     FAMILIES,
@@ -96,27 +96,37 @@ def test_a_prefix_shared_within_one_step_gives_the_same_tokens(family: str) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_decode_step_padded_for_a_graph_gives_the_same_logits_and_writes_nothing_else(family: str) -> None:
+def test_decode_steps_replayed_in_larger_graphs_are_the_same_and_write_nothing_else(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU records and replays, a CPU runs again: on the same tensors, with rows of older steps behind."""
+    monkeypatch.setattr(cuda_graphs, "capture", lambda run, pool: run)
     engine = engine_for(family, max_num_batched_tokens=256)
     runner, worst, steps = engine.runner, [], 0
+    graphs = runner._capture_graphs()
+    assert set(graphs.replays) == {1, 2, 4, 8}
 
     def compare(arrays: BatchArrays) -> torch.Tensor:
         nonlocal steps
         plain = runner.forward(step_tensors(arrays, runner.device))
-        if arrays.num_decodes == len(arrays.seqs):
-            pool = [tensor.clone() for tensor in runner.kv.tensors]
-            padded = runner.forward(step_tensors(pad(arrays, 8, runner.max_blocks), runner.device))
-            steps += 1
-            worst.append(float((padded[: len(arrays.seqs)] - plain).abs().max() / plain.abs().max()))
-            # The same tokens' KV again, up to the rounding of a larger batch.
-            worst.extend(float((a - b).abs().max()) for a, b in zip(pool, runner.kv.tensors, strict=True))
-        return plain
+        pool = [tensor.clone() for tensor in runner.kv.tensors]
+        hidden = graphs(arrays)
+        if hidden is None:
+            return plain
+        steps += 1
+        replayed = runner.model.logits(hidden)
+        worst.append(float((replayed - plain).abs().max() / plain.abs().max()))
+        # The same tokens' KV again, up to the rounding of a larger batch.
+        worst.extend(float((a - b).abs().max()) for a, b in zip(pool, runner.kv.tensors, strict=True))
+        return replayed
 
     runner.logits = compare  # type: ignore[method-assign]
-    outputs = engine.generate(random_tokens(*LENS), greedy(NUM_TOKENS))
+    # Requests end one by one, so that smaller batches follow larger ones.
+    prompts = random_tokens(*LENS)
+    outputs = engine.generate(prompts, [greedy(NUM_TOKENS - i) for i in range(len(prompts))])
     assert steps == NUM_TOKENS - 1
     assert max(worst) < ROUNDING
-    assert faults(family, outputs, NUM_TOKENS) == []
+    assert [fault for i, output in enumerate(outputs) for fault in faults(family, [output], NUM_TOKENS - i)] == []
 
 
 def test_a_seeded_request_draws_the_same_beside_others_in_chunks_and_after_preemption() -> None:

@@ -1,0 +1,104 @@
+"""Decode steps recorded once per batch size and replayed: the host then launches one graph instead of every kernel."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from engine.batch import BatchArrays
+from engine.step import GroupTensors, StepTensors, on_device
+
+# Batch sizes that are captured; a batch runs in the next larger one, its last rows not there.
+SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+
+
+def sizes_for(max_num_seqs: int) -> tuple[int, ...]:
+    """The sizes that batches of up to max_num_seqs need; larger batches than the largest run without a graph."""
+    largest = next((size for size in SIZES if size >= max_num_seqs), SIZES[-1])
+    return tuple(size for size in SIZES if size <= largest)
+
+
+class DecodeGraphs:
+    """One graph per size over the same tensors: inputs and results of the largest, of which the others use the front.
+
+    forward maps a step to the hidden states of its tokens; what follows (head, sampling) runs outside.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[StepTensors], torch.Tensor],
+        sizes: tuple[int, ...],
+        num_groups: int,
+        max_blocks: int,
+        hidden: torch.Tensor,
+    ) -> None:
+        """hidden: [largest size, hidden_size], where every graph leaves its result."""
+        self.forward, self.hidden = forward, hidden
+        largest, device = max(sizes), hidden.device
+
+        def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.token_ids, self.positions = (zeros(largest, dtype=torch.int64) for _ in range(2))
+        self.context_lens = zeros(largest, dtype=torch.int32)  # 0: a row that is not there
+        self.groups = tuple(
+            GroupTensors(zeros(largest, max_blocks, dtype=torch.int32), zeros(largest, dtype=torch.int64) - 1)
+            for _ in range(num_groups)
+        )
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        # Largest first: the smaller ones reuse its memory.
+        self.replays = {size: capture(partial(self._run, size), pool) for size in sorted(sizes, reverse=True)}
+
+    def __call__(self, arrays: BatchArrays) -> torch.Tensor | None:
+        """Hidden states [num_seqs, hidden_size] of a step that only decodes, valid until the next; None: no graph."""
+        num_seqs = len(arrays.context_lens)
+        size = min((size for size in self.replays if size >= num_seqs), default=None)
+        if size is None or arrays.num_decodes != num_seqs:
+            return None
+        self._write(arrays, num_seqs, size)
+        self.replays[size]()
+        return self.hidden[:num_seqs]
+
+    def _write(self, arrays: BatchArrays, n: int, size: int) -> None:
+        """Put a step's numbers into the first n rows and mark the others of this size as not there."""
+        device = self.hidden.device
+        for ours, news in (
+            (self.token_ids, arrays.token_ids),
+            (self.positions, arrays.positions),
+            (self.context_lens, arrays.context_lens),
+        ):
+            ours[:n].copy_(on_device(news, device), non_blocking=True)
+        self.context_lens[n:size] = 0
+        for group, table, slots in zip(self.groups, arrays.block_tables, arrays.slot_mapping, strict=True):
+            group.block_tables[:n, : table.shape[1]].copy_(on_device(table, device), non_blocking=True)
+            group.slot_mapping[:n].copy_(on_device(slots, device), non_blocking=True)
+            group.slot_mapping[n:size] = -1
+
+    def _run(self, size: int) -> None:
+        self.hidden[:size].copy_(self.forward(self._step(size)))
+
+    def _step(self, size: int) -> StepTensors:
+        """The first `size` rows as a step."""
+        device = self.hidden.device
+        return StepTensors(
+            token_ids=self.token_ids[:size],
+            positions=self.positions[:size],
+            context_lens=self.context_lens[:size],
+            query_start=torch.zeros(1, dtype=torch.int32, device=device),
+            last_tokens=torch.arange(size, device=device),
+            groups=tuple(GroupTensors(group.block_tables[:size], group.slot_mapping[:size]) for group in self.groups),
+            num_decodes=size,
+            max_query_len=0,
+            prefill_starts=(0,),
+            prefill_context_lens=(),
+        )
+
+
+def capture(run: Callable[[], None], pool: object) -> Callable[[], None]:
+    """Record what run() launches on the GPU; returns what launches it again."""
+    run()  # compiles kernels and lets libraries allocate before the recording
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type] # what graph_pool_handle() gives
+        run()
+    return graph.replay
