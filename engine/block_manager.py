@@ -33,7 +33,7 @@ class WindowGroup:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedGroup:
-    """Layers that see their own chunk of `chunk` tokens."""
+    """Layers that see their own chunk of `chunk` tokens; no model of this engine has them, a simulation may."""
 
     block_size: int
     chunk: int
@@ -41,7 +41,7 @@ class ChunkedGroup:
 
 @dataclass(frozen=True, slots=True)
 class MambaGroup:
-    """Layers with a recurrent state: a block is the state after its last token."""
+    """Layers with a recurrent state, a block being the state after its last token; for simulations alone, as above."""
 
     block_size: int
 

@@ -1,5 +1,6 @@
 """What a user decides about the engine and about a request, by vLLM's names; plain Python, no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, TypeGuard
@@ -27,6 +28,7 @@ class EngineConfig:
     allocator               "contiguous": every request reserves max_model_len up front, as before paged attention
     backend                 kernels: "auto" is triton on a GPU and torch elsewhere
     load_format             "auto": safetensors of the directory; "dummy": random from `seed`
+    reserve_full_prompt     admit a request when its whole prompt fits; False: when the first step's part of it does
     """
 
     device: str = "auto"
@@ -50,6 +52,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
+    reserve_full_prompt: bool = True
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
@@ -68,7 +71,7 @@ class EngineConfig:
         threshold = self.long_prefill_token_threshold
         need("long_prefill_token_threshold", threshold == 0 or _is_count(threshold), "a whole number of at least 0")
         need("seed", _is_whole(self.seed), "a whole number")
-        for name in ("enable_prefix_caching", "enforce_eager"):
+        for name in ("enable_prefix_caching", "enforce_eager", "reserve_full_prompt"):
             need(name, isinstance(getattr(self, name), bool), "True or False")
         for name, known in (
             ("dtype", DTYPES),
@@ -89,7 +92,8 @@ class SamplingParams:
     top_k               0 or -1: all tokens
     top_p, min_p        of the probabilities after temperature
     seed                makes this request's draws its own, whatever runs beside it; None: the engine's
-    stop, stop_token_ids  the text that ends it is cut off; the token that ends it is kept
+    stop, stop_token_ids  the text that ends it is cut off; the token that ends it, also a special one that `stop`
+                        names, is kept
     ignore_eos          the model's own end token does not end it
     logprobs            log-probabilities of this many most likely tokens (and of the chosen one) at every step
     repetition_penalty  1: none; presence_penalty, frequency_penalty: 0: none
@@ -115,10 +119,14 @@ class SamplingParams:
 
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
-        need("stop", all(isinstance(text, str) and text for text in self.stop), "texts that are not empty")
-        need("stop_token_ids", all(_is_whole(token) for token in self.stop_token_ids), "token ids")
+        for name, what, is_one in (
+            ("stop", "texts that are not empty", lambda text: isinstance(text, str) and text != ""),
+            ("stop_token_ids", "token ids", _is_whole),
+        ):
+            given = () if getattr(self, name) is None else getattr(self, name)
+            need(name, isinstance(given, Iterable), what)
+            object.__setattr__(self, name, tuple(given))
+            need(name, all(map(is_one, getattr(self, name))), what)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             need(name, _is_number(getattr(self, name)), "a finite number")
         for name in ("seed", "logprobs"):

@@ -22,9 +22,12 @@ def read_tokenizer(directory: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     except Exception as error:  # the library raises plain Exception
         raise InvalidInputError(f"{directory / 'tokenizer.json'}: is not a tokenizer ({error})") from error
+    tokenizer.no_truncation()  # left over from training; a prompt is served whole or refused
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_eos_token_ids(directory: Path) -> frozenset[int]:
@@ -39,7 +42,7 @@ def read_eos_token_ids(directory: Path) -> frozenset[int]:
             raise InvalidInputError(f"{path}: is not a JSON object ({error})") from error
         if stated is not None:
             ids = stated if isinstance(stated, list) else [stated]
-            if not all(isinstance(token, int) for token in ids):
+            if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
                 raise InvalidInputError(f"{path}: eos_token_id must be a token id or a list of them ({stated!r:.60})")
             return frozenset(ids)
     return frozenset()

@@ -1,9 +1,11 @@
 """The engine: `step()` schedules, runs and updates; everything else is getting requests in and outputs out."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -15,15 +17,22 @@ from engine.directory import read_eos_token_ids, read_spec, read_tokenizer
 from engine.loader import Checkpoint, RandomWeights, WeightSource
 from engine.memory import MemoryReport
 from engine.model_runner import ModelRunner
-from engine.request import Request, RequestOutput, TokenUpdate
-from engine.sampler import SampledTokens
+from engine.request import (
+    Prompt,
+    Request,
+    RequestOutput,
+    TokenUpdate,
+    as_prompts,
+    check_options,
+    prompt_token_ids,
+    stop_token_ids,
+)
+from engine.sampler import SampledTokens, TokenLogprobs
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.tp import join, local_rank
-from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
+from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.spec import ModelSpec
-
-Prompt = str | Many[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +98,11 @@ class Engine:
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
-        self._requests: dict[str, Request] = {}
-        self._unclaimed: list[RequestOutput] = []  # of requests added by hand that ended during a generate()
-        self._num_requests = self._num_steps = self._prompt_tokens = self._generation_tokens = 0
+        self._requests: dict[str, Request] = {}  # waiting or running, by id
+        self._unclaimed: list[Request] = []  # ended; the next step() gives their outputs
+        self._updates: deque[tuple[Request, TokenUpdate]] = deque()  # that callbacks are still to see
+        self._new_ids = (f"request-{n}" for n in count(1))
+        self._num_steps = self._prompt_tokens = self._generation_tokens = 0
         self._num_cached_tokens = 0
         self._busy_s = 0.0
 
@@ -105,9 +116,9 @@ class Engine:
     ) -> list[RequestOutput]:
         """Run prompts to their end, in one continuous batch; outputs in the order of the prompts.
 
-        prompts  texts or lists of token ids; params: one for all, or one each
+        prompts  texts or lists of token ids (arrays too); params: one for all, or one each
         """
-        several = _prompts(prompts)
+        several = as_prompts(prompts)
         each = [params or SamplingParams()] * len(several) if not isinstance(params, Many) else list(params)
         if len(each) != len(several):
             raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
@@ -115,12 +126,15 @@ class Engine:
         try:
             for prompt, chosen in zip(several, each, strict=True):
                 requests.append(self._requests[self.add_request(prompt, chosen, on_token=on_token)])
-            own = {request.seq.request_id for request in requests}
             while not all(request.seq.is_finished for request in requests):
-                self._unclaimed += [output for output in self._step() if output.request_id not in own]
+                self._step()
         finally:  # also after an error or Ctrl-C: the engine goes on without these requests
-            for request in requests:
-                self.abort(request.seq.request_id)
+            own = set(requests)
+            for request in own:
+                request.on_token = None
+                if not request.seq.is_finished:
+                    self.abort(request.seq.request_id)
+            self._unclaimed = [request for request in self._unclaimed if request not in own]
         return [request.output() for request in requests]
 
     def add_request(
@@ -133,112 +147,122 @@ class Engine:
         cache_salt: str | None = None,
         on_token: Callable[[TokenUpdate], None] | None = None,
     ) -> str:
-        """Queue a request and return its id; a prompt that can never run is refused here.
+        """Queue a request and return its id; one that can never run is refused here.
 
         cache_salt  prefixes are shared only among requests of the same salt
+        on_token    called after each step that gave the request a token; it may add and abort requests
         """
         params = params or SamplingParams()
-        self._num_requests += 1
+        check_options(request_id, priority, cache_salt)
         seq = Sequence(
-            request_id or f"request-{self._num_requests}",
-            self._token_ids(prompt),
+            request_id or self._new_id(),
+            prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
             params.max_tokens,
             priority,
             extra_keys=() if cache_salt is None else (cache_salt,),
-            stop_token_ids=frozenset(params.stop_token_ids)
-            | (frozenset() if params.ignore_eos else self.eos_token_ids),
+            stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
         )
-        if params.stop and self.tokenizer is None:
-            raise UsageError(
-                f"{seq.request_id}: stop strings need a tokenizer.json beside the model; use stop_token_ids"
-            )
         self.scheduler.add(seq)
         self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
         return seq.request_id
 
+    def _new_id(self) -> str:
+        """An id that no request has, nor an output that is still to be given."""
+        taken = {request.seq.request_id for request in self._unclaimed}
+        return next(name for name in self._new_ids if name not in self._requests and name not in taken)
+
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its output so far, or None when it is not running or waiting."""
-        self.scheduler.abort(request_id)
         request = self._requests.pop(request_id, None)
-        return None if request is None else request.output()
+        if request is None:
+            return None
+        self.scheduler.abort(request_id)
+        request.on_token = None
+        return request.output()
 
     @property
     def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished
+        """Whether step() has anything to do, or an output to give."""
+        return self.scheduler.has_unfinished or bool(self._unclaimed)
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[RequestOutput]:
-        """One batch; returns the outputs of the requests that ended, also of those that ended beside a generate()."""
-        outputs, self._unclaimed = [*self._unclaimed, *self._step()], []
-        return outputs
+        """One batch; returns the outputs of the requests that ended since the last call.
 
-    def _step(self) -> list[RequestOutput]:
-        """Schedule, run, update."""
+        Nothing is lost to an exception, of a callback or of the step itself: what has ended comes with the next call.
+        """
+        self._step()
+        ended, self._unclaimed = self._unclaimed, []
+        return [request.output() for request in ended]
+
+    def _step(self) -> None:
+        """Schedule, run, update; then, with everything taken in, tell the callbacks."""
         start = time.perf_counter()
         batch = self.scheduler.schedule()
-        ended = [self._requests[seq.request_id] for seq in batch.failed]
+        for seq in batch.failed:
+            self._end(seq)
         if batch.num_tokens:
             try:
                 arrays = self._batches.build(batch)
                 sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
-            except BaseException as error:
-                self._drop(list(batch.num_tokens), f"the step failed: {error!r:.200}")
-                for request in ended:
-                    del self._requests[request.seq.request_id]
+                self._update(batch, arrays, sampled)
+            except BaseException as error:  # the KV of these sequences is not what the scheduler believes
+                why = f"the step failed: {error!r:.200}"
+                self._fail(list(batch.num_tokens), lambda seq: why)
                 raise
-            ended += self._update(batch, arrays, sampled)
         self._count(batch, time.perf_counter() - start)
-        # Without those that a callback of this step aborted: abort() has given their output away.
-        return [request.output() for request in ended if self._requests.pop(request.seq.request_id, None) is request]
+        self._tell()
 
-    def _update(self, batch: Batch, arrays: BatchArrays, sampled: SampledTokens) -> list[Request]:
-        """Apply a step's tokens; returns the requests that ended."""
+    def _update(self, batch: Batch, arrays: BatchArrays, sampled: SampledTokens) -> None:
+        """Take in a step's tokens."""
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
         bad = [seq for seq, is_bad in zip(arrays.seqs, sampled.is_bad, strict=True) if is_bad]
-        ended = [self._requests[seq.request_id] for seq in bad]
-        if bad:
-            self._fail_as_not_a_number(bad)
+        if bad:  # a nan in a block would spread to whoever gets it next
+            self.runner.scrub(self._fail(bad, _not_a_number))
         row_of = {seq: row for row, seq in enumerate(arrays.seqs)}
         tokens = {seq: sampled.token_ids[row_of[seq]] for seq in batch.samples}
-        finished = self.scheduler.update(batch, {seq.request_id: token for seq, token in tokens.items()})
-        ended += [self._requests[seq.request_id] for seq in finished]
+        self.scheduler.update(batch, {seq.request_id: token for seq, token in tokens.items()})
         for seq, token in tokens.items():
-            request = self._requests.get(seq.request_id)
-            if seq in bad or request is None:  # None: aborted by a callback of this step
-                continue
-            if request.receive(token, sampled.logprobs[row_of[seq]]):
-                if not seq.is_finished:
-                    ended.append(request)
-                    self.scheduler.finish(seq.request_id, "stop")
-                seq.finish_reason = "stop"
-        return ended
+            if seq not in bad:
+                self._receive(self._requests[seq.request_id], token, sampled.logprobs[row_of[seq]])
 
-    def _fail_as_not_a_number(self, seqs: list[Sequence]) -> None:
-        """Fail sequences whose logits are no numbers, and clean the blocks that nobody else holds."""
-        blocks = self._end_all(
-            seqs,
-            lambda seq: (
-                f"its logits are not numbers after {seq.num_computed_tokens} tokens; check the weights and the dtype"
-            ),
-        )
-        self.runner.scrub(blocks)
+    def _receive(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Take in a token that the request's sequence has already."""
+        seq = request.seq
+        if request.receive(token, logprobs):
+            self.scheduler.finish(seq.request_id, "stop")
+            seq.finish_reason = "stop"  # also where its length has ended it
+        if request.on_token is not None:
+            self._updates.append((request, request.update(token)))
+        if seq.is_finished:
+            self._end(seq)
 
-    def _drop(self, seqs: list[Sequence], why: str) -> None:
-        """Forget sequences of a step that was not finished: their KV is not what the scheduler believes."""
-        self._end_all(seqs, lambda seq: why)
-        for seq in seqs:
-            del self._requests[seq.request_id]
-
-    def _end_all(self, seqs: list[Sequence], why: Callable[[Sequence], str]) -> list[int]:
-        """Fail sequences whose KV cannot be trusted; their own blocks are offered to nobody, and returned."""
+    def _fail(self, seqs: list[Sequence], why: Callable[[Sequence], str]) -> list[int]:
+        """End sequences whose KV cannot be trusted; their own blocks are offered to nobody, and returned."""
         others = [seq for seq in self.scheduler.running if seq not in seqs]
         own = _blocks(seqs) - _blocks(others)
         self.scheduler.blocks.distrust(own)
         for seq in seqs:
             self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why(seq)}")
+            self._end(seq)
         return sorted(own)
+
+    def _end(self, seq: Sequence) -> None:
+        """Keep the output of a request that has ended for the next step(); no effect on one that is kept already."""
+        request = self._requests.pop(seq.request_id, None)
+        if request is not None:
+            self._unclaimed.append(request)
+
+    def _tell(self) -> None:
+        """Call the callbacks; if one raises, the next step tells the rest."""
+        while self._updates:
+            request, update = self._updates.popleft()
+            if request.on_token is not None:  # None: aborted meanwhile
+                request.on_token(update)
+        if self.on_step is not None:
+            self.on_step(self.stats())
 
     # --- figures ------------------------------------------------------------------------------------------------
 
@@ -272,23 +296,6 @@ class Engine:
             max(0, min(n, seq.num_prompt_tokens - (seq.num_computed_tokens - n))) for seq, n in batch.num_tokens.items()
         )
         self._num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
-        if self.on_step is not None:
-            self.on_step(self.stats())
-
-    def _token_ids(self, prompt: Prompt) -> list[int]:
-        """A prompt's tokens; text goes through the model's tokenizer, with the special tokens it adds."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UsageError("a text prompt needs a tokenizer.json beside the model; give token ids")
-            return list(self.tokenizer.encode(prompt).ids)
-        ids = list(prompt)
-        wrong = [token for token in ids if not isinstance(token, int) or not 0 <= token < self.spec.vocab_size]
-        if wrong:
-            raise InvalidInputError(
-                f"prompt: {wrong[0]!r} is not a token of the model (0 to {self.spec.vocab_size - 1}); "
-                "tokenize with the model's own tokenizer"
-            )
-        return ids
 
 
 def _blocks(seqs: list[Sequence]) -> set[int]:
@@ -296,17 +303,11 @@ def _blocks(seqs: list[Sequence]) -> set[int]:
     return {block for seq in seqs for table in seq.block_table for block in table} - {NULL_BLOCK}
 
 
-# --- what prompts and a config say ------------------------------------------------------------------------------
+def _not_a_number(seq: Sequence) -> str:
+    return f"its logits are not numbers after {seq.num_computed_tokens} tokens; check the weights and the dtype"
 
 
-def _prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    several = list(prompts)
-    if several and all(isinstance(token, int) for token in several):
-        return [several]  # type: ignore[list-item] # a list of token ids is one prompt
-    return several  # type: ignore[return-value]
+# --- what a config says -----------------------------------------------------------------------------------------
 
 
 def _device(name: str) -> torch.device:
@@ -355,6 +356,7 @@ def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConf
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        reserve_full_prompt=config.reserve_full_prompt,
         watermark=config.watermark,
         allocator=config.allocator,
     )

@@ -291,7 +291,7 @@ class LatentAttentionLayer:
         return out
 
     def _prefill_one(self, q: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """q [query_len, heads, nope + rope] over cached [context_len, rank + rope] -> [query_len, heads, v_head_dim]."""
+        """q [query_len, heads, nope + rope], cached [context_len, rank + rope] -> [query_len, heads, v_head_dim]."""
         up_k, up_v = self._up()
         latent, k_rope = cached.split([self.kv_lora_rank, self.rope_dim], -1)
         k = torch.cat([torch.einsum("tr,hdr->htd", latent, up_k), k_rope.expand(self.num_heads, -1, -1)], -1)

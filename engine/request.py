@@ -1,12 +1,23 @@
 """A request from its prompt to its output: parameters, text as it grows, stop strings, what the user gets back."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, SupportsIndex
 
 from engine.config import SamplingParams
 from engine.sampler import TokenLogprobs
 from engine.sequence import FinishReason, Sequence
+from kvplan.errors import InvalidInputError, UsageError
+
+
+class IntArray(Protocol):
+    """A numpy array or a torch tensor of integers."""
+
+    def tolist(self) -> Any: ...
+
+
+Prompt = str | Many[SupportsIndex] | IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +58,20 @@ class Request:
     params: SamplingParams
     on_token: Callable[[TokenUpdate], None] | None = None
     tokenizer: Any = None  # tokenizers.Tokenizer
-    num_cached_tokens: int | None = None
+    num_cached_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     _num_shown: int = 0
     _stream: Any = None
 
     def receive(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
-        """Take in a sampled token; True when a stop string has ended the request."""
+        """Take in a sampled token; True when a stop string has come up in the text."""
         if logprobs is not None:
             self.logprobs.append(logprobs)
-        is_stopped = self._extend_text(token_id)
-        if self.on_token is not None:
-            # What may yet become a stop string is held back.
-            held = 0 if is_stopped or self.seq.is_finished else self._num_possible_stop_chars()
-            end = max(self._num_shown, len(self.text) - held)
-            self.on_token(TokenUpdate(self.seq.request_id, token_id, self.text[self._num_shown : end]))
-            self._num_shown = end
-        return is_stopped
-
-    def _extend_text(self, token_id: int) -> bool:
         if self.tokenizer is None:
             return False
-        if self._stream is None:
-            from tokenizers.decoders import DecodeStream
-
-            self._stream = DecodeStream(skip_special_tokens=True)
         before = len(self.text)
-        self.text += self._stream.step(self.tokenizer, token_id) or ""
+        self.text += self._decode(token_id)
         if not self.params.stop:
             return False
         since = max(0, before - max(map(len, self.params.stop)))
@@ -82,6 +79,22 @@ class Request:
         if found:
             self.text = self.text[: min(found)]
         return bool(found)
+
+    def update(self, token_id: int) -> TokenUpdate:
+        """The token just received, with the text since the last update but for what may yet become a stop string."""
+        held = 0 if self.seq.is_finished else self._num_possible_stop_chars()
+        start, self._num_shown = self._num_shown, max(self._num_shown, len(self.text) - held)
+        return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
+
+    def _decode(self, token_id: int) -> str:
+        """The text that a token completes; "" while letters are only begun, and for bytes that are no letters."""
+        if self._stream is None:
+            self._stream = _decode_stream()
+        try:
+            return self._stream.step(self.tokenizer, token_id) or ""
+        except Exception:  # the library's own: with byte fallback, a stray byte changes what letters before it read as
+            self._stream = _decode_stream()
+            return self._stream.step(self.tokenizer, token_id) or ""
 
     def _num_possible_stop_chars(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
@@ -97,7 +110,74 @@ class Request:
             token_ids=seq.token_ids[seq.num_prompt_tokens :],
             text=self.text,
             finish_reason=seq.finish_reason,
-            num_cached_tokens=self.num_cached_tokens or 0,
+            num_cached_tokens=self.num_cached_tokens,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
             error=seq.error,
         )
+
+
+def _decode_stream() -> Any:
+    from tokenizers.decoders import DecodeStream
+
+    return DecodeStream(skip_special_tokens=True)
+
+
+# --- what a user asks for ---------------------------------------------------------------------------------------
+
+
+def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = [_plain(prompt) for prompt in _plain(prompts)]
+    is_one = bool(several) and not any(isinstance(prompt, str | Many) for prompt in several)
+    return [several] if is_one else several
+
+
+def prompt_token_ids(prompt: Prompt, tokenizer: Any, vocab_size: int) -> list[int]:
+    """A prompt's tokens; text goes through the model's tokenizer, with the special tokens it adds."""
+    if not isinstance(prompt, str):
+        given, cure = _plain(prompt), "tokenize with the model's own tokenizer"
+    elif tokenizer is not None:
+        given, cure = tokenizer.encode(prompt).ids, "its tokenizer.json belongs to another model: replace it"
+    else:
+        raise UsageError("prompt: a text prompt needs a tokenizer.json beside the model; give token ids")
+    if not isinstance(given, Many):
+        raise InvalidInputError(f"prompt: {given!r:.60} is neither a text nor a list of tokens; give one of them")
+    ids = [_plain(token) for token in given]
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise InvalidInputError(
+                f"prompt: {token!r:.60} is not a token of the model (0 to {vocab_size - 1}); {cure}"
+            )
+    return ids
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and their elements as Python's own lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int], tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a request; among them special tokens named as stop strings, which no text ever shows."""
+    ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+    if not params.stop:
+        return ids
+    if tokenizer is None:
+        raise UsageError("SamplingParams: stop strings need a tokenizer.json beside the model; use stop_token_ids")
+    added = tokenizer.get_added_tokens_decoder().items()
+    return ids | {token_id for token_id, token in added if token.special and token.content in params.stop}
+
+
+def check_options(request_id: str | None, priority: int, cache_salt: str | None) -> None:
+    """Refuse what could not be ranked or hashed later, in a step that serves others too."""
+    for name, ok, value, need in (
+        ("request_id", request_id is None or isinstance(request_id, str), request_id,
+         "a text ({}); leave it out for one made up"),
+        ("priority", isinstance(priority, int) and not isinstance(priority, bool), priority,
+         "a whole number ({}); smaller runs first"),
+        ("cache_salt", cache_salt is None or isinstance(cache_salt, str), cache_salt,
+         "a text ({}); leave it out to share prefixes with all"),
+    ):  # fmt: skip
+        if not ok:
+            raise UsageError(f"add_request: {name} must be " + need.format(f"{value!r:.60}"))

@@ -124,10 +124,10 @@ class Scheduler:
             raise InvalidInputError(f"{seq.request_id}: max_tokens must be at least 1 ({seq.max_tokens}); raise it")
         if seq.request_id in self._unfinished:
             raise InvalidInputError(f"{seq.request_id}: a request of this id has not finished; choose another id")
-        self._unfinished[seq.request_id] = seq
         self._num_arrivals += 1
         seq.arrival = self._num_arrivals
-        self._queue(seq, back=True)
+        self._queue(seq, back=True)  # raises where priorities cannot be compared
+        self._unfinished[seq.request_id] = seq
 
     def abort(self, request_id: str) -> None:
         """End a request that its user gave up."""

@@ -8,13 +8,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
-from engine.engine import Prompt, Stats
-from engine.request import RequestOutput, TokenUpdate
+from engine.engine import Stats
+from engine.request import Prompt, RequestOutput, TokenUpdate
 from engine.sampler import SampledTokens
 from kvplan.errors import InvalidInputError, UsageError
 from tests import small_models
@@ -49,6 +51,25 @@ def test_one_list_of_tokens_is_one_prompt_and_no_prompts_are_no_outputs() -> Non
     engine = engine_for("llama")
     assert len(engine.generate([5, 6, 7], greedy(2))) == 1
     assert engine.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [np.array([5, 6, 7]), torch.tensor([5, 6, 7]), [np.int32(5), np.int64(6), torch.tensor(7)], (5, 6, 7), range(5, 8)],
+    ids=["numpy array", "torch tensor", "list of scalars", "tuple", "range"],
+)
+def test_tokens_may_come_in_any_sequence_of_integers(prompt: Any) -> None:
+    engine = engine_for("llama")
+    outputs = [*engine.generate(prompt, greedy(2)), *engine.generate([prompt, prompt], greedy(2))]
+    engine.add_request(prompt, greedy(2), request_id="by hand")
+    outputs.append(run_dry(engine)["by hand"])
+    assert [output.prompt_token_ids for output in outputs] == [[5, 6, 7]] * 4
+    assert {type(token) for output in outputs for token in output.prompt_token_ids} == {int}
+
+
+def test_a_matrix_of_tokens_is_a_prompt_per_row() -> None:
+    outputs = engine_for("llama").generate(np.array([[5, 6], [7, 8]]), greedy(1))
+    assert [output.prompt_token_ids for output in outputs] == [[5, 6], [7, 8]]
 
 
 def test_parameters_are_one_for_all_or_one_each() -> None:
@@ -104,7 +125,11 @@ def test_the_end_token_is_that_of_generation_config(generation: dict[str, Any], 
     assert engine.generate([5, 6], greedy(5))[0].token_ids == tokens
 
 
-@pytest.mark.parametrize("content", ["[1]", "{", '{"eos_token_id": "</s>"}'], ids=["a list", "cut off", "a string"])
+@pytest.mark.parametrize(
+    "content",
+    ["[1]", "{", '{"eos_token_id": "</s>"}', '{"eos_token_id": true}'],
+    ids=["a list", "cut off", "a string", "a truth"],
+)
 def test_a_generation_config_that_says_nothing_is_named(content: str, tmp_path: Path) -> None:
     folder = with_files("llama", tmp_path / "model")
     (folder / "generation_config.json").write_text(content)
@@ -134,6 +159,16 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def byte_fallback_tokenizer() -> Tokenizer:
+    """As Llama 2's: tokens 0 to 251 are bytes, 252 is " a", 253 is "b"; bytes that are no UTF-8 are no text."""
+    vocab = {f"<0x{i:02X}>": i for i in range(252)} | {"▁a": 252, "b": 253, "▁": 254, "<unk>": 255}
+    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
 def speaking(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Engine:
     """A llama with a tokenizer.json beside it."""
     engine = engine_for(with_files("llama", folder, tokenizer=json.loads(tokenizer.to_str())), **changes)
@@ -153,6 +188,26 @@ def test_a_text_prompt_is_the_tokens_of_its_words(tmp_path: Path) -> None:
     assert text.prompt_token_ids == [9, 20, 3]
     assert text.token_ids == tokens.token_ids
     assert text.text == tokens.text == " ".join(f"w{token}" for token in text.token_ids)
+
+
+def test_a_text_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9, pad_id=7)
+    engine = speaking(tmp_path / "model", tokenizer)
+    assert engine.generate("w9 w20 w3", greedy(1))[0].prompt_token_ids == [9, 20, 3]
+
+
+def test_a_text_that_becomes_a_token_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.add_tokens(["extra"])  # the 257th
+    engine = speaking(tmp_path / "model", tokenizer)
+    with pytest.raises(InvalidInputError) as error:
+        engine.generate("w9 extra", greedy(1))
+    assert str(error.value) == (
+        "prompt: 256 is not a token of the model (0 to 255); its tokenizer.json belongs to another model: replace it"
+    )
+    assert not engine.has_unfinished
 
 
 def test_one_text_is_one_prompt(tmp_path: Path) -> None:
@@ -220,6 +275,35 @@ def test_special_tokens_are_not_text(tmp_path: Path) -> None:
     assert (output.text, output.token_ids, output.finish_reason) == ("w10 w11", [10, 1, 11, 2], "stop")
 
 
+@pytest.mark.parametrize("ignore_eos", [True, False])
+def test_a_special_token_is_a_stop_string_by_its_name(ignore_eos: bool, tmp_path: Path) -> None:
+    engine = speaking(tmp_path / "model", word_tokenizer())
+    script(engine, 10, 1, 11, 2)
+    output = engine.generate([5, 6], greedy(9, stop=("w9", "<s>"), ignore_eos=ignore_eos))[0]
+    assert (output.text, output.token_ids, output.finish_reason) == ("w10", [10, 1], "stop")
+
+
+def test_bytes_that_are_no_letter_end_nothing(tmp_path: Path) -> None:
+    engine = speaking(tmp_path / "model", byte_fallback_tokenizer())
+    script(engine, 253, ord("A"), 0xC3, 253, 253)  # 0xC3 begins a letter of two bytes that does not come
+    output, updates = stream(engine, [5, 6], greedy(5))
+    assert (output.token_ids, output.finish_reason) == ([253, ord("A"), 0xC3, 253, 253], "length")
+    assert [update.text for update in updates] == ["b", "A", "", "b", "b"]
+    assert output.text == "bAbb"
+
+
+def test_any_bytes_can_be_streamed(tmp_path: Path) -> None:
+    engine = speaking(tmp_path / "model", byte_fallback_tokenizer())
+    updates: list[TokenUpdate] = []
+    params = [SamplingParams(temperature=3.0, seed=seed, max_tokens=40, ignore_eos=True) for seed in range(24)]
+    outputs = engine.generate([[5, 6]] * 24, params, on_token=updates.append)
+    assert len({tuple(output.token_ids) for output in outputs}) == 24
+    for output in outputs:
+        own = [update for update in updates if update.request_id == output.request_id]
+        assert [update.token_id for update in own] == output.token_ids
+        assert "".join(update.text for update in own) == output.text
+
+
 def test_a_letter_of_two_tokens_is_shown_when_it_is_whole(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     engine = speaking(tmp_path / "model", tokenizer)
@@ -285,6 +369,22 @@ def test_a_request_id_is_taken_while_its_request_runs() -> None:
     assert engine.add_request([7, 8], greedy(2), request_id="a") == "a"
 
 
+def test_an_id_made_up_is_one_that_nobody_has() -> None:
+    engine = engine_for("llama")
+    for name in ("request-1", "request-3"):
+        engine.add_request([5, 6], greedy(2), request_id=name)
+    assert [engine.add_request([7, 8], greedy(2)) for _ in range(2)] == ["request-2", "request-4"]
+    assert len(run_dry(engine)) == 4
+
+
+def test_an_id_made_up_is_not_that_of_an_output_still_to_come() -> None:
+    engine = engine_for("llama")
+    engine.add_request([5, 6], greedy(1), request_id="request-2")
+    engine.generate([7, 8], greedy(2))
+    name = engine.add_request([7, 8], greedy(2))
+    assert sorted(run_dry(engine)) == ["request-2", name]
+
+
 def test_an_aborted_request_gives_what_it_has_and_leaves_the_others_alone() -> None:
     engine = engine_for("llama", max_num_seqs=2)
     for name, prompt in zip("abc", random_tokens(9, 14, 4), strict=True):
@@ -325,6 +425,59 @@ def test_a_request_that_ends_beside_a_generate_is_handed_out_by_the_next_step() 
     engine.generate([[8, 9]], greedy(6))
     assert [output.request_id for output in engine.step()] == ["by hand"]
     assert engine.step() == []
+
+
+def test_a_request_that_has_ended_keeps_the_engine_unfinished_until_its_output_is_fetched() -> None:
+    engine = engine_for("llama")
+    engine.add_request([5, 6, 7], greedy(2), request_id="by hand")
+    engine.generate([[8, 9]], greedy(6))
+    assert list(run_dry(engine)) == ["by hand"]
+    assert not engine.has_unfinished
+
+
+def test_an_id_is_free_in_the_callback_of_its_last_token() -> None:
+    engine = engine_for("llama")
+    prompts = random_tokens(5, 9)
+    seen: list[TokenUpdate] = []
+
+    def ask_again(update: TokenUpdate) -> None:
+        seen.append(update)
+        if len(seen) == 3:
+            engine.add_request(prompts[1], greedy(4), request_id="chat")
+
+    engine.add_request(prompts[0], greedy(3), request_id="chat", on_token=ask_again)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert [(output.request_id, len(output.token_ids)) for output in outputs] == [("chat", 3), ("chat", 4)]
+    assert [output.prompt_token_ids for output in outputs] == prompts
+
+
+def test_a_generate_leaves_alone_a_request_that_took_its_id_over() -> None:
+    engine = engine_for("llama")
+
+    def ask_again(update: TokenUpdate) -> None:
+        engine.add_request([7, 8], greedy(3), request_id=update.request_id)
+
+    first = engine.generate([5, 6], greedy(1), on_token=ask_again)[0]
+    assert first.prompt_token_ids == [5, 6]
+    assert run_dry(engine)[first.request_id].prompt_token_ids == [7, 8]
+
+
+def test_a_callback_may_step_and_generate() -> None:
+    engine = engine_for("llama")
+    prompts = random_tokens(9, 14)
+    inner: list[RequestOutput] = []
+
+    def nested(update: TokenUpdate) -> None:
+        if not inner:
+            inner.extend(engine.generate(prompts[1], greedy(NUM_TOKENS)))
+        elif engine.has_unfinished:
+            inner.extend(engine.step())
+
+    outer = engine.generate(prompts[0], greedy(NUM_TOKENS), on_token=nested)
+    assert len(inner) >= 1
+    assert faults("llama", [*outer, inner[0]], NUM_TOKENS) == []
 
 
 def test_a_callback_may_abort_another_request_of_the_same_step() -> None:
@@ -396,6 +549,19 @@ def test_stats_show_the_pool_while_requests_run() -> None:
     # 17 tokens lie in 5 blocks of the 20 that can be used; the second request waits
     assert (stats.num_used_blocks, stats.kv_cache_usage_perc, stats.num_kv_tokens) == (5, 0.25, 17)
     assert (stats.num_requests_running, stats.num_requests_waiting) == (1, 1)
+
+
+@pytest.mark.parametrize(("reserve", "num_running"), [(True, 1), (False, 2)])
+def test_a_prompt_is_admitted_when_all_of_it_fits_or_at_will_when_its_first_part_does(
+    reserve: bool, num_running: int
+) -> None:
+    engine = engine_for("llama", num_blocks=21, max_num_batched_tokens=56, reserve_full_prompt=reserve)
+    prompts = random_tokens(48, 40)  # 12 and 10 of the 20 blocks; 8 tokens of the second fit into the first step
+    for prompt in prompts:
+        engine.add_request(prompt, greedy(6))
+    engine.step()
+    assert engine.stats().num_requests_running == num_running
+    assert faults("llama", run_dry(engine).values(), 6) == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -471,6 +637,7 @@ def test_a_spec_alone_has_no_weights() -> None:
         ("seed", None, "a whole number (None)"),
         ("enforce_eager", "no", "True or False ('no')"),
         ("enable_prefix_caching", 1, "True or False (1)"),
+        ("reserve_full_prompt", None, "True or False (None)"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16 ('int8')"),
         ("kv_cache_dtype", "int4", "one of auto, float32, bfloat16, float16, fp8, fp8_e4m3 ('int4')"),
         ("allocator", "slab", "one of paged, contiguous ('slab')"),
@@ -497,7 +664,9 @@ def test_a_bad_engine_option_is_named_with_what_it_must_be(name: str, value: Any
         ("max_tokens", 0, "a whole number of at least 1 (0)"),
         ("seed", 1.5, "a whole number (1.5)"),
         ("stop", ("a", ""), "texts that are not empty (('a', ''))"),
+        ("stop", 5, "texts that are not empty (5)"),
         ("stop_token_ids", ("a",), "token ids (('a',))"),
+        ("stop_token_ids", 5, "token ids (5)"),
         ("logprobs", 1025, "from 0 to 1024 (1025)"),
         ("repetition_penalty", 0, "above 0 (0)"),
         ("presence_penalty", 2.5, "from -2 to 2 (2.5)"),

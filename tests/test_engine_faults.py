@@ -1,9 +1,11 @@
 """What goes wrong in one request, one step or one option is said in one line, and the engine goes on without it."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +16,8 @@ from engine.batch import BatchArrays
 from engine.engine import Stats
 from engine.request import RequestOutput, TokenUpdate
 from engine.sampler import SampledTokens
+from engine.scheduler import Batch
+from engine.sequence import Sequence
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 from tests.small_engines import engine_for, faults, greedy, poison, random_tokens, run_dry, saved_model
 
@@ -40,10 +44,26 @@ def one_line(error: KvplanError) -> str:
         ([5, -1], "prompt: -1 is not a token of the model (0 to 255); tokenize with the model's own tokenizer"),
         ([5, 6.0], "prompt: 6.0 is not a token of the model (0 to 255); tokenize with the model's own tokenizer"),
         ([5, None], "prompt: None is not a token of the model (0 to 255); tokenize with the model's own tokenizer"),
+        ([5, True], "prompt: True is not a token of the model (0 to 255); tokenize with the model's own tokenizer"),
+        (
+            np.array([5.0]),
+            "prompt: 5.0 is not a token of the model (0 to 255); tokenize with the model's own tokenizer",
+        ),
+        (7, "prompt: 7 is neither a text nor a list of tokens; give one of them"),
     ],
-    ids=["empty", "too long", "past the vocabulary", "negative", "a fraction", "nothing"],
+    ids=[
+        "empty",
+        "too long",
+        "past the vocabulary",
+        "negative",
+        "a fraction",
+        "nothing",
+        "a truth",
+        "an array of fractions",
+        "a token alone",
+    ],
 )
-def test_a_bad_prompt_is_refused_before_anything_runs(prompt: list[Any], text: str) -> None:
+def test_a_bad_prompt_is_refused_before_anything_runs(prompt: Any, text: str) -> None:
     engine = engine_for("llama")
     with pytest.raises(InvalidInputError) as error:
         engine.generate([[5, 6, 7], prompt, [8, 9]], greedy(NUM_TOKENS))
@@ -51,6 +71,26 @@ def test_a_bad_prompt_is_refused_before_anything_runs(prompt: list[Any], text: s
     assert engine.stats().num_steps == 0
     assert not engine.has_unfinished
     assert faults("llama", engine.generate([[5, 6, 7]], greedy(NUM_TOKENS)), NUM_TOKENS) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("priority", "high", "add_request: priority must be a whole number ('high'); smaller runs first"),
+        ("priority", True, "add_request: priority must be a whole number (True); smaller runs first"),
+        ("cache_salt", 5, "add_request: cache_salt must be a text (5); leave it out to share prefixes with all"),
+        ("request_id", 5, "add_request: request_id must be a text (5); leave it out for one made up"),
+    ],
+)
+def test_a_bad_option_of_a_request_is_refused_before_it_is_queued(option: str, value: Any, text: str) -> None:
+    engine = engine_for("llama", scheduling_policy="priority")
+    engine.add_request([5, 6, 7], greedy(NUM_TOKENS), request_id="a")
+    with pytest.raises(UsageError) as error:
+        engine.add_request([8, 9], greedy(NUM_TOKENS), **{option: value})
+    assert one_line(error.value) == text
+    outputs = run_dry(engine)
+    assert list(outputs) == ["a"]
+    assert faults("llama", outputs.values(), NUM_TOKENS) == []
 
 
 def test_a_prompt_larger_than_the_pool_fails_alone() -> None:
@@ -271,8 +311,116 @@ def test_requests_outside_a_failed_step_are_not_lost() -> None:
     with pytest.raises(RuntimeError, match="a kernel failed"):
         engine.step()
     outputs = run_dry(engine)
-    assert list(outputs) == ["b"]
-    assert faults("llama", outputs.values(), NUM_TOKENS) == []
+    assert list(outputs) == ["a", "b"]
+    assert (outputs["a"].finish_reason, len(outputs["a"].token_ids)) == ("error", 2)
+    assert outputs["a"].error == "a: the step failed: RuntimeError('a kernel failed')"
+    assert faults("llama", [outputs["b"]], NUM_TOKENS) == []
+
+
+def test_a_request_that_the_pool_cannot_hold_is_told_so_though_the_step_fails() -> None:
+    engine = engine_for("llama", num_blocks=11)  # 10 blocks of 4 tokens can be used
+    for name, prompt in zip("ab", random_tokens(41, 9), strict=True):
+        engine.add_request(prompt, greedy(NUM_TOKENS), request_id=name)
+    fail_once(engine, RuntimeError("a kernel failed"), 1)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        engine.step()
+    assert {name: output.finish_reason for name, output in run_dry(engine).items()} == {
+        "a": "out_of_blocks",
+        "b": "error",
+    }
+
+
+def test_the_engine_goes_on_after_an_interrupt_amid_the_tokens_of_a_step() -> None:
+    engine = engine_for("llama")
+    update, steps = engine.scheduler.update, iter(range(1, 1_000))
+
+    def interrupted(batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
+        done = update(batch, sampled)
+        if next(steps) == 3:
+            raise KeyboardInterrupt
+        return done
+
+    engine.scheduler.update = interrupted  # type: ignore[method-assign]
+    prompts = random_tokens(9, 14)
+    engine.add_request(prompts[0], greedy(3), request_id="ends")
+    engine.add_request(prompts[1], greedy(NUM_TOKENS), request_id="goes on")
+    for _ in range(2):
+        engine.step()
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.scheduler.check_invariants()
+    outputs = run_dry(engine)
+    assert {name: output.finish_reason for name, output in outputs.items()} == {"ends": "length", "goes on": "error"}
+    assert faults("llama", [outputs["ends"]], 3) == []
+    assert engine.stats().num_used_blocks == 0
+    assert faults("llama", engine.generate(prompts, greedy(NUM_TOKENS)), NUM_TOKENS) == []
+
+
+def raise_once(error: BaseException, at_call: int) -> Callable[[object], None]:
+    """A callback whose `at_call`-th call raises."""
+    calls = iter(range(1, 1_000))
+
+    def callback(news: object) -> None:
+        if next(calls) == at_call:
+            raise error
+
+    return callback
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no more"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize("whose", ["a request's", "the engine's"])
+def test_a_callback_that_raises_takes_nothing_from_any_request(whose: str, error: BaseException) -> None:
+    engine = engine_for("llama")
+    callback = raise_once(error, at_call=3)
+    if whose == "the engine's":
+        engine.on_step = callback
+    seen: list[TokenUpdate] = []
+    first, second, third = random_tokens(5, 6, 7)
+    # In the third step a's callback raises, b goes on, c ends.
+    engine.add_request(first, greedy(8), request_id="a", on_token=callback if whose == "a request's" else None)
+    engine.add_request(second, greedy(8, logprobs=1), request_id="b", on_token=seen.append)
+    engine.add_request(third, greedy(3, logprobs=1), request_id="c", on_token=seen.append)
+    for _ in range(2):
+        engine.step()
+    with pytest.raises(type(error)):
+        engine.step()
+    engine.scheduler.check_invariants()
+    outputs = run_dry(engine)
+    assert sorted(outputs) == ["a", "b", "c"]
+    assert faults("llama", [outputs["a"], outputs["b"]], 8) == []
+    assert faults("llama", [outputs["c"]], 3) == []
+    for name, num_tokens in (("b", 8), ("c", 3)):
+        assert [update.token_id for update in seen if update.request_id == name] == outputs[name].token_ids
+        logprobs = outputs[name].logprobs
+        assert logprobs is not None
+        assert [entry.top[0][0] for entry in logprobs] == outputs[name].token_ids  # greedy: the most likely
+        assert len(logprobs) == num_tokens
+
+
+def test_the_last_output_survives_the_callback_that_raises_on_it() -> None:
+    engine = engine_for("llama")
+    engine.add_request([5, 6], greedy(2), request_id="a", on_token=raise_once(ValueError("no more"), at_call=2))
+    engine.step()
+    with pytest.raises(ValueError, match="no more"):
+        engine.step()
+    outputs = run_dry(engine)
+    assert faults("llama", [outputs["a"]], 2) == []
+
+
+def test_a_generate_that_raised_is_heard_of_no_more() -> None:
+    engine = engine_for("llama")
+    seen: list[TokenUpdate] = []
+
+    def on_token(update: TokenUpdate) -> None:
+        seen.append(update)
+        raise ValueError("no more")
+
+    engine.add_request([5, 6, 7], greedy(1), request_id="by hand")
+    with pytest.raises(ValueError, match="no more"):
+        engine.generate(random_tokens(9, 14), greedy(1), on_token=on_token)  # both end in the step that raises
+    assert list(run_dry(engine)) == ["by hand"]
+    assert engine.step() == []
+    assert len(seen) == 1
 
 
 def test_a_callback_that_raises_ends_its_generate_and_nothing_else() -> None:

@@ -304,6 +304,17 @@ def test_an_id_is_free_again_once_its_request_has_finished() -> None:
     assert tokens(step(sched)) == {"a": 4}
 
 
+def test_a_sequence_that_cannot_be_ranked_is_not_half_there() -> None:
+    sched = scheduler(20, policy="priority")
+    sched.add(request("a", 3, max_tokens=1))
+    with pytest.raises(TypeError):
+        sched.add(request("b", 3, priority="high"))
+    sched.check_invariants()
+    finish_all(sched)
+    sched.add(request("b", 3, max_tokens=1))
+    assert tokens(step(sched)) == {"b": 3}
+
+
 # --- contiguous against paged: 64 blocks of 16 tokens, max_model_len 256 -----------------------------------------
 
 

@@ -14,9 +14,9 @@ from kvplan.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, S
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
 INDEX_BYTES = 8  # token ids, positions and slots are int64
-# Per row and token of the vocabulary while sampling with top_p (engine/sampler.py, the profile run): float32 logits, the
-# scaled ones and those of the rows to be cut (4 each), sorted values and ids (4 and 8, of which the ids go), and three
-# float64 rows of probabilities and sums, less the one that has gone: 4 + 31.
+# Per row and token of the vocabulary while sampling with top_p, as the profile run does (engine/sampler.py): float32
+# logits, the scaled ones and those of the rows to be cut (4 bytes each), sorted values (4), and in float64 what is left
+# of probabilities and sums (3 x 8, less the 5 that a row has given back by then): 4 + 31.
 SAMPLER_BYTES = 35
 
 
