@@ -5,7 +5,10 @@ part of the file only. Pickled checkpoints are never opened.
 """
 
 import json
+import math
 import re
+from bisect import bisect_left
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +20,13 @@ from kvplan.errors import InvalidInputError, UnsupportedModelError
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
 INDEX = "model.safetensors.index.json"
-# What a checkpoint may hold beside the decoder: tables that are computed here, other modalities, draft layers' extras.
+BLOCK_ELEMENTS = 1 << 24  # of a random tensor that are drawn at once: 32 MiB in bfloat16
+# What a checkpoint may hold beside the decoder: tables that are computed here, other modalities.
 IGNORED = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$"
 )
+# What a multi-token prediction layer has and a plain one has not: only so is a layer after the last no mistake.
+DRAFT = ("eh_proj", "enorm", "hnorm", "shared_head", "embed_tokens")
 
 
 class WeightSource(Protocol):
@@ -44,19 +50,43 @@ class NoWeights:
 
 
 class RandomWeights:
-    """Random weights of the right size: matrices normal around 0, norms 1, from a seed."""
+    """Random weights of the right size: matrices normal around 0, norms 1.
+
+    A value follows from the seed, the tensor's name and its place in the whole tensor, so that the parts of all ranks
+    are one model. It is drawn with a block of whole rows: in place where all of the block is wanted and lies together,
+    as it does without tensor parallelism; else beside, one block at a time.
+    """
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._seed = seed
+        self._generator = torch.Generator(device)
 
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
         if name.endswith("norm.weight"):
             out.fill_(1)
-        else:
-            out.normal_(0, 0.02, generator=self._generator)
+            return
+        rows = range(shape[0])[part[0] if part else slice(None)]
+        block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
+        for start in range(0, shape[0], block_rows):
+            stop = min(start + block_rows, shape[0])
+            first, last = bisect_left(rows, start), bisect_left(rows, stop)
+            if first == last:
+                continue
+            wanted, block_shape = out[first:last], (stop - start, *shape[1:])
+            if wanted.shape == block_shape and wanted.is_contiguous():
+                self._draw(wanted, name, start)
+            else:
+                block = torch.empty(block_shape, dtype=out.dtype, device=out.device)
+                inside = slice(rows[first] - start, rows[last - 1] - start + 1, rows.step)
+                wanted.copy_(self._draw(block, name, start)[(inside, *part[1:])])
 
     def finish(self, num_layers: int) -> None:
         return
+
+    def _draw(self, block: torch.Tensor, name: str, start: int) -> torch.Tensor:
+        """The block of rows from `start` on, in place; its seed is the same in every process, unlike hash(name)."""
+        seed = blake2b(f"{self._seed} {name} {start}".encode(), digest_size=8).digest()
+        return block.normal_(0, 0.02, generator=self._generator.manual_seed(int.from_bytes(seed, "big")))
 
 
 class Checkpoint:
@@ -95,7 +125,8 @@ class Checkpoint:
         self._unused.discard(own)
 
     def finish(self, num_layers: int) -> None:
-        left = sorted(name for name in self._unused if not self._is_beside_the_model(name, num_layers))
+        drafts = self._draft_layers(num_layers)
+        left = sorted(name for name in self._unused if not self._is_beside_the_model(name, drafts))
         if left:
             raise InvalidInputError(
                 f"{self.directory}: {len(left)} tensors have no place in the model the config describes "
@@ -104,10 +135,20 @@ class Checkpoint:
             )
         self._files.clear()
 
-    def _is_beside_the_model(self, name: str, num_layers: int) -> bool:
-        layer = re.search(r"\.layers\.(\d+)\.", name)
-        is_draft = layer is not None and int(layer[1]) >= num_layers  # multi-token prediction layers
+    def _is_beside_the_model(self, name: str, drafts: set[int]) -> bool:
+        layer = self._layer_and_part(name)
+        is_draft = layer is not None and layer[0] in drafts
         return is_draft or IGNORED.search(name) is not None or name == self._own_name("lm_head.weight")
+
+    def _draft_layers(self, num_layers: int) -> set[int]:
+        """The layers after the config's last that are known to predict further tokens, for which nothing runs here."""
+        layers = filter(None, map(self._layer_and_part, self._file_of))
+        return {index for index, part in layers if index >= num_layers and part in DRAFT}
+
+    def _layer_and_part(self, name: str) -> tuple[int, str] | None:
+        """(3, "self_attn") of "model.layers.3.self_attn.q_proj.weight"; None for a tensor outside the layers."""
+        found = re.match(rf"{re.escape(self._prefix)}layers\.(\d+)\.(\w+)", name)
+        return None if found is None else (int(found[1]), found[2])
 
     def _find_tensors(self) -> dict[str, str]:
         index = self.directory / INDEX

@@ -20,8 +20,8 @@ from engine.sampler import SampledTokens, Sampler, sample
 from engine.sequence import Sequence
 from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
-from kvplan.errors import EnvironmentProblem, UsageError
-from kvplan.spec import LatentAttention, ModelSpec
+from kvplan.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from kvplan.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
 
 DTYPES = {
     "float32": torch.float32,
@@ -54,6 +54,7 @@ class ModelRunner:
         self.kv_dtype = self.dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
         self._check_kv_dtype()
         self.groups = group_layers(spec, config.block_size)
+        self._check_kernels()
         self.total = min(config.memory_limit or 2**63, device_memory(device)[1])
         self._check_room_for_weights()
         on_stage("weights")
@@ -113,10 +114,30 @@ class ModelRunner:
         is_fp8, name = self.kv_dtype == torch.float8_e4m3fn, self.config.kv_cache_dtype
         if self.config.kv_scale != 1 and not is_fp8:
             raise UsageError(f"kv_scale: only an fp8 cache has one ({self.config.kv_scale:g}); leave it at 1")
-        if self.kernels.__name__.endswith("triton_backend") and not is_fp8 and self.kv_dtype != self.dtype:
+        if self._is_triton and not is_fp8 and self.kv_dtype != self.dtype:
             raise UsageError(
                 f"kv_cache_dtype: on a GPU the cache has the model's dtype or fp8 ({name}); use auto or fp8"
             )
+
+    @property
+    def _is_triton(self) -> bool:
+        return self.kernels.__name__.endswith("triton_backend")
+
+    def _check_kernels(self) -> None:
+        """Refuse shapes that the Triton kernels have no tile for, before anything is loaded."""
+        if not self._is_triton:
+            return
+        match self.spec.layers[0][0]:
+            case FullAttention() | SlidingWindow() as cache:
+                kv_heads = self.tp.share_kv_heads(cache.num_kv_heads)
+                heads = self.tp.share(self.spec.num_heads, "heads")
+                group = (heads.stop - heads.start) // (kv_heads.stop - kv_heads.start)
+                head_dim: int | None = max(cache.head_dim, cache.head_dim_v)
+            case _:
+                head_dim, group = None, 1
+        reason = self.kernels.unsupported(head_dim, group, self.config.block_size, self.dtype, self.kv_dtype)
+        if reason is not None:
+            raise UnsupportedModelError(f"{self.spec.name}: the Triton kernels cannot run {reason}; use backend torch")
 
     def _check_room_for_weights(self) -> None:
         """Refuse before anything is read what will not fit: the same model is built without memory and asked."""

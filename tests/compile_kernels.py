@@ -67,6 +67,10 @@ def jobs() -> dict[str, Callable[[], object]]:
         )
     found["decode bfloat16 128 splits"] = partial(_attention, "decode", "bfloat16", 128, num_splits=8)
     found["prefill bfloat16 128 short"] = partial(_attention, "prefill", "bfloat16", 128, max_query_len=16)
+    # As the steps of a server call it: any part of the batch, block tables of any width.
+    for kernel in ("decode", "prefill"):
+        found[f"{kernel} bfloat16 128 parts"] = partial(_parts, partial(_attention, kernel, "bfloat16", 128))
+    found["latent bfloat16 16 parts"] = partial(_parts, partial(_latent, "bfloat16", 16))
     for dtype, heads in product(("bfloat16", "float32"), (16, 128)):
         found[f"latent {dtype} {heads}"] = partial(_latent, dtype, heads)
     found["store bfloat16"] = partial(_store, "bfloat16")
@@ -99,31 +103,39 @@ def _attention(
     sinks: bool = False,
     max_query_len: int = 2048,
     num_splits: int = 1,
+    first: int = 0,
+    width: int = 256,
     **features: float,
 ) -> None:
-    """Llama 8B's heads: 32 for 8; 64 sequences."""
+    """Llama 8B's heads: 32 for 8; 64 sequences after the `first` of a batch, with block tables of this width."""
     from engine.kernels import triton_backend
 
     dtype, _, fp8 = dtypes.partition("+")
     num_heads, num_kv_heads = 32, 8
     cache = empty(4096, 16, num_kv_heads, head_dim, dtype="float8_e4m3fn" if fp8 else dtype)
-    tables, lens = empty(64, 256, dtype="int32"), empty(64, dtype="int32")
+    tables, lens = empty(first + 64, width, dtype="int32")[first:], empty(first + 64, dtype="int32")[first:]
     extra: dict[str, Any] = {"sinks": empty(num_heads) if sinks else None, **features}
-    q = empty(64, num_heads, head_dim, dtype=dtype)
+    q = empty(first + 64, num_heads, head_dim, dtype=dtype)[first:]
     if kernel == "decode":
         triton_backend.paged_decode(q, cache, cache, tables, lens, 0.1, num_splits=num_splits, **extra)
     else:
-        starts = empty(65, dtype="int32")
+        starts = empty(first + 65, dtype="int32")[first:]
         triton_backend.paged_prefill(q, cache, cache, tables, starts, lens, 0.1, max_query_len=max_query_len, **extra)
 
 
-def _latent(dtype: str, num_heads: int) -> None:
+def _latent(dtype: str, num_heads: int, *, first: int = 0, width: int = 64) -> None:
     from engine.kernels import triton_backend
 
     cache = empty(4096, 64, 576, dtype=dtype)
-    q = empty(64, num_heads, 576, dtype=dtype)
-    tables, lens = empty(64, 64, dtype="int32"), empty(64, dtype="int32")
+    q = empty(first + 64, num_heads, 576, dtype=dtype)[first:]
+    tables, lens = empty(first + 64, width, dtype="int32")[first:], empty(first + 64, dtype="int32")[first:]
     triton_backend.latent_decode(q, cache, tables, lens, 0.1, latent_dim=512, num_splits=1)
+
+
+def _parts(launch: Callable[..., None]) -> None:
+    """The whole batch, then parts of it that begin at no multiple of 16 bytes, with tables of even and odd widths."""
+    for first, width in ((0, 256), (3, 256), (0, 257), (5, 257), (0, 1), (1, 1)):
+        launch(first=first, width=width)
 
 
 def _store(stored: str) -> None:

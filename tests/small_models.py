@@ -98,6 +98,7 @@ def _gemma3_multimodal() -> Any:
 
 FAMILIES: dict[str, Build] = {
     "llama": _of(transformers.LlamaConfig),
+    "llama_250": _of(transformers.LlamaConfig, vocab_size=250),  # a table that has to be padded
     "llama_tied": _of(transformers.LlamaConfig, tie_word_embeddings=True),
     "llama_bias": _of(transformers.LlamaConfig, attention_bias=True, mlp_bias=True),
     "llama_llama3": _of(transformers.LlamaConfig, rope_parameters=LLAMA3_ROPE),

@@ -53,3 +53,17 @@ def test_triton_without_a_gpu_and_without_the_interpreter_is_refused(monkeypatch
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UsageError, match="triton kernels run on a GPU only"):
         engine_kernels.load(EngineConfig(backend="triton").backend, "cpu")
+
+
+@pytest.mark.parametrize(("block_size", "reason"), [(24, "block size 24"), (8, "block size 8")])
+def test_shapes_without_a_tile_are_refused_before_anything_is_loaded(block_size: int, reason: str) -> None:
+    code = (
+        "from engine import Engine, EngineConfig; import sys\n"
+        f"Engine(sys.argv[1], EngineConfig(device='cpu', dtype='float32', backend='triton', block_size={block_size}, "
+        "num_blocks=9))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved_model("llama"))],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert f"the Triton kernels cannot run {reason}" in done.stderr

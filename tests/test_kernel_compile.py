@@ -67,6 +67,14 @@ def test_a_kernel_compiles_and_fits_on_every_other_architecture(compiler: LinePr
     assert [fault for row in rows for fault in faults(row)] == []
 
 
+@pytest.mark.parametrize("job", ["decode bfloat16 128", "prefill bfloat16 128", "latent bfloat16 16"])
+def test_any_part_of_a_batch_runs_the_same_kernel(compiler: LineProcess, job: str) -> None:
+    """Another kernel would be compiled while requests wait."""
+    assert {row.hash for row in compiled(compiler, f"{job} parts", 90)} == {
+        row.hash for row in compiled(compiler, job, 90)
+    }
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_check_stays_small(compiler: LineProcess, arch: int) -> None:

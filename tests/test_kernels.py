@@ -7,11 +7,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
 
+from engine.kernels import triton_backend
 from engine.kernels.split_kv import choose_num_splits
+from kvplan.errors import EnvironmentProblem
 from tests.interpreter_cases import CASES, FULL_CASES
 from tests.line_process import LineProcess
 
@@ -87,10 +91,12 @@ def test_a_wrong_argument_is_refused_by_name(interpreter: LineProcess, argument:
 @pytest.mark.parametrize(
     ("num_programs", "max_context_len", "num_splits"),
     [
-        (8, 131_072, 50),  # 132 processors, 3 programs each: 396 / 8, rounded up
+        (8, 131_072, 64),  # 132 processors, 3 programs each: 396 / 8 is 49.5, and 64 the next power of two
+        (100, 131_072, 4),  # 3.96
         (317, 131_072, 1),  # four fifths of 396: nearly full without
         (316, 131_072, 2),
-        (8, 1_000, 7),  # parts of at least 128 tokens
+        (8, 1_000, 4),  # parts of at least 128 tokens: 7, and 4 the last power of two
+        (8, 1_024, 8),
         (8, 100, 1),
         (1, 131_072, 64),  # the most that are merged
     ],
@@ -100,6 +106,105 @@ def test_contexts_are_split_until_the_device_is_full(
 ) -> None:
     monkeypatch.setattr("engine.kernels.configs.num_processors", lambda device: 132)
     assert choose_num_splits(num_programs, max_context_len, torch.device("cpu")) == num_splits
+
+
+def test_a_server_compiles_few_numbers_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kernels.configs.num_processors", lambda device: 132)
+    sizes = product(range(1, 257), range(0, 131_073, 128))
+    seen = {choose_num_splits(num_seqs * 8, context, torch.device("cpu")) for num_seqs, context in sizes}
+    assert seen == {1, 2, 4, 8, 16, 32, 64}
+
+
+class LaunchRecorder:
+    """Takes the place of a kernel: keeps the grids it is launched on, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.grids.append(grid)
+
+
+@pytest.mark.parametrize(
+    ("window", "num_splits"),
+    [(None, 64), (100, 1), (128, 1), (1_024, 8), (1_000_000, 64)],  # 128 tokens to a part, of 131,072 at most
+)
+def test_a_window_is_split_by_what_it_sees(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, num_splits: int
+) -> None:
+    kernel = LaunchRecorder()
+    monkeypatch.setattr("engine.kernels.decode.decode_kernel", kernel)
+    monkeypatch.setattr("engine.kernels.split_kv.reduce_splits_kernel", LaunchRecorder())
+    monkeypatch.setattr("engine.kernels.configs.arch", lambda: 90)
+    monkeypatch.setattr("engine.kernels.configs.num_processors", lambda device: 132)
+    q, cache = torch.empty(1, 32, 128, device="meta"), torch.empty(4, 16, 8, 128, device="meta")
+    tables = torch.empty(1, 8192, dtype=torch.int32, device="meta")
+    lens = torch.empty(1, dtype=torch.int32, device="meta")
+    triton_backend.paged_decode(q, cache, cache, tables, lens, 0.1, window=window)
+    assert kernel.grids == [(8, num_splits, 1)]
+
+
+# --- what the kernels cannot run is known before a step -------------------------------------------------------------
+
+
+BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("model", "arch"),
+    [
+        ((128, 4, 16, BF16), 80),  # Llama 3 8B
+        ((256, 64, 32, BF16), 89),  # the 64 rows of prefill's tile hold one query
+        ((256, 128, 32, BF16), 90),
+        ((80, 128, 16, BF16), 90),
+        ((64, 32, 16, F32), 90),
+        ((128, 4, 16, BF16, FP8), 89),
+        ((None, 128, 64, BF16), 90),
+    ],
+    ids=["llama", "64 heads", "128 heads", "padded head_dim", "float32", "fp8 cache", "latents"],
+)
+def test_what_the_kernels_can_run_is_not_refused(monkeypatch: pytest.MonkeyPatch, model: Any, arch: int) -> None:
+    monkeypatch.setattr("engine.kernels.configs.arch", lambda: arch)
+    assert triton_backend.unsupported(*model) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ((128, 4, 8, BF16), "block size 8 (they read 16, 32, 64, ...)"),
+        ((128, 4, 24, BF16), "block size 24 (they read 16, 32, 64, ...)"),
+        ((None, 128, 24, BF16), "block size 24 (they read 16, 32, 64, ...)"),
+        ((288, 4, 16, BF16), "head_dim 288 (at most 256)"),
+        ((128, 129, 16, BF16), "129 query heads per KV head (at most 128)"),
+        ((128, 17, 16, F32), "17 query heads per KV head in float32 (at most 16)"),
+        ((256, 65, 16, BF16, FP8), "65 query heads per KV head (at most 64)"),
+        ((128, 4, 16, torch.float64), "float64 (they compute in float32, float16, bfloat16)"),
+    ],
+    ids=[
+        "small block",
+        "odd block",
+        "latents in odd blocks",
+        "head_dim",
+        "heads",
+        "heads in float32",
+        "heads over fp8",
+        "dtype",
+    ],
+)
+def test_what_the_kernels_cannot_run_is_said_in_a_phrase(
+    monkeypatch: pytest.MonkeyPatch, model: Any, reason: str
+) -> None:
+    monkeypatch.setattr("engine.kernels.configs.arch", lambda: 90)
+    assert triton_backend.unsupported(*model) == reason
+
+
+def test_a_gpu_without_float8_or_without_tiles_is_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kernels.configs.arch", lambda: 80)
+    with pytest.raises(EnvironmentProblem, match=r"^sm_80: kv_cache_dtype is torch\.float8_e4m3fn, .*; keep the KV"):
+        triton_backend.unsupported(128, 4, 16, BF16, FP8)
+    monkeypatch.setattr("engine.kernels.configs.arch", lambda: 75)
+    with pytest.raises(EnvironmentProblem, match=r"^sm_75: the Triton kernels have no tiles for it"):
+        triton_backend.unsupported(128, 4, 16, BF16)
 
 
 def test_the_reference_loads_no_triton() -> None:

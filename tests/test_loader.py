@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import Engine
-from engine.loader import Checkpoint, RandomWeights
+from engine import Engine, loader
+from engine.directory import read_spec
+from engine.kernels import torch_backend
+from engine.loader import Checkpoint, Part, RandomWeights
+from engine.models import Model
+from engine.tp import TensorParallel
 from kvplan.errors import InvalidInputError, KvplanError, UnsupportedModelError
 from tests import small_models
 from tests.small_engines import engine_for, faults, greedy, random_tokens, saved_model
@@ -111,6 +116,22 @@ def test_tensors_left_over_are_counted_and_named(folder: Path) -> None:
     )
 
 
+def test_layers_that_the_config_leaves_out_are_named(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_hidden_layers"] == 3
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    text = refusal(folder)
+    assert text.startswith("DIR: 9 tensors have no place in the model the config describes (model.layers.2.")
+    assert text.endswith("weights and config.json do not belong together")
+
+
+def test_a_layer_is_no_draft_because_another_one_is(folder: Path) -> None:
+    plain = "model.layers.3.mlp.up_proj.weight"
+    both = {plain: torch.zeros(1), "model.layers.4.enorm.weight": torch.zeros(1)}
+    change(folder, lambda tensors: tensors.update(both))
+    assert refusal(folder).startswith(f"DIR: 1 tensors have no place in the model the config describes ({plain});")
+
+
 def test_a_missing_shard_is_named(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1].name
     (sharded / shard).unlink()
@@ -185,10 +206,12 @@ def test_quantised_weights_of_which_the_config_says_nothing_are_refused(
     )
 
 
-def test_what_lies_beside_the_decoder_is_stepped_over(folder: Path) -> None:
+@pytest.mark.parametrize("mark", ["eh_proj", "enorm", "hnorm", "shared_head.norm", "embed_tokens"])
+def test_what_lies_beside_the_decoder_is_stepped_over(mark: str, folder: Path) -> None:
     beside = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
-        "model.layers.3.eh_proj.weight": torch.zeros(64, 128),  # a draft layer after the last of 3
+        f"model.layers.3.{mark}.weight": torch.zeros(64, 128),  # a draft layer after the last of 3
+        "model.layers.3.self_attn.q_proj.weight": torch.zeros(64, 64),
         "vision_tower.patch_embed.weight": torch.zeros(4, 4),
     }
     change(folder, lambda tensors: tensors.update(beside))
@@ -252,3 +275,113 @@ def test_random_weights_are_a_seeds() -> None:
     # 2,000 draws: their mean is off by 0.02 / sqrt(2,000), here within 4 times that
     assert filled(1, "a.weight").mean().abs() < 4 * 0.02 / 2_000**0.5
     assert torch.equal(filled(1, "model.layers.0.input_layernorm.weight"), torch.ones(40, 50))
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Random weights that remember what they were asked for: name -> (whole shape, part, what was filled in)."""
+
+    weights: RandomWeights
+    asked: dict[str, list[tuple[tuple[int, ...], Part, torch.Tensor]]] = field(default_factory=dict)
+
+    def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
+        self.weights.fill(out, name, shape, part)
+        self.asked.setdefault(name, []).append((shape, part, out))
+
+    def finish(self, num_layers: int) -> None:
+        self.weights.finish(num_layers)
+
+
+def random_tensors(family: str, tp: TensorParallel) -> dict[str, torch.Tensor]:
+    """Each whole tensor of a family's small model as this rank holds it: NaN where it does not."""
+    spec = read_spec(saved_model(family))
+    noted = Noted(RandomWeights(1, torch.device("cpu")))
+    Model(spec, noted, torch_backend, tp, torch.float32, torch.device("cpu"), 64)
+    wholes = {}
+    for name, parts in noted.asked.items():
+        wholes[name] = torch.full(parts[0][0], float("nan"))
+        for _, part, out in parts:
+            wholes[name][part] = out
+    return wholes
+
+
+LAYER = "model.layers.1."
+# What a rank of two holds half of, by rows and by columns, and what it holds whole.
+HALVES = {
+    "llama": ["self_attn.q_proj.weight", "self_attn.o_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"],
+    "mixtral": ["block_sparse_moe.experts.2.w1.weight", "block_sparse_moe.experts.2.w2.weight"],
+    "gpt_oss": ["self_attn.sinks", "self_attn.q_proj.bias", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    "deepseek_v3": ["self_attn.kv_b_proj.weight", "self_attn.o_proj.weight"],
+}
+WHOLES = {
+    "llama": ["input_layernorm.weight"],
+    "mixtral": ["block_sparse_moe.gate.weight"],
+    "gpt_oss": ["mlp.router.weight", "mlp.router.bias", "mlp.experts.down_proj_bias"],
+    "deepseek_v3": ["self_attn.kv_a_proj_with_mqa.weight"],
+}
+
+
+@pytest.mark.parametrize("block", [loader.BLOCK_ELEMENTS, 1_000], ids=["in one block", "in many blocks"])
+@pytest.mark.parametrize("family", HALVES)
+def test_random_ranks_together_hold_the_model_of_one(family: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "BLOCK_ELEMENTS", block)
+    alone = random_tensors(family, TensorParallel())
+    ranks = [random_tensors(family, TensorParallel(rank, 2)) for rank in range(2)]
+    held = [{name: ~tensor.isnan() for name, tensor in rank.items()} for rank in ranks]
+    assert alone.keys() == ranks[0].keys() == ranks[1].keys()
+    for name, whole in alone.items():
+        assert not whole.isnan().any()
+        assert (held[0][name] | held[1][name]).all()
+        for rank, mine in zip(ranks, held, strict=True):
+            assert torch.equal(rank[name][mine[name]], whole[mine[name]])
+    shares = {name: tuple(mine[name].double().mean().item() for mine in held) for name in alone}
+    assert shares["model.embed_tokens.weight"] == (0.5, 0.5)
+    assert [shares[LAYER + name] for name in HALVES[family]] == [(0.5, 0.5)] * len(HALVES[family])
+    assert [shares[LAYER + name] for name in WHOLES[family]] == [(1, 1)] * len(WHOLES[family])
+
+
+def test_a_random_tensor_is_its_names_whatever_was_filled_before() -> None:
+    def filled(*names: str) -> dict[str, torch.Tensor]:
+        weights, tensors = RandomWeights(1, torch.device("cpu")), {name: torch.empty(40, 50) for name in names}
+        for name, tensor in tensors.items():
+            weights.fill(tensor, name, (40, 50))
+        return tensors
+
+    forwards, backwards = filled("a.weight", "b.weight"), filled("b.weight", "a.weight")
+    assert torch.equal(forwards["a.weight"], backwards["a.weight"])
+    assert torch.equal(forwards["b.weight"], backwards["b.weight"])
+    assert not torch.equal(forwards["a.weight"], forwards["b.weight"])
+
+
+def test_no_row_of_a_random_tensor_comes_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "BLOCK_ELEMENTS", 100)  # two rows
+    out = torch.empty(40, 50)
+    RandomWeights(1, torch.device("cpu")).fill(out, "a.weight", (40, 50))
+    assert len({tuple(row) for row in out.tolist()}) == 40
+
+
+@pytest.mark.parametrize(
+    "part",
+    [(slice(3, 31), slice(None)), (slice(None), slice(8, 24)), (slice(1, 40, 7), slice(4, 20, 3)), (slice(5, 5),)],
+    ids=["rows", "columns", "every so many of both", "nothing"],
+)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=["contiguous", "transposed"])
+def test_a_part_of_a_random_tensor_is_that_part(
+    part: Part, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "BLOCK_ELEMENTS", 1_000)  # two rows
+    weights, whole = RandomWeights(1, torch.device("cpu")), torch.empty(40, 50, 10)
+    weights.fill(whole, "a.weight", (40, 50, 10))
+    expected = whole[part]
+    # The same shape, its elements elsewhere in memory.
+    out = torch.full([expected.shape[i] for i in order], float("nan")).permute(order)
+    weights.fill(out, "a.weight", (40, 50, 10), part)
+    assert torch.equal(out, expected)
+
+
+def test_a_whole_random_tensor_is_filled_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "BLOCK_ELEMENTS", 100)
+    out = torch.empty(41, 50)
+    monkeypatch.delattr(torch, "empty")
+    RandomWeights(1, torch.device("cpu")).fill(out, "a.weight", (41, 50), (slice(0, 41), slice(None)))
+    assert out.std() == pytest.approx(0.02, rel=4 / (2 * 2_050) ** 0.5)  # 4 standard errors of 2,050 draws

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from engine.tp import TensorParallel, join
 from kvplan.errors import UnsupportedModelError, UsageError
-from tests import small_models
 from tests.small_engines import engine_for, random_tokens, saved_model, wrong_greedy_tokens
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +28,6 @@ CONFIG: dict[str, Any] = {
 GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
 
 # 250 rows of the vocabulary: padded to 256, so that the second of two ranks has 122, and the last of four 58.
-small_models.FAMILIES["llama_250"] = lambda: transformers.LlamaConfig(**{**small_models.COMMON, "vocab_size": 250})
 
 
 def job(family: str, size: int, params: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

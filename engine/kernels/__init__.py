@@ -1,6 +1,6 @@
 """What a layer computes, twice with the same functions: Triton on a GPU, plain torch anywhere.
 
-`Kernels` is a module; each backend module has every function that engine/layers.py calls.
+A backend is a module, found by `load`; each has every function that engine/layers.py calls.
 """
 
 import os

@@ -42,8 +42,12 @@ def need_cache(argument: str, cache: torch.Tensor, dims: int, arch: int) -> None
     """A paged cache with a block size the kernels can tile, of a dtype that GPUs of this arch have."""
     need_rows(argument, cache, dims, STORED)
     need_supported(argument, cache.dtype, arch)
-    block_size = cache.shape[1]
-    need(argument, block_size >= 16 and block_size & (block_size - 1) == 0, "of block size 16, 32, 64, ...", block_size)
+    need(argument, is_block_size(cache.shape[1]), "of block size 16, 32, 64, ...", cache.shape[1])
+
+
+def is_block_size(tokens: int) -> bool:
+    """A power of two, so that a token's page is a shift away, and no less than the tensor cores' 16 rows."""
+    return tokens >= 16 and tokens & (tokens - 1) == 0
 
 
 def need_supported(argument: str, dtype: torch.dtype, arch: int) -> None:

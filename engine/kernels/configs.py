@@ -29,6 +29,7 @@ SHARED_MEMORY = {
     120: 101_376,
     121: 101_376,
 }
+MAX_HEAD_DIM = 256
 SIZES = (101_376, 166_912, 232_448)  # the columns of the tables below
 
 
@@ -109,6 +110,11 @@ def prefill_tile(arch: int, head_dim: int, stored: torch.dtype, compute: torch.d
     return replace(tile, block_m=64) if rows <= 64 < tile.block_m else tile
 
 
+def max_heads_per_kv(arch: int, head_dim: int, stored: torch.dtype, compute: torch.dtype) -> int:
+    """Query heads that may share a KV head: prefill's largest tile holds one query of them all."""
+    return PREFILL[_kind(stored, compute), _padded(head_dim)][_column(arch)].block_m
+
+
 def latent_tile(arch: int, num_heads: int, dtype: torch.dtype) -> AttentionTile:
     return LATENT[_kind(dtype, dtype), 16 if num_heads <= 16 else 64][_column(arch)]
 
@@ -126,8 +132,8 @@ def _kind(stored: torch.dtype, compute: torch.dtype) -> str:
 
 
 def _padded(head_dim: int) -> int:
-    if head_dim > 256:
-        raise ValueError(f"head_dim: the kernels have no tile above 256 ({head_dim}); add one to configs.py")
+    if head_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim: the kernels have no tile above {MAX_HEAD_DIM} ({head_dim}); add one to configs.py")
     return max(64, 1 << (head_dim - 1).bit_length())
 
 

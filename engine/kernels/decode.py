@@ -9,12 +9,12 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.checks import need, need_attention
 from engine.kernels.numerics import cast, dot_dtype
-from engine.kernels.paging import load_columns, load_pages, load_rows, slot_offsets
+from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
 from engine.kernels.split_kv import choose_num_splits, reduce_splits, scratch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def decode_kernel(
     out_ptr,
     lse_ptr,
@@ -146,7 +146,9 @@ def paged_decode(
     _, block_size, num_kv_heads, head_dim_v = v_cache.shape
     need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
     if num_splits is None:
-        num_splits = choose_num_splits(num_seqs * num_kv_heads, block_tables.shape[1] * block_size, q.device)
+        max_context_len = block_tables.shape[1] * block_size
+        max_seen = max_context_len if window is None else min(window, max_context_len)
+        num_splits = choose_num_splits(num_seqs * num_kv_heads, max_seen, q.device)
     need("num_splits", num_splits >= 1, "at least 1", num_splits)
 
     out = torch.empty((num_seqs, num_heads, head_dim_v), dtype=q.dtype, device=q.device)

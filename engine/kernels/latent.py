@@ -9,12 +9,12 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_cache, need_one_device, need_rows, need_table
 from engine.kernels.numerics import LOG2_E, cast, dot, dot_dtype
-from engine.kernels.paging import load_pages, load_rows, slot_offsets
+from engine.kernels.paging import UNSPECIALIZED, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, finish_rows, start_rows
 from engine.kernels.split_kv import choose_num_splits, reduce_splits, scratch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def latent_decode_kernel(
     out_ptr,
     lse_ptr,

@@ -5,6 +5,10 @@
 import triton
 import triton.language as tl
 
+# Parameters that differ from step to step: slices of the batch's tensors begin at any 4 bytes, and tables have any
+# width. Triton would compile another kernel, in the middle of serving, for each that is a multiple of 16, or 1.
+UNSPECIALIZED = ("block_tables_ptr", "context_lens_ptr", "stride_table")
+
 
 @triton.jit
 def load_pages(table_ptr, tokens, context_len, BLOCK_SIZE: tl.constexpr):

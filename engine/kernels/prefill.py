@@ -9,11 +9,11 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.checks import need, need_attention, need_shape
 from engine.kernels.numerics import cast, dot_dtype
-from engine.kernels.paging import load_columns, load_pages, load_rows, slot_offsets
+from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=[*UNSPECIALIZED, "query_start_ptr"])
 def prefill_kernel(
     out_ptr,
     q_ptr,

@@ -11,7 +11,7 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.numerics import cast
 
-MAX_SPLITS = 64
+MAX_SPLITS = 64  # a power of two
 MIN_SPLIT_TOKENS = 128  # a shorter part is all start-up
 BLOCK_WIDTH = 128
 
@@ -43,16 +43,21 @@ def reduce_splits_kernel(
 
 
 def choose_num_splits(num_programs: int, max_context_len: int, device: torch.device) -> int:
-    """How many parts each context is cut into, from shapes that a CUDA graph may freeze.
+    """How many parts each context is cut into, from shapes that a CUDA graph may freeze: a power of two.
 
     Enough programs to fill the device three deep; none where the unsplit grid nearly does, because merging costs
-    more than a few idle processors.
+    more than a few idle processors. Each number of parts is a kernel of its own, compiled when a step first asks for
+    it: powers of two keep them few.
+
+    max_context_len  tokens that a sequence may attend to
     """
     wanted = configs.num_processors(device) * configs.PROGRAMS_PER_PROCESSOR
     if num_programs >= 0.8 * wanted:
         return 1
-    most = min(MAX_SPLITS, max_context_len // MIN_SPLIT_TOKENS)
-    return max(1, min(most, math.ceil(wanted / num_programs)))
+    most = max(1, min(MAX_SPLITS, max_context_len // MIN_SPLIT_TOKENS))
+    last_power = 1 << (most.bit_length() - 1)  # rounded down: no part is shorter than MIN_SPLIT_TOKENS
+    needed = math.ceil(wanted / num_programs)
+    return min(last_power, 1 << (needed - 1).bit_length())
 
 
 def scratch(num_seqs: int, num_heads: int, num_splits: int, width: int, like: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,6 +1,10 @@
 """The kernels in Triton: for GPUs of compute capability 8.0 and newer."""
 
+import torch
+
+from engine.kernels import configs
 from engine.kernels.activation import gated_activation
+from engine.kernels.checks import FLOATS, is_block_size, need_supported
 from engine.kernels.decode import paged_decode
 from engine.kernels.latent import latent_decode
 from engine.kernels.moe import moe_mlp
@@ -19,4 +23,42 @@ __all__ = [
     "rotate",
     "store_kv",
     "store_latent",
+    "unsupported",
 ]
+
+
+def unsupported(
+    head_dim: int | None,
+    num_heads_per_kv: int,
+    block_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+) -> str | None:
+    """Why these kernels cannot run a model on the current GPU, in a phrase; None where they can.
+
+    head_dim          of keys or of values, whichever is larger; None for a model that stores latents (MLA)
+    num_heads_per_kv  query heads that share a KV head on one rank; latents are shared by any number
+    dtype             of weights and activations
+    kv_dtype          of the cache; None: dtype
+
+    Raises EnvironmentProblem for a GPU without tiles, or without the dtype of the cache.
+    """
+    arch, stored = configs.arch(), kv_dtype or dtype
+    if dtype not in FLOATS:
+        return f"{_name(dtype)} (they compute in {', '.join(map(_name, FLOATS))})"
+    need_supported("kv_cache_dtype", stored, arch)
+    if not is_block_size(block_size):
+        return f"block size {block_size} (they read 16, 32, 64, ...)"
+    if head_dim is None:
+        return None
+    if head_dim > configs.MAX_HEAD_DIM:
+        return f"head_dim {head_dim} (at most {configs.MAX_HEAD_DIM})"
+    most = configs.max_heads_per_kv(arch, head_dim, stored, dtype)
+    if num_heads_per_kv > most:
+        where = " in float32" if dtype == torch.float32 else ""
+        return f"{num_heads_per_kv} query heads per KV head{where} (at most {most})"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
