@@ -48,7 +48,11 @@ def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def document(manifest: Mapping[str, Any], measured: Mapping[str, int], run: str) -> dict[str, Any]:
-    """A run's constants as JSON values."""
+    """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
+    if manifest.get("status") != "complete":
+        raise InvalidInputError(f"--calibrate: the run is {manifest.get('status')}; measure with one that is complete")
+    if (manifest.get("engine") or {}).get("memory_limit") is not None:
+        raise InvalidInputError("--calibrate: the run had a --memory-limit; measure without one")
     return {
         "schema": CALIBRATION,
         "for": key_of(manifest),
@@ -89,6 +93,8 @@ def for_run(calibration: Calibration, manifest: Mapping[str, Any]) -> dict[str, 
 def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
     """The constants as a plan takes them, where they were measured on such a GPU."""
     device = printable(str(calibration.key.get("device")), 80)
+    if device == "cpu":
+        raise InvalidInputError(f"{calibration.origin}: was measured on a CPU; calibrate on a {gpu.name}")
     if abs(calibration.device_total - gpu.total_memory) > SAME_TOTAL * gpu.total_memory:
         raise InvalidInputError(
             f"{calibration.origin}: was measured on {device} with {calibration.device_total:,} bytes, {gpu.name} has "

@@ -1,12 +1,13 @@
 """Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from kvplan import catalog, hf_config
 from kvplan.errors import InvalidInputError
 from kvplan.files import shown
-from kvplan.rules.bundled import EngineInputs, Prediction, predict
+from kvplan.rules.bundled import DTYPE_BYTES, EngineInputs, Prediction, predict
 from kvplan.rundir import Run
 from kvplan.spec import ModelSpec
 
@@ -78,7 +79,7 @@ class Reconciliation:
 
     @property
     def total(self) -> Row:
-        """All rows that have a prediction."""
+        """Of the rows that have a prediction, and of no others."""
         known = [row for row in self.rows if row.predicted is not None]
         return Row("total", sum(row.predicted or 0 for row in known), sum(row.measured for row in known))
 
@@ -98,22 +99,94 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     """
     manifest = run.manifest
     memory = manifest.get("memory")
-    if not isinstance(memory, dict):
+    if memory is None:
         raise InvalidInputError(
             f"{shown(run.path)}: the run ended before its memory was measured ({run.cause}); nothing to compare"
         )
+    check_manifest(run)
     spec = spec_of(run)
     inputs = inputs_of(run)
     known = calibration or {}
-    predicted = predict(spec, inputs, non_torch=memory["non_torch"])
+    predicted = predict(spec, inputs, non_torch=known.get("non_torch", memory["non_torch"]))
     measured, reported = measured_bytes(run)
     rows = tuple(Row(name, _predicted(name, predicted, known, run), measured[name]) for name in COMPONENTS)
     gaps = [*run.notes, *(str(event["text"]) for event in run.events if event.get("event") == "warning")]
+    if inputs.num_blocks is None and memory["non_torch"] and "non_torch" not in known:
+        gaps.append("num_blocks is predicted with the measured non_torch; a calibration would predict that too")
     if run.status != "complete":
         gaps.append(f"the run is {run.status}: {run.cause}")
     return Reconciliation(
         run, spec.name, str(manifest["device"]), rows, reported, capacity_rows(run, predicted), tuple(gaps)
     )
+
+
+SIZES = ("weights", "buffers", "activations", "kv_cache", "cuda_graphs", "non_torch", "num_blocks", "block_bytes")
+
+
+def check_manifest(run: Run) -> None:
+    """Refuse a run.json whose values are not what a run writes; the error names the first."""
+    manifest = run.manifest
+    model, memory, inputs = (manifest.get(name) for name in ("model", "memory", "inputs"))
+
+    def need(ok: bool, name: str, what: str) -> None:
+        if not ok:
+            raise InvalidInputError(f"{shown(run.path)}: run.json: {name} must be {what}; the file is damaged")
+
+    need(isinstance(model, dict) and isinstance(model.get("name"), str), "model.name", "a name")
+    need(manifest.get("device") in ("cpu", "cuda"), "device", "cpu or cuda")
+    need(isinstance(memory, dict), "memory", "an object")
+    for name in SIZES:
+        need(_is_size((memory or {}).get(name)), f"memory.{name}", "a whole number")
+    need((memory or {}).get("block_bytes") != 0, "memory.block_bytes", "above 0")
+    need(isinstance(inputs, dict), "inputs", "an object")
+    for name, value in (inputs or {}).items():
+        match name:
+            case "dtype":
+                need(value in DTYPE_BYTES, "inputs.dtype", f"one of {', '.join(DTYPE_BYTES)}")
+            case "kv_cache_dtype":
+                need(value in (*DTYPE_BYTES, "fp8", "fp8_e4m3"), "inputs.kv_cache_dtype", "a dtype of the engine")
+            case "backend":
+                need(value in ("torch", "triton"), "inputs.backend", "torch or triton")
+            case "gpu_memory_utilization":
+                need(isinstance(value, float | int) and 0 < value <= 1, f"inputs.{name}", "above 0 and at most 1")
+            case "num_blocks" | "max_blocks":
+                need(value is None or (_is_size(value) and value > 0), f"inputs.{name}", "null or at least 1")
+            case _:
+                need(_is_size(value) and value > 0, f"inputs.{name}", "a whole number of at least 1")
+    groups, peaks = manifest.get("groups", 1), manifest.get("peaks") or {}
+    need(_is_size(groups) and groups > 0, "groups", "a whole number of at least 1")
+    is_flat = isinstance(peaks, dict) and all(
+        isinstance(stage, dict) and all(_is_size(value) for value in stage.values()) for stage in peaks.values()
+    )
+    need(is_flat, "peaks", "whole numbers by stage")
+    for name in ("results", "results.baseline"):
+        _check_results(_inside(manifest, name), name, need)
+
+
+def _check_results(results: Any, name: str, need: Callable[[bool, str, str], None]) -> None:
+    if results is None:
+        return
+    need(isinstance(results, dict), name, "an object")
+    for part in ("densest", "stats"):
+        figures = results.get(part) or {}
+        is_numeric = isinstance(figures, dict) and all(_is_number(value) for value in figures.values())
+        need(is_numeric, f"{name}.{part}", "numbers by name")
+    for figure in ("most_running", "output_tokens_per_s", "seconds", "num_finished", "num_failed"):
+        need(figure not in results or _is_number(results[figure]), f"{name}.{figure}", "a number")
+
+
+def _inside(values: Any, path: str) -> Any:
+    for key in path.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def spec_of(run: Run) -> ModelSpec:
@@ -162,11 +235,13 @@ def measured_bytes(run: Run) -> tuple[dict[str, int], int]:
     else:
         before = peaks.get("before", {}).get("device_used", 0)
         reported = max(stage.get("device_used", 0) for stage in peaks.values()) - before
-        rows["context"] = peaks.get("context", {}).get("device_used", 0) - before
+        context = peaks.get("context", {})
+        rows["context"] = max(0, context.get("device_used", 0) - before - context.get("torch_reserved", 0))
         rows["non_torch"] = max(0, int(memory["non_torch"]) - before - rows["context"])
         reserved = max(stage.get("torch_reserved", 0) for stage in peaks.values())
         torch_rows = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
-        rows["allocator_slack"] = reserved - sum(rows[name] for name in torch_rows)
+        # Not below 0: the profile run's peak is given back, and the workload may never reach it again.
+        rows["allocator_slack"] = max(0, reserved - sum(rows[name] for name in torch_rows))
     rows["unattributed"] = reported - sum(rows.values())
     return rows, reported
 
@@ -222,11 +297,12 @@ def document(result: Reconciliation) -> dict[str, Any]:
         "status": result.run.status,
         "reported": result.reported,
         "rows": [_row(row) for row in result.rows],
-        "total": _row(result.total),
+        "total": {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]},
         "capacity": [
             {"name": row.name, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
             for row in result.capacity
         ],
+        "served": [asdict(one) for one in served(result.run)],
         "gaps": list(result.gaps),
     }
 
@@ -241,8 +317,45 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def exceeds(result: Reconciliation, limit: float, of: Literal["rows", "total"] = "rows") -> list[str]:
-    """The rows (or only the total) whose relative error is above the limit, as `name 3.2 %`."""
-    rows = (*result.rows, result.total) if of == "rows" else (result.total,)
-    compared = [(row, row.relative) for row in rows if row.component != "unattributed"]
+def exceeds(result: Reconciliation, limit: float) -> list[str]:
+    """The rows, and their total, whose relative error is above the limit, as `name 3.2 %`."""
+    compared = [(row, row.relative) for row in (*result.rows, result.total) if row.component != "unattributed"]
     return [f"{row.component} {value:+.1%}" for row, value in compared if value is not None and abs(value) > limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How one allocator served the workload in the run's pool.
+
+    waste  share of the blocks handed out that held no token, at the densest moment
+    """
+
+    allocator: str
+    most_running: int
+    output_tokens_per_s: float
+    preemptions: int
+    waste: float
+
+
+def served(run: Run) -> tuple[Served, ...]:
+    """The run's own allocator and, where the workload was served again, the other."""
+    results = run.manifest.get("results") or {}
+    own = str((run.manifest.get("engine") or {}).get("allocator", "paged"))
+    pairs = [
+        (own, results),
+        *([(str(results["baseline"].get("allocator")), results["baseline"])] if results.get("baseline") else []),
+    ]
+    return tuple(_served(name, one, run) for name, one in pairs if one)
+
+
+def _served(name: str, results: dict[str, Any], run: Run) -> Served:
+    densest, stats = results.get("densest") or {}, results.get("stats") or {}
+    used, tokens = densest.get("num_used_blocks") or 0, densest.get("num_kv_tokens") or 0
+    slots = used / int(run.manifest.get("groups") or 1) * run.manifest["inputs"]["block_size"]
+    return Served(
+        name,
+        int(results.get("most_running") or 0),
+        float(results.get("output_tokens_per_s") or 0.0),
+        int(stats.get("num_preemptions") or 0),
+        max(0.0, 1 - tokens / slots) if slots else 0.0,
+    )

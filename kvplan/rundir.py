@@ -93,6 +93,13 @@ class RunWriter:
             ) from error
 
 
+def refuse_run_files(path: str, flag: str) -> None:
+    """Refuse to write over what a run consists of."""
+    target = Path(path)
+    if target.name in (MANIFEST, SAMPLES, EVENTS) and (target.parent / MANIFEST).exists():
+        raise UsageError(f"{flag} {shown(target)}: is part of a run; name another file")
+
+
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 

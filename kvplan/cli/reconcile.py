@@ -3,16 +3,27 @@
 import csv
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from kvplan import calibration
 from kvplan.cli import output
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
 from kvplan.errors import UsageError
-from kvplan.reconcile import SOURCES, CapacityRow, Reconciliation, Row, document, exceeds, reconcile
+from kvplan.files import printable
+from kvplan.reconcile import (
+    SOURCES,
+    CapacityRow,
+    Reconciliation,
+    Row,
+    Served,
+    document,
+    exceeds,
+    reconcile,
+    served,
+)
 from kvplan.report.lines import Line, columns, line, write
-from kvplan.rundir import load_run
+from kvplan.rundir import load_run, refuse_run_files
 from kvplan.units import format_size, parse_fraction
 
 
@@ -27,6 +38,7 @@ def reconcile_command(options: ReconcileOptions) -> int:
         known = calibration.for_run(calibration.read(Path(options.calibration)), run.manifest)
     result = reconcile(run, known)
     if options.calibrate is not None:
+        refuse_run_files(options.calibrate, "--calibrate")
         measured = {row.component: row.measured for row in result.rows}
         with output.report_files([options.calibrate], "--calibrate", {".json": "json"}) as (file,):
             file.save(json.dumps(calibration.document(run.manifest, measured, str(run.path)), indent=2) + "\n")
@@ -57,37 +69,25 @@ def show(result: Reconciliation, format: RunFormat, color: str) -> None:
 
 def table_lines(result: Reconciliation) -> list[Line]:
     rows = [cells(row) for row in (*result.rows, result.total)]
-    lines = [line(f"{result.model} on {result.device}: predicted beside measured", "bold"), line()]
-    lines += columns(("component", "predicted", "measured", "error"), rows)
+    title = f"{printable(result.model)} on {result.device}: predicted beside measured"
+    lines = [line(title, "bold"), line(), *columns(("component", "predicted", "measured", "error"), rows)]
+    left_out = [row.component for row in result.rows if row.predicted is None]
+    if left_out:
+        lines += [line(), line(f"The total is of the rows that have a prediction: without {', '.join(left_out)}.")]
     lines += [line(), line(f"The rows add up to what the device reports: {format_size(result.reported)}.")]
     lines += [line(), *columns(("pool", "predicted", "measured", "unit"), [capacity_cells(r) for r in result.capacity])]
-    lines += baseline_lines(result)
-    return lines + [line(f"note: {gap}", "yellow") for gap in result.gaps]
+    both = served(result.run)
+    if len(both) > 1:
+        lines += [line(), *columns(SERVED_HEADERS, [served_cells(one) for one in both])]
+    return lines + [line(f"note: {printable(gap, 400)}", "yellow") for gap in result.gaps]
 
 
-def baseline_lines(result: Reconciliation) -> list[Line]:
-    """Paged beside contiguous in the same pool, where the run has both."""
-    results = result.run.manifest.get("results") or {}
-    other = results.get("baseline")
-    if not other:
-        return []
-    rows = [
-        (name, f"{one['most_running']}", f"{one['output_tokens_per_s']:,.1f}", f"{waste(one, result):.1%}")
-        for name, one in (("paged", results), (other["allocator"], other))
-    ]
-    headers = ("same pool", "most running", "tokens/s", "allocated, unused")
-    return [line(), *columns(headers, rows)]
+SERVED_HEADERS = ("same pool", "most running", "tokens/s", "preemptions", "allocated, unused")
 
 
-def waste(results: dict[str, Any], result: Reconciliation) -> float:
-    """Share of the blocks handed out that holds no token, at the densest moment."""
-    densest = results.get("densest") or {}
-    used, tokens = densest.get("num_used_blocks") or 0, densest.get("num_kv_tokens") or 0
-    if not used:
-        return 0.0
-    groups = int(result.run.manifest.get("groups") or 1)
-    slots = used / groups * result.run.manifest["inputs"]["block_size"]
-    return float(max(0.0, 1 - tokens / slots))
+def served_cells(one: Served) -> tuple[str, ...]:
+    rate = f"{one.output_tokens_per_s:,.1f}"
+    return printable(one.allocator, 40), f"{one.most_running}", rate, f"{one.preemptions}", f"{one.waste:.1%}"
 
 
 def cells(row: Row) -> tuple[str, str, str, str]:
@@ -109,11 +109,18 @@ def capacity_cells(row: CapacityRow) -> tuple[str, str, str, str]:
 
 
 def as_csv(result: Reconciliation) -> str:
+    """Components, the pool's figures, and what each allocator served, by `kind`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("component", "predicted", "measured", "error", "relative"))
+    writer.writerow(("kind", "name", "predicted", "measured", "error", "relative"))
     for row in (*result.rows, result.total):
-        writer.writerow((row.component, row.predicted, row.measured, row.error, row.relative))
+        writer.writerow(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
+    for figure in result.capacity:
+        writer.writerow((figure.unit, figure.name, figure.predicted, figure.measured, None, None))
+    for one in served(result.run):
+        for name, value in asdict(one).items():
+            if name != "allocator":
+                writer.writerow((printable(one.allocator, 40), name, None, value, None, None))
     return text.getvalue()
 
 
@@ -122,4 +129,8 @@ def as_markdown(result: Reconciliation) -> str:
 
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
     rows = [(*cells(row), *SOURCES.get(row.component, ("", ""))) for row in (*result.rows, result.total)]
-    return f"### {escaped(result.model)} on {result.device}\n\n{rows_of(headers, rows)}"
+    parts = [f"### {escaped(result.model)} on {result.device}", rows_of(headers, rows)]
+    parts.append(rows_of(("pool", "predicted", "measured", "unit"), [capacity_cells(row) for row in result.capacity]))
+    if len(served(result.run)) > 1:
+        parts.append(rows_of(SERVED_HEADERS, [served_cells(one) for one in served(result.run)]))
+    return "\n\n".join([*parts, *(f"* {escaped(gap)}" for gap in result.gaps)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvplan.cli import output
 from kvplan.cli.run_options import ReportOptions
 from kvplan.errors import EnvironmentProblem
-from kvplan.rundir import load_run
+from kvplan.rundir import load_run, refuse_run_files
 
 if TYPE_CHECKING:
     from kvplan.report.run_data import ReportData
@@ -19,6 +19,8 @@ NEEDED = ("jinja2", "matplotlib")  # by HTML; the rest is written without any li
 
 def report_command(options: ReportOptions) -> int:
     """Write the report in every format asked for; Markdown to standard output where no file is named."""
+    for path in options.output or []:
+        refuse_run_files(path, "--output")
     with output.report_files(options.output or [], "--output", SUFFIXES) as files:  # checked before the work starts
         if any(file.format == "html" for file in files):
             require_libraries()

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvplan.errors import InvalidInputError, KvplanError
 from kvplan.files import printable, shown
-from kvplan.reconcile import SOURCES, Reconciliation, Row, inputs_of, reconcile, spec_of
+from kvplan.reconcile import SOURCES, Reconciliation, Row, check_manifest, inputs_of, reconcile, spec_of
 from kvplan.rules.bundled import group_sizes, kind_of
 from kvplan.rundir import Run
 from kvplan.units import format_size
@@ -148,7 +148,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def run_data(run: Run, label: str) -> RunData:
     try:
         return _run_data(run, label)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError) as error:
         raise InvalidInputError(
             f"{shown(run.path)}: run.json cannot be read ({type(error).__name__}: {error}); the file is damaged"
         ) from error
@@ -236,6 +236,8 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
 
     Without a sample the device's own figure is unknown: only what the engine measured by itself is compared.
     """
+    if run.manifest.get("memory") is not None:
+        check_manifest(run)
     unsampled = not run.manifest.get("peaks") and not run.samples
     try:
         if not unsampled:
