@@ -60,16 +60,25 @@ def profile_stage(model: str, *arguments: str, name: str = "", group: str = "mod
     return Stage(name or f"profile-{model}", group, shows, argv, 30, 110)
 
 
+def fp8_stage(model: str, group: str = "models") -> Stage:
+    """The same with an fp8 KV cache."""
+    return profile_stage(model, "--kv-cache-dtype", "fp8_e4m3", name=f"profile-{model}-fp8", group=group)
+
+
 STAGES = (
     Stage("smoke", "smoke", "versions, device, one kernel, a 2-layer model", ("-m", f"{MODULES}.smoke"), 10, 90),
     Stage("tests", "tests", "all tests marked gpu", ("-m", f"{MODULES}.checks"), 30, 180),
     profile_stage("llama-3.1-8b", group="llama"),
-    profile_stage("llama-3.1-8b", "--kv-cache-dtype", "fp8_e4m3", name="profile-llama-3.1-8b-fp8", group="llama"),
+    fp8_stage("llama-3.1-8b", group="llama"),
     profile_stage("qwen2.5-7b"),
     profile_stage("qwen3-30b-a3b"),
     profile_stage("gemma-3-12b"),
     profile_stage("gpt-oss-20b"),
-    profile_stage("deepseek-v2-lite"),
+    profile_stage("deepseek-v2-lite"),  # with no fp8 stage: the engine keeps latents in the model's dtype
+    fp8_stage("qwen2.5-7b"),
+    fp8_stage("qwen3-30b-a3b"),
+    fp8_stage("gemma-3-12b"),
+    fp8_stage("gpt-oss-20b"),
     profile_stage("llama-3.1-8b", "--baseline", "contiguous", name="contiguous", group="serving"),
     Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 80),
     Stage("kernels", "kernels", "attention: share of the copy bandwidth", ("-m", f"{MODULES}.kernels"), 20, 90),

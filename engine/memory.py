@@ -3,12 +3,16 @@
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from kvplan.errors import EnvironmentProblem
+
+MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,24 @@ def device_memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return free, total
+    return host_memory()
+
+
+def host_memory() -> tuple[int, int]:
+    """(available, total) bytes of the host, as Linux says them; elsewhere psutil is asked.
+
+    Raises EnvironmentProblem where neither is there.
+    """
+    if MEMINFO.exists():
+        lines = MEMINFO.read_text(encoding="ascii").splitlines()
+        sizes = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
+        return sizes["MemAvailable"], sizes["MemTotal"]
+    try:
+        import psutil
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"psutil: not installed, and there is no {MEMINFO} to read the host's memory from; run `pip install psutil`"
+        ) from error
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 

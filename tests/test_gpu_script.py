@@ -1,5 +1,6 @@
 """benchmarks/gpu.py: stages end within their time, lose nothing of each other, resume, and stay small on disk."""
 
+import argparse
 import csv
 import io
 import json
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_stages import checks, evidence, runner, stage
+from benchmarks.gpu_stages import checks, evidence, profiles, runner, stage
 from benchmarks.gpu_stages.decode import Limits
 from benchmarks.gpu_stages.runner import Stage
+from engine import memory
+from kvplan.errors import EnvironmentProblem
 
 ROOT = Path(__file__).resolve().parents[1]
 # What a fake stage begins with: FOLDER, and save(numbers) as a real stage would.
@@ -130,6 +134,34 @@ time.sleep(60)
     assert not is_running(found["hangs"]["numbers"]["pid"])
 
 
+def test_a_child_that_saves_when_asked_to_end_is_given_the_time(tmp_path: Path) -> None:
+    """The process itself ends at once at SIGTERM; its child needs half a second more, and has it."""
+    child = f"""
+import pathlib, signal, sys, time
+folder = pathlib.Path({str(tmp_path)!r})
+def save(*_):
+    time.sleep(0.5)
+    (folder / 'run.json').write_text('saved')
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+(folder / 'ready').touch()
+time.sleep(60)
+"""
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-S", "-c", parent], start_new_session=True)
+    wait_for(tmp_path / "ready")
+    runner.end(process)
+    assert process.returncode == -signal.SIGTERM
+    assert (tmp_path / "run.json").read_text() == "saved"
+
+
+def wait_for(path: Path) -> None:
+    """Return when the file is there, or after a minute."""
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def is_running(pid: int) -> bool:
     """Whether a process is there and no zombie that nobody has asked after."""
     try:
@@ -209,6 +241,19 @@ def test_resuming_into_another_folder_carries_archives_over_that_have_no_news(ca
     assert "b/result.json" in members(tmp_path / "second" / "evidence-b.tar.gz")
 
 
+def test_resuming_says_which_results_are_of_another_commit(call: Any, tmp_path: Path) -> None:
+    """`bad` is run again and is of this commit then; without a change of commit there is nothing to say."""
+    call([fake("a"), fake("b"), fake("bad", "sys.exit(1)")])
+    stages = [fake("a"), fake("b"), fake("bad")]
+    _, out, _ = call(stages, "--resume", str(tmp_path / "out"), "--commit", "badcafe")
+    assert out.splitlines()[0] == "kept of another commit than badcafe: a (c0ffee), b (c0ffee)"
+    _, out, _ = call([fake("a")], "--resume", str(tmp_path / "out"), out="second")
+    assert out.splitlines()[0] == "kept of another commit than c0ffee: bad (badcafe)"
+    call([fake("a")], out="third")
+    _, out, _ = call([fake("a")], "--resume", str(tmp_path / "third"), out="third")
+    assert "another commit" not in out
+
+
 def test_only_runs_what_it_names_and_forgets_nothing(call: Any, tmp_path: Path) -> None:
     stages = [fake("a"), fake("b"), fake("c")]
     assert call(stages, "--only", "c,a")[0] == 0
@@ -228,9 +273,7 @@ hang = "save('begun'); open({str(tmp_path / "begun")!r}, 'w'); time.sleep(60)"
 sys.exit(gpu.main([{str(tmp_path / "out")!r}, "--device", "cpu", "--commit", "c"], [fake("a"), fake("b", hang)]))
 """
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(tmp_path / "begun")
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 143
@@ -306,6 +349,72 @@ def test_every_stage_is_a_module_of_the_repository() -> None:
     for each in gpu.STAGES:
         assert each.argv[0] == "-m"
         assert (ROOT / f"{each.argv[1].replace('.', '/')}.py").is_file()
+
+
+def test_every_model_but_the_one_with_latents_is_profiled_with_bf16_and_then_fp8_kv() -> None:
+    names = [stage.name.removeprefix("profile-") for stage in gpu.STAGES if stage.name.startswith("profile-")]
+    models = ["llama-3.1-8b", "qwen2.5-7b", "qwen3-30b-a3b", "gemma-3-12b", "gpt-oss-20b"]
+    assert [name for name in names if name.endswith("-fp8")] == [f"{model}-fp8" for model in models]
+    assert [name for name in names if not name.endswith("-fp8")] == [*models, "deepseek-v2-lite"]
+    assert all(names.index(model) < names.index(f"{model}-fp8") for model in models)
+
+
+def profile_task(folder: Path) -> stage.Task:
+    options = argparse.Namespace(model="llama-3.1-8b", kv_cache_dtype=None, baseline=None)
+    return stage.Task(folder, torch.device("cpu"), options)
+
+
+@pytest.mark.parametrize("measured", [{}, {"memory": {"weights": 1}}], ids=["before the engine stood", "later"])
+def test_a_profile_that_ran_out_of_memory_says_so_whatever_reconcile_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: dict[str, Any]
+) -> None:
+    """Without measured memory there is nothing to reconcile; where reconcile fails, the cause stays."""
+    cause = "CUDA out of memory. Tried to allocate 1.96 GiB."
+    asked = []
+
+    def kvplan(task: stage.Task, arguments: list[str]) -> tuple[int, str]:
+        asked.append(arguments[0])
+        if arguments[0] == "reconcile":
+            return 2, ""
+        (task.folder / "run").mkdir()
+        manifest = {"status": "failed", "cause": cause, **measured}
+        (task.folder / "run" / "run.json").write_text(json.dumps(manifest))
+        return 4, ""
+
+    monkeypatch.setattr(profiles, "kvplan", kvplan)
+    if measured:
+        with pytest.raises(SystemExit, match="kvplan reconcile: exit code 2"):
+            profiles.run(profile_task(tmp_path))
+    else:
+        assert profiles.run(profile_task(tmp_path)) == 4
+    assert asked == ["profile", *(["reconcile"] if measured else [])]
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert saved["numbers"] == {"status": "failed", "cause": cause}
+    assert saved["headline"] == f"the run ended early: {cause}"
+
+
+def test_the_engine_needs_no_psutil_where_linux_says_its_memory() -> None:
+    """In a process in which psutil cannot be imported; sysconf counts the same pages in its own way."""
+    code = """
+import sys
+sys.modules["psutil"] = None
+import torch
+from engine import Engine
+from engine.memory import device_memory
+print(*device_memory(torch.device("cpu")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    available, total = map(int, done.stdout.split())
+    assert total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < available <= total
+
+
+def test_elsewhere_psutil_is_asked_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
+    assert memory.host_memory()[1] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(EnvironmentProblem, match=r"psutil: not installed, .*; run `pip install psutil`"):
+        memory.host_memory()
 
 
 JUNIT = """<testsuites><testsuite errors="1" failures="1" skipped="0" tests="4">

@@ -107,16 +107,23 @@ def rows_of(model: str, numbers: dict[str, Any]) -> list[Row]:
 def run(stage: Task) -> int:
     """The exit code of `kvplan profile`; a run that ended early is compared as far as it went."""
     code, _ = kvplan(stage, command(stage, model_of(stage)))
-    manifest = stage.folder / RUN / "run.json"
-    if not manifest.exists():
+    path = stage.folder / RUN / "run.json"
+    if not path.exists():
         return code
-    results = json.loads(manifest.read_text(encoding="utf-8")).get("results") or {}
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    ending = {key: manifest.get(key) for key in ("status", "cause")}
+    early = f"the run ended early: {ending['cause'] or ending['status']}"
+    stage.save(early, ending)  # before reconciling, which may fail and must not hide it
+    if "memory" not in manifest:  # it ended before the engine stood
+        return code
     found = reconciled(stage)
+    results = manifest.get("results") or {}
     if not results:
-        stage.save("the run ended early", {"rows": found["rows"], "gaps": found["gaps"]})
+        stage.save(early, {**ending, "rows": found["rows"], "gaps": found["gaps"]})
         return code
-    numbers = numbers_of(found, results)
-    stage.save(headline(numbers), numbers, rows_of(stage.options.model, numbers))
+    numbers = ending | numbers_of(found, results)
+    told = headline(numbers)
+    stage.save(told if code == 0 else f"{early}; {told}", numbers, rows_of(stage.options.model, numbers))
     return code
 
 

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = "kvplan/gpu@1"
 SUMMARY, LOG, RESULT, ROWS = "summary.json", "log.txt", "result.json", "rows.csv"
 GRACE_S = 5.0  # between asking a stage to end and ending it
+POLL_S = 0.05  # between looks at whether all of it has ended
 CLOSING_S = 10.0  # of the budget, kept for the last archives
 
 Status = Literal["ok", "failed", "timeout", "skipped"]
@@ -174,18 +175,26 @@ def run_process(command: Sequence[str], log: Path, timeout_s: float) -> int | No
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children: asked first, so that a profile can write what it has."""
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, signum)
-            try:
-                process.wait(GRACE_S)
-            except subprocess.TimeoutExpired:
-                continue
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it would keep the GPU's memory
-    except ProcessLookupError:
+    """End a process and all of its group: asked first, so that a profile, its child, can write what it has."""
+    if not signal_group(process, signal.SIGTERM):
         return
+    deadline_s = time.monotonic() + GRACE_S
+    while time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+        if not signal_group(process, 0):
+            return
+    signal_group(process, signal.SIGKILL)  # what outlives this would keep the GPU's memory
+    process.wait()
+
+
+def signal_group(process: subprocess.Popen[bytes], signum: int) -> bool:
+    """Signal the group that a process leads; False where nothing is left of it."""
+    process.poll()  # until it is asked after, a leader that has ended counts as there
+    try:
+        os.killpg(process.pid, signum)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def ended(stage: Stage, session: Session, status: Status, error: str | None) -> Result:
@@ -263,7 +272,7 @@ def document(session: Session) -> dict[str, Any]:
 
 
 def resume(session: Session, folder: Path) -> None:
-    """Take over the results and the evidence of an earlier call.
+    """Take over the results and the evidence of an earlier call; says which are of another commit.
 
     Raises InvalidInputError for what is no such folder, UsageError for one of another device.
     """
@@ -280,6 +289,9 @@ def resume(session: Session, folder: Path) -> None:
     except TypeError as error:
         raise InvalidInputError(f"{shown(folder / SUMMARY)}: stages cannot be read ({error})") from error
     session.results |= {result.name: result for result in results}
+    older = [f"{each.name} ({each.commit})" for each in results if is_older(each, session.machine)]
+    if older:
+        session.say(f"kept of another commit than {session.machine.commit}: {', '.join(older)}")
     session.left_out |= summary.get("left_out", {})
     for group in {result.group for result in results}:
         packed = archive(folder, group)
@@ -287,6 +299,11 @@ def resume(session: Session, folder: Path) -> None:
             unpack(packed, session.work)
             if folder.resolve() != session.out.resolve():
                 shutil.copyfile(packed, archive(session.out, group))
+
+
+def is_older(result: Result, machine: Machine) -> bool:
+    """Whether a result will not be measured again although it is of other code than this."""
+    return result.status == "ok" and result.commit != machine.commit
 
 
 def table(results: Sequence[Result]) -> str:
