@@ -10,28 +10,32 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.engine import Stats
+from engine.memory import host_memory
 from kvplan.errors import EnvironmentProblem, KvplanError
 from kvplan.nvml import Device, Nvml, open_nvml
-from kvplan.rundir import RunWriter
+from kvplan.rundir import RunWriter, Status
 from kvplan.spec import ModelSpec
 from kvplan.workload import Lengths
 
+STATM = Path("/proc/self/statm")
 PACKAGES = ("torch", "triton", "nvidia-ml-py", "safetensors", "numpy")
 HANGS_AFTER_S = 30.0  # past --timeout without a step's end
 FOREIGN = 0.01  # of the device's memory, that others may take during a run before its samples are left out
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
+SERVING = ("prefill", "decode", "drained", "baseline")  # stages in which there is something to keep
+TOUCHABLE = 0.5  # of the memory a machine can still give, up to which a KV pool on the CPU is made resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Workload:
 
     requests       in order of arrival
     shared_prefix  tokens every prompt starts with
-    duration_s     the requests are repeated until so many seconds have passed; None: once
+    duration_s     the requests are repeated for so many seconds, and none is sent after that; None: once
     seed           of the token ids
     """
 
@@ -78,12 +82,12 @@ class Probe:
 
     device: torch.device
     gpu: Device | None
-    process: psutil.Process = field(default_factory=psutil.Process)
+    nvml: Nvml | None = None
     first_used: int | None = None  # of the device, before this run held anything
     first_others: int | None = None  # of it, what other processes hold
 
     def read(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"rss": self.process.memory_info().rss}
+        values: dict[str, Any] = {"rss": resident()}
         if self.device.type == "cuda" and torch.cuda.is_initialized():
             values |= {
                 "torch_allocated": torch.cuda.memory_allocated(self.device),
@@ -93,6 +97,11 @@ class Probe:
         if self.gpu is not None:
             values |= self._gpu_values(self.gpu)
         return values
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What NVML and the device have warned of so far."""
+        return (() if self.nvml is None else self.nvml.warnings) + (() if self.gpu is None else self.gpu.warnings)
 
     def _gpu_values(self, gpu: Device) -> dict[str, Any]:
         # Before this process has a CUDA context, all that is held is others'.
@@ -120,6 +129,17 @@ class Probe:
         }
 
 
+def resident() -> int:
+    """Bytes of this process in the machine's memory, as Linux says them; elsewhere psutil is asked."""
+    try:
+        return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        import psutil
+
+        rss: int = psutil.Process().memory_info().rss
+        return rss
+
+
 class Recorder(threading.Thread):
     """Samples every interval until stopped; a failing probe ends the sampling, not the run."""
 
@@ -130,6 +150,7 @@ class Recorder(threading.Thread):
         self.deadline_s: float | None = None  # when the run is taken for hanging
         self.stage = "before"
         self.stats: Stats | None = None
+        self.progress: dict[str, Any] = {}  # for the live view alone
         self.failure: KvplanError | None = None
         self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
         self.warned: set[str] = set()
@@ -151,38 +172,49 @@ class Recorder(threading.Thread):
         while not self._stopping.wait(self.interval_s):
             if self.deadline_s is not None and self.now_s > self.deadline_s:
                 self._give_up()
+            if self.failure is not None:  # nothing can be read any more; only the deadline is still watched
+                continue
             try:
                 self.take()
             except KvplanError as error:
                 self.failure = error
-                return
 
     def _give_up(self) -> None:
         """End the process of a run that hangs: a kernel that never returns cannot be interrupted from Python."""
         cause = f"hangs in stage {self.stage}, past its --timeout"
         self.writer.update(peaks=self.peaks)
-        self.writer.finish("partial", cause)
+        self.writer.finish(self.early_status, cause)
         print(
             f"kvplan: error: profile: {cause}; what was measured is in {self.writer.path}", file=sys.stderr, flush=True
         )
         os._exit(EARLY_END)
 
+    @property
+    def early_status(self) -> Status:
+        """What a run is that ends now: with results in part, or without any."""
+        return "partial" if self.stage in SERVING else "failed"
+
     def take(self) -> None:
         with self._lock:
             values = {"t": round(self.now_s, 6), "stage": self.stage, **self.probe.read(), **self._engine_values()}
             self.writer.sample(values)
+            for text in self.probe.warnings:
+                self.warn(text)
             if values.get("is_foreign"):  # another process moved in: its bytes must not become ours
-                self._warn_once(f"another process took memory of the GPU ({values['others_used']:,} bytes are others')")
+                others = f"{values['others_used']:,} bytes are others'"
+                self.warn(f"another process took memory of the GPU ({others})", once_for="foreign")
                 return
             peaks = self.peaks.setdefault(self.stage, {})
             for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
                 if isinstance(values.get(key), int):
                     peaks[key] = max(values[key], peaks.get(key, 0))
-        self.watch(values)
+        self.watch(values | self.progress)
 
-    def _warn_once(self, text: str) -> None:
-        if text.split(" (")[0] not in self.warned:
-            self.warned.add(text.split(" (")[0])
+    def warn(self, text: str, *, once_for: str | None = None) -> None:
+        """Keep a warning with the run; the same one (or one of the same kind) is kept once."""
+        key = once_for or text
+        if key not in self.warned:
+            self.warned.add(key)
             self.writer.event(self.now_s, "warning", text=text)
 
     def _engine_values(self) -> dict[str, Any]:
@@ -212,47 +244,79 @@ def profile(
     interval_s: float = 0.05,
     timeout_s: float | None = None,
     gpu: Device | None = None,
+    nvml: Nvml | None = None,
     baseline: Literal["contiguous"] | None = None,
     snapshot: bool = False,
     watch: Callable[[dict[str, Any]], None] = lambda values: None,
 ) -> Outcome:
     """Run the workload and leave everything measured in the run directory, however it ends.
 
-    baseline  the workload is served a second time with this allocator and the same number of blocks
-    snapshot  torch's memory history is written beside the run, for its viewer
-    watch     sees every sample, for a live view
+    baseline   the workload is served a second time with this allocator and the same number of blocks
+    snapshot   torch's memory history is written beside the run, for its viewer
+    timeout_s  for each serving of the workload; HANGS_AFTER_S beyond it, also of a start, the process is ended
+    watch      sees every sample, for a live view
+    Raises what is wrong with the input, and what only a bug can raise, after the run is ended.
     """
     device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else config.device)
-    recorder = Recorder(Probe(device, gpu), writer, interval_s, watch)
+    recorder = Recorder(Probe(device, gpu, nvml), writer, interval_s, watch)
     recorder.start()
     try:
-        with _memory_history(device, writer.path if snapshot else None):
-            results = _run(spec, config, workload, recorder, weights, timeout_s)
+        _set_deadline(recorder, timeout_s)
+        results = _run(spec, config, workload, recorder, weights, timeout_s, writer.path if snapshot else None)
+        writer.update(results=results)  # should the second run fail, the first is kept
         if baseline is not None:
-            writer.update(results=results)  # should the second run fail, the first is kept
             blocks = writer.manifest["memory"]["num_blocks"]
             other = replace(config, allocator=baseline, num_blocks=blocks)
+            _set_deadline(recorder, timeout_s)
             results["baseline"] = _baseline(spec, other, workload, recorder, weights, timeout_s)
-    except KeyboardInterrupt:
-        return _end(recorder, writer, "partial", "interrupted", Outcome(130))
-    except SystemExit as stop:  # SIGTERM, as the entry point turns it
-        return _end(recorder, writer, "partial", "terminated", Outcome(int(stop.code or 0)))
-    except (KvplanError, RuntimeError) as error:  # torch's own failures (out of memory, lost GPU) are RuntimeErrors
-        cause = str(error).splitlines()[0]
-        is_start = recorder.stage not in ("prefill", "decode")
-        return _end(recorder, writer, "failed" if is_start else "partial", cause, Outcome(EARLY_END, cause))
-    writer.update(results=results)
+            writer.update(results=results)
+    except BaseException as error:
+        cause, outcome = _early_end(error)
+        is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        _end(recorder, writer, "partial" if is_stopped else recorder.early_status, cause)
+        if outcome is None:
+            raise
+        return outcome
     if recorder.failure is not None:
         cause = str(recorder.failure)
-        return _end(recorder, writer, "partial", cause, Outcome(EARLY_END, cause))
-    return _end(recorder, writer, "complete", None, Outcome(0))
+        _end(recorder, writer, "partial", cause)
+        return Outcome(EARLY_END, cause)
+    _end(recorder, writer, "complete", None)
+    return Outcome(0)
 
 
-def _end(recorder: Recorder, writer: RunWriter, status: Any, cause: str | None, outcome: Outcome) -> Outcome:
+def _early_end(error: BaseException) -> tuple[str, Outcome | None]:
+    """(cause for the manifest, outcome) of a run that raised; None: the error is to be raised again."""
+    match error:
+        case KeyboardInterrupt():
+            return "interrupted", Outcome(130)
+        case SystemExit():  # SIGTERM, as the entry point turns it
+            return "terminated", Outcome(int(error.code or 0))
+    cause = next(iter(str(error).splitlines()), "")
+    if isinstance(error, EnvironmentProblem):
+        return cause, Outcome(EARLY_END, cause)
+    if isinstance(error, KvplanError):  # wrong input is wrong input, also where only the engine could tell
+        return cause, None
+    if isinstance(error, RuntimeError) and _is_of_the_device(error):
+        return cause, Outcome(EARLY_END, cause)
+    return f"{type(error).__name__}: {cause}", None
+
+
+def _is_of_the_device(error: RuntimeError) -> bool:
+    """Whether torch failed for the device's sake (no memory, GPU lost), not for a fault in a program."""
+    return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "CUDA" in str(error)
+
+
+def _end(recorder: Recorder, writer: RunWriter, status: Status, cause: str | None) -> None:
+    recorder.deadline_s = None
     recorder.stop()
     writer.update(peaks=recorder.peaks, seconds=round(recorder.now_s, 3))
     writer.finish(status, cause)
-    return outcome
+
+
+def _set_deadline(recorder: Recorder, timeout_s: float | None) -> None:
+    """From now on, what is to come has the user's limit, and some time to end by itself."""
+    recorder.deadline_s = None if timeout_s is None else recorder.now_s + timeout_s + HANGS_AFTER_S
 
 
 def _run(
@@ -262,6 +326,7 @@ def _run(
     recorder: Recorder,
     weights: Path | None,
     timeout_s: float | None,
+    snapshot: Path | None,
 ) -> dict[str, Any]:
     """Start the engine and serve the workload; returns the results for the manifest."""
     recorder.take()
@@ -270,15 +335,31 @@ def _run(
         torch.cuda.init()
         torch.zeros(1, device=recorder.probe.device)
         torch.cuda.synchronize(recorder.probe.device)
-    engine = Engine(spec if weights is None else weights, config, on_stage=recorder.enter)
-    if engine.device.type == "cpu":
-        for tensor in engine.runner.kv.tensors:  # an untouched page is not resident, and RSS would not show the pool
-            tensor.view(torch.uint8).fill_(0)
-    recorder.take()
-    recorder.writer.update(memory=asdict(engine.memory_report()), groups=len(engine.runner.groups))
-    served = _serve(engine, workload, recorder, timeout_s)
-    recorder.enter("drained")
+    with _memory_history(snapshot):
+        engine = Engine(spec if weights is None else weights, config, on_stage=recorder.enter)
+        if engine.device.type == "cpu":
+            _make_resident(engine, recorder)
+        recorder.take()
+        memory, writer = engine.memory_report(), recorder.writer
+        inputs = {**writer.manifest.get("inputs", {}), "total": memory.total}  # CUDA's total, not the driver's
+        writer.update(memory=asdict(memory), groups=len(engine.runner.groups), inputs=inputs)
+        served = _serve(engine, workload, recorder, timeout_s)
+        recorder.enter("drained")
     return {**served, "stats": asdict(engine.stats())}
+
+
+def _make_resident(engine: Engine, recorder: Recorder) -> None:
+    """Write to the pool: an untouched page is not resident, and RSS would not show it."""
+    tensors = engine.runner.kv.tensors
+    size, available = sum(tensor.nbytes for tensor in tensors), host_memory()[0]
+    if size > TOUCHABLE * available:  # the machine would swap, or end this process
+        recorder.warn(
+            f"the KV pool ({size:,} bytes) is more than half of what the machine can still give ({available:,}); "
+            "it is left untouched, so the resident memory shows only what was used of it"
+        )
+        return
+    for tensor in tensors:
+        tensor.view(torch.uint8).fill_(0)
 
 
 def _baseline(
@@ -300,13 +381,11 @@ def _baseline(
 
 
 @contextmanager
-def _memory_history(device: torch.device, folder: Path | None) -> Iterator[None]:
+def _memory_history(folder: Path | None) -> Iterator[None]:
     """Record torch's allocations and write them to folder/snapshot.pickle, which pytorch.org/memory_viz reads."""
     if folder is None:
         yield
         return
-    if device.type != "cuda":
-        raise EnvironmentProblem("--snapshot: torch records its memory history on a GPU only; leave it out")
     torch.cuda.memory._record_memory_history()
     try:
         yield
@@ -315,69 +394,135 @@ def _memory_history(device: torch.device, folder: Path | None) -> Iterator[None]
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
+# --- serving ----------------------------------------------------------------------------------------------------------
+
+
+class Feed:
+    """The requests as they come due: each once, at its arrival; with a duration, again whenever nothing waits."""
+
+    def __init__(self, workload: Workload, max_num_seqs: int) -> None:
+        self.duration_s, self.max_num_seqs = workload.duration_s, max_num_seqs
+        self.num_requests = len(workload.requests)
+        self._first = list(reversed(workload.requests))  # still to come, the next one last
+        self._again = cycle(workload.requests)
+
+    def due(self, elapsed: float, num_running: int, num_waiting: int) -> list[PlannedRequest]:
+        """What to send now. Repeats fill the batch, no more: a queue that grows would measure itself."""
+        if self.is_over(elapsed):
+            return []
+        requests = []
+        while self._first and self._first[-1].arrival_s <= elapsed:
+            requests.append(self._first.pop())
+        if requests or self._first or num_waiting:
+            return requests
+        room = max(0, min(self.max_num_seqs - num_running, self.num_requests))
+        return list(islice(self._again, room))
+
+    def is_over(self, elapsed: float) -> bool:
+        return not self._first if self.duration_s is None else elapsed >= self.duration_s
+
+
 def _serve(
     engine: Engine, workload: Workload, recorder: Recorder, timeout_s: float | None, *, is_staged: bool = True
 ) -> dict[str, Any]:
     """Send the requests as they come due and step until all have ended; stages prefill and decode are marked."""
     source = random.Random(workload.seed)
     prefix = [source.randrange(engine.spec.vocab_size) for _ in range(workload.shared_prefix)]
-    if timeout_s is not None:
-        recorder.deadline_s = recorder.now_s + timeout_s + HANGS_AFTER_S
-    queue = _arrivals(workload)
-    pending = next(queue, None)
+    feed = Feed(workload, engine.config.max_num_seqs)
+    _set_deadline(recorder, timeout_s)
     if is_staged:
         recorder.enter("prefill")
     begin = time.monotonic()
-    most_running = num_finished = 0
+    stats = engine.stats()
+    most_running = num_finished = num_failed = 0
     failures: list[str] = []
     densest: Stats | None = None
-    while pending is not None or engine.has_unfinished:
-        elapsed = time.monotonic() - begin
+    while True:
+        elapsed = _agreed(engine, time.monotonic() - begin)
         if timeout_s is not None and elapsed > timeout_s:
             raise EnvironmentProblem(f"profile: not done after {timeout_s:g} s (--timeout); raise it or ask for less")
-        while pending is not None and pending.arrival_s <= elapsed:
-            fresh = max(1, pending.prompt_tokens - len(prefix))
-            prompt = prefix[: pending.prompt_tokens - 1] + [
-                source.randrange(engine.spec.vocab_size) for _ in range(fresh)
-            ]
-            engine.add_request(
-                prompt[: pending.prompt_tokens],
-                SamplingParams(temperature=0, max_tokens=pending.output_tokens, ignore_eos=True),
-            )
-            pending = next(queue, None)
+        for request in feed.due(elapsed, stats.num_requests_running, stats.num_requests_waiting):
+            _send(engine, request, prefix, source)
+        recorder.progress = _progress(workload, num_finished, stats.generation_tokens, elapsed)
         if not engine.has_unfinished:
+            if feed.is_over(elapsed):
+                break
             time.sleep(0.001)
             continue
-        before = engine.stats().prompt_tokens
+        before = stats.prompt_tokens
         outputs = engine.step()
         num_finished += len(outputs)
-        failures += [output.error for output in outputs if output.error]
+        errors = [output.error for output in outputs if output.error]
+        num_failed += len(errors)
+        failures += errors[: 20 - len(failures)]
         recorder.stats = stats = engine.stats()
-        most_running = max(most_running, stats.num_requests_running)
+        # Those that ended in this step ran in it, and the scheduler no longer counts them.
+        most_running = max(most_running, stats.num_requests_running + len(outputs) - len(errors))
         if densest is None or stats.num_kv_tokens > densest.num_kv_tokens:
             densest = stats
         stage = "prefill" if stats.prompt_tokens > before else "decode"
         if is_staged and stage != recorder.stage:
             recorder.enter(stage)
     seconds = time.monotonic() - begin
+    recorder.deadline_s, recorder.progress = None, {}
+    if num_failed:
+        recorder.warn(f"{num_failed} of {num_finished} requests failed ({failures[0]})")
     return {
         "seconds": seconds,
         "num_finished": num_finished,
-        "num_failed": len(failures),
-        "failures": failures[:20],
+        "num_failed": num_failed,
+        "failures": failures,
         "most_running": most_running,
         "densest": None if densest is None else asdict(densest),
         "output_tokens_per_s": engine.stats().generation_tokens / seconds if seconds else 0.0,
     }
 
 
-def _arrivals(workload: Workload) -> Iterator[PlannedRequest]:
-    """The requests in order; with a duration, over and over until an arrival would lie beyond it."""
-    begin = time.monotonic()
-    yield from workload.requests
-    while workload.duration_s is not None and time.monotonic() - begin < workload.duration_s:
-        for request in workload.requests:
-            yield PlannedRequest(request.prompt_tokens, request.output_tokens)
+def _send(engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random) -> None:
+    """Queue one request: the shared prefix, and random tokens after it."""
+    fresh = max(1, request.prompt_tokens - len(prefix))
+    prompt = prefix[: request.prompt_tokens - 1] + [source.randrange(engine.spec.vocab_size) for _ in range(fresh)]
+    params = SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
+    engine.add_request(prompt[: request.prompt_tokens], params)
+
+
+def _agreed(engine: Engine, elapsed: float) -> float:
+    """Rank 0's clock: ranks that decided by their own would step apart and wait for each other for ever."""
+    tp = engine.runner.tp
+    if tp.size == 1:
+        return elapsed
+    return float(tp.broadcast(torch.tensor(elapsed, dtype=torch.float64, device=engine.device)))
+
+
+def _progress(workload: Workload, num_finished: int, num_tokens: int, elapsed: float) -> dict[str, Any]:
+    """For the live view: requests that have ended of all (None: no fixed number), and seconds that are left."""
+    if workload.duration_s is not None:
+        return {"num_finished": num_finished, "num_requests": None, "eta_s": max(0.0, workload.duration_s - elapsed)}
+    total = sum(request.output_tokens for request in workload.requests)
+    left = elapsed * (total - num_tokens) / num_tokens if 0 < num_tokens < total else None
+    return {"num_finished": num_finished, "num_requests": len(workload.requests), "eta_s": left}
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+class SilentWriter(RunWriter):
+    """Stands in for the run directory on ranks other than 0: it keeps the manifest and writes nothing."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path, self.manifest = path, dict(manifest)
+
+    def update(self, **entries: Any) -> None:
+        self.manifest |= entries
+
+    def sample(self, values: Mapping[str, Any]) -> None:
+        """Rank 0's samples are the run's."""
+
+    def event(self, at_s: float, kind: str, **values: Any) -> None:
+        """Rank 0's events are the run's."""
+
+    def finish(self, status: Status, cause: str | None = None) -> None:
+        self.update(status=status, cause=cause)
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -393,9 +538,9 @@ def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": None if nvml is None else nvml.driver_version,
         "gpu": None if gpu is None else gpu.name,
-        "cpu_cores": psutil.cpu_count(logical=False) or os.cpu_count(),
+        "cpu_cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "host_memory": psutil.virtual_memory().total,
+        "host_memory": host_memory()[1],
         "warnings": [] if nvml is None else list(nvml.warnings),
         "is_wsl": "microsoft" in platform.release().lower(),
         "commit": commit(Path(__file__).resolve().parents[1]),

@@ -1,5 +1,6 @@
 """What a profile makes of a GPU's troubles: a fake driver under the real NVML package; torch computes on the CPU."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -7,8 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import EngineConfig
+import psutil
+import pytest
+import torch
+
+from engine import Engine, EngineConfig
 from kvplan import catalog
+from kvplan import profile as runs
+from kvplan.cli.profile import refuse_shared
+from kvplan.errors import EnvironmentProblem
 from kvplan.nvml import open_nvml
 from kvplan.profile import Outcome, PlannedRequest, Workload, profile
 from kvplan.reconcile import reconcile
@@ -160,25 +168,135 @@ def test_device_rows_add_up_with_what_was_there_before(tmp_path: Path, install: 
     assert sum(rows.values()) == result.reported
 
 
-HANG = """
+HANG_IN_A_STEP = """
 import time
 from engine.engine import Engine
 from kvplan import profile as runs
-runs.HANGS_AFTER_S = 0.2
+serve = runs._serve
+def serve_with_less_patience(*args, **kwargs):
+    runs.HANGS_AFTER_S = 0.2
+    return serve(*args, **kwargs)
+runs._serve = serve_with_less_patience
 Engine._step = lambda self: time.sleep(60)
+from kvplan.cli.main import run
+run()
+"""
+HANG_IN_THE_START = """
+import time
+from kvplan import profile as runs
+runs.HANGS_AFTER_S = 0.2
+def hang(spec, config, on_stage):
+    on_stage("weights")
+    time.sleep(60)
+runs.Engine = hang
 from kvplan.cli.main import run
 run()
 """
 
 
-def test_a_step_that_never_returns_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "stage", "status"),
+    [(HANG_IN_A_STEP, "prefill", "partial"), (HANG_IN_THE_START, "weights", "failed")],
+    ids=["in a step", "in the start"],
+)
+def test_what_never_returns_is_given_up(program: str, stage: str, status: str, tmp_path: Path) -> None:
     options = (
         "profile", "smollm2-135m", "--device", "cpu", "--dtype", "float32", "--num-seqs", "1", "--prompt-tokens", "4",
         "--output-tokens", "2", "--max-num-batched-tokens", "16", "--timeout", "300ms", "-q",
         "-o", str(tmp_path / "run"),
     )  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", HANG, *options], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *options], capture_output=True, text=True, timeout=60)
     run = load_run(tmp_path / "run")
     assert done.returncode == 4
-    assert (run.status, run.cause) == ("partial", "hangs in stage prefill, past its --timeout")
-    assert "hangs in stage prefill" in done.stderr
+    assert (run.status, run.cause) == (status, f"hangs in stage {stage}, past its --timeout")
+    assert f"hangs in stage {stage}" in done.stderr
+
+
+def test_a_baseline_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines: list[float | None] = []
+    recorders: list[runs.Recorder] = []
+    start = runs.Recorder.start
+
+    def watched(*args: Any, **kwargs: Any) -> Engine:
+        deadlines.append(recorders[0].deadline_s)
+        return Engine(*args, **kwargs)
+
+    def known(recorder: runs.Recorder) -> None:
+        recorders.append(recorder)
+        start(recorder)
+
+    monkeypatch.setattr(runs.Recorder, "start", known)
+    monkeypatch.setattr(runs, "Engine", watched)
+    profile(SPEC, CONFIG, WORKLOAD, RunWriter(tmp_path / "run", {}), timeout_s=100, baseline="contiguous")
+    first, second = deadlines
+    assert first is not None
+    assert second is not None
+    run = load_run(tmp_path / "run")
+    begun = next(event["t"] for event in run.events if event.get("stage") == "drained")
+    assert first < 100 + runs.HANGS_AFTER_S + 1
+    assert second >= begun + 100 + runs.HANGS_AFTER_S  # counted from the end of the first serving
+    assert recorders[0].deadline_s is None
+
+
+# --- before CUDA starts -----------------------------------------------------------------------------------------------
+
+
+def test_cuda_is_left_alone_until_the_first_sample(
+    tmp_path: Path, install: fake_nvml.Install, run: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every function of torch.cuda is replaced by one that keeps its name."""
+    install(FakeGpu(used=0))
+    folder = tmp_path / "run"
+    early: list[str] = []
+    answers = {"is_available": True, "device_count": 1, "is_initialized": False}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            samples = folder / "samples.jsonl"
+            if not (samples.exists() and samples.read_text()):
+                early.append(name)
+            if name in answers:
+                return answers[name]
+            raise RuntimeError(f"CUDA error: {name} on a machine without a GPU")
+
+        return call
+
+    for name, value in list(vars(torch.cuda).items()):
+        if inspect.isfunction(value):
+            monkeypatch.setattr(torch.cuda, name, counted(name))
+    ended = run("profile", "smollm2-135m", "--device", "cuda", "-q", "-o", folder)
+    assert ended.code == 4
+    assert set(early) <= set(answers)
+    kept = load_run(folder)
+    assert (kept.status, kept.cause) == ("failed", "CUDA error: init on a machine without a GPU")
+    assert kept.manifest["inputs"]["total"] == 80 * GIB
+
+
+def test_the_manifest_ends_with_the_total_that_the_engine_saw(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu()
+    install(gpu)
+    _, run = measured(tmp_path / "run", gpu)
+    assert run.manifest["inputs"]["total"] == psutil.virtual_memory().total  # it computed on the CPU
+    assert run.manifest["inputs"]["block_size"] == 16
+
+
+# --- what the driver warns of, and who else is there ------------------------------------------------------------------
+
+
+def test_what_nvml_warns_of_is_kept_once(tmp_path: Path, install: fake_nvml.Install) -> None:
+    gpu = FakeGpu(errors=dict.fromkeys(("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), 3))
+    install(gpu)
+    _, run = measured(tmp_path / "run", gpu)
+    warnings = [event["text"] for event in run.events if event["event"] == "warning"]
+    assert warnings.count("GPU 0: has no memory of its own; totals are the machine's (/proc/meminfo)") == 1
+
+
+def test_processes_that_are_not_listed_are_seen_by_what_is_used(install: fake_nvml.Install) -> None:
+    gpu = FakeGpu(used=1 * GIB)  # 1 % of 80 GiB is 819 MiB
+    install(gpu)
+    with open_nvml() as nvml:
+        device = nvml.devices()[0]
+        with pytest.raises(EnvironmentProblem, match="of processes that the driver does not list"):
+            refuse_shared(device, allow=False)
+        gpu.used = 100 * MIB
+        refuse_shared(device, allow=False)

@@ -51,6 +51,18 @@ def described(values: dict[str, Any]) -> list[str]:
         words.append(f"{values['num_requests_running']} running, {values['num_requests_waiting']} waiting")
         rate = values["generation_tokens"] / values["busy_s"] if values["busy_s"] else 0.0
         words.append(f"{rate:,.0f} tokens/s")
+    return words + progress_words(values)
+
+
+def progress_words(values: dict[str, Any]) -> list[str]:
+    """How many requests have ended, and the time that is left where it can be told; nothing before there are any."""
+    if "num_finished" not in values:
+        return []
+    total, left = values["num_requests"], values["eta_s"]
+    words = [f"{values['num_finished']} requests done" if total is None else f"{values['num_finished']}/{total} done"]
+    if left is not None:
+        minutes, seconds = divmod(round(left), 60)
+        words.append(f"{minutes}:{seconds:02} left")
     return words
 
 
@@ -86,4 +98,7 @@ def _picture(values: dict[str, Any]) -> "Group":
     if "num_steps" in values:
         usage = values["kv_cache_usage_perc"]
         table.add_row("KV pool", ProgressBar(1.0, usage, width=40), f"{usage:.0%}")
+    if values.get("num_requests"):
+        total, done = values["num_requests"], values["num_finished"]
+        table.add_row("requests", ProgressBar(total, done, width=40), f"{done}/{total}")
     return Group(table, ", ".join(described(values)))

@@ -1,5 +1,6 @@
 """`kvplan profile`: flags -> engine and workload -> a run directory, a live view, and the comparison at the end."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from kvplan.cli.live import live_view
 from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.errors import EnvironmentProblem, UsageError
-from kvplan.files import shown
+from kvplan.files import printable, shown
+from kvplan.hf_config import load_spec
 from kvplan.rundir import RunWriter, load_run
 from kvplan.spec import ModelSpec
 from kvplan.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from engine import EngineConfig
     from kvplan.nvml import Device
-    from kvplan.profile import Workload
+    from kvplan.profile import Outcome, Workload
 
 # What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
 DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
@@ -30,21 +32,26 @@ SHARED = 0.01  # of the device's memory in others' hands, above which a measurem
 
 def profile(options: ProfileOptions) -> int:
     """Run, compare, and return the exit code: 0, 4 for a run that ended early, 130 when interrupted."""
+    check_flags(options)
     device = device_of(options)
+    rank = rank_of(options)
     spec = model_of(options, device)
     workload = workload_of(options)
     config = config_of(options, spec, device, workload)
     interval = parse_duration(options.interval or "50ms", "--interval")
     timeout = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
+    check_input(options, device)
     target = Path(options.run_dir) if options.run_dir else _default_dir(spec.name)
+    is_quiet = options.quiet or rank > 0
     from kvplan import profile as runs
 
     with runs.watched_gpu(device) as (nvml, gpu):
         refuse_shared(gpu, allow=options.allow_shared)
-        writer = RunWriter(target, manifest(spec, config, device, workload, runs.environment(nvml, gpu)))
-        if not options.quiet:
+        start = manifest(spec, config, device, workload, gpu, runs.environment(nvml, gpu))
+        writer = RunWriter(target, start) if rank == 0 else runs.SilentWriter(target, start)
+        if not is_quiet:
             output.tell("note", f"profile: {spec.name} on {device}; the run is kept in {shown(target)}")
-        with live_view(quiet=options.quiet) as watch:
+        with live_view(quiet=is_quiet) as watch:
             outcome = runs.profile(
                 spec,
                 config,
@@ -54,25 +61,76 @@ def profile(options: ProfileOptions) -> int:
                 interval_s=interval,
                 timeout_s=timeout,
                 gpu=gpu,
+                nvml=nvml,
                 baseline=options.baseline,
-                snapshot=options.snapshot,
+                snapshot=options.snapshot and rank == 0,
                 watch=watch,
             )
+    if rank == 0:
+        conclude(options, target, writer, outcome)
+    return outcome.exit_code
+
+
+def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: "Outcome") -> None:
+    """What is said and written once a run has ended."""
     if options.perfetto:
         from kvplan.report.perfetto import write_counters
 
         write_counters(load_run(target), target / "counters.json")
     if outcome.message is not None:
         output.tell("error", f"profile: ended early ({outcome.message}); what was measured is in {shown(target)}")
+    results = writer.manifest.get("results", {})
+    for served in (results, results.get("baseline", {})):
+        if served.get("num_failed"):
+            output.tell(
+                "warning",
+                f"profile: {served['num_failed']} of {served['num_finished']} requests failed "
+                f"({served['failures'][0]}); the figures are of the others",
+            )
     if outcome.exit_code == 0:
         from kvplan.cli.reconcile import show
         from kvplan.reconcile import reconcile
 
         show(reconcile(load_run(target)), options.format, options.color)
-    return outcome.exit_code
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def check_flags(options: ProfileOptions) -> None:
+    """Refuse flags that do not go together."""
+    if options.trace is not None and (
+        options.lengths or options.num_seqs or options.prompt_tokens or options.output_tokens
+    ):
+        raise UsageError("--trace: says how many requests there are and how long; leave out the other flags for that")
+    if options.lengths is not None and options.prompt_tokens is not None:
+        raise UsageError("--lengths and --prompt-tokens: both say how long requests are; leave one out")
+    if options.baseline is not None and options.baseline == options.allocator:
+        raise UsageError(f"--baseline {options.baseline}: is the allocator of the first run too; leave out --allocator")
+
+
+def check_input(options: ProfileOptions, device: "torch.device") -> None:
+    """Refuse, before anything is written, what only the engine would otherwise find."""
+    if options.snapshot and device.type != "cuda":
+        raise UsageError("--snapshot: torch records its memory history on a GPU only; leave it out")
+    if options.weights is not None:
+        from engine.loader import Checkpoint
+
+        Checkpoint(Path(options.weights))  # opens the files, and says which one is missing or damaged
+
+
+def rank_of(options: ProfileOptions) -> int:
+    """This process's number among those torchrun started; 0 without tensor parallelism."""
+    size = _count(options.tensor_parallel_size, "--tp") or 1
+    if size == 1:
+        return 0
+    started = os.environ.get("WORLD_SIZE", "")
+    if started != str(size) or not os.environ.get("RANK", "").isdecimal():
+        raise UsageError(
+            f"--tp {size}: needs {size} processes ({started or 'no torchrun'} found); "
+            f"start with: torchrun --nproc-per-node {size} -m kvplan profile ..."
+        )
+    return int(os.environ["RANK"])
 
 
 def device_of(options: ProfileOptions) -> "torch.device":
@@ -90,12 +148,20 @@ def device_of(options: ProfileOptions) -> "torch.device":
             raise UsageError(f"--device {options.device!r}: the engine runs on cpu, cuda or cuda:N")
         if device.type == "cuda" and not torch.cuda.is_available():
             raise EnvironmentProblem(f"--device {options.device}: {_why_no_gpu()}; use --device cpu")
-        return device
+        return _own_gpu(options) if device.type == "cuda" and device.index is None else device
     if torch.cuda.is_available():
-        return torch.device("cuda", 0)
+        return _own_gpu(options)
     if options.model is not None:
         raise EnvironmentProblem(f"profile: {_why_no_gpu()}; use --device cpu, which takes the time a CPU takes")
     return torch.device("cpu")
+
+
+def _own_gpu(options: ProfileOptions) -> "torch.device":
+    """The first GPU, or with tensor parallelism this rank's."""
+    import torch
+
+    local = os.environ.get("LOCAL_RANK", "0") if options.tensor_parallel_size not in (None, "1") else "0"
+    return torch.device("cuda", int(local) if local.isdecimal() else 0)
 
 
 def _why_no_gpu() -> str:
@@ -111,7 +177,10 @@ def _why_no_gpu() -> str:
 
 
 def model_of(options: ProfileOptions, device: "torch.device") -> ModelSpec:
-    name = options.model or options.weights
+    """The model's facts: of the weights' directory where there is one, which MODEL must then agree with."""
+    if options.weights is not None:
+        return _weights_spec(Path(options.weights), options.model)
+    name = options.model
     if name is None:
         if device.type == "cpu" and not options.quiet:
             output.tell("note", f"no MODEL and no GPU: the small model {DEMO_MODEL} on the CPU, with random weights")
@@ -119,14 +188,25 @@ def model_of(options: ProfileOptions, device: "torch.device") -> ModelSpec:
     return resolve(name, Source()).spec
 
 
+def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
+    if not directory.is_dir():
+        raise UsageError(f"--weights {shown(directory)}: is no directory; name one with config.json and safetensors")
+    spec = load_spec(directory, name=printable(model or str(directory), 1000))
+    if model is not None:
+        named = resolve(model, Source()).spec
+        for fact in ("num_layers", "hidden_size", "vocab_size"):
+            if getattr(named, fact) != getattr(spec, fact):
+                raise UsageError(
+                    f"--weights {shown(directory)}: is not {printable(model, 200)} ({fact} {getattr(spec, fact)}, "
+                    f"not {getattr(named, fact)}); leave out MODEL or name its own weights"
+                )
+    return spec
+
+
 def workload_of(options: ProfileOptions) -> "Workload":
     """The requests: of one length, drawn from a distribution, or read from a trace."""
     from kvplan.profile import PlannedRequest, Workload, from_lengths
 
-    if options.trace is not None and (options.lengths or options.num_seqs or options.prompt_tokens):
-        raise UsageError("--trace: says how many requests there are and how long; leave out the other flags for that")
-    if options.lengths is not None and options.prompt_tokens is not None:
-        raise UsageError("--lengths and --prompt-tokens: both say how long requests are; leave one out")
     num_seqs = parse_count(options.num_seqs or str(DEFAULT_SEQS), "--num-seqs", 10**6)
     output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
     seed = seed_of(options)
@@ -139,6 +219,11 @@ def workload_of(options: ProfileOptions) -> "Workload":
         prompt = parse_tokens(options.prompt_tokens or str(DEFAULT_PROMPT), "--prompt-tokens")
         requests = (PlannedRequest(prompt, output_tokens),) * num_seqs
     shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
+    shortest = min(request.prompt_tokens for request in requests)
+    if shared > shortest:
+        raise UsageError(
+            f"--shared-prefix {shared}: is longer than the shortest prompt ({shortest} tokens); shorten it"
+        )
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     return Workload(requests, shared, duration, seed)
 
@@ -152,6 +237,8 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
     longest = workload.longest
     limit = spec.context_limit
     max_model_len = parse_tokens(options.max_model_len, "--ctx") if options.max_model_len else min(limit, longest + 1)
+    if max_model_len > limit:
+        raise UsageError(f"--ctx {max_model_len}: {printable(spec.name, 200)} has {limit} positions; use at most that")
     if longest > max_model_len:
         raise UsageError(
             f"profile: the longest request has {longest} tokens, the context {max_model_len}; raise --ctx or shorten it"
@@ -194,18 +281,26 @@ def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
     if gpu is None:
         return
     memory, others = gpu.memory(), [process for process in gpu.processes() if process.used]
-    held = sum(process.used or 0 for process in others)
+    held, who = sum(process.used or 0 for process in others), f"pid {', '.join(str(one.pid) for one in others)}"
+    if not others and memory.reserved is not None and not memory.is_host:
+        # Processes of other containers are not listed; what they hold is. (Without a figure for the driver's own
+        # memory, or where the memory is the host's, `used` says nothing of others.)
+        held, who = memory.used, "of processes that the driver does not list"
     if held > SHARED * memory.total and not allow:
-        pids = ", ".join(str(process.pid) for process in others)
         raise EnvironmentProblem(
-            f"{gpu.label}: other processes hold {held:,} bytes (pid {pids}); stop them, or measure with --allow-shared"
+            f"{gpu.label}: other processes hold {held:,} bytes ({who}); stop them, or measure with --allow-shared"
         )
-    if held:
+    if others or held > SHARED * memory.total:
         output.tell("warning", f"{gpu.label}: other processes hold {held:,} bytes; they are left out of the rows")
 
 
 def manifest(
-    spec: ModelSpec, config: "EngineConfig", device: "torch.device", workload: "Workload", environment: dict[str, Any]
+    spec: ModelSpec,
+    config: "EngineConfig",
+    device: "torch.device",
+    workload: "Workload",
+    gpu: "Device | None",
+    environment: dict[str, Any],
 ) -> dict[str, Any]:
     """What run.json says before anything ran; `inputs` are those of kvplan.rules.bundled.EngineInputs."""
     from engine.kv_cache import group_layers
@@ -214,7 +309,9 @@ def manifest(
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
     groups = len(group_layers(spec, config.block_size))
     blocks_per_seq = -(-(config.max_model_len or 0) // config.block_size)
-    total = min(config.memory_limit or 2**63, device_memory(device)[1])
+    # Asking torch for a GPU's memory would start CUDA, whose context is still to be measured.
+    whole = device_memory(device)[1] if gpu is None else gpu.memory().total
+    total = min(config.memory_limit or 2**63, whole)
     return {
         "model": {"name": spec.name, "source": spec.source, "config": dict(spec.config)},
         "device": device.type,

@@ -116,12 +116,16 @@ def as_csv(result: Reconciliation) -> str:
     for row in (*result.rows, result.total):
         writer.writerow(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
     for figure in result.capacity:
-        writer.writerow((figure.unit, figure.name, figure.predicted, figure.measured, None, None))
+        writer.writerow((figure.unit, figure.name, _whole(figure.predicted), _whole(figure.measured), None, None))
     for one in served(result.run):
         for name, value in asdict(one).items():
             if name != "allocator":
                 writer.writerow((printable(one.allocator, 40), name, None, value, None, None))
     return text.getvalue()
+
+
+def _whole(value: float | None) -> float | int | None:
+    return int(value) if value is not None and value == int(value) else value
 
 
 def as_markdown(result: Reconciliation) -> str:

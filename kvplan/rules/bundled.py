@@ -121,7 +121,9 @@ def pool_block_bytes(spec: ModelSpec, inputs: EngineInputs) -> int:
 
 def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     """Most bytes one step holds: in an MLP, in the experts, in attention, or while sampling, whichever is largest."""
-    tokens, tp = inputs.max_num_batched_tokens, inputs.tensor_parallel_size
+    tp = inputs.tensor_parallel_size
+    # A step has no more tokens than all its sequences have.
+    tokens = min(inputs.max_num_batched_tokens, inputs.max_num_seqs * inputs.max_model_len)
     rows = min(inputs.max_num_seqs, tokens)
     size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
     widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
