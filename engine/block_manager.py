@@ -199,6 +199,11 @@ class BlockManager:
         return self.pool.num_blocks - 1
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that a prefix can be found in, held by someone or free."""
+        return len(self.pool.key_of)
+
+    @property
     def usage(self) -> float:
         return 1 - self.num_free_blocks / self.num_usable_blocks
 

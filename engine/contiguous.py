@@ -44,6 +44,10 @@ class ContiguousManager:
         return self.num_usable_blocks - (self.num_regions - len(self.free_regions)) * self.region_len
 
     @property
+    def num_cached_blocks(self) -> int:
+        return 0
+
+    @property
     def usage(self) -> float:
         """Reserved part of the pool, whether or not anything is stored there yet."""
         return 1 - self.num_free_blocks / self.num_usable_blocks

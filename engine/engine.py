@@ -41,12 +41,14 @@ class Stats:
 
     kv_cache_usage_perc   share of the pool's blocks in use, 0 to 1
     num_cached_tokens     prompt tokens that requests found in the prefix cache
+    num_cached_blocks     blocks in which a prefix can be found, in use or free
     num_kv_tokens         tokens whose KV the running sequences hold; num_used_blocks: blocks they hold
     generation_tokens, prompt_tokens  computed since the start; busy_s: seconds spent in steps
     """
 
     kv_cache_usage_perc: float
     num_used_blocks: int
+    num_cached_blocks: int
     num_kv_tokens: int
     num_requests_running: int
     num_requests_waiting: int
@@ -275,6 +277,7 @@ class Engine:
         return Stats(
             kv_cache_usage_perc=scheduler.blocks.usage,
             num_used_blocks=scheduler.blocks.num_usable_blocks - scheduler.blocks.num_free_blocks,
+            num_cached_blocks=scheduler.blocks.num_cached_blocks,
             num_kv_tokens=sum(seq.num_computed_tokens for seq in scheduler.running),
             num_requests_running=len(scheduler.running),
             num_requests_waiting=len(scheduler.waiting),

@@ -166,6 +166,8 @@ class Recorder(threading.Thread):
         self.take()
         self.stage = stage
         self.writer.event(self.now_s, "stage", stage=stage)
+        if self.probe.device.type == "cuda" and torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats(self.probe.device)  # torch_peak is each stage's own
         self.take()
 
     def run(self) -> None:

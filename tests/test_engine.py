@@ -548,6 +548,7 @@ def test_stats_show_the_pool_while_requests_run() -> None:
     stats = engine.stats()
     # 17 tokens lie in 5 blocks of the 20 that can be used; the second request waits
     assert (stats.num_used_blocks, stats.kv_cache_usage_perc, stats.num_kv_tokens) == (5, 0.25, 17)
+    assert stats.num_cached_blocks == 4  # of 17 tokens in blocks of 4, the full ones
     assert (stats.num_requests_running, stats.num_requests_waiting) == (1, 1)
 
 
