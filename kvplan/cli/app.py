@@ -4,15 +4,15 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from kvplan.cli import output
 from kvplan.cli.main import INTERRUPTED
-from kvplan.cli.options import ColorOption, EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions, Text, option
-from kvplan.cli.run_options import ProfileOptions, ReconcileOptions, ReportOptions
+from kvplan.cli.options import EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions
+from kvplan.cli.run_options import DoctorOptions, ProfileOptions, ReconcileOptions, ReportOptions, WatchOptions
 from kvplan.errors import KvplanError, UsageError
 
 BUG = 70
@@ -21,36 +21,6 @@ BUG = 70
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """`kvplan doctor`."""
-
-    format: Annotated[Literal["table", "json"], typer.Option("--format", help="How the answer is written.")] = "table"
-    color: ColorOption = "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchOptions:
-    """`kvplan watch`."""
-
-    gpu_index: Annotated[
-        Text,
-        option("--gpu-index", help="GPU by index or UUID (`nvidia-smi -L`); none: the first usable.", metavar="N|UUID"),
-    ] = None
-    pid: Annotated[Text, option("--pid", help="Process whose share is shown.", metavar="PID")] = None
-    interval: Annotated[
-        Text,
-        option("--interval", help="Time between readings: 500ms; none: 1s, without a terminal 10s.", metavar="TIME"),
-    ] = None
-    duration: Annotated[Text, option("--duration", help="Stop after so long: 10m.", metavar="TIME")] = None
-    csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
-    metrics: Annotated[
-        Text,
-        option("--metrics", help="A vLLM or SGLang server's page: http://localhost:8000/metrics.", metavar="URL"),
-    ] = None
-    color: ColorOption = "auto"
 
 
 def command(options: type[T], do: Callable[[T], int], name: str) -> Callable[..., int]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from kvplan.cli import output
-from kvplan.cli.app import DoctorOptions
+from kvplan.cli.run_options import DoctorOptions
 from kvplan.doctor import Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
 from kvplan.files import printable
 from kvplan.report.lines import Line, line, write

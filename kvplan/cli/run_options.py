@@ -1,4 +1,4 @@
-"""The options of the commands that measure: profile, reconcile, report."""
+"""The options of the commands that measure: profile, reconcile, report, watch, doctor."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -134,3 +134,33 @@ class ReportOptions:
         Texts, option("--output", "-o", help="File to write; .html, .md, .json or .csv; repeatable.", metavar="FILE")
     ] = None
     title: Annotated[Text, option("--title", help="Heading of the report.", metavar="TEXT")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorOptions:
+    """`kvplan doctor`."""
+
+    format: Annotated[Literal["table", "json"], typer.Option("--format", help="How the answer is written.")] = "table"
+    color: ColorOption = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """`kvplan watch`."""
+
+    gpu_index: Annotated[
+        Text,
+        option("--gpu-index", help="GPU by index or UUID (`nvidia-smi -L`); none: the first usable.", metavar="N|UUID"),
+    ] = None
+    pid: Annotated[Text, option("--pid", help="Process whose share is shown.", metavar="PID")] = None
+    interval: Annotated[
+        Text,
+        option("--interval", help="Time between readings: 500ms; none: 1s, without a terminal 10s.", metavar="TIME"),
+    ] = None
+    duration: Annotated[Text, option("--duration", help="Stop after so long: 10m.", metavar="TIME")] = None
+    csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
+    metrics: Annotated[
+        Text,
+        option("--metrics", help="A vLLM or SGLang server's page: http://localhost:8000/metrics.", metavar="URL"),
+    ] = None
+    color: ColorOption = "auto"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from kvplan.cli import output
-from kvplan.cli.app import WatchOptions
+from kvplan.cli.run_options import WatchOptions
 from kvplan.errors import EnvironmentProblem
 from kvplan.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
 from kvplan.report.lines import Line, line, takes_blocks, write
