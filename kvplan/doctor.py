@@ -69,6 +69,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "CUDA_VISIBLE_DEVICES": ("every GPU", "the GPUs CUDA uses, and their order"),
     "CUDA_DEVICE_ORDER": ("FASTEST_FIRST", "PCI_BUS_ID: CUDA counts as nvidia-smi does"),
     "TRITON_INTERPRET": ("0", "1: the engine's Triton kernels run in Python, on any device"),
+    "WORLD_SIZE": ("", "how many processes torchrun started"),
     "LOCAL_RANK": ("", "the GPU of this process, under torchrun"),
     "RANK": ("", "this process's place among those of torchrun"),
     "TMPDIR": (tempfile.gettempdir(), "crash logs and temporary files"),
