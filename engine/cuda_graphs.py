@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from engine.batch import BatchArrays
+from engine.memory import device_memory
 from engine.step import GroupTensors, StepTensors, on_device
 
 # Batch sizes that are captured; a batch runs in the next larger one, its last rows not there.
@@ -46,8 +47,12 @@ class DecodeGraphs:
             for _ in range(num_groups)
         )
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        # Largest first: the smaller ones reuse its memory.
-        self.replays = {size: capture(partial(self._run, size), pool) for size in sorted(sizes, reverse=True)}
+        self.replays: dict[int, Callable[[], None]] = {}
+        self.num_bytes: dict[int, int] = {}  # what capturing each size took of the device
+        for size in sorted(sizes, reverse=True):  # largest first: the smaller ones reuse its memory
+            before = device_memory(device)[0]
+            self.replays[size] = capture(partial(self._run, size), pool)
+            self.num_bytes[size] = max(0, before - device_memory(device)[0])
 
     def __call__(self, arrays: BatchArrays) -> torch.Tensor | None:
         """Hidden states [num_seqs, hidden_size] of a step that only decodes, valid until the next; None: no graph."""

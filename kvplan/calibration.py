@@ -24,13 +24,15 @@ SAME_TOTAL = 0.01  # a GPU's total differs by less between drivers
 class Calibration:
     """What was measured, in bytes by component, and on what.
 
-    key           device, driver and software
-    device_total  bytes of the device as the run was given it
+    key                     device, driver and software
+    device_total            bytes of the device as the run was given it
+    activation_coefficient  measured activation peak over the predicted one
     """
 
     key: dict[str, Any]
     device_total: int
     measured: dict[str, int]
+    activation_coefficient: float
     origin: str
 
 
@@ -47,7 +49,9 @@ def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def document(manifest: Mapping[str, Any], measured: Mapping[str, int], run: str) -> dict[str, Any]:
+def document(
+    manifest: Mapping[str, Any], measured: Mapping[str, int], activation_coefficient: float, run: str
+) -> dict[str, Any]:
     """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
     if manifest.get("status") != "complete":
         raise InvalidInputError(f"--calibrate: the run is {manifest.get('status')}; measure with one that is complete")
@@ -58,6 +62,8 @@ def document(manifest: Mapping[str, Any], measured: Mapping[str, int], run: str)
         "for": key_of(manifest),
         "device_total": manifest["inputs"]["total"],
         "measured": {name: measured[name] for name in COMPONENTS},
+        "graph_bytes": dict(manifest.get("graph_bytes") or {}),
+        "activation_coefficient": activation_coefficient,
         "run": run,
     }
 
@@ -73,11 +79,15 @@ def read(path: Path) -> Calibration:
     sizes = [total, *measured.values()]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
         raise InvalidInputError(f"{shown(path)}: must hold bytes (whole numbers); the file is damaged")
-    return Calibration(key, int(str(total)), {str(name): int(size) for name, size in measured.items()}, shown(path))
+    coefficient = content.get("activation_coefficient", 1.0)
+    if isinstance(coefficient, bool) or not isinstance(coefficient, int | float) or not 0 < coefficient < 1000:
+        raise InvalidInputError(f"{shown(path)}: activation_coefficient must be a number above 0; the file is damaged")
+    sizes_by_name = {str(name): int(size) for name, size in measured.items()}
+    return Calibration(key, int(str(total)), sizes_by_name, float(coefficient), shown(path))
 
 
-def for_run(calibration: Calibration, manifest: Mapping[str, Any]) -> dict[str, int]:
-    """The constants, where the run was made with the same device and software."""
+def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
+    """Refuse constants for a run that was not made with the same device and software."""
     differing = [
         f"{name} {calibration.key.get(name)!r} there, {value!r} here"
         for name, value in key_of(manifest).items()
@@ -87,7 +97,6 @@ def for_run(calibration: Calibration, manifest: Mapping[str, Any]) -> dict[str, 
         raise InvalidInputError(
             f"{calibration.origin}: was measured elsewhere ({'; '.join(differing)}); calibrate here"
         )
-    return calibration.measured
 
 
 def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:

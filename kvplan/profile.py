@@ -150,6 +150,7 @@ class Recorder(threading.Thread):
         self.deadline_s: float | None = None  # when the run is taken for hanging
         self.stage = "before"
         self.stats: Stats | None = None
+        self.torch_tensors: int | None = None  # bytes of weights, tables and pool, once they are there
         self.progress: dict[str, Any] = {}  # for the live view alone
         self.failure: KvplanError | None = None
         self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
@@ -220,7 +221,8 @@ class Recorder(threading.Thread):
             self.writer.event(self.now_s, "warning", text=text)
 
     def _engine_values(self) -> dict[str, Any]:
-        return {} if self.stats is None else asdict(self.stats)
+        held = {} if self.torch_tensors is None else {"torch_tensors": self.torch_tensors}
+        return held if self.stats is None else {**held, **asdict(self.stats)}
 
     def stop(self) -> None:
         self._stopping.set()
@@ -331,7 +333,7 @@ def _run(
     snapshot: Path | None,
 ) -> dict[str, Any]:
     """Start the engine and serve the workload; returns the results for the manifest."""
-    recorder.take()
+    recorder.enter("before")
     recorder.enter("context")
     if recorder.probe.device.type == "cuda":
         torch.cuda.init()
@@ -344,7 +346,12 @@ def _run(
         recorder.take()
         memory, writer = engine.memory_report(), recorder.writer
         inputs = {**writer.manifest.get("inputs", {}), "total": memory.total}  # CUDA's total, not the driver's
-        writer.update(memory=asdict(memory), groups=len(engine.runner.groups), inputs=inputs)
+        graphs = {} if engine.runner.graphs is None else engine.runner.graphs.num_bytes
+        writer.update(
+            memory=asdict(memory), groups=len(engine.runner.groups), inputs=inputs,
+            graph_bytes={str(size): taken for size, taken in graphs.items()},
+        )  # fmt: skip
+        recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache
         served = _serve(engine, workload, recorder, timeout_s)
         recorder.enter("drained")
     return {**served, "stats": asdict(engine.stats())}

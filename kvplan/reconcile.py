@@ -1,10 +1,11 @@
 """Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kvplan import catalog, hf_config
+from kvplan.calibration import Calibration
 from kvplan.errors import InvalidInputError
 from kvplan.files import shown
 from kvplan.rules.bundled import DTYPE_BYTES, EngineInputs, Prediction, predict
@@ -83,13 +84,16 @@ class Reconciliation:
         known = [row for row in self.rows if row.predicted is not None]
         return Row("total", sum(row.predicted or 0 for row in known), sum(row.measured for row in known))
 
+    @property
+    def activation_coefficient(self) -> float:
+        """The measured activation peak over the predicted one; 1 where either is 0."""
+        row = next(row for row in self.rows if row.component == "activations")
+        return row.measured / row.predicted if row.predicted and row.measured else 1.0
+
     def worst(self) -> tuple[str, float]:
         """The largest relative error of a row that was predicted, and of the total."""
         errors = [(row.component, row.relative) for row in (*self.rows, self.total) if row.component != "unattributed"]
         return max(((name, abs(value)) for name, value in errors if value is not None), key=lambda pair: pair[1])
-
-
-Calibration = dict[str, int]  # component -> measured bytes, from `--calibrate` on the same GPU and versions
 
 
 def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliation:
@@ -106,9 +110,11 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     check_manifest(run)
     spec = spec_of(run)
     inputs = inputs_of(run)
-    known = calibration or {}
+    known = {} if calibration is None else calibration.measured
     predicted = predict(spec, inputs, non_torch=known.get("non_torch", memory["non_torch"]))
     measured, reported = measured_bytes(run)
+    if calibration is not None:
+        predicted = replace(predicted, activations=round(predicted.activations * calibration.activation_coefficient))
     rows = tuple(Row(name, _predicted(name, predicted, known, run), measured[name]) for name in COMPONENTS)
     gaps = [*run.notes, *(str(event["text"]) for event in run.events if event.get("event") == "warning")]
     if inputs.num_blocks is None and memory["non_torch"] and "non_torch" not in known:
@@ -205,7 +211,7 @@ def inputs_of(run: Run) -> EngineInputs:
         raise InvalidInputError(f"{shown(run.path)}: run.json: inputs cannot be read ({error})") from error
 
 
-def _predicted(name: str, predicted: Prediction, known: Calibration, run: Run) -> int | None:
+def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run) -> int | None:
     match name:
         case "weights" | "buffers" | "kv_cache" | "activations":
             return int(getattr(predicted, name))

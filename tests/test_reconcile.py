@@ -127,3 +127,13 @@ def test_a_cpu_is_no_gpu(tmp_path: Path, run: Run) -> None:
     assert run("reconcile", cpu_run(tmp_path / "run"), "--calibrate", target).code == 0
     asked = ("estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "h100-80g", "--calibration", target)
     assert "was measured on a CPU" in refused(run(*asked))
+
+
+def test_a_calibration_corrects_the_activation_peak(tmp_path: Path, run: Run) -> None:
+    folder, target = cpu_run(tmp_path / "run"), tmp_path / "constants.json"
+    plain = {row["component"]: row for row in run("reconcile", folder, "--format", "json").json["rows"]}["activations"]
+    assert plain["error"] != 0
+    run("reconcile", folder, "--calibrate", target)
+    asked = run("reconcile", folder, "--calibration", target, "--format", "json")
+    corrected = {row["component"]: row for row in asked.json["rows"]}["activations"]
+    assert corrected["predicted"] == corrected["measured"] == plain["measured"]

@@ -35,13 +35,19 @@ def reconcile_command(options: ReconcileOptions) -> int:
         raise UsageError("--max-error: under WSL the driver does not say what a process holds; gate on another machine")
     known = None
     if options.calibration is not None:
-        known = calibration.for_run(calibration.read(Path(options.calibration)), run.manifest)
+        known = calibration.read(Path(options.calibration))
+        calibration.check_run(known, run.manifest)
     result = reconcile(run, known)
     if options.calibrate is not None:
         refuse_run_files(options.calibrate, "--calibrate")
         measured = {row.component: row.measured for row in result.rows}
         with output.report_files([options.calibrate], "--calibrate", {".json": "json"}) as (file,):
-            file.save(json.dumps(calibration.document(run.manifest, measured, str(run.path)), indent=2) + "\n")
+            file.save(
+                json.dumps(
+                    calibration.document(run.manifest, measured, result.activation_coefficient, str(run.path)), indent=2
+                )
+                + "\n"
+            )
     show(result, options.format, options.color)
     if limit is None:
         return 0
