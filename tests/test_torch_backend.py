@@ -93,7 +93,7 @@ def test_what_is_stored(dtype: torch.dtype) -> None:
     pools = [[torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, 8, dtype=dtype) for _ in range(2)] for _ in range(2)]
     scale = 2.0 if dtype == torch.float8_e4m3fn else 1.0
     for module, (k_cache, v_cache) in zip((torch_backend, reference), pools, strict=True):
-        module.store_kv(k, v, k_cache, v_cache, slots, scale, scale)  # type: ignore[attr-defined] # both have it
+        module.store_kv(k, v, k_cache, v_cache, slots, scale, scale)
     for found, expected in zip(*pools, strict=True):
         assert torch.equal(found.float(), expected.float())
 
