@@ -3,6 +3,7 @@
 Every rank runs the whole engine with the same requests; the scheduler is deterministic, so all ranks step alike.
 """
 
+import atexit
 import os
 from dataclasses import dataclass
 
@@ -70,6 +71,12 @@ class TensorParallel:
         return int(least)
 
 
+def _leave() -> None:
+    """End the group before the interpreter ends: its threads would abort the process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def local_rank() -> int:
     """This process's number on its machine, as torchrun says it."""
     return int(os.environ.get("LOCAL_RANK", dist.get_rank()))
@@ -86,6 +93,7 @@ def join(size: int, device_type: str) -> TensorParallel:
                 f"start with: torchrun --nproc-per-node {size} ..."
             )
         dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        atexit.register(_leave)
     if dist.get_world_size() != size:
         raise UsageError(
             f"tensor_parallel_size: {size} asked for, {dist.get_world_size()} processes run; make them equal"

@@ -82,20 +82,24 @@ class ReportFile:
 
     def __init__(self, path: str, flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES) -> None:
         """flag: what the user said it with; suffixes: which there may be, and the format each means."""
-        import tempfile
-
         self.flag, self.suffixes = flag, suffixes
         self.shown = printable(path, 400)
         self.format = self._format(path)
         try:
             self.target = Path(path).resolve()
             self._check()
-            handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name[:80]}.", suffix=".tmp")
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Python 3.11 and a loop of links
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"{self.flag} {self.shown}: cannot be written ({reason}); name another path") from error
-        os.close(handle)
-        self._temporary = Path(name)
+        self._temporary = self.target.parent / f".{self.target.name[:80]}.{os.urandom(6).hex()}.tmp"
+
+    def create(self) -> None:
+        """Make the temporary file. Its name is known before, so that discard() finds it whenever an interrupt comes."""
+        try:
+            os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{self.flag} {self.shown}: cannot be written ({reason}); name another path") from error
 
     def _format(self, path: str) -> str:
         suffix = Path(path).suffix.lower()
@@ -150,7 +154,9 @@ def report_files(
     files: list[ReportFile] = []
     try:
         for path in paths:
-            files.append(ReportFile(path, flag, suffixes))  # one by one: those made before a bad one must be removed
+            file = ReportFile(path, flag, suffixes)
+            files.append(file)
+            file.create()  # one by one: those made before a bad one must be removed
         yield files
     finally:
         for file in files:
