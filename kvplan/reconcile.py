@@ -22,7 +22,10 @@ SOURCES: dict[str, tuple[str, str]] = {
     "weights": ("parameters x dtype, by the config", "the engine's tensors"),
     "buffers": ("rotary tables: positions x dim x 4", "the engine's tensors"),
     "kv_cache": ("num_blocks x bytes per block", "the pool's tensors"),
-    "activations": ("what one layer or the sampler holds at once", "the allocator's peak in the profile run"),
+    "activations": (
+        "what one layer holds at once, or a constant counted on the sampler",
+        "the allocator's peak in the profile run",
+    ),
     "cuda_graphs": ("not predicted on a GPU without a calibration", "free device memory before and after capture"),
     "non_torch": ("not predicted on a GPU without a calibration", "device memory outside torch, less the context"),
     "lora": ("the engine has no adapters", "the engine has no adapters"),
