@@ -16,7 +16,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
 INDEX_BYTES = 8  # token ids, positions and slots are int64
 # Per row and token of the vocabulary while sampling with top_p, as the profile run does: 4 of float32 logits and 31
-# that were counted on the engine's own sampler (8 and 32 rows, vocabularies of 32,000 and 64,000, torch 2.13 on a CPU): a
+# that were counted on the engine's own sampler (8 and 32 rows, vocabularies of 32,000 and 64,000, torch 2.13, CPU): a
 # constant, not a derivation. Where sampling sets the peak, agreement with that engine is no independent proof.
 SAMPLER_BYTES = 35
 
