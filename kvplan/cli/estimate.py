@@ -1,60 +1,25 @@
 """`kvplan estimate`: flags -> requests -> plans -> the answer, and the exit code it means."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from kvplan.cli import output
-from kvplan.cli.options import EstimateOptions, engine_args, engine_pairs, refuse_two
-from kvplan.cli.resolve import Resolved, Source, resolve
-from kvplan.command import ServeCommand, is_vllm_size, read_command, stated_bytes, vllm_size_note
-from kvplan.errors import KvplanError, UsageError
-from kvplan.files import printable
-from kvplan.gpu import GpuSpec, custom_gpu, gpu, with_memory
-from kvplan.plan import Load, Plan, Request, plan
-from kvplan.rules.vllm import parse_engine
-from kvplan.spec import ModelSpec
-from kvplan.units import (
-    AUTO,
-    MAX_TOKENS,
-    MIB,
-    format_count,
-    parse_contexts,
-    parse_fraction,
-    parse_size,
-    parse_tokens,
-)
+from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.options import EstimateOptions
+from kvplan.errors import KvplanError
+from kvplan.gpu import GpuSpec
+from kvplan.plan import Plan, Request, plan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplan.overheads import Estimate
-
-# One of each size that people rent or own, smallest first: the table where no GPU is named.
-COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
-SMALLEST_GPU = 256 * MIB
-Context = int | Literal["auto"] | None
 Outcome = tuple[GpuSpec, Plan | KvplanError]
 Table = list[Outcome]  # one context's, GPU by GPU
-
-
-@dataclass(slots=True)
-class Asked:
-    """A command line, read: one request for each context and GPU, the GPUs of one context side by side."""
-
-    requests: list[Request]
-    num_gpus: int
-    notes: list[str] = field(default_factory=list)
-    hints: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 def estimate(options: EstimateOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where any estimate shown does not fit."""
     with output.report_files(options.report or []) as reports:
-        asked = read(options)
+        asked = read(options, lambda context, spec: load_of(options, context, spec))
         say(asked, quiet=options.quiet)
         tables = answer(asked)
         for report in reports:
@@ -62,176 +27,6 @@ def estimate(options: EstimateOptions) -> int:
         show(tables, options)
     fits = all(isinstance(it, Plan) and it.fits for table in tables for _, it in table)
     return int(options.exit_code and not fits)
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-def read(options: EstimateOptions) -> Asked:
-    command = read_command(options.from_command) if options.from_command is not None else None
-    args = engine_args(options, command)
-    release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
-    contexts = contexts_of(options, args.max_model_len)
-    gpus = gpus_of(options)
-    stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
-    model = model_of(options, command, stated is not None)
-    draft_name = options.draft_model or (command.draft_model if command else None)
-    draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
-    loads = {context: load_of(options, context, model.spec) for context in contexts}
-    requests = [
-        Request(
-            spec=model.spec,
-            gpu=one,
-            args=replace(args, max_model_len=context),
-            release=release,
-            load=loads[context],
-            weights_bytes=model.weights_bytes if stated is None else stated,
-            checkpoint=model.checkpoint if stated is None else None,
-            draft=draft.spec if draft else None,
-            measured=measured_on(options, one),
-        )
-        for context in contexts
-        for one in gpus
-    ]
-    asked = Asked(requests, num_gpus=len(gpus))
-    asked.notes += [*(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
-    asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
-    asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]
-    if command:
-        about_flags(asked, command)
-    about_defaults(asked, options, contexts, model)
-    return asked
-
-
-def measured_on(options: EstimateOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
-    """The constants of --calibration, where it was measured on such a GPU."""
-    if options.calibration is None:
-        return {}
-    from kvplan import calibration
-
-    return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
-
-
-def about_flags(asked: Asked, command: ServeCommand) -> None:
-    if command.unknown:
-        flags = ", ".join(dict.fromkeys(command.unknown))
-        asked.warnings.append(f"--from-command: not one kvplan knows: {flags}; answered as without")
-    if command.unmodelled:
-        flags = ", ".join(dict.fromkeys(command.unmodelled))
-        asked.warnings.append(f"--from-command: what {flags} does to memory is not modelled; answered as without")
-    if command.ignored:
-        flags = ", ".join(dict.fromkeys(command.ignored))
-        asked.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")
-
-
-def about_defaults(asked: Asked, options: EstimateOptions, contexts: Sequence[Context], model: Resolved) -> None:
-    if contexts == (None,):
-        tokens = format_count(model.spec.max_model_len)
-        asked.notes.append(f"no --ctx: the model's maximum of {tokens} tokens is taken; --ctx 32k asks for less")
-    pool = options.kv_cache_memory_bytes
-    if pool is not None and is_vllm_size(pool):
-        asked.notes.append(
-            vllm_size_note("--kv-cache-memory-bytes", pool, asked.requests[0].args.kv_cache_memory_bytes or 0)
-        )
-
-
-def contexts_of(options: EstimateOptions, elsewhere: Context) -> tuple[Context, ...]:
-    """--ctx, else what a pasted command or --engine-arg said, else the model's own (None)."""
-    if options.max_model_len is None:
-        return (elsewhere,)
-    text = ",".join(options.max_model_len)
-    for part in text.split(","):
-        if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
-            raise UsageError(
-                f"--ctx: is too large ({part[:20]}...), at most {MAX_TOKENS:,}; write 32768, 32k, or auto (also -1) to "
-                "fit the memory"
-            )
-    found = parse_contexts(text, "--ctx")
-    contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
-    pair = engine_pairs(options).get("max_model_len")
-    if pair is not None and contexts != (pair,):
-        refuse_two("max_model_len", pair, text)
-    return contexts
-
-
-def gpus_of(options: EstimateOptions) -> list[GpuSpec]:
-    memory = None if options.gpu_memory is None else gpu_memory(options.gpu_memory)
-    if options.gpu is None:
-        return [gpu(name) for name in COMMON_GPUS] if memory is None else [custom_gpu(memory)]
-    names = [name.strip() for text in options.gpu for name in text.split(",")]
-    if "" in names:
-        raise UsageError(
-            f"--gpu: holds an empty name ({printable(','.join(options.gpu), 60)!r}); write one, or several by comma: "
-            "a100-80g,h200"
-        )
-    found = list(dict.fromkeys(gpu(name) for name in names))
-    return found if memory is None else [with_memory(one, memory) for one in found]
-
-
-def weights_of(text: str) -> int:
-    return stated_bytes(parse_size(text, "--weights-bytes"), "--weights-bytes")
-
-
-def gpu_memory(text: str) -> int:
-    """Bytes of a GPU; a bare "80" is more likely 80 GB than 80 bytes, and is asked back."""
-    size = parse_size(text, "--gpu-memory")
-    if size < SMALLEST_GPU:
-        raise UsageError(f"--gpu-memory: is too small for a GPU ({size:,} bytes); write the unit, for example 24GiB")
-    return size
-
-
-def source_of(options: EstimateOptions, revision: str | None) -> Source:
-    return Source(revision, options.offline, options.assume_dense, options.weights_bytes is not None)
-
-
-def model_of(options: EstimateOptions, command: ServeCommand | None, weights_stated: bool) -> Resolved:
-    ref = options.model or (command.model if command else None)
-    if ref is None:
-        raise UsageError(
-            "MODEL: is missing; name one (`kvplan models` lists them), a config.json or a Hub id, "
-            "or paste a command with --from-command"
-        )
-    revision = options.revision or (command.revision if command and options.model is None else None)
-    return resolve(ref, source_of(options, revision))
-
-
-def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load:
-    """How long requests are: a mean, or a prompt and an answer, or a distribution, which ends at the context."""
-    mean = None if options.mean_tokens is None else parse_tokens(options.mean_tokens, "--mean-tokens")
-    if options.prompt_tokens is not None or options.output_tokens is not None:
-        if mean is not None:
-            raise UsageError("--mean-tokens: says the same as --prompt-tokens and --output-tokens; leave one out")
-        mean = prompt_and_output(options)
-    lengths = None
-    if options.lengths is not None:
-        from kvplan.workload import parse_lengths
-
-        lengths = parse_lengths(options.lengths, context if isinstance(context, int) else spec.max_model_len)
-    shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
-    return Load(
-        mean_tokens=mean,
-        lengths=lengths,
-        overflow=overflow_of(options),
-        shared_prefix=shared,
-    )
-
-
-def prompt_and_output(options: EstimateOptions) -> int:
-    """Tokens held on average: the prompt, and half the answer, as it grows from nothing to all while it is written."""
-    from kvplan.workload import in_flight
-
-    if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens: go together; give both, or --mean-tokens")
-    prompt = parse_tokens(options.prompt_tokens, "--prompt-tokens")
-    return in_flight(prompt, parse_tokens(options.output_tokens, "--output-tokens"))
-
-
-def overflow_of(options: EstimateOptions) -> float:
-    if options.overflow is None:
-        return Load().overflow
-    if options.lengths is None:
-        raise UsageError("--overflow: bounds what --lengths may do; give both")
-    return parse_fraction(options.overflow, "--overflow")
 
 
 # --- answering --------------------------------------------------------------------------------------------------------
@@ -254,16 +49,6 @@ def outcome(request: Request, *, alone: bool) -> Outcome:
         if alone:
             raise
         return request.gpu, error
-
-
-def say(asked: Asked, *, quiet: bool) -> None:
-    for text in dict.fromkeys(asked.warnings):
-        output.tell("warning", text)
-    if not quiet:
-        for text in dict.fromkeys(asked.notes):
-            output.tell("note", text)
-        for text in dict.fromkeys(asked.hints):
-            output.tell("hint", text)
 
 
 def plans_of(tables: list[Table]) -> list[Plan]:

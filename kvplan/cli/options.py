@@ -69,8 +69,8 @@ Switch = bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateOptions:
-    """Everything that can be said to `kvplan estimate`; None: not said."""
+class PlanOptions:
+    """Which model on which GPU with which engine arguments: what every plan is made from; None: not said."""
 
     model: Annotated[
         Text,
@@ -247,6 +247,18 @@ class EstimateOptions:
     from_command: Annotated[
         Text, option("--from-command", help="Read a pasted `vllm serve ...`; options beside it win.", metavar="TEXT")
     ] = None
+    # where the config comes from
+    assume_dense: Annotated[
+        bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")
+    ] = False
+    revision: Annotated[Text, option("--revision", help="Branch, tag or commit of a Hub model.", metavar="REV")] = None
+    offline: Annotated[bool, typer.Option("--offline", help="Use the Hub cache only.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOptions(PlanOptions):
+    """`kvplan estimate`; also what a target of a policy may say."""
+
     # the workload
     mean_tokens: Annotated[
         Text, option("--mean-tokens", help="Tokens a request holds on average.", metavar="TOKENS")
@@ -271,12 +283,6 @@ class EstimateOptions:
     shared_prefix: Annotated[
         Text, option("--shared-prefix", help="Tokens every request begins with.", metavar="TOKENS")
     ] = None
-    # where the config comes from
-    assume_dense: Annotated[
-        bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")
-    ] = False
-    revision: Annotated[Text, option("--revision", help="Branch, tag or commit of a Hub model.", metavar="REV")] = None
-    offline: Annotated[bool, typer.Option("--offline", help="Use the Hub cache only.")] = False
     # the answer
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False
     format: FormatOption = "table"
@@ -341,7 +347,7 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def given(options: EstimateOptions) -> dict[str, Any]:
+def given(options: PlanOptions) -> dict[str, Any]:
     """Engine arguments said by flags of their own; several contexts are left to `contexts`."""
     found: dict[str, Any] = {}
     for name in ARGUMENTS:
@@ -352,7 +358,7 @@ def given(options: EstimateOptions) -> dict[str, Any]:
     return found
 
 
-def lora_slots(found: dict[str, Any], options: EstimateOptions) -> None:
+def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
     """--enable-lora alone is one slot, as vLLM's default; --no-enable-lora is none."""
     if options.enable_lora is False:
         if options.max_loras is not None:
@@ -362,7 +368,7 @@ def lora_slots(found: dict[str, Any], options: EstimateOptions) -> None:
         found["max_loras"] = found.get("max_loras") or 1
 
 
-def engine_pairs(options: EstimateOptions) -> dict[str, Any]:
+def engine_pairs(options: PlanOptions) -> dict[str, Any]:
     """What --engine-arg says; a repeated key must say the same."""
     found: dict[str, Any] = {}
     for text in options.engine_arg or []:
@@ -378,7 +384,7 @@ def engine_pairs(options: EstimateOptions) -> dict[str, Any]:
     return found
 
 
-def engine_args(options: EstimateOptions, command: ServeCommand | None) -> EngineArgs:
+def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArgs:
     """The engine's arguments but for several contexts: a pasted command's, over which --engine-arg and options win.
 
     Raises UsageError where --engine-arg and an option say different things.
