@@ -69,6 +69,21 @@ def num_skipped_tokens(group: Group, num_tokens: int) -> int:
             assert_never(group)
 
 
+def next_drop(group: Group, num_tokens: int) -> int:
+    """The smallest number of tokens above num_tokens at which one more block lies wholly before what is read."""
+    match group:
+        case FullGroup():
+            raise AssertionError("full attention reads every block")
+        case WindowGroup(block_size=block_size, window=window):
+            return (num_skipped_tokens(group, num_tokens) // block_size + 1) * block_size + window - 1
+        case ChunkedGroup(block_size=block_size, chunk=chunk):
+            return (num_tokens // chunk + 1) * chunk
+        case MambaGroup(block_size=block_size):
+            return (num_skipped_tokens(group, num_tokens) // block_size + 1) * block_size + 1
+        case _:
+            assert_never(group)
+
+
 def num_tail_blocks(group: Group) -> int | None:
     """Cached blocks that a hit needs right before its end; None where it needs all of them."""
     match group:
@@ -320,9 +335,12 @@ class BlockManager:
         seq.num_cached_blocks = [len(blocks) for blocks in hit.blocks]
         self._extend(seq, num_tokens)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
+        seq.num_quiet_tokens = self._num_quiet_tokens(seq)
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
         """Make room for num_tokens tokens in all; False, and no block taken, when the pool lacks them."""
+        if num_tokens <= seq.num_quiet_tokens:
+            return True
         self._drop_unread(seq)
         num_missing = self._num_missing(seq, num_tokens)
         if num_missing > self.num_free_blocks:
@@ -330,13 +348,14 @@ class BlockManager:
         if num_missing:
             self._extend(seq, num_tokens)
         self.cache_full_blocks(seq, min(num_tokens, seq.num_tokens))
+        seq.num_quiet_tokens = self._num_quiet_tokens(seq)
         return True
 
     def release(self, seq: Sequence) -> None:
         """Give back every block, tail first: the beginning of a sequence is what others share."""
         for table in seq.block_table:
             self.pool.give_back(block for block in reversed(table) if block != NULL_BLOCK)
-        seq.block_table, seq.num_cached_blocks = [], []
+        seq.block_table, seq.num_cached_blocks, seq.num_quiet_tokens = [], [], 0
 
     def num_held(self, seq: Sequence) -> list[int]:
         """Real blocks per group."""
@@ -380,6 +399,17 @@ class BlockManager:
                 return self.enable_prefix_caching  # else there is one state, overwritten in place
             case _:
                 assert_never(group)
+
+    def _num_quiet_tokens(self, seq: Sequence) -> int:
+        """Tokens up to which no group takes a block, publishes one or gives one back: what most steps find."""
+        quiet = []
+        for g, group in enumerate(self.groups):
+            quiet.append(len(seq.block_table[g]) * group.block_size)
+            if self.enable_prefix_caching:
+                quiet.append((seq.num_cached_blocks[g] + 1) * group.block_size - 1)
+        # The query stands before the last token, so nothing is dropped before the token after the boundary.
+        quiet += [next_drop(self.groups[g], seq.num_settled_tokens) for g in self.dropping]
+        return min(quiet)
 
     def _drop_unread(self, seq: Sequence) -> None:
         """Give back the blocks that lie wholly before what the next query reads."""

@@ -1,0 +1,484 @@
+"""The loop: arrivals, the engine's scheduler, a clock that moves by what each step would take.
+
+Steps in which every running sequence decodes one token and nothing else happens are run together (`_jump`): the clock
+still moves step by step, with the same numbers in the same order, and the block manager is still asked at every step
+at which a sequence takes, gives back or publishes a block. What a jump leaves behind is therefore what the steps
+would have left: the same blocks by id, the same eviction order, the same times to the last bit.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from engine.block_manager import Group, MambaGroup
+from engine.scheduler import Batch, Scheduler, SchedulerConfig
+from engine.sequence import Sequence
+from kvplan.errors import InvalidInputError
+from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.records import Records
+from kvplan.simulate.requests import Content, Prefixes, TokenCount, content_of, sequence
+from kvplan.simulate.steptime import StepTime
+from kvplan.simulate.tiers import Tiers
+from kvplan.simulate.timeline import Timeline
+from kvplan.simulate.work import Reach, StepWork
+from kvplan.trace import TraceRequest
+
+MOST_STEPS = 512  # of one jump: its events are listed beforehand
+
+
+class _AnyToken(Mapping[str, int]):
+    """The token every sequence samples: its id matters to nobody."""
+
+    def __getitem__(self, request_id: str) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+ANY_TOKEN = _AnyToken()
+
+
+@dataclass(slots=True)
+class Live:
+    """A request that has not ended."""
+
+    content: Content
+    arrival: float
+    admitted: float = -1.0
+    first_token: float = -1.0
+    cached: int = 0
+    loaded: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened, in numbers."""
+
+    arrived: int = 0
+    rejected: int = 0  # a prompt that the context does not hold
+    failed: int = 0  # larger than the whole pool
+    steps: int = 0
+    jumped: int = 0  # of those, the ones run together
+    prompt_tokens: int = 0  # computed, those of preempted sequences again
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Simulation:
+    """One run.
+
+    run_len  tokens that one prefix id of a request stands for
+    on_step  sees each batch that is scheduled by itself, right after it was
+    stop     asked now and then; True ends the run early
+    """
+
+    config: SchedulerConfig
+    num_blocks: int
+    groups: tuple[Group, ...]
+    reaches: tuple[Reach, ...]
+    step_time: StepTime
+    arrivals: Arrivals
+    run_len: int | None = None
+    tiers: Tiers | None = None
+    jump: bool = True
+    on_step: Callable[["Simulation", Batch], None] | None = None
+    stop: Callable[["Simulation"], bool] | None = None
+
+    clock: float = 0.0
+    records: Records = field(default_factory=Records)
+    timeline: Timeline = field(default_factory=Timeline)
+    counts: Counts = field(default_factory=Counts)
+    scheduler: Scheduler = field(init=False)
+    _live: dict[Sequence, Live] = field(default_factory=dict)
+    _unanswered: dict[Sequence, None] = field(default_factory=dict)  # those without a first token
+    _in_flight: deque[tuple[Batch, StepWork]] = field(default_factory=deque)
+    _prefixes: Prefixes = field(default_factory=Prefixes)
+    _is_stuck: bool = False  # those that wait cannot be admitted before blocks come free
+    _last_step_s: float = 0.01
+    _slot_group: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.config, self.num_blocks, self.groups)
+        whole = [g for g, group in enumerate(self.groups) if not isinstance(group, MambaGroup)]
+        self._slot_group = whole[0] if whole else None
+
+    def run(self) -> None:
+        """To the end of the last request, or until `stop` says so."""
+        while self._advance():
+            if self.stop is not None and self.stop(self):
+                return
+
+    def _advance(self) -> bool:
+        """A step, several at once, or the wait for the next request; False when nothing is left."""
+        self._take_arrivals()
+        if not self.scheduler.has_unfinished and not any(batch.num_tokens for batch, _ in self._in_flight):
+            self._in_flight.clear()
+            at = self.arrivals.next_time()
+            if at is None:
+                return False
+            self.clock = max(self.clock, at)
+            return True
+        if not self._jump():
+            self._step()
+        return True
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    def _take_arrivals(self) -> None:
+        while (at := self.arrivals.next_time()) is not None and at <= self.clock:
+            self._add(*self.arrivals.pop())
+
+    def _add(self, at: float, request: TraceRequest) -> None:
+        self.counts.arrived += 1
+        number = self.counts.arrived
+        content = content_of(request, number, self._prefixes, self.run_len)
+        seq = sequence(request, number, content, {group.block_size for group in self.groups})
+        try:
+            self.scheduler.add(seq)
+        except InvalidInputError:
+            self.counts.rejected += 1
+            self.arrivals.ended(self.clock)
+            return
+        if len(self.scheduler.waiting) == 1:  # nobody waited: this one may go at once
+            self._is_stuck = False
+        self._live[seq] = Live(content, at)
+        self._unanswered[seq] = None
+
+    def _admitted(self, batch: Batch) -> None:
+        for seq in (*batch.new, *batch.resumed):
+            live = self._live[seq]
+            hit = batch.hits[seq]
+            loaded = 0 if self.tiers is None else self.tiers.admit(seq, live.content, hit)
+            if live.admitted < 0:
+                live.admitted, live.cached, live.loaded = self.clock, hit, loaded
+
+    def _end(self, seq: Sequence) -> None:
+        live = self._live.pop(seq)
+        self._unanswered.pop(seq, None)
+        if seq.finish_reason == "out_of_blocks":
+            self.counts.failed += 1
+        else:
+            rows = self.records
+            rows.arrival.append(live.arrival)
+            rows.admitted.append(live.admitted)
+            rows.first_token.append(live.first_token)
+            rows.ended.append(self.clock)
+            rows.prompt.append(seq.num_prompt_tokens)
+            rows.output.append(seq.num_output_tokens)
+            rows.cached.append(live.cached)
+            rows.loaded.append(live.loaded)
+            rows.preemptions.append(seq.num_preemptions)
+        self.arrivals.ended(self.clock)
+
+    # --- one step -----------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Schedule a batch; run the oldest when as many are in flight as may be."""
+        batch = self.scheduler.schedule()
+        self._admitted(batch)
+        if self.tiers is not None:
+            for seq in batch.preempted:
+                self.tiers.drop(seq)
+        for seq in batch.failed:
+            self._end(seq)
+        if self.on_step is not None:
+            self.on_step(self, batch)
+        quiet = not (batch.new or batch.resumed or batch.preempted or batch.failed)
+        if quiet and not batch.num_tokens and not self._in_flight:
+            raise InvalidInputError(
+                "simulation: nothing can be scheduled although requests wait; a step of --max-num-batched-tokens "
+                f"{self.config.max_num_batched_tokens} is too small for a block; raise it"
+            )
+        self._in_flight.append((batch, self._work(batch)))
+        done: list[Sequence] = []
+        while len(self._in_flight) == self.config.batch_queue_depth or (self._in_flight and not batch.num_tokens):
+            done = self._run(*self._in_flight.popleft())
+            if self._in_flight:
+                break
+        self._is_stuck = quiet and not done and bool(self.scheduler.waiting)
+
+    def _run(self, batch: Batch, work: StepWork) -> list[Sequence]:
+        """Let the clock move by a batch and take in its tokens; returns those that ended."""
+        seconds = self.step_time.seconds(work) if batch.num_tokens else 0.0
+        if batch.num_tokens:
+            self._last_step_s = seconds
+            self.counts.steps += 1
+            self._note(seconds, len(batch.samples))
+        self.clock += seconds
+        done = self.scheduler.update(batch, ANY_TOKEN)
+        if self._unanswered:
+            for seq in [seq for seq in batch.samples if seq in self._unanswered]:
+                self._live[seq].first_token = self.clock
+                del self._unanswered[seq]
+        if self.tiers is not None:
+            self._store_prompts(batch)
+        for seq in done:
+            self._end(seq)
+        return done
+
+    def _note(self, seconds: float, num_tokens: int) -> None:
+        scheduler = self.scheduler
+        used = scheduler.blocks.num_usable_blocks - scheduler.blocks.num_free_blocks
+        stored = sum([seq.num_computed_tokens for seq in scheduler.running])
+        levels = (len(scheduler.running), len(scheduler.waiting), used, stored, self._slots())
+        self.timeline.add(self.clock, seconds, levels, num_tokens)
+        self.counts.output_tokens += num_tokens
+
+    def _slots(self) -> int:
+        """Tokens that the running sequences' blocks of one group have room for."""
+        if self._slot_group is None:
+            return 0
+        g = self._slot_group
+        return self.groups[g].block_size * sum([len(seq.block_table[g]) for seq in self.scheduler.running])
+
+    def _work(self, batch: Batch) -> StepWork:
+        """The batch's work; its tokens are counted as computed already."""
+        read, pairs = [0] * len(self.reaches), [0] * len(self.reaches)
+        loaded = [0] * (0 if self.tiers is None else len(self.tiers.tiers))
+        num_tokens = 0
+        for seq, n in batch.num_tokens.items():
+            end = seq.num_computed_tokens
+            if self.tiers is not None and n > 1:
+                taken, from_tier = self.tiers.split(seq, end - n, end)
+                n -= taken
+                loaded = [a + b for a, b in zip(loaded, from_tier, strict=True)]
+                if n == 0:
+                    continue
+            num_tokens += n
+            self.counts.prompt_tokens += max(0, min(n, seq.num_prompt_tokens - (end - n)))
+            for k, reach in enumerate(self.reaches):
+                read[k] += reach.span(end, n)
+                pairs[k] += reach.pairs(end, n)
+        return StepWork(num_tokens, len(batch.samples), len(batch.num_tokens), tuple(read), tuple(pairs), tuple(loaded))
+
+    def _store_prompts(self, batch: Batch) -> None:
+        """Prompts that this batch completed go to the tiers."""
+        assert self.tiers is not None
+        for seq in batch.samples:
+            if seq.num_output_tokens == 1 and seq in self._live:
+                self.tiers.store(seq, self._live[seq].content)
+
+    # --- several steps at once ----------------------------------------------------------------------------------
+
+    def _jump(self) -> int:
+        """Run the steps up to the next in which anything but decoding can happen; returns how many, perhaps none."""
+        if not self.jump or not self._is_steady():
+            return 0
+        most = MOST_STEPS
+        at = self.arrivals.next_time()
+        if at is not None and not self._keeps_waiting():  # about as many as there is time for
+            most = min(most, int((at - self.clock) / max(self._last_step_s, 1e-9)) + 2)
+        return self._decode_together(most) if most > 1 else 0
+
+    def _keeps_waiting(self) -> bool:
+        """Whether a request that comes now only joins those that wait."""
+        return self._is_stuck or len(self.scheduler.running) >= self.config.max_num_seqs
+
+    def _is_steady(self) -> bool:
+        """Whether the next step decodes one token of every running sequence and admits nobody."""
+        scheduler, depth = self.scheduler, self.config.batch_queue_depth
+        running = scheduler.running
+        if not running or len(running) > self.config.max_num_batched_tokens or depth > 2:
+            return False
+        if scheduler.waiting and not self._keeps_waiting():
+            return False
+        if depth == 1:
+            return all([seq.num_computed_tokens == len(seq.token_ids) - 1 for seq in running])  # noqa: C419 -- faster
+        if len(self._in_flight) != 1:
+            return False
+        ahead = self._in_flight[0][0]
+        if ahead.samples != running or len(ahead.num_tokens) != len(running):
+            return False
+        return all([seq.num_computed_tokens == len(seq.token_ids) and seq.num_in_flight_tokens == 1 for seq in running])  # noqa: C419
+
+    def _decode_together(self, most: int) -> int:
+        """Up to `most` steps, fewer where a request comes, where blocks run out, or where they come free and somebody
+        waits for them."""
+        together = _Together(self, most)
+        next_at = self.arrivals.next_time()
+        while together.done < most:
+            if next_at is not None and next_at <= self.clock:
+                if not self._keeps_waiting():
+                    break
+                self._take_arrivals()
+                next_at = self.arrivals.next_time()
+            if not together.step():
+                break
+            if together.ended:
+                next_at = self.arrivals.next_time()
+                if self.scheduler.waiting or not self.scheduler.running:
+                    break
+        together.settle()
+        return together.done
+
+
+class _Together:
+    """Steps in which all running sequences decode, run as one: only those sequences are touched that a step changes."""
+
+    def __init__(self, simulation: Simulation, most: int) -> None:
+        self.simulation, self.done, self.ended = simulation, 0, False
+        scheduler, config = simulation.scheduler, simulation.config
+        self._blocks, self._is_async = scheduler.blocks, config.batch_queue_depth == 2
+        self._seqs = list(scheduler.running)
+        self._computed = [seq.num_computed_tokens for seq in self._seqs]
+        self._known = [len(seq.token_ids) for seq in self._seqs]
+        self._left = dict.fromkeys(range(len(self._seqs)))  # places of those that have not ended
+        self._events: dict[int, list[int]] = {}  # step -> places whose tables may change at it
+        self._ends: dict[int, list[int]] = {}  # step -> places whose last token it is
+        self._is_paged = config.allocator == "paged"
+        for place, seq in enumerate(self._seqs):
+            if self._is_paged:
+                self._plan(place, seq)
+            length = min(seq.num_prompt_tokens + seq.max_tokens, config.max_model_len)
+            last = length - self._known[place] - 1
+            if last < most:
+                self._ends.setdefault(last, []).append(place)
+        self._load = _DecodeLoad(simulation.reaches, [computed + 1 for computed in self._computed])
+        self._stored = sum(self._computed)
+        self._pending = simulation._in_flight[0][1] if self._is_async else None
+        self._slots = simulation._slots()
+        g = simulation._slot_group
+        self._group = 0 if g is None else g
+        self._slot_size = 0 if g is None else simulation.groups[g].block_size
+
+    def _plan(self, place: int, seq: Sequence) -> None:
+        """Note the next step at which the tables change: the first whose tokens are no longer quiet."""
+        at = max(self.done, seq.num_quiet_tokens - self._computed[place])
+        if at in self._events:
+            self._events[at].append(place)
+        else:
+            self._events[at] = [place]
+
+    def step(self) -> bool:
+        """One step; False, and nothing done, when it might preempt or admit somebody."""
+        simulation, t = self.simulation, self.done
+        last = self._ends.get(t, ())
+        changing = sorted(place for place in self._events.pop(t, ()) if place in self._left)
+        if changing and not self._grow(changing, last):
+            return False
+        count = len(self._left)
+        if last and self._is_async:  # its last token is being sampled already
+            for place in last:
+                self._load.leave(self._computed[place] + t + 1)
+        scheduled = count - len(last) if self._is_async else count
+        self._stored += scheduled
+        work = self._load.step(scheduled)
+        run, self._pending = (work, None) if self._pending is None else (self._pending, work)
+        seconds = simulation.step_time.seconds(run)
+        blocks = self._blocks
+        used = blocks.num_usable_blocks - blocks.num_free_blocks
+        levels = (count, len(simulation.scheduler.waiting), used, self._stored, self._slots)
+        simulation.timeline.add(simulation.clock, seconds, levels, count)
+        simulation.clock += seconds
+        simulation._last_step_s = seconds
+        simulation.counts.steps += 1
+        simulation.counts.jumped += 1
+        simulation.counts.output_tokens += count
+        self.done += 1
+        self.ended = bool(last)
+        if last:
+            self._end(last)
+        return True
+
+    def _grow(self, changing: list[int], last: Iterable[int]) -> bool:
+        """Ask the block manager for every sequence whose tables may change; False where it might have to refuse, or
+        may give back what somebody waits for."""
+        simulation, blocks, t = self.simulation, self._blocks, self.done
+        waits = bool(simulation.scheduler.waiting) and len(self._left) < simulation.config.max_num_seqs
+        can_drop = len(simulation.groups) > 0 and bool(getattr(blocks, "dropping", ()))
+        if len(changing) * len(simulation.groups) > blocks.num_free_blocks or (waits and can_drop):
+            return False
+        for place in changing:
+            if self._is_async and place in last:
+                continue
+            seq = self._seqs[place]
+            self._set(place, t)
+            before = len(seq.block_table[self._group])
+            has_room = blocks.grow(seq, self._computed[place] + t + 1)
+            assert has_room, "a step that needs no more blocks than are free finds them"
+            self._slots += (len(seq.block_table[self._group]) - before) * self._slot_size
+            self.done += 1  # the next change comes after this step
+            self._plan(place, seq)
+            self.done -= 1
+        return True
+
+    def _end(self, last: Iterable[int]) -> None:
+        """Those whose last token this step gave go, as the scheduler lets them go."""
+        simulation, t = self.simulation, self.done
+        for place in last:
+            seq = self._seqs[place]
+            del self._left[place]
+            self._set(place, t)
+            if self._is_async:
+                seq.num_computed_tokens -= 1
+                seq.num_in_flight_tokens = seq.num_placeholders = 0
+            else:
+                self._load.leave(seq.num_computed_tokens + 1)
+            self._stored -= seq.num_computed_tokens
+            self._slots -= len(seq.block_table[self._group]) * self._slot_size
+            self._blocks.cache_full_blocks(seq, seq.num_computed_tokens)
+        ended = [self._seqs[place] for place in last]
+        for seq in ended:
+            simulation.scheduler.finish(seq.request_id, "length")
+        for seq in ended:
+            simulation._end(seq)
+        simulation._is_stuck = False
+
+    def _set(self, place: int, t: int) -> None:
+        """A sequence as it is after t steps."""
+        seq = self._seqs[place]
+        seq.num_computed_tokens = self._computed[place] + t
+        tokens = seq.token_ids
+        assert isinstance(tokens, TokenCount)
+        tokens.count = self._known[place] + t
+
+    def settle(self) -> None:
+        """Leave every sequence, and the batch in flight, as the steps would have."""
+        for place in self._left:
+            self._set(place, self.done)
+        if self._pending is not None and self.done:
+            left = [self._seqs[place] for place in self._left]
+            batch = Batch(self.simulation.config.max_num_batched_tokens - len(left), dict.fromkeys(left, 1), left)
+            self.simulation._in_flight[0] = (batch, self._pending)
+
+
+class _DecodeLoad:
+    """The work of consecutive steps in which the same sequences decode: it grows by one token each, up to its reach."""
+
+    def __init__(self, reaches: tuple[Reach, ...], context_lens: list[int]) -> None:
+        """context_lens  of the first step, that step's token included"""
+        self._read = [sum([reach.read(length) for length in context_lens]) for reach in reaches]
+        self._slopes = [
+            sum([reach.tokens is None or length < reach.tokens for length in context_lens]) for reach in reaches
+        ]
+        self._reaches = reaches
+        self._ends: dict[int, list[int]] = {}  # step -> kinds that one sequence fewer goes on growing in
+        for kind, reach in enumerate(reaches):
+            if reach.tokens is not None:
+                for length in context_lens:
+                    if length < reach.tokens:
+                        self._ends.setdefault(reach.tokens - length, []).append(kind)
+        self._step = 0
+
+    def leave(self, context_len: int) -> None:
+        """A sequence whose next step would have been of this context takes part no longer."""
+        for kind, reach in enumerate(self._reaches):
+            self._read[kind] -= reach.read(context_len)
+            if reach.tokens is None:
+                self._slopes[kind] -= 1
+            elif context_len - self._step < reach.tokens and context_len <= reach.tokens:  # grew so far
+                self._slopes[kind] -= 1
+                self._ends[self._step + reach.tokens - context_len].remove(kind)
+
+    def step(self, count: int) -> StepWork:
+        """The next step's work, of `count` sequences."""
+        for kind in self._ends.pop(self._step, ()):
+            self._slopes[kind] -= 1
+        read = tuple(self._read)
+        self._read = [a + b for a, b in zip(self._read, self._slopes, strict=True)]
+        self._step += 1
+        return StepWork(count, count, count, read, read)

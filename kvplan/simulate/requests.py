@@ -1,0 +1,101 @@
+"""Requests as the scheduler takes them: sequences without tokens, whose blocks have names instead of hashes."""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Any, cast, overload
+
+from engine.sequence import Sequence
+from kvplan.trace import TraceRequest
+
+INDEX_BITS = 40  # of a block's number within a sequence; the rest of a name says whose it is
+
+
+class TokenCount:
+    """Stands for a list of token ids of which only the number matters."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def append(self, token_id: int) -> None:
+        self.count += 1
+
+
+class Prefixes:
+    """Gives every chain of prefix ids a number: equal numbers mean equal tokens up to the chain's end."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def chains(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The number of each leading part of `ids`."""
+        found, parent = [], 0
+        for each in ids:
+            parent = self._numbers.setdefault((parent, each), len(self._numbers) + 1)
+            found.append(parent)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the tokens of one request are, as far as equality goes.
+
+    number       of the request; names the tokens that are its own
+    chains       of the prompt's leading runs of `run_len` tokens
+    shared_len   tokens that those runs cover
+    """
+
+    number: int
+    chains: tuple[int, ...]
+    run_len: int
+    shared_len: int
+
+    def block_key(self, index: int, block_size: int) -> int:
+        """The name of a full block: equal for equal tokens up to its end, and for nothing else."""
+        last = (index + 1) * block_size - 1
+        if last < self.shared_len:
+            return (self.chains[last // self.run_len] << INDEX_BITS | index) << 1
+        return (self.number << INDEX_BITS | index) << 1 | 1
+
+
+class BlockKeys(Many[int]):
+    """The names of a sequence's blocks, worked out when asked for; as long as its tokens can ever make it."""
+
+    __slots__ = ("_block_size", "_content", "_count")
+
+    def __init__(self, content: Content, block_size: int, count: int) -> None:
+        self._content, self._block_size, self._count = content, block_size, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Many[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Many[int]:
+        if isinstance(index, slice):
+            raise TypeError("block names are asked for one by one")
+        return self._content.block_key(index if index >= 0 else self._count + index, self._block_size)
+
+
+def sequence(request: TraceRequest, number: int, content: Content, block_sizes: set[int]) -> Sequence:
+    """A sequence of a request's lengths; `number` is its id."""
+    seq = Sequence(
+        str(number), cast("list[int]", TokenCount(request.prompt_tokens)), request.output_tokens
+    )  # the scheduler only counts them
+    most = request.prompt_tokens + request.output_tokens
+    names: dict[int, Any] = {size: BlockKeys(content, size, most // size) for size in block_sizes}
+    seq.block_hashes = names
+    return seq
+
+
+def content_of(request: TraceRequest, number: int, prefixes: Prefixes, run_len: int | None) -> Content:
+    if not run_len or not request.prefix_ids:
+        return Content(number, (), 1, 0)
+    covered = min(len(request.prefix_ids) * run_len, request.prompt_tokens)
+    return Content(number, prefixes.chains(request.prefix_ids), run_len, covered)

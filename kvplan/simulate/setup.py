@@ -1,0 +1,114 @@
+"""From a plan to a simulation: the scheduler's limits, the pool and its groups as the server would have them."""
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
+from engine.scheduler import SchedulerConfig
+from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.plan import Plan
+from kvplan.rules.vllm_pool import KVGroup
+from kvplan.rules.vllm_v4 import is_v4
+from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.steptime import StepTime, attention_kinds
+from kvplan.simulate.tiers import Tiers, TierSpec, tiers
+from kvplan.spec import LatentAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a run is made of, whatever comes in: it can be run any number of times.
+
+    chunk_tokens  of the tiers
+    """
+
+    plan: Plan
+    step_time: StepTime
+    tiers: tuple[TierSpec, ...] = ()
+    chunk_tokens: int = 256
+    allocator: Literal["paged", "contiguous"] = "paged"
+
+    def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
+        """A fresh run over these arrivals; `run_len` tokens stand behind one prefix id."""
+        return Simulation(
+            config=scheduler_config(self.plan, self.allocator),
+            num_blocks=self.plan.capacity.num_blocks,
+            groups=groups(self.plan),
+            reaches=tuple(kind.reach for kind in attention_kinds(self.plan)),
+            step_time=self.step_time,
+            arrivals=arrivals,
+            run_len=run_len,
+            tiers=empty_tiers(self.plan, self.tiers, self.chunk_tokens) if self.tiers else None,
+        )
+
+
+def check(plan: Plan) -> None:
+    """Refuse what the simulation does not model, with what to do instead."""
+    args, name = plan.request.args, plan.request.spec.name
+    if not plan.fits:
+        raise UsageError(f"simulate: {name} does not fit on {plan.request.gpu.name}; `kvplan estimate` says what would")
+    refused = {
+        "--pipeline-parallel-size": args.pipeline_parallel_size > 1,
+        "--data-parallel-size": args.data_parallel_size > 1,
+        "--decode-context-parallel-size": args.decode_context_parallel_size > 1,
+        "--draft-model": plan.request.draft is not None or args.num_speculative_tokens > 0,
+    }
+    cures = {
+        "--data-parallel-size": "simulate one replica at its share of the rate",
+        "--draft-model": "leave it out: how many drafted tokens are accepted is not modelled",
+    }
+    for flag, is_set in refused.items():
+        if is_set:
+            raise UsageError(
+                f"simulate: {flag} is not modelled in time; {cures.get(flag, 'use --tensor-parallel-size')}"
+            )
+    if is_v4(plan.request.spec):
+        raise UnsupportedModelError(f"simulate: {name}: pages of several sizes in one pool are not modelled in time")
+    if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
+        raise UsageError(
+            "simulate: without chunked prefill a step must hold a whole prompt; raise --max-num-batched-tokens to "
+            f"{plan.capacity.max_model_len}"
+        )
+
+
+def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> SchedulerConfig:
+    settings, args = plan.settings, plan.request.args
+    return SchedulerConfig(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=plan.capacity.max_model_len,
+        enable_prefix_caching=args.enable_prefix_caching,
+        batch_queue_depth=settings.in_flight_tokens // settings.max_num_batched_tokens,
+        allocator=allocator,
+    )
+
+
+def groups(plan: Plan) -> tuple[Group, ...]:
+    """The pool's groups in the engine's terms."""
+    return tuple(_group(group, plan.request.spec.name) for group in plan.pool.groups)
+
+
+def _group(group: KVGroup, name: str) -> Group:
+    first = group.first
+    match first.kind:
+        case "full" | "latent":
+            return FullGroup(first.block_size)
+        case "sliding":
+            assert first.bound is not None
+            return WindowGroup(first.block_size, first.bound)
+        case "chunked":
+            assert first.bound is not None
+            return ChunkedGroup(first.block_size, first.bound)
+        case "state":
+            return MambaGroup(first.block_size)
+        case "cross":
+            raise UnsupportedModelError(f"simulate: {name}: an encoder's tokens are not modelled in time")
+        case _:
+            assert_never(first.kind)
+
+
+def empty_tiers(plan: Plan, specs: tuple[TierSpec, ...], chunk_tokens: int) -> Tiers:
+    """Tiers for this model's KV: a token costs what all ranks hold of it, latents once."""
+    shared = any(isinstance(cache, LatentAttention) for caches in plan.request.spec.layers for cache in caches)
+    return tiers(specs, chunk_tokens, plan.bytes_per_token * (1 if shared else plan.request.args.tensor_parallel_size))

@@ -1,0 +1,267 @@
+"""How long a step takes: a roofline over the GPU's figures, or coefficients that a run measured.
+
+Roofline of one rank, all times in seconds:
+
+    matmuls    max(weights read / bandwidth, 2 x parameters x tokens / FLOP rate)
+    attention  max(KV read / bandwidth, FLOPs of (query, key) pairs / FLOP rate)
+    tiers      bytes / that tier's bandwidth, one after another
+
+The shares of the data sheet's figures that are reached:
+
+    weights  0.70  vLLM 0.19.1 on one H100, Llama-3.1-8B, one request: 6.44 ms per token for 15.0 GB (vLLM's blog,
+                   2026-04-22); what the host adds to a step is in it
+    KV       0.90  the same: 4.37e-5 ms per token of context, 131,072 bytes each, of 3.35 TB/s
+    FLOPs    0.60  assumed: published prefill kernels reach 50 to 75 % of the dense rate
+
+What is not in it: communication between ranks, the vision tower, sampling with penalties.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.gpu import GpuSpec
+from kvplan.layout import token_bytes
+from kvplan.plan import Plan
+from kvplan.simulate.work import Reach, StepWork
+from kvplan.spec import (
+    ChunkedAttention,
+    CompressedLatent,
+    CrossAttention,
+    FullAttention,
+    KeyIndex,
+    LatentAttention,
+    LayerCache,
+    RecurrentState,
+    SlidingWindow,
+    SparseIndexer,
+    WindowLatent,
+)
+from kvplan.weights import num_params
+
+
+class StepTime(Protocol):
+    """What a step costs, and how that was found, for the reader."""
+
+    @property
+    def text(self) -> str: ...
+
+    def seconds(self, work: StepWork) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Parts of the data sheet's bandwidth and FLOP/s that are reached."""
+
+    weights: float = 0.70
+    kv: float = 0.90
+    flops: float = 0.60
+
+
+# --- what a model's layers ask of a step ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Layers of one reach on one rank: KV bytes per token read, FLOPs per (query, key) pair."""
+
+    reach: Reach
+    token_bytes: int
+    pair_flops: int
+
+
+def attention_kinds(plan: Plan) -> tuple[Attention, ...]:
+    """A rank's attention layers by reach, in the order of the model; states read and write their bytes per token.
+
+    Scores and values cost 2 x heads x (key + value width) FLOPs per pair; latents are attended to as they lie.
+    """
+    spec, tp = plan.request.spec, plan.request.args.tensor_parallel_size
+    dtype = plan.settings.kv_dtype
+    found: dict[int | None, tuple[int, int]] = {}
+    for caches in spec.layers:
+        for cache in caches:
+            reach = _reach(cache, spec.name)
+            if reach is None:
+                continue
+            size, flops = token_bytes(cache, dtype, tp), 2 * spec.num_heads * _width(cache) // tp
+            before = found.get(reach.tokens, (0, 0))
+            found[reach.tokens] = before[0] + size, before[1] + flops
+    return tuple(Attention(Reach(tokens), size, flops) for tokens, (size, flops) in found.items())
+
+
+def _reach(cache: LayerCache, name: str) -> Reach | None:
+    """How far back a layer reads; None for states, whose bytes do not grow."""
+    match cache:
+        case FullAttention() | LatentAttention(sparse=False):
+            return Reach(None)
+        case SlidingWindow(window=window):
+            return Reach(window)
+        case ChunkedAttention(chunk=chunk):
+            return Reach(chunk)  # at most: a query at a chunk's beginning reads less
+        case RecurrentState():
+            return None
+        case LatentAttention() | SparseIndexer() | KeyIndex() | WindowLatent() | CompressedLatent() | CrossAttention():
+            raise UnsupportedModelError(
+                f"{name}: the time of {type(cache).__name__} layers is not modelled; measure it and give --calibration"
+            )
+        case _:
+            assert_never(cache)
+
+
+def _width(cache: LayerCache) -> int:
+    """Key and value elements that one head's query meets per token."""
+    match cache:
+        case (
+            FullAttention(head_dim=k, head_dim_v=v)
+            | SlidingWindow(head_dim=k, head_dim_v=v)
+            | ChunkedAttention(head_dim=k, head_dim_v=v)
+        ):
+            return k + v
+        case LatentAttention(kv_lora_rank=rank, qk_rope_head_dim=rope):
+            return 2 * rank + rope
+        case _:
+            raise AssertionError(f"{cache} has no reach")
+
+
+@dataclass(frozen=True, slots=True)
+class Matmuls:
+    """A rank's weights as a step uses them.
+
+    dense_bytes, expert_bytes    read by every step; read where a token is sent there
+    dense_params, active_params  elements per token outside the experts, and of the experts it is sent to
+    num_experts, experts_per_token  0 of none
+    """
+
+    dense_bytes: int
+    expert_bytes: int
+    dense_params: int
+    active_params: int
+    num_experts: int
+    experts_per_token: int
+
+    def bytes_read(self, num_tokens: int) -> float:
+        """Of all experts, those expected to get a token when each token picks at random."""
+        if not self.num_experts:
+            return float(self.dense_bytes)
+        missed = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.dense_bytes + self.expert_bytes * (1 - missed)
+
+
+LOOKED_UP = ("embedding", "vision_audio")  # a row per token, or not in a text step at all
+
+
+def matmuls(plan: Plan) -> Matmuls:
+    spec, args = plan.request.spec, plan.request.args
+    if "stated" in plan.weight_groups:
+        raise UsageError("simulate: --weights-bytes does not say what a step reads; name the checkpoint's config")
+    groups = {name: size for name, size in plan.weight_groups.items() if name not in LOOKED_UP}
+    if spec.tied:  # the head reads the embedding
+        groups["lm_head"] = groups.get("lm_head", 0) or plan.weight_groups.get("embedding", 0)
+    experts = groups.pop("experts", 0)
+    params = dict(num_params(spec))
+    num_experts = max((weight.experts for weight in spec.weights), default=0)
+    expert_params = params.pop("experts", 0)
+    head = params.get("lm_head", 0) or (params.get("embedding", 0) if spec.tied else 0)
+    dense = sum(count for name, count in params.items() if name not in (*LOOKED_UP, "lm_head")) + head
+    picked = expert_params * spec.experts_per_token // num_experts if num_experts else 0
+    tp = args.tensor_parallel_size
+    return Matmuls(sum(groups.values()), experts, dense // tp, picked // tp, num_experts, spec.experts_per_token)
+
+
+# --- the roofline ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Seconds by the slower of memory and arithmetic; see the module's text.
+
+    bandwidth, flops  of the data sheet; tier_bandwidths in bytes per second
+    """
+
+    matmuls: Matmuls
+    kinds: tuple[Attention, ...]
+    state_bytes: int
+    bandwidth: int
+    flops: int
+    shares: Shares
+    tier_bandwidths: tuple[int, ...]
+    text: str
+
+    def seconds(self, work: StepWork) -> float:
+        weights = self.matmuls.bytes_read(work.num_tokens) / (self.bandwidth * self.shares.weights)
+        params = self.matmuls.dense_params + self.matmuls.active_params
+        arithmetic = 2 * params * work.num_tokens / (self.flops * self.shares.flops)
+        kv = 2 * self.state_bytes * work.num_seqs
+        pairs = 0
+        for kind, read, pair in zip(self.kinds, work.read, work.pairs, strict=True):
+            kv += kind.token_bytes * read
+            pairs += kind.pair_flops * pair
+        attention = max(kv / (self.bandwidth * self.shares.kv), pairs / (self.flops * self.shares.flops))
+        total = (max(weights, arithmetic) if work.num_tokens else 0.0) + attention
+        for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
+            total += size / bandwidth
+        return total
+
+
+def roofline(plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = ()) -> Roofline:
+    """Raises UsageError for a GPU whose figures nobody states, UnsupportedModelError for layers without a model."""
+    gpu = plan.request.gpu
+    flops = flop_rate(plan, gpu)
+    if gpu.memory_bandwidth is None or flops is None:
+        raise UsageError(
+            f"--gpu {gpu.name}: its bandwidth or FLOP/s are not known, so a step's time is not; name a GPU of "
+            "`kvplan gpus` or give --calibration"
+        )
+    text = (
+        f"roofline of {gpu.name}: weights at {shares.weights:.0%} and KV at {shares.kv:.0%} of "
+        f"{gpu.memory_bandwidth / 1e9:,.0f} GB/s, arithmetic at {shares.flops:.0%} of {flops / 1e12:,.0f} TFLOP/s"
+    )
+    if plan.request.args.tensor_parallel_size > 1:
+        text += "; communication between ranks is not in it"
+    return Roofline(
+        matmuls(plan),
+        attention_kinds(plan),
+        plan.state_bytes,
+        gpu.memory_bandwidth,
+        flops,
+        shares,
+        tier_bandwidths,
+        text,
+    )
+
+
+def flop_rate(plan: Plan, gpu: GpuSpec) -> int | None:
+    """Dense FLOP/s of what the weights are multiplied in: fp8 where they are stored so and the GPU has it."""
+    stored = plan.request.spec.quantization
+    is_fp8 = (stored is not None and stored.method in ("fp8", "compressed-tensors-fp8")) or (
+        plan.request.args.quantization == "fp8"
+    )
+    if is_fp8 and gpu.fp8_flops is not None:
+        return gpu.fp8_flops
+    return gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
+
+
+# --- measured -------------------------------------------------------------------------------------------------------
+
+TERMS = ("step", "seq", "token", "kv_byte")  # what a coefficient is paid for, in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A step's seconds as a sum of what was fitted to a run's steps."""
+
+    coefficients: Mapping[str, float]
+    kinds: tuple[Attention, ...]
+    tier_bandwidths: tuple[int, ...]
+    text: str
+
+    def seconds(self, work: StepWork) -> float:
+        kv = 0
+        for kind, read in zip(self.kinds, work.read, strict=True):
+            kv += kind.token_bytes * read
+        each = self.coefficients
+        total = each["step"] + each["seq"] * work.num_seqs + each["token"] * work.num_tokens + each["kv_byte"] * kv
+        for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
+            total += size / bandwidth
+        return total
