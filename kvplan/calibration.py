@@ -27,6 +27,7 @@ class Calibration:
     key                     device, driver and software
     device_total            bytes of the device as the run was given it
     activation_coefficient  measured activation peak over the predicted one
+    step_time               what its steps took; None where the run had too few
     """
 
     key: dict[str, Any]
@@ -34,6 +35,18 @@ class Calibration:
     measured: dict[str, int]
     activation_coefficient: float
     origin: str
+    step_time: "StepSeconds | None" = None
+
+
+TERMS = ("step", "prompt_token", "output_token", "kv_byte")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of one model's step by itself, and for each prompt token, output token and byte of KV in it."""
+
+    model: str
+    seconds: dict[str, float]
 
 
 def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +96,22 @@ def read(path: Path) -> Calibration:
     if isinstance(coefficient, bool) or not isinstance(coefficient, int | float) or not 0 < coefficient < 1000:
         raise InvalidInputError(f"{shown(path)}: activation_coefficient must be a number above 0; the file is damaged")
     sizes_by_name = {str(name): int(size) for name, size in measured.items()}
-    return Calibration(key, int(str(total)), sizes_by_name, float(coefficient), shown(path))
+    steps = _step_time(content.get("step_time"), path)
+    return Calibration(key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps)
+
+
+def _step_time(content: Any, path: Path) -> StepSeconds | None:
+    if content is None:
+        return None
+    seconds = content.get("seconds") if isinstance(content, dict) else None
+    if not isinstance(seconds, dict) or set(seconds) != set(TERMS) or not isinstance(content.get("model"), str):
+        raise InvalidInputError(f"{shown(path)}: step_time must hold a model and seconds; the file is damaged")
+    values = [seconds[term] for term in TERMS]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) or value < 0 for value in values):
+        raise InvalidInputError(f"{shown(path)}: step_time must hold seconds (0 or more); the file is damaged")
+    if not any(values):
+        raise InvalidInputError(f"{shown(path)}: step_time says that a step takes no time; the file is damaged")
+    return StepSeconds(content["model"], {term: float(seconds[term]) for term in TERMS})
 
 
 def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
@@ -114,3 +142,19 @@ def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
         for name, size in calibration.measured.items()
         if name in FOR_SERVERS
     }
+
+
+def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> dict[str, float]:
+    """Seconds of a step by what is in it, where they were measured with this model on such a GPU."""
+    if calibration.step_time is None:
+        raise InvalidInputError(
+            f"{calibration.origin}: holds no step times; write one with reconcile --calibrate from a run that served "
+            "requests"
+        )
+    for_gpu(calibration, gpu)
+    if calibration.step_time.model != model:
+        raise InvalidInputError(
+            f"{calibration.origin}: its step times are of {printable(calibration.step_time.model, 100)}, not of "
+            f"{printable(model, 100)}; calibrate with this model"
+        )
+    return dict(calibration.step_time.seconds)

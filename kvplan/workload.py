@@ -83,12 +83,15 @@ def in_flight(prompt: int, output: int) -> int:
     return prompt + -(-output // 2)
 
 
-def parse_lengths(text: str, limit: int) -> Lengths:
-    """A distribution as the command line states it, or from a file; lengths above `limit` tokens count as `limit`."""
+def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] | None" = None) -> Lengths:
+    """A distribution as the command line states it, or from a file; lengths above `limit` tokens count as `limit`.
+
+    read  reads the file (None: `read_csv`)
+    """
     kind, colon, rest = text.partition(":")
     match kind:
         case "const" if colon:
-            return _clipped(Counter({parse_tokens(rest, OPTION): 1.0}), limit, text)
+            return clipped(Counter({parse_tokens(rest, OPTION): 1.0}), limit, text)
         case "uniform" if colon:
             return _uniform(rest, limit, text)
         case "lognormal" if colon:
@@ -96,12 +99,19 @@ def parse_lengths(text: str, limit: int) -> Lengths:
     if not text or "\0" in text:
         raise UsageError(f"{OPTION} {text!r}: names no file; {FORMS}")
     path = Path(text)
-    if not path.exists() and not text.lower().endswith((".csv", ".csv.gz", ".gz", ".txt")):
+    if not _exists(path) and not text.lower().endswith((".csv", ".csv.gz", ".gz", ".txt")):
         raise UsageError(f"{OPTION} {printable(text)!r}: neither a distribution nor a file; {FORMS}")
-    return read_csv(path, limit)
+    return (read or read_csv)(path, limit)
 
 
-def _clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *notes: str) -> Lengths:
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long
+        return False
+
+
+def clipped(weights: Counter[int] | dict[int, float], limit: int, source: str, *notes: str) -> Lengths:
     """Normalised, what lies above `limit` counted at it."""
     total = math.fsum(weights.values())
     above = math.fsum(weight for tokens, weight in weights.items() if tokens > limit) / total
@@ -145,7 +155,7 @@ def _uniform(rest: str, limit: int, text: str) -> Lengths:
         raise UsageError(f"{OPTION} {text!r}: the range is empty; write the smaller number first")
     count = high - low + 1
     # Token t stands for itself: t - low + 1 of the `count` equally likely lengths are at most t.
-    return _clipped(_on_grid(lambda x: (x - low + 1) / count, low, high), limit, text)
+    return clipped(_on_grid(lambda x: (x - low + 1) / count, low, high), limit, text)
 
 
 def _lognormal(rest: str, limit: int, text: str) -> Lengths:
@@ -156,7 +166,7 @@ def _lognormal(rest: str, limit: int, text: str) -> Lengths:
 
     above = 1 - cdf(limit)
     notes = (f"{above:.2%} of the lengths are above {limit:,} tokens and count as {limit:,}",) if above > 5e-5 else ()
-    return Lengths(tuple(_clipped(_on_grid(cdf, 1, limit), limit, text).points), text, notes)
+    return Lengths(tuple(clipped(_on_grid(cdf, 1, limit), limit, text).points), text, notes)
 
 
 def _settings(rest: str, text: str) -> dict[str, float]:
@@ -229,13 +239,13 @@ def read_csv(path: Path, limit: int) -> Lengths:
     rows = sum(counts.values())
     notes = ("a request counts at its full length, prompt + output",) if pairs else ()
     weights = {tokens: float(count) for tokens, count in counts.items()}
-    return _clipped(weights, limit, f"{where} ({rows:,} rows)", *notes)
+    return clipped(weights, limit, f"{where} ({rows:,} rows)", *notes)
 
 
 def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
     """(line number, tokens, whether they are prompt + output) of every row."""
     columns: tuple[int, ...] | None = None
-    for number, line in _lines(path, where):
+    for number, line in read_lines(path, where):
         if not line.strip():
             continue
         try:
@@ -271,50 +281,6 @@ def _columns(header: list[str], where: str, number: int) -> tuple[int, ...]:
     )
 
 
-ARRIVALS = ("arrival_s", "arrival", "timestamp_s")
-
-
-def read_trace(path: Path) -> list[tuple[float, int, int]]:
-    """(arrival in seconds, prompt tokens, output tokens) of a CSV trace, by arrival; 0 where it has no such column.
-
-    Raises InvalidInputError naming the line of a fault.
-    """
-    where = printable(str(path), 400)
-    lines = ((number, line) for number, line in _lines(path, where) if line.strip())
-    first = next(lines, None)
-    if first is None:
-        raise InvalidInputError(f"{where}: is empty; give a CSV file with prompt_tokens and output_tokens")
-    columns = _columns(first[1].split(","), where, first[0])
-    if len(columns) != 2:
-        raise InvalidInputError(f"{where}: line {first[0]}: a trace has two columns, prompt_tokens and output_tokens")
-    names = [name.strip().lower() for name in first[1].split(",")]
-    arrival = next((names.index(name) for name in ARRIVALS if name in names), None)
-    rows: list[tuple[float, int, int]] = []
-    for number, line in lines:
-        fields = line.rstrip("\r\n").split(",")
-        if len(fields) <= max(*columns, arrival or 0):
-            raise InvalidInputError(f"{where}: line {number}: too few columns ({len(fields)}); correct the row")
-        prompt, output = (_count(fields[column], where, number) for column in columns)
-        if prompt < 1 or output < 1:
-            raise InvalidInputError(f"{where}: line {number}: a request of 0 tokens; remove the row")
-        rows.append((_seconds(fields[arrival], where, number) if arrival is not None else 0.0, prompt, output))
-    if not rows:
-        raise InvalidInputError(f"{where}: no rows below the header; add at least one")
-    return sorted(rows, key=lambda row: row[0])
-
-
-def _seconds(field: str, where: str, number: int) -> float:
-    try:
-        value = float(field)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise InvalidInputError(
-            f"{where}: line {number}: not a time in seconds ({printable(field, 40)!r}); correct the row"
-        )
-    return value
-
-
 def _is_count(field: str) -> bool:
     return re.fullmatch(r"[0-9]{1,20}", field.strip()) is not None
 
@@ -327,8 +293,8 @@ def _count(field: str, where: str, number: int) -> int:
     return int(field)
 
 
-def _lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
-    """Numbered lines, decompressed when the file starts like gzip; bounded in length and in all."""
+def read_lines(path: Path, where: str, longest: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
+    """Numbered lines, decompressed when the file starts like gzip; each at most `longest` bytes, and bounded in all."""
     import gzip  # only here: it costs milliseconds to load
     import zlib
 
@@ -338,13 +304,11 @@ def _lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
             raw.seek(0)
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
             size = number = 0
-            while line := stream.readline(MAX_LINE_BYTES + 1):
+            while line := stream.readline(longest + 1):
                 number += 1
                 size += len(line)
-                if len(line) > MAX_LINE_BYTES:
-                    raise InvalidInputError(
-                        f"{where}: line {number}: longer than {MAX_LINE_BYTES:,} bytes; is it a CSV?"
-                    )
+                if len(line) > longest:
+                    raise InvalidInputError(f"{where}: line {number}: longer than {longest:,} bytes; is it a CSV?")
                 if size > MAX_FILE_BYTES:
                     raise InvalidInputError(f"{where}: more than {MAX_FILE_BYTES:,} bytes; sample the rows")
                 yield number, _decoded(line, where, number)
@@ -360,5 +324,5 @@ def _decoded(line: bytes, where: str, number: int) -> str:
     except UnicodeDecodeError:
         raise InvalidInputError(f"{where}: line {number}: is not UTF-8 text; save the file as UTF-8") from None
     if "\0" in text:
-        raise InvalidInputError(f"{where}: line {number}: holds a NUL byte; name a CSV file")
+        raise InvalidInputError(f"{where}: line {number}: holds a NUL byte; name a text file")
     return text.rstrip("\r\n")

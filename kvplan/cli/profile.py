@@ -14,15 +14,17 @@ from kvplan.files import printable, shown
 from kvplan.hf_config import load_spec
 from kvplan.rundir import RunWriter, load_run
 from kvplan.spec import ModelSpec
+from kvplan.trace import read as read_trace
+from kvplan.trace import read_full_lengths
 from kvplan.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
-from kvplan.workload import parse_lengths, read_trace
+from kvplan.workload import parse_lengths
 
 if TYPE_CHECKING:
     import torch
 
     from engine import EngineConfig
     from kvplan.nvml import Device
-    from kvplan.profile import Outcome, Workload
+    from kvplan.profile import Outcome, PlannedRequest, Workload
 
 # What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
 DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
@@ -211,10 +213,9 @@ def workload_of(options: ProfileOptions) -> "Workload":
     output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
     seed = seed_of(options)
     if options.trace is not None:
-        rows = read_trace(Path(options.trace))
-        requests = tuple(PlannedRequest(prompt, tokens, at) for at, prompt, tokens in rows)
+        requests = trace_requests(Path(options.trace))
     elif options.lengths is not None:
-        requests = from_lengths(parse_lengths(options.lengths, 2**24), num_seqs, output_tokens, seed)
+        requests = from_lengths(parse_lengths(options.lengths, 2**24, read_full_lengths), num_seqs, output_tokens, seed)
     else:
         prompt = parse_tokens(options.prompt_tokens or str(DEFAULT_PROMPT), "--prompt-tokens")
         requests = (PlannedRequest(prompt, output_tokens),) * num_seqs
@@ -226,6 +227,20 @@ def workload_of(options: ProfileOptions) -> "Workload":
         )
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     return Workload(requests, shared, duration, seed)
+
+
+def trace_requests(path: Path) -> "tuple[PlannedRequest, ...]":
+    """A trace's requests; what the reader changed, and what a run leaves out, is said."""
+    from kvplan.profile import PlannedRequest
+
+    trace = read_trace(path)
+    for note in trace.notes:
+        output.tell("warning", f"--trace {shown(path)}: {note}")
+    if trace.prefix_block is not None:
+        output.tell(
+            "note", f"--trace {shown(path)}: its prefix ids are not replayed; --shared-prefix shares a beginning"
+        )
+    return tuple(PlannedRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in trace.requests)
 
 
 def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", workload: "Workload") -> "EngineConfig":

@@ -41,12 +41,14 @@ class Open:
 
 
 class Closed:
-    """`num_users` who each send a request, wait for its end, think, and send the next."""
+    """`num_users` who each send a request, wait for its end, think, and send the next; they join over `ramp_s`."""
 
-    def __init__(self, requests: Iterator[TraceRequest], num_users: int, think_s: float = 0.0) -> None:
+    def __init__(
+        self, requests: Iterator[TraceRequest], num_users: int, think_s: float = 0.0, ramp_s: float = 0.0
+    ) -> None:
         self._requests, self._think_s = requests, think_s
         self._next = next(requests, None)
-        self._times = [0.0] * num_users  # a heap: when each idle user sends
+        self._times = [user * ramp_s / num_users for user in range(num_users)]  # a heap: when each idle user sends
 
     def next_time(self) -> float | None:
         return self._times[0] if self._times and self._next is not None else None

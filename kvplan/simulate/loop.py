@@ -163,6 +163,7 @@ class Simulation:
             self.counts.failed += 1
         else:
             rows = self.records
+            rows.number.append(live.content.number)
             rows.arrival.append(live.arrival)
             rows.admitted.append(live.admitted)
             rows.first_token.append(live.first_token)

@@ -2,6 +2,10 @@
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Literal, assert_never
+
+Metric = Literal["ttft", "tpot", "queue", "latency"]
+METRICS: tuple[Metric, ...] = ("ttft", "tpot", "queue", "latency")
 
 
 def _floats() -> "array[float]":
@@ -16,10 +20,12 @@ def _ints() -> "array[int]":
 class Records:
     """A row per request that ended well; times in seconds from the start.
 
+    number      in the order they came, from 1
     admitted    when it was first scheduled
     cached      prompt tokens it found on the GPU; loaded: those that came from a tier
     """
 
+    number: "array[int]" = field(default_factory=_ints)
     arrival: "array[float]" = field(default_factory=_floats)
     admitted: "array[float]" = field(default_factory=_floats)
     first_token: "array[float]" = field(default_factory=_floats)
@@ -33,26 +39,30 @@ class Records:
     def __len__(self) -> int:
         return len(self.arrival)
 
-    @property
-    def ttft(self) -> list[float]:
-        """Seconds from arrival to the first token."""
-        return [first - came for came, first in zip(self.arrival, self.first_token, strict=True)]
+    def times(self, metric: "Metric", after: int = 0) -> list[float]:
+        """Seconds of each request that came after the first `after`.
 
-    @property
-    def tpot(self) -> list[float]:
-        """Seconds per token after the first, of requests with at least two."""
-        rows = zip(self.first_token, self.ended, self.output, strict=True)
-        return [(end - first) / (n - 1) for first, end, n in rows if n > 1]
-
-    @property
-    def queued(self) -> list[float]:
-        """Seconds from arrival to being scheduled."""
-        return [at - came for came, at in zip(self.arrival, self.admitted, strict=True)]
-
-    @property
-    def latency(self) -> list[float]:
-        """Seconds from arrival to the end."""
-        return [end - came for came, end in zip(self.arrival, self.ended, strict=True)]
+        ttft     from arrival to the first token
+        tpot     per token after the first, of requests with at least two
+        queue    from arrival to being scheduled
+        latency  from arrival to the end
+        """
+        rows = [row for row, number in enumerate(self.number) if number > after]
+        match metric:
+            case "ttft":
+                return [self.first_token[row] - self.arrival[row] for row in rows]
+            case "tpot":
+                return [
+                    (self.ended[row] - self.first_token[row]) / (self.output[row] - 1)
+                    for row in rows
+                    if self.output[row] > 1
+                ]
+            case "queue":
+                return [self.admitted[row] - self.arrival[row] for row in rows]
+            case "latency":
+                return [self.ended[row] - self.arrival[row] for row in rows]
+            case _:
+                assert_never(metric)
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -244,12 +244,10 @@ def flop_rate(plan: Plan, gpu: GpuSpec) -> int | None:
 
 # --- measured -------------------------------------------------------------------------------------------------------
 
-TERMS = ("step", "seq", "token", "kv_byte")  # what a coefficient is paid for, in seconds
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A step's seconds as a sum of what was fitted to a run's steps."""
+    """A step's seconds as a sum of what was fitted to a run's steps (kvplan.calibration.TERMS)."""
 
     coefficients: Mapping[str, float]
     kinds: tuple[Attention, ...]
@@ -261,7 +259,22 @@ class Measured:
         for kind, read in zip(self.kinds, work.read, strict=True):
             kv += kind.token_bytes * read
         each = self.coefficients
-        total = each["step"] + each["seq"] * work.num_seqs + each["token"] * work.num_tokens + each["kv_byte"] * kv
+        total = each["step"] + each["output_token"] * work.num_samples + each["kv_byte"] * kv
+        total += each["prompt_token"] * max(0, work.num_tokens - work.num_samples)
         for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
             total += size / bandwidth
         return total
+
+
+def step_time(plan: Plan, shares: Shares, calibration: str | None, tier_bandwidths: tuple[int, ...] = ()) -> StepTime:
+    """The roofline, or what --calibration measured on such a GPU with such a model."""
+    if calibration is None:
+        return roofline(plan, shares, tier_bandwidths)
+    from pathlib import Path
+
+    from kvplan.calibration import read, step_seconds
+
+    found = read(Path(calibration))
+    coefficients = step_seconds(found, plan.request.gpu, plan.request.spec.name)
+    text = f"measured: {found.origin}"
+    return Measured(coefficients, attention_kinds(plan), tier_bandwidths, text)

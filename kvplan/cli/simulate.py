@@ -1,0 +1,267 @@
+"""`kvplan simulate`: a plan and a workload -> what happens in time, and the largest load that keeps its promises."""
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvplan.cli import output
+from kvplan.cli.asked import read, say
+from kvplan.cli.simulate_options import SimulateOptions
+from kvplan.errors import UsageError
+from kvplan.files import printable
+from kvplan.plan import Plan, plan
+from kvplan.profiles import parse_rate, profile
+from kvplan.simulate import slo
+from kvplan.simulate.arrivals import Arrivals
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.result import result
+from kvplan.simulate.setup import Setup, check
+from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
+from kvplan.simulate.steptime import Shares, step_time
+from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
+from kvplan.trace import read as read_trace
+from kvplan.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.workload import Lengths, parse_lengths
+
+NUM_REQUESTS = 2000
+RAMP_S = 60.0
+CSV = {".csv": "csv"}
+FIGURES = {".png": "png", ".svg": "svg"}
+
+
+def simulate(options: SimulateOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where a promise is not kept."""
+    with ExitStack() as files:
+        reports = files.enter_context(output.report_files(options.report or []))
+        timeline = files.enter_context(output.report_files(only(options.timeline), "--timeline", CSV))
+        requests = files.enter_context(output.report_files(only(options.requests), "--requests", CSV))
+        figures = files.enter_context(output.report_files(only(options.figure), "--figure", FIGURES))
+        the_plan = planned(options)
+        load = load_of(options)
+        answer = answered(the_plan, load, options)
+        from kvplan.report import simulate_text as text
+
+        for report in reports:
+            report.save(text.render(answer, report.format))
+        main = answer.variants[0].simulation
+        for file in timeline:
+            file.save(text.timeline_csv(main))
+        for file in requests:
+            file.save(text.requests_csv(main))
+        for file in figures:
+            from kvplan.report.simulate_figures import drawn
+
+            file.save(drawn(answer, file.format))
+        if options.format == "table":
+            with output.standard_output():
+                text.show(answer, output.console(options.color))
+        else:
+            output.write(text.render(answer, options.format))
+    return int(options.exit_code and not all(kept.is_kept for kept in answer.variants[0].kept))
+
+
+def only(path: str | None) -> list[str]:
+    return [] if path is None else [path]
+
+
+def planned(options: SimulateOptions) -> Plan:
+    """The one plan that is simulated."""
+    if options.gpu is None and options.gpu_memory is None:
+        raise UsageError("--gpu: is missing; name the GPU to simulate")
+    asked = read(options)
+    if len(asked.requests) != 1:
+        raise UsageError(f"simulate: {len(asked.requests)} plans are asked for; name one --gpu and one --ctx")
+    say(asked, quiet=options.quiet)
+    found = plan(asked.requests[0])
+    check(found)
+    return found
+
+
+# --- the load ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests and how they come: at a rate, or from users.
+
+    skipped  requests that are not judged: each user's first
+    """
+
+    source: Source
+    rate: float | None
+    users: int | None
+    think_s: float = 0.0
+    ramp_s: float = RAMP_S
+
+    @property
+    def skipped(self) -> int:
+        return self.users or 0
+
+    @property
+    def amount(self) -> float:
+        """What a search makes larger or smaller."""
+        return float(self.users) if self.users is not None else self.rate or 0.0
+
+    def at(self, amount: float) -> "Load":
+        return replace(self, users=int(amount)) if self.users is not None else replace(self, rate=amount)
+
+    def arrivals(self) -> Arrivals:
+        if self.users is not None:
+            return self.source.closed(self.users, self.think_s, self.ramp_s)
+        assert self.rate is not None
+        return self.source.open(self.rate)
+
+    @property
+    def text(self) -> str:
+        how = f"{self.users:,} users" if self.users is not None else f"{self.rate:.4g} requests/s"
+        return f"{self.source.name}, {self.source.num_requests:,} requests, {how}"
+
+
+def load_of(options: SimulateOptions) -> Load:
+    source = source_of(options)
+    for note in source.notes:
+        output.tell("warning", note)
+    if options.users is None:
+        for flag, text in {"--think": options.think, "--ramp": options.ramp}.items():
+            if text is not None:
+                raise UsageError(f"{flag}: is for --users; leave it out, or say how many users there are")
+        rate = source.rate if options.rate is None else parse_rate(options.rate, "--rate")
+        if rate is None:
+            raise UsageError(f"--rate: is missing, and {printable(source.name, 100)} has none; give it, or --users")
+        return Load(source, rate, None)
+    if options.rate is not None:
+        raise UsageError("--users: send when they have their answers, so there is no --rate; leave one out")
+    users = parse_count(options.users, "--users", most=1_000_000)
+    think = 0.0 if options.think is None else parse_duration(options.think, "--think")
+    ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp")
+    return Load(source, None, users, think, ramp)
+
+
+def source_of(options: SimulateOptions) -> Source:
+    """The one source that is named."""
+    stated = options.prompt_tokens is not None or options.output_tokens is not None
+    named = [
+        name
+        for name, given in {
+            "--trace": options.trace is not None,
+            "--profile": options.profile is not None,
+            "--prompt-tokens": stated,
+        }.items()
+        if given
+    ]
+    if len(named) != 1:
+        what = f"{' and '.join(named)} say" if named else "nothing says"
+        raise UsageError(f"simulate: {what} what comes; give one of --trace, --profile, --prompt-tokens")
+    shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
+    count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
+    seed = 0 if options.seed is None else int(parse_seed(options.seed))
+    if options.trace is not None:
+        found = from_trace(read_trace(Path(options.trace)), count)
+        return found if not shared else with_shared_prefix(found, shared)
+    most = count or max(NUM_REQUESTS, 10 * (parse_count(options.users, "--users") if options.users else 0))
+    if options.profile is not None:
+        return from_profile(profile(options.profile), most, seed, shared)
+    if options.prompt_tokens is None or options.output_tokens is None:
+        raise UsageError("--prompt-tokens and --output-tokens: go together; give both")
+    prompt = lengths(options.prompt_tokens, "--prompt-tokens")
+    return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), most, seed, shared or 0)
+
+
+def shared_prefix(text: str) -> int:
+    return 0 if text == "0" else parse_tokens(text, "--shared-prefix")
+
+
+def parse_seed(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise UsageError(f"--seed: not a whole number ({printable(repr(text), 40)}); write 0 or more in plain digits")
+    return text
+
+
+def lengths(text: str, option: str) -> Lengths:
+    """A count, or a distribution."""
+    if ":" in text:
+        return parse_lengths(text, MAX_TOKENS)
+    tokens = parse_tokens(text, option)
+    return Lengths(((tokens, 1.0),), f"{tokens:,}")
+
+
+# --- the runs ---------------------------------------------------------------------------------------------------------
+
+
+def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
+    tiers = tuple(parse_tier(text) for text in options.tier or ())
+    if options.tier_chunk is not None and not tiers:
+        raise UsageError("--tier-chunk: is for --tier; leave it out")
+    names = [tier.name for tier in tiers]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--tier: two tiers have one name ({', '.join(names)}); name them apart")
+    chunk = CHUNK_TOKENS if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
+    shares = shares_of(options.efficiency)
+    promises = () if options.slo is None else slo.parse_slo(options.slo)
+    times = step_time(the_plan, shares, options.calibration, tuple(tier.bandwidth for tier in tiers))
+    base = Setup(the_plan, times, tiers, chunk)
+    setups = {"with tiers" if tiers else "paged": base}
+    if tiers:
+        setups["without tiers"] = replace(base, tiers=())
+    if options.baseline is not None:
+        setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
+    variants = tuple(variant(name, setup, load, promises) for name, setup in setups.items())
+    return Answer(the_plan, load.text, times.text, load.users is not None, promises, variants)
+
+
+def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> Variant:
+    simulation = run(setup, load)
+    figures = result(simulation, load.skipped)
+    if not promises:
+        return Variant(name, simulation, figures)
+    kept = slo.kept(promises, simulation, load.skipped)
+    return Variant(name, simulation, figures, kept, largest(setup, load, promises))
+
+
+def run(setup: Setup, load: Load, stop: Callable[[Simulation], bool] | None = None) -> Simulation:
+    simulation = setup.simulation(load.arrivals(), load.source.run_len)
+    simulation.stop = stop
+    simulation.run()
+    return simulation
+
+
+def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.Largest:
+    """The largest rate, or number of users, that keeps every promise."""
+
+    def keeps(amount: float) -> bool:
+        at = load.at(amount)
+        broken = slo.Broken(promises, at.source.num_requests, at.skipped)
+        simulation = run(setup, at, broken)
+        return not broken(simulation) and all(it.is_kept for it in slo.kept(promises, simulation, at.skipped))
+
+    if load.users is None:
+        return slo.largest_rate(load.amount, keeps)
+    # Every user is judged by some requests of his own.
+    return slo.largest_users(load.users, keeps, max(1, load.source.num_requests // 2))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse_tier(text: str) -> TierSpec:
+    """`cpu=512GiB@25GB/s`."""
+    match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]{0,30})=([^@]+)@([^@]+)/s", text)
+    if match is None:
+        raise UsageError(f"--tier {printable(repr(text), 80)}: is not a tier; write name=size@speed: cpu=512GiB@25GB/s")
+    name, size, speed = match.groups()
+    return TierSpec(name, parse_size(size, "--tier"), parse_size(speed, "--tier"))
+
+
+def shares_of(text: str | None) -> Shares:
+    found: dict[str, float] = {}
+    for part in [] if text is None else text.split(","):
+        name, _, share = part.partition("=")
+        if name not in ("weights", "kv", "flops") or name in found:
+            raise UsageError(
+                f"--efficiency: {printable(repr(part), 60)} is not understood; write weights=0.7,kv=0.9,flops=0.6"
+            )
+        found[name] = parse_fraction(share, "--efficiency")
+    return Shares(**found)

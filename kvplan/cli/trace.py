@@ -1,0 +1,372 @@
+"""`kvplan trace`: what a trace looks like, in another form, or a part of it; and the workloads known by name."""
+
+import csv
+import gzip
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvplan.cli import output
+from kvplan.cli.trace_options import (
+    SUFFIXES,
+    TraceConvertOptions,
+    TraceProfilesOptions,
+    TraceSampleOptions,
+    TraceStatsOptions,
+)
+from kvplan.errors import UsageError
+from kvplan.files import printable
+from kvplan.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
+from kvplan.report.lines import Line, columns, line, write
+from kvplan.trace import WRITERS, Trace, read
+from kvplan.trace_stats import LengthStats, TraceStats, trace_stats
+from kvplan.units import parse_count, parse_duration, parse_fraction, parse_tokens
+
+Document = dict[str, Any]
+DEFAULT_REQUESTS = 1000  # of a profile
+MAX_DRAWN = 5_000_000  # requests; as many as a file may hold, within a minute
+
+
+# --- what is read and written -----------------------------------------------------------------------------------------
+
+
+def profile_named(text: str) -> Profile | None:
+    """The profile of that name, even where a file has it too; None where there is none."""
+    if not has_profile(text):
+        return None
+    if exists(text):
+        output.tell("note", f"{text}: is read as the profile of that name; write ./{text} for the file")
+    return profile(text)
+
+
+def exists(text: str) -> bool:
+    try:
+        return text != "" and Path(text).exists()
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        return False
+
+
+def trace_of(text: str) -> Trace:
+    """The trace in a file; what its reader changed is said."""
+    if not exists(text) and not any(sign in text for sign in "./\\"):
+        profile(text)  # no file and no path: refused as the name of no profile, with near misses
+    trace = read(Path(text))
+    for note in trace.notes:
+        output.tell("warning", f"{printable(text, 400)}: {note}")
+    return trace
+
+
+def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], Trace]) -> int:
+    """Make a trace and write all of it or nothing; say what was written, and what has no place in it."""
+    path = options.output
+    form = form_of(path)
+    with output.report_files([path], "--output", SUFFIXES) as (file,):
+        if file.target.exists() and not options.force:
+            raise UsageError(f"--output {file.shown}: exists; name another file, or replace it with --force")
+        trace = make()
+        if form == "csv" and trace.prefix_block is not None:
+            output.tell("warning", f"{file.shown}: a CSV has no place for prefix ids; write .jsonl to keep them")
+        data = WRITERS[form](trace).encode("ascii")
+        file.save(gzip.compress(data, mtime=0) if path.lower().endswith(".gz") else data)
+    output.tell("note", f"{printable(path, 400)}: {len(trace.requests):,} requests written")
+    return 0
+
+
+def form_of(path: str) -> str:
+    """csv or jsonl, by the suffix in front of .gz."""
+    inner = Path(path[:-3] if path.lower().endswith(".gz") else path).suffix.lower()
+    if SUFFIXES.get(inner) not in WRITERS:
+        raise UsageError(
+            f"--output {printable(path, 400)}: the suffix does not say a form ({inner!r}); use .csv, .jsonl, .csv.gz "
+            "or .jsonl.gz"
+        )
+    return SUFFIXES[inner]
+
+
+def seed_of(text: str | None) -> int:
+    return 0 if text in (None, "0") else parse_count(str(text), "--seed", 2**62)
+
+
+# --- convert and sample -----------------------------------------------------------------------------------------------
+
+
+def convert(options: TraceConvertOptions) -> int:
+    if (known := profile_named(options.file)) is not None:
+        return save(options, drawing(known, options))
+    for name in ("num_requests", "rate", "seed", "shared_prefix"):
+        if getattr(options, name) is not None:
+            flag = "--" + name.replace("_", "-")
+            other = "; `kvplan trace sample` takes a part of a file" if name == "num_requests" else ""
+            raise UsageError(f"{flag}: goes with a profile, not with a file; leave it out{other}")
+    return save(options, lambda: trace_of(options.file))
+
+
+def drawing(of: Profile, options: TraceConvertOptions) -> Callable[[], Trace]:
+    """What draws the requests asked for; what is asked is read at once."""
+    number = parse_count(options.num_requests or str(DEFAULT_REQUESTS), "--num-requests", MAX_DRAWN)
+    rate = None if options.rate is None else parse_rate(options.rate, "--rate")
+    if rate is None and of.rate_per_s is None:
+        raise UsageError(f"profile {of.name}: no rate is published; say one: --rate 2")
+    shared = None if options.shared_prefix is None else prefix_tokens(options.shared_prefix)
+    seed = seed_of(options.seed)
+    return lambda: of.trace(number, rate, seed, shared)
+
+
+def prefix_tokens(text: str) -> int:
+    return 0 if text == "0" else parse_tokens(text, "--shared-prefix")
+
+
+def sample(options: TraceSampleOptions) -> int:
+    from kvplan.trace_sample import share_of, span_of, thinned
+
+    asked = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
+    if len(asked) != 1:
+        what = "none is given" if not asked else "more than one is given"
+        raise UsageError(f"--num-requests, --share and --span: {what}; give one of them")
+    if options.start is not None and options.span is None:
+        raise UsageError("--start: goes with --span; leave it out")
+    seed = seed_of(options.seed)
+    if options.span is not None:
+        length = parse_duration(options.span, "--span")
+        start = None if options.start is None else parse_duration(options.start, "--start", 0.0)
+        return save(options, lambda: span_of(trace_of(options.file), length, start, seed))
+    if options.num_requests is not None:
+        number = parse_count(options.num_requests, "--num-requests")
+        return save(options, lambda: thinned(trace_of(options.file), number, seed))
+    share = parse_fraction(options.share or "", "--share")
+    return save(options, lambda: share_of(trace_of(options.file), share, seed))
+
+
+# --- stats ------------------------------------------------------------------------------------------------------------
+
+
+def stats(options: TraceStatsOptions) -> int:
+    if (known := profile_named(options.file)) is not None:
+        show(profile_document(known), profile_lines(known), options)
+        return 0
+    trace = trace_of(options.file)
+    found = trace_stats(trace)
+    show(stats_document(found, trace.notes), stats_lines(found), options)
+    return 0
+
+
+def profiles(options: TraceProfilesOptions) -> int:
+    rows = [profile_row(profile(name)) for name in profile_names()]
+    if options.format == "table":
+        with output.standard_output():
+            write(profiles_lines(rows), output.console(options.color))
+    else:
+        from kvplan.cli.listing import rendered
+
+        output.write(rendered(rows, options.format, "workloads"))
+    return 0
+
+
+def show(document: Document, lines: list[Line], options: TraceStatsOptions) -> None:
+    match options.format:
+        case "table":
+            with output.standard_output():
+                write(lines, output.console(options.color))
+        case "json":
+            import json
+
+            output.write(json.dumps(document, indent=2, allow_nan=False))
+        case "csv" | "markdown" as form:
+            output.write(figures_text(document, form))
+
+
+def figures_text(document: Document, form: str) -> str:
+    """Two columns: the path of each figure in the JSON document, and its value; nothing where there is none."""
+    rows = [("figure", "value"), *((path, cell(value)) for path, value in flat(document))]
+    if form == "markdown":
+        from kvplan.report.text import escaped, rows_of
+
+        return rows_of(rows[0], [(path, escaped(value)) for path, value in rows[1:]])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):  # a spreadsheet would run it as a formula
+        return f"'{value}"
+    return "" if value is None else str(value)
+
+
+def flat(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    match document:
+        case dict():
+            for key, value in document.items():
+                yield from flat(value, f"{path}.{key}" if path else key)
+        case list():
+            for number, value in enumerate(document):
+                yield from flat(value, f"{path}.{number}")
+        case _:
+            yield path, document
+
+
+def stats_document(of: TraceStats, notes: tuple[str, ...]) -> Document:
+    """kvplan/trace@1: seconds, tokens, and shares of all prompt tokens."""
+    document: Document = {"schema": "kvplan/trace@1", **asdict(of), "notes": list(notes)}
+    if of.prefix is not None:
+        document["prefix"]["curve"] = [{"tokens": tokens, "share": share} for tokens, share in of.prefix.curve]
+    return document
+
+
+def profile_document(of: Profile) -> Document:
+    """kvplan/workload@1: what is published, and lengths at percent of the requests."""
+    document: Document = {"schema": "kvplan/workload@1", **asdict(of)}
+    for name in ("prompt", "output"):
+        document[name] = [{"percent": point, "tokens": n} for point, n in zip(POINTS, document[name], strict=True)]
+    return document | {
+        "joint": [list(row) for row in of.joint],
+        "prefix_requests": list(of.prefix_requests),
+        "notes": list(of.notes),
+    }
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def stats_lines(of: TraceStats) -> list[Line]:
+    facts = [("requests", f"{of.num_requests:,}")]
+    if (arrivals := of.arrivals) is None:
+        facts.append(("arrivals", "none in the file"))
+    else:
+        facts.append(("span", f"{arrivals.span_s:,.1f} s"))
+        facts.append(("rate", rates_text(arrivals.rate_per_s, arrivals.peak_minute_per_s, arrivals.peak_second)))
+        facts.append(("gaps", gaps_text(arrivals.interarrival_cv)))
+    lines = [line(printable(of.source, 1000), "bold"), line(), *fact_lines(facts), line()]
+    lines += length_lines(of.prompt, of.output)
+    lines += [line(), *fact_lines([("prompt and output", correlation_text(of.rank_correlation))])]
+    if (prefix := of.prefix) is not None:
+        lines += [
+            line(),
+            line("Prompt tokens found again in a prefix cache", "bold"),
+            *columns(
+                ("tokens held", f"runs of {prefix.block:,}", "found again"),
+                [
+                    *((f"{size:,}", f"{size // prefix.block:,}", percent(share)) for size, share in prefix.curve),
+                    ("everything", f"{prefix.distinct_tokens // prefix.block:,}", percent(prefix.repeated)),
+                ],
+                left=0,
+            ),
+        ]
+    return lines
+
+
+def profile_lines(of: Profile) -> list[Line]:
+    def lengths(points: tuple[int, ...], mean: float) -> LengthStats:
+        at = dict(zip(POINTS, points, strict=True))
+        return LengthStats(mean, at[50], at[90], at[99], at[100])
+
+    facts = [("source", of.source), ("licence", of.licence)]
+    if of.num_requests is not None:
+        facts.append(("requests", f"{of.num_requests:,}"))
+    facts.append(("rate", rates_text(of.rate_per_s, of.peak_minute_per_s, of.peak_second)))
+    if of.interarrival_cv is not None:
+        facts.append(("gaps", gaps_text(of.interarrival_cv)))
+    if of.shared_prefix is not None:
+        facts.append(("prefix", prefix_text(of.shared_prefix, of.prefix_requests)))
+    facts += [("note", note) for note in of.notes]
+    return [
+        line(f"{of.name}: {of.summary} ({of.kind})", "bold"),
+        line(),
+        *length_lines(lengths(of.prompt, of.prompt_mean), lengths(of.output, of.output_mean)),
+        line(),
+        *fact_lines([("prompt and output", drawing_text(of))]),
+        *fact_lines(facts, width=len("prompt and output")),
+    ]
+
+
+def fact_lines(facts: list[tuple[str, str]], width: int = 0) -> list[Line]:
+    width = max(width, *(len(name) for name, _ in facts))
+    return [((f"{name:<{width}}  ", "bold"), (text, "")) for name, text in facts]
+
+
+def length_lines(prompt: LengthStats, output_: LengthStats) -> list[Line]:
+    rows = [
+        (name, f"{of.mean:,.1f}", *(f"{figure:,}" for figure in (of.p50, of.p90, of.p99, of.most)))
+        for name, of in (("prompt", prompt), ("output", output_))
+    ]
+    return columns(("tokens", "mean", "p50", "p90", "p99", "most"), rows)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def rates_text(mean: float | None, minute: float | None, second: int | None) -> str:
+    if mean is None:
+        return "none: all at once" if second is not None else "none published"
+    text = f"{mean:,.4g} requests per second"
+    if minute is not None:
+        text += f", {minute:,.3g} in the busiest minute"
+    return text + ("" if second is None else f", {second:,} in the busiest second")
+
+
+def gaps_text(cv: float | None) -> str:
+    return "no gaps" if cv is None else f"interarrival CV {cv:.2f} (1 in a Poisson process, more in bursts)"
+
+
+def correlation_text(correlation: float | None) -> str:
+    if correlation is None:
+        return "no rank correlation: one of them never changes"
+    return f"rank correlation {round(correlation, 2) + 0.0:.2f}"  # + 0.0: no "-0.00"
+
+
+def drawing_text(of: Profile) -> str:
+    how = "drawn by their joint tenths" if of.joint else "drawn apart"
+    return how if of.rank_correlation is None else f"{how} ({correlation_text(of.rank_correlation)})"
+
+
+def prefix_text(tokens: int, sharers: tuple[int, ...]) -> str:
+    if len(sharers) == 1:
+        return f"{tokens:,} tokens that all prompts begin with"
+    parts = ", ".join(percent(count / sum(sharers)) for count in sharers)
+    return f"{tokens:,} tokens, one of {len(sharers)} beginnings ({parts} of the requests)"
+
+
+def profile_row(of: Profile) -> Document:
+    middle = POINTS.index(50)
+    return {
+        "name": of.name,
+        "kind": of.kind,
+        "rate_per_s": of.rate_per_s,
+        "prompt_mean": of.prompt_mean,
+        "prompt_p50": of.prompt[middle],
+        "prompt_most": of.prompt[-1],
+        "output_mean": of.output_mean,
+        "output_p50": of.output[middle],
+        "output_most": of.output[-1],
+        "shared_prefix": of.shared_prefix,
+        "summary": of.summary,
+        "source": of.source,
+        "licence": of.licence,
+    }
+
+
+def profiles_lines(rows: list[Document]) -> list[Line]:
+    headers = ("name", "rate/s", "prompt", "most", "output", "most", "prefix")
+    cells = [
+        (
+            row["name"],
+            "-" if row["rate_per_s"] is None else f"{row['rate_per_s']:.2f}",
+            f"{row['prompt_mean']:,.0f}",
+            f"{row['prompt_most']:,}",
+            f"{row['output_mean']:,.0f}",
+            f"{row['output_most']:,}",
+            "-" if row["shared_prefix"] is None else f"{row['shared_prefix']:,}",
+        )
+        for row in rows
+    ]
+    is_assumed = {"published": "", "assumed": " (assumed)"}
+    last = ["", *(row["summary"] + is_assumed[row["kind"]] for row in rows)]
+    table = [(*styled, (f"  {text}", "")) for styled, text in zip(columns(headers, cells), last, strict=True)]
+    return [
+        *table,
+        line(),
+        line("Tokens on average and at most, tokens of a shared beginning; `kvplan trace stats NAME`"),
+    ]

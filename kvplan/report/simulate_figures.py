@@ -1,0 +1,113 @@
+"""A simulation as a picture: requests and the KV pool over time, and how many requests have their first token by when."""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from kvplan.report.simulate_text import title
+from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.timeline import LEVELS
+
+SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
+COLOURS = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito's, told apart by people who see few
+INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line: its name, and (x, y) points."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel; shares are written in percent, a logarithmic axis is the one across."""
+
+    title: str
+    x: str
+    y: str
+    series: tuple[Series, ...]
+    is_share: bool = False
+    is_log: bool = False
+
+
+def panels(answer: Answer) -> tuple[Panel, ...]:
+    variants = answer.variants
+    both = tuple(
+        Series(f"{variant.name}, {what}", level(variant, what))
+        for variant in variants
+        for what in ("running", "waiting")
+    )
+    pool = tuple(Series(variant.name, pool_usage(variant)) for variant in variants)
+    first = tuple(Series(variant.name, by_time(variant)) for variant in variants)
+    return (
+        Panel("Requests", "seconds", "requests", both),
+        Panel("KV pool in use", "seconds", "of the blocks", pool, is_share=True),
+        Panel("First token by", "seconds after arrival", "of the requests", first, is_share=True, is_log=True),
+    )
+
+
+def level(variant: Variant, name: str) -> tuple[tuple[float, float], ...]:
+    """Averages over the timeline's stretches, at their beginnings."""
+    timeline, at = variant.simulation.timeline, LEVELS.index(name)
+    return tuple(
+        (number * timeline.width_s, bucket.sums[at] / bucket.seconds)
+        for number, bucket in enumerate(timeline.buckets)
+        if bucket.seconds
+    )
+
+
+def pool_usage(variant: Variant) -> tuple[tuple[float, float], ...]:
+    usable = variant.simulation.scheduler.blocks.num_usable_blocks
+    return tuple((at, used / usable) for at, used in level(variant, "used_blocks"))
+
+
+def by_time(variant: Variant) -> tuple[tuple[float, float], ...]:
+    """(seconds, share of the requests whose first token came within them)."""
+    waits = sorted(variant.simulation.records.times("ttft"))
+    return tuple((wait, (rank + 1) / len(waits)) for rank, wait in enumerate(waits))
+
+
+def drawn(answer: Answer, format: str) -> bytes:
+    """The picture as a PNG or SVG file."""
+    with mpl.rc_context(SETTINGS):
+        figure = Figure(figsize=(9.0, 10.5), layout="constrained", facecolor="white")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title(answer), fontsize=11, color=INK, wrap=True)
+        for ax, panel in zip(figure.subplots(3, 1), panels(answer), strict=True):
+            draw(ax, panel)
+        buffer = io.BytesIO()
+        figure.savefig(
+            buffer, format=format, dpi=150, metadata={"Date": None} if format == "svg" else {"Software": None}
+        )
+    return buffer.getvalue()
+
+
+def draw(ax: Axes, panel: Panel) -> None:
+    for place, series in enumerate(panel.series):
+        per_variant = 2 if panel.title == "Requests" else 1
+        colour, dashes = COLOURS[place // per_variant % len(COLOURS)], "--" if place % per_variant else "-"
+        if series.points:
+            xs, ys = zip(*series.points, strict=True)
+            ax.plot(xs, ys, color=colour, linestyle=dashes, linewidth=1.6, label=series.name)
+    ax.set_title(panel.title, loc="left", fontsize=12, color=INK)
+    ax.set_xlabel(panel.x, color=MUTED)
+    ax.set_ylabel(panel.y, color=MUTED)
+    ax.set_ylim(bottom=0)
+    if panel.is_share:
+        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if panel.is_log and any(x > 0 for series in panel.series for x, _ in series.points):
+        ax.set_xscale("log")
+    ax.grid(color=GRID, linewidth=0.6)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    if len(panel.series) > 1:
+        ax.legend(frameon=False, fontsize=10)

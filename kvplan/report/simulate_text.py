@@ -1,0 +1,293 @@
+"""A simulation as a table, Markdown, CSV and JSON; its timeline and requests as CSV."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvplan.artifact import num_gpus
+from kvplan.flags import model_id
+from kvplan.report.lines import Line, columns, line, write
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.result import Result, Spread
+from kvplan.simulate.slo import Kept
+from kvplan.simulate.timeline import LEVELS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SIMULATION = "kvplan/simulation@1"
+Row = tuple[str, list[str]]
+
+
+def duration(seconds: float) -> str:
+    """ "0.4 ms", "35 ms", "1.28 s", "6 min 2 s", "1 h 2 min"."""
+    if seconds < 0.01:
+        return f"{seconds * 1000:.2f} ms"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.995:
+        return f"{seconds:.2f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def rows(answer: Answer) -> list[Row]:
+    """(what, its text for each variant)."""
+    results = [variant.result for variant in answer.variants]
+
+    def each(what: str, text: Callable[[Result], str]) -> Row:
+        return what, [text(one) for one in results]
+
+    def spread(metric: Any) -> Callable[[Result], str]:
+        def text(one: Result) -> str:
+            found: Spread = one.times[metric]
+            return f"{duration(found.p50)} / {duration(found.p90)} / {duration(found.p99)}"
+
+        return text
+
+    found = [
+        each("running, mean / most", lambda one: f"{one.running_mean:,.1f} / {one.running_peak:,}"),
+        each("waiting, mean / most", lambda one: f"{one.waiting_mean:,.1f} / {one.waiting_peak:,}"),
+        each("KV pool in use, mean / most", lambda one: f"{percent(one.kv_usage_mean)} / {percent(one.kv_usage_peak)}"),
+        each("slots that stay empty", lambda one: "-" if one.empty_slots is None else percent(one.empty_slots)),
+        each("prefix cache hits", lambda one: percent(one.hit_rate)),
+        each("preemptions", lambda one: f"{one.preemptions:,} ({percent(one.preempted / max(1, one.finished))})"),
+        each("time to first token p50 / p90 / p99", spread("ttft")),
+        each("time per output token", spread("tpot")),
+        each("in the queue", spread("queue")),
+        each("whole request", spread("latency")),
+        each("requests per second", lambda one: f"{one.requests_per_s:,.2f}"),
+        each("output tokens per second", lambda one: f"{one.output_tokens_per_s:,.0f}"),
+        each("prompt tokens computed per second", lambda one: f"{one.prompt_tokens_per_s:,.0f}"),
+        each("takes", lambda one: duration(one.seconds)),
+    ]
+    for tier in range(max(len(one.tiers) for one in results)):
+        name = next(one.tiers[tier].name for one in results if one.tiers)
+        found.insert(
+            5 + tier,
+            each(f"tier {name} hits", lambda one, at=tier: percent(one.tiers[at].hit_rate) if one.tiers else "-"),  # type: ignore[misc]
+        )
+    if any(one.rejected or one.failed for one in results):
+        found.append(each("refused, too long", lambda one: f"{one.rejected + one.failed:,}"))
+    for at, promise in enumerate(answer.promises):
+        found.append(
+            (
+                f"{promise.name} at most {limit_text(answer.variants[0].kept[at])}",
+                [kept_text(variant.kept[at]) for variant in answer.variants],
+            )
+        )
+    if answer.promises:
+        what = "largest number of users" if answer.by_users else "largest rate per second"
+        found.append((what, [largest_text(variant, users=answer.by_users) for variant in answer.variants]))
+    return found
+
+
+def value_text(kept: Kept, value: float) -> str:
+    return percent(value) if kept.promise.metric is None else duration(value)
+
+
+def limit_text(kept: Kept) -> str:
+    return value_text(kept, kept.promise.limit)
+
+
+def kept_text(kept: Kept) -> str:
+    return f"{value_text(kept, kept.value)} {'kept' if kept.is_kept else 'BROKEN'}"
+
+
+def largest_text(variant: Variant, *, users: bool) -> str:
+    """The largest load that keeps the promises, and the smallest tried that does not."""
+    largest = variant.largest
+    assert largest is not None
+    if largest.keeps is None:
+        return f"none ({load_text(largest.breaks or 0.0, users=users)} breaks it)"
+    if largest.breaks is None:
+        return f"{load_text(largest.keeps, users=users)} or more"
+    return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} breaks it)"
+
+
+def load_text(load: float, *, users: bool) -> str:
+    return f"{load:,.0f}" if users else f"{load:,.3g}"
+
+
+def title(answer: Answer) -> str:
+    request, plan = answer.plan.request, answer.plan
+    count = num_gpus(plan)
+    where = request.gpu.name if count == 1 else f"{count} x {request.gpu.name}"
+    return f"{request.spec.name} on {where}, {plan.capacity.max_model_len:,} tokens: {answer.load}"
+
+
+def facts(answer: Answer) -> list[tuple[str, str]]:
+    plan, settings = answer.plan, answer.plan.settings
+    pool = (
+        f"{plan.capacity.num_blocks:,} blocks of {plan.pool.block_size} tokens, at most {settings.max_num_seqs:,} "
+        f"requests at once, {settings.max_num_batched_tokens:,} tokens a step"
+    )
+    return [("Pool", pool), ("Step", answer.step_time)]
+
+
+def lines(answer: Answer) -> list[Line]:
+    table = [[what, *texts] for what, texts in rows(answer)]
+    names = ["", *(variant.name for variant in answer.variants)]
+    return [
+        line(title(answer), "bold"),
+        line(),
+        *columns(names, table),
+        line(),
+        *(line(f"{name:<6}{text}") for name, text in facts(answer)),
+    ]
+
+
+def show(answer: Answer, console: "Console | TextIO") -> None:
+    write(lines(answer), console)
+
+
+# --- other forms ------------------------------------------------------------------------------------------------------
+
+
+def render(answer: Answer, format: str) -> str:
+    match format:
+        case "json":
+            return json.dumps(document(answer), indent=2, allow_nan=False) + "\n"
+        case "csv":
+            return figures_csv(answer)
+        case _:
+            return markdown(answer)
+
+
+def markdown(answer: Answer) -> str:
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|").replace("\n", " ")
+
+    names = [variant.name for variant in answer.variants]
+    table = [
+        "| | " + " | ".join(names) + " |",
+        "|---|" + "---:|" * len(names),
+        *("| " + " | ".join([cell(what), *map(cell, texts)]) + " |" for what, texts in rows(answer)),
+    ]
+    return "\n".join(
+        [f"## {cell(title(answer))}", "", *table, "", *(f"{n}: {cell(t)}  " for n, t in facts(answer)), ""]
+    )
+
+
+def figures_csv(answer: Answer) -> str:
+    """A row per figure and variant."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["variant", "metric", "value"])
+    for variant in answer.variants:
+        writer.writerows([variant.name, name, value] for name, value in flat(result_document(variant)))
+    return text.getvalue()
+
+
+def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{before}{key}.")
+        elif not isinstance(value, list) and key != "name":
+            yield f"{before}{key}", "" if value is None else value
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """kvplan/simulation@1."""
+    plan = answer.plan
+    return {
+        "schema": SIMULATION,
+        "inputs": {
+            "model": plan.request.spec.name,
+            "id": model_id(plan.request.spec),
+            "engine": plan.request.release.label,
+            "gpu": plan.request.gpu.name,
+            "num_gpus": num_gpus(plan),
+            "max_model_len": plan.capacity.max_model_len,
+            "num_blocks": plan.capacity.num_blocks,
+            "block_size": plan.pool.block_size,
+            "max_num_seqs": plan.settings.max_num_seqs,
+            "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
+            "load": answer.load,
+            "step_time": answer.step_time,
+        },
+        "variants": [result_document(variant) for variant in answer.variants],
+    }
+
+
+def result_document(variant: Variant) -> dict[str, Any]:
+    one, largest = variant.result, variant.largest
+    return {
+        "name": variant.name,
+        "requests": {
+            "arrived": one.num_requests,
+            "finished": one.finished,
+            "judged": one.judged,
+            "rejected": one.rejected,
+            "failed": one.failed,
+            "preempted": one.preempted,
+            "arrival_rate": one.arrival_rate,
+        },
+        "seconds": one.seconds,
+        "steps": one.steps,
+        "times": {
+            metric: {"mean": found.mean, "p50": found.p50, "p90": found.p90, "p99": found.p99}
+            for metric, found in one.times.items()
+        },
+        "running": {"mean": one.running_mean, "peak": one.running_peak},
+        "waiting": {"mean": one.waiting_mean, "peak": one.waiting_peak},
+        "kv_usage": {"mean": one.kv_usage_mean, "peak": one.kv_usage_peak},
+        "empty_slots": one.empty_slots,
+        "preemptions": one.preemptions,
+        "prefix_cache": {"hit_rate": one.hit_rate, "hit_tokens": one.hit_tokens, "looked_up": one.looked_up_tokens},
+        "tiers": [{"name": tier.name, "hit_rate": tier.hit_rate, "hit_tokens": tier.hit_tokens} for tier in one.tiers],
+        "throughput": {
+            "requests_per_s": one.requests_per_s,
+            "output_tokens_per_s": one.output_tokens_per_s,
+            "prompt_tokens_per_s": one.prompt_tokens_per_s,
+        },
+        "slo": [
+            {"promise": kept.promise.name, "limit": kept.promise.limit, "value": kept.value, "kept": kept.is_kept}
+            for kept in variant.kept
+        ],
+        "largest": None
+        if largest is None
+        else {"keeps": largest.keeps, "breaks": largest.breaks, "runs": largest.runs},
+    }
+
+
+def timeline_csv(simulation: Simulation) -> str:
+    """A row per stretch of time: averages of the steps that began in it, the highest of each, tokens given."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"])
+    timeline = simulation.timeline
+    for at, bucket in enumerate(timeline.buckets):
+        means = [each / bucket.seconds if bucket.seconds else 0.0 for each in bucket.sums]
+        cells = [cell for pair in zip(means, bucket.peaks, strict=True) for cell in pair]
+        writer.writerow([at * timeline.width_s, *cells, bucket.tokens])
+    return text.getvalue()
+
+
+def requests_csv(simulation: Simulation) -> str:
+    records = simulation.records
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",
+         "cached_tokens", "loaded_tokens", "preemptions"]
+    )  # fmt: skip
+    writer.writerows(
+        zip(
+            records.number, records.arrival, records.admitted, records.first_token, records.ended, records.prompt,
+            records.output, records.cached, records.loaded, records.preemptions, strict=True,
+        )
+    )  # fmt: skip
+    return text.getvalue()

@@ -1,0 +1,31 @@
+"""What `simulate` answers: a run for each variant, with the promises that were asked about."""
+
+from dataclasses import dataclass
+
+from kvplan.plan import Plan
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.result import Result
+from kvplan.simulate.slo import Kept, Largest, Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run the same load."""
+
+    name: str
+    simulation: Simulation
+    result: Result
+    kept: tuple[Kept, ...] = ()
+    largest: Largest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All of it; the first variant is the one that was asked for."""
+
+    plan: Plan
+    load: str
+    step_time: str
+    by_users: bool
+    promises: tuple[Promise, ...]
+    variants: tuple[Variant, ...]
