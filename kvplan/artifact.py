@@ -56,10 +56,12 @@ def plans_document(plans: Sequence[Plan]) -> Document:
 
 
 def document_schema(name: str) -> Document:
-    """The JSON Schema (draft 2020-12) of `plan` or `plans`; UsageError for another name."""
+    """The JSON Schema (draft 2020-12) of a kind of document: `plan`, `plans`, ...; UsageError for another name."""
+    from kvplan import diff_schema, policy_schema, simulation_schema, sweep_schema
     from kvplan.schema import schema
 
-    return schema(name)
+    more = policy_schema.SCHEMAS | diff_schema.SCHEMAS | sweep_schema.SCHEMAS | simulation_schema.SCHEMAS
+    return schema(name, more)
 
 
 def dumps(document: Document) -> str:

@@ -61,10 +61,7 @@ class GpuSpec:
     @property
     def sm(self) -> int:
         """CUDA's architecture number: 90 for compute capability 9.0, 120 for 12.0; 0 where there is none."""
-        if self.compute_capability is None:
-            return 0
-        major, minor = self.compute_capability.split(".")
-        return 10 * int(major) + int(minor)
+        return _sm(self.compute_capability)
 
     @property
     def is_a100(self) -> bool:
@@ -75,6 +72,14 @@ class GpuSpec:
     def is_gb10(self) -> bool:
         """Whether this is GB10 (DGX Spark), likewise treated as a small GPU by vLLM's scheduler defaults."""
         return "gb10" in self.device_name.lower()
+
+
+@cache  # a plan asks eight times
+def _sm(compute_capability: str | None) -> int:
+    if compute_capability is None:
+        return 0
+    major, minor = compute_capability.split(".")
+    return 10 * int(major) + int(minor)
 
 
 @cache

@@ -1,5 +1,6 @@
 """The JSON Schemas of kvplan's documents (draft 2020-12): every key named, none beyond them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvplan.errors import UsageError
@@ -222,11 +223,74 @@ PLAN = record(
 PLANS = record(
     "Several plans of kvplan.", schema={"const": "kvplan/plans@1"}, plans=rows(PLAN, "The plans, in the order asked.")
 )
-SCHEMAS = {"plan": PLAN, "plans": PLANS}
+LENGTHS = record("Tokens; percentiles by nearest rank.", mean=NUMBER, p50=SIZE, p90=SIZE, p99=SIZE, most=SIZE)
+CORRELATION: Schema = {"type": ["number", "null"], "minimum": -1, "maximum": 1}
+TRACE = record(
+    "What a request trace looks like (kvplan trace stats FILE). Times in seconds, lengths in tokens.",
+    schema={"const": "kvplan/trace@1"},
+    source=TEXT,
+    num_requests=SIZE,
+    arrivals={
+        "anyOf": [
+            record(
+                "Null where the file has lengths only.",
+                span_s=NUMBER,
+                rate_per_s=maybe(NUMBER),
+                interarrival_cv=maybe(NUMBER),
+                peak_minute_per_s=maybe(NUMBER),
+                peak_second=SIZE,
+            ),
+            {"type": "null"},
+        ]
+    },
+    prompt=LENGTHS,
+    output=LENGTHS,
+    rank_correlation=CORRELATION,
+    prefix={
+        "anyOf": [
+            record(
+                "Shares of all prompt tokens that a prefix cache finds again; `repeated` with everything held.",
+                block=SIZE,
+                distinct_tokens=COUNT,
+                repeated=NUMBER,
+                curve=rows(record(tokens=SIZE, share=NUMBER), "By the tokens held, least recently used first out."),
+            ),
+            {"type": "null"},
+        ]
+    },
+    notes=TEXTS,
+)
+POINTS = rows(record(percent=NUMBER, tokens=SIZE), "Lengths that a percentage of the requests does not exceed.")
+WORKLOAD = record(
+    "What is published of a named workload (kvplan trace stats PROFILE); null where nobody states a figure.",
+    schema={"const": "kvplan/workload@1"},
+    name=TEXT,
+    kind={"enum": ["published", "assumed"]},
+    summary=TEXT,
+    source=TEXT,
+    licence=TEXT,
+    num_requests=maybe(SIZE),
+    prompt=POINTS,
+    output=POINTS,
+    prompt_mean=NUMBER,
+    output_mean=NUMBER,
+    joint=rows(rows(COUNT, "By tenth of the output."), "Requests by tenth of the prompt; empty: drawn apart."),
+    rank_correlation=CORRELATION,
+    rate_per_s=maybe(NUMBER),
+    span_s=maybe(NUMBER),
+    interarrival_cv=maybe(NUMBER),
+    peak_minute_per_s=maybe(NUMBER),
+    peak_second=maybe(SIZE),
+    shared_prefix=maybe(SIZE),
+    prefix_requests=rows(SIZE, "How many requests share each beginning."),
+    notes=TEXTS,
+)
+SCHEMAS = {"plan": PLAN, "plans": PLANS, "trace": TRACE, "workload": WORKLOAD}
 
 
-def schema(name: str) -> Schema:
-    """The JSON Schema of a kind of document; UsageError for one there is not."""
-    if name not in SCHEMAS:
-        raise UsageError(f"schema {name!r}: there is none; use one of {', '.join(SCHEMAS)}")
-    return {"$schema": DIALECT, "title": f"kvplan/{name}@1", **SCHEMAS[name]}
+def schema(name: str, more: Mapping[str, Schema] | None = None) -> Schema:
+    """The JSON Schema of a kind of document, of these or of `more`; UsageError for one there is not."""
+    known = {**SCHEMAS, **(more or {})}
+    if name not in known:
+        raise UsageError(f"schema {name!r}: there is none; use one of {', '.join(known)}")
+    return {"$schema": DIALECT, "title": f"kvplan/{name}@1", **known[name]}

@@ -15,6 +15,8 @@ ORDER = (
     "units",
     "entries",
     "files",
+    "git",  # a repository's files at a revision
+    "strict_yaml",
     "tensors",  # what a checkpoint's headers say
     "gguf_header",
     "safetensors_header",
@@ -23,7 +25,12 @@ ORDER = (
     # facts
     "spec",
     "gpu",
+    "prices",  # what a GPU costs, as the user says
     "workload",
+    "trace",  # requests as they came
+    "trace_stats",
+    "trace_sample",
+    "profiles",  # requests as a published workload has them
     "families",  # one reader per model family
     "quant",  # a config's quantization_config
     "hf_config",
@@ -35,14 +42,22 @@ ORDER = (
     "rules",
     "overheads",
     "calibration",  # measured constants in place of modelled ones
+    "step_fit",  # what a step took
     "users",  # how many requests a pool holds, exactly and in distribution
     "plan",
+    "held",  # users of a plan at either end of its range
+    "sweep",  # many plans
+    "recommend",  # the cheapest plan that holds so many users
+    "attribute",  # why two plans differ
     "advise",  # what would make a plan fit
     "flags",
     "explain",
     "command",  # a pasted `vllm serve ...`
     "simulate",
-    "policy",
+    "policy",  # what a check says
+    "policy_file",
+    "judge",  # a policy over plans
+    "policy_init",
     # what it really takes
     "rundir",  # what a profile leaves on disk
     "nvml",
@@ -51,8 +66,13 @@ ORDER = (
     "profile",
     "serverlog",
     "reconcile",
+    "diff",  # what changed between plans
     # answers
     "schema",
+    "policy_schema",
+    "diff_schema",
+    "sweep_schema",
+    "simulation_schema",
     "artifact",
     "report",
     "cli",

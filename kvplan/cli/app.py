@@ -10,9 +10,19 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from kvplan.cli import output
+from kvplan.cli.check_options import CheckOptions
+from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.main import INTERRUPTED
 from kvplan.cli.options import EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions
 from kvplan.cli.run_options import DoctorOptions, ProfileOptions, ReconcileOptions, ReportOptions, WatchOptions
+from kvplan.cli.simulate_options import SimulateOptions
+from kvplan.cli.sweep_options import RecommendOptions, SweepOptions
+from kvplan.cli.trace_options import (
+    TraceConvertOptions,
+    TraceProfilesOptions,
+    TraceSampleOptions,
+    TraceStatsOptions,
+)
 from kvplan.errors import KvplanError, UsageError
 
 BUG = 70
@@ -84,10 +94,81 @@ def doctor(options: DoctorOptions) -> int:
     return doctor(options)
 
 
+def check(options: CheckOptions) -> int:
+    from kvplan.cli.check import check
+
+    return check(options)
+
+
+def diff(options: DiffOptions) -> int:
+    from kvplan.cli.diff import diff
+
+    return diff(options)
+
+
 def watch(options: WatchOptions) -> int:
     from kvplan.cli.watch import watch
 
     return watch(options)
+
+
+def trace_stats(options: TraceStatsOptions) -> int:
+    from kvplan.cli.trace import stats
+
+    return stats(options)
+
+
+def trace_profiles(options: TraceProfilesOptions) -> int:
+    from kvplan.cli.trace import profiles
+
+    return profiles(options)
+
+
+def trace_convert(options: TraceConvertOptions) -> int:
+    from kvplan.cli.trace import convert
+
+    return convert(options)
+
+
+def trace_sample(options: TraceSampleOptions) -> int:
+    from kvplan.cli.trace import sample
+
+    return sample(options)
+
+
+def trace_commands() -> typer.Typer:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=False)
+    group.command("stats", help="Rates, lengths and prefix reuse of a trace, or what is published of a profile.")(
+        command(TraceStatsOptions, trace_stats, "stats")
+    )
+    group.command("profiles", help="The workloads kvplan knows by name.")(
+        command(TraceProfilesOptions, trace_profiles, "profiles")
+    )
+    group.command("convert", help="Write a trace in another form, or draw one from a profile.")(
+        command(TraceConvertOptions, trace_convert, "convert")
+    )
+    group.command("sample", help="Write a part of a trace: a span of it, or fewer requests.")(
+        command(TraceSampleOptions, trace_sample, "sample")
+    )
+    return group
+
+
+def sweep(options: SweepOptions) -> int:
+    from kvplan.cli.sweep import sweep
+
+    return sweep(options)
+
+
+def recommend(options: RecommendOptions) -> int:
+    from kvplan.cli.recommend import recommend_command
+
+    return recommend_command(options)
+
+
+def simulate(options: SimulateOptions) -> int:
+    from kvplan.cli.simulate import simulate
+
+    return simulate(options)
 
 
 def show_version(wanted: bool) -> None:
@@ -123,6 +204,9 @@ def application() -> Any:
         command(ModelsOptions, models, "models")
     )
     app.command("gpus", help="The GPUs kvplan knows by name, or the facts of one.")(command(GpusOptions, gpus, "gpus"))
+    app.command("simulate", help="A workload over a plan, in time: waiting, preemption, latency, the largest load.")(
+        command(SimulateOptions, simulate, "simulate")
+    )
     app.command("profile", help="Run the bundled engine, measure, and keep the run.")(
         command(ProfileOptions, profile, "profile")
     )
@@ -137,6 +221,19 @@ def application() -> Any:
     )
     app.command("doctor", help="What is installed, found and missing, and which settings are in effect.")(
         command(DoctorOptions, doctor, "doctor")
+    )
+    app.add_typer(trace_commands(), name="trace", help="Request traces and named workloads: look, convert, sample.")
+    app.command("check", help="Hold deployments to the rules of a policy file, in CI.")(
+        command(CheckOptions, check, "check")
+    )
+    app.command("sweep", help="Every combination of models, GPUs and flags, as rows or a figure.")(
+        command(SweepOptions, sweep, "sweep")
+    )
+    app.command("recommend", help="The cheapest GPUs and flags that hold so many users; or what one GPU needs to.")(
+        command(RecommendOptions, recommend, "recommend")
+    )
+    app.command("diff", help="What changed in memory and concurrency between two plans, policies or models, and why.")(
+        command(DiffOptions, diff, "diff")
     )
     app.command("watch", help="A GPU, a process or a server, live.")(command(WatchOptions, watch, "watch"))
     return typer.main.get_command(app)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kvplan.cli import output
-from kvplan.cli.options import EstimateOptions, PlanOptions, engine_args, engine_pairs, refuse_two
+from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
 from kvplan.command import ServeCommand, is_vllm_size, read_command, stated_bytes, vllm_size_note
 from kvplan.errors import UsageError
@@ -179,7 +179,7 @@ def model_of(options: PlanOptions, command: ServeCommand | None, weights_stated:
     return resolve(ref, source_of(options, revision))
 
 
-def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load:
+def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load:
     """How long requests are: a mean, or a prompt and an answer, or a distribution, which ends at the context."""
     mean = None if options.mean_tokens is None else parse_tokens(options.mean_tokens, "--mean-tokens")
     if options.prompt_tokens is not None or options.output_tokens is not None:
@@ -188,9 +188,11 @@ def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load
         mean = prompt_and_output(options)
     lengths = None
     if options.lengths is not None:
+        from kvplan.trace import read_full_lengths
         from kvplan.workload import parse_lengths
 
-        lengths = parse_lengths(options.lengths, context if isinstance(context, int) else spec.max_model_len)
+        limit = context if isinstance(context, int) else spec.max_model_len
+        lengths = parse_lengths(options.lengths, limit, read_full_lengths)
     shared = 0 if options.shared_prefix is None else parse_tokens(options.shared_prefix, "--shared-prefix")
     return Load(
         mean_tokens=mean,
@@ -200,7 +202,7 @@ def load_of(options: EstimateOptions, context: Context, spec: ModelSpec) -> Load
     )
 
 
-def prompt_and_output(options: EstimateOptions) -> int:
+def prompt_and_output(options: WorkloadOptions) -> int:
     """Tokens held on average: the prompt, and half the answer, as it grows from nothing to all while it is written."""
     from kvplan.workload import in_flight
 
@@ -210,7 +212,7 @@ def prompt_and_output(options: EstimateOptions) -> int:
     return in_flight(prompt, parse_tokens(options.output_tokens, "--output-tokens"))
 
 
-def overflow_of(options: EstimateOptions) -> float:
+def overflow_of(options: WorkloadOptions) -> float:
     if options.overflow is None:
         return Load().overflow
     if options.lengths is None:

@@ -256,10 +256,9 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateOptions(PlanOptions):
-    """`kvplan estimate`; also what a target of a policy may say."""
+class WorkloadOptions(PlanOptions):
+    """How long requests are, beside what every plan is made from."""
 
-    # the workload
     mean_tokens: Annotated[
         Text, option("--mean-tokens", help="Tokens a request holds on average.", metavar="TOKENS")
     ] = None
@@ -283,7 +282,12 @@ class EstimateOptions(PlanOptions):
     shared_prefix: Annotated[
         Text, option("--shared-prefix", help="Tokens every request begins with.", metavar="TOKENS")
     ] = None
-    # the answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOptions(WorkloadOptions):
+    """`kvplan estimate`; also what a target of a policy may say."""
+
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False
     format: FormatOption = "table"
     report: Annotated[
@@ -335,7 +339,7 @@ class GpusOptions:
 class SchemaOptions:
     """`kvplan schema`."""
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="plan (one answer) or plans (several).")]
+    name: Annotated[str, typer.Argument(metavar="NAME", help="plan, plans (several), trace or workload.")]
 
 
 # --- from text to engine arguments ----------------------------------------------------------------------------------

@@ -118,11 +118,12 @@ class ReportFile:
         if self.target.exists() and not os.access(self.target, os.W_OK):
             raise UsageError(f"{self.flag} {self.shown}: is read-only; make it writable or name another path")
 
-    def save(self, text: str) -> None:
-        """Put `text` in place of what is there; on failure the old file stays as it was."""
+    def save(self, content: str | bytes | Iterable[bytes]) -> None:
+        """Put `content` in place of what is there; on failure the old file stays as it was."""
+        parts = (content.encode("utf-8"),) if isinstance(content, str) else content
         try:
-            with self._temporary.open("w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with self._temporary.open("wb") as file:
+                file.writelines((parts,) if isinstance(parts, bytes) else parts)
                 file.flush()
                 os.fsync(file.fileno())
             self._temporary.chmod(self._mode())

@@ -5,6 +5,7 @@ import io
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from kvplan import calibration
 from kvplan.cli import output
@@ -19,11 +20,15 @@ from kvplan.reconcile import (
     Served,
     document,
     exceeds,
+    inputs_of,
     reconcile,
     served,
+    spec_of,
 )
 from kvplan.report.lines import Line, columns, line, write
-from kvplan.rundir import load_run, refuse_run_files
+from kvplan.rules.bundled import predict
+from kvplan.rundir import Run, load_run, refuse_run_files
+from kvplan.spec import FullAttention, LatentAttention
 from kvplan.units import format_size, parse_fraction
 
 
@@ -42,12 +47,9 @@ def reconcile_command(options: ReconcileOptions) -> int:
         refuse_run_files(options.calibrate, "--calibrate")
         measured = {row.component: row.measured for row in result.rows}
         with output.report_files([options.calibrate], "--calibrate", {".json": "json"}) as (file,):
-            file.save(
-                json.dumps(
-                    calibration.document(run.manifest, measured, result.activation_coefficient, str(run.path)), indent=2
-                )
-                + "\n"
-            )
+            found = calibration.document(run.manifest, measured, result.activation_coefficient, str(run.path))
+            found["step_time"] = step_time(run)
+            file.save(json.dumps(found, indent=2) + "\n")
     show(result, options.format, options.color)
     if limit is None:
         return 0
@@ -55,6 +57,17 @@ def reconcile_command(options: ReconcileOptions) -> int:
     if over:
         output.tell("error", f"reconcile: off by more than {options.max_error}: {', '.join(over)}")
     return int(bool(over))
+
+
+def step_time(run: Run) -> dict[str, Any] | None:
+    """What the run's steps took, for `simulate`; None where its samples do not tell, or its layers read windows."""
+    from kvplan.step_fit import fitted
+
+    spec = spec_of(run)
+    if any(not isinstance(cache, FullAttention | LatentAttention) for caches in spec.layers for cache in caches):
+        return None
+    inputs = inputs_of(run)
+    return fitted(run.samples, spec.name, predict(spec, inputs).bytes_per_token)
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

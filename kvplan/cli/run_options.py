@@ -88,9 +88,9 @@ class ProfileOptions:
     lengths: Annotated[
         Text, option("--lengths", help="Distribution of full lengths, as for estimate.", metavar="SPEC|FILE")
     ] = None
-    trace: Annotated[
-        Text, option("--trace", help="CSV of arrival_s, prompt_tokens, output_tokens.", metavar="FILE")
-    ] = None
+    trace: Annotated[Text, option("--trace", help="Requests to replay: what `kvplan trace` reads.", metavar="FILE")] = (
+        None
+    )
     shared_prefix: Annotated[
         Text, option("--shared-prefix", help="Tokens that every prompt starts with.", metavar="TOKENS")
     ] = None

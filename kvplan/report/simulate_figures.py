@@ -1,4 +1,4 @@
-"""A simulation as a picture: requests and the KV pool over time, and how many requests have their first token by when."""
+"""A simulation as a picture: requests and the KV pool over time, and the share of requests answered by when."""
 
 import io
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from kvplan.report.simulate_text import title
 from kvplan.simulate.outcome import Answer, Variant
@@ -79,7 +79,7 @@ def by_time(variant: Variant) -> tuple[tuple[float, float], ...]:
 def drawn(answer: Answer, format: str) -> bytes:
     """The picture as a PNG or SVG file."""
     with mpl.rc_context(SETTINGS):
-        figure = Figure(figsize=(9.0, 10.5), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(10.5, 10.5), layout="constrained", facecolor="white")
         FigureCanvasAgg(figure)
         figure.suptitle(title(answer), fontsize=11, color=INK, wrap=True)
         for ax, panel in zip(figure.subplots(3, 1), panels(answer), strict=True):
@@ -106,8 +106,11 @@ def draw(ax: Axes, panel: Panel) -> None:
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if panel.is_log and any(x > 0 for series in panel.series for x, _ in series.points):
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
     ax.grid(color=GRID, linewidth=0.6)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     if len(panel.series) > 1:
-        ax.legend(frameon=False, fontsize=10)
+        ax.legend(frameon=False, fontsize=10, loc="upper left", bbox_to_anchor=(1.0, 1.0))

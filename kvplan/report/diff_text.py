@@ -1,0 +1,332 @@
+"""A difference on one screen, as Markdown and as CSV; the same numbers as kvplan/diff@1."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from kvplan.attribute import Change, Kind, Number, Step
+from kvplan.diff import (
+    LABELS,
+    Comparison,
+    Difference,
+    Row,
+    Side,
+    change_text,
+    changes_text,
+    explanation,
+    shown,
+    signed_size,
+)
+from kvplan.report.lines import Line, columns, line
+from kvplan.report.policy_text import MAX_COMMENT_BYTES, NOTE_BYTES
+from kvplan.report.policy_text import shown as escaped
+from kvplan.report.text import rows_of
+from kvplan.units import GIB, format_gib, format_size
+
+NAMES = {
+    **LABELS,
+    "kv.bytes_per_token": "KV per token",
+    "kv.bytes_per_request": "KV per user",
+    "kv.state_bytes_per_request": "states per user",
+    "kv.num_blocks": "blocks",
+    "kv.tokens": "tokens",
+    "concurrency.max": "concurrency",
+    "concurrency.steady_users": "steady state",
+    "concurrency.mean_length_users": "mean length",
+    "concurrency.length_users": "by lengths",
+    "concurrency.replicas": "replicas",
+    "deficit": "short by",
+}
+KIND_TITLES: dict[Kind, str] = {
+    "model": "model",
+    "files": "weight files",
+    "draft": "draft model",
+    "gpu": "GPU",
+    "engine": "release",
+    "argument": "engine arguments",
+    "workload": "workload",
+    "setting": "what follows",
+}
+WORSE = {
+    "fits": "NEW does not fit, OLD does",
+    "bytes_per_token": "a token takes more KV cache",
+    "users": "NEW holds fewer users",
+}
+# What the table of steps shows; the document has every figure.
+STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.max")
+SCREEN = 100
+MOST_KEYS = 100  # names of a list in Markdown
+SMALL = GIB // 100  # bytes below which two decimals of a GiB say nothing
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def value_text(row: Row, value: Number | None) -> str:
+    match value:
+        case None:
+            return "-"
+        case int() if row.unit == "bytes" and row.name.startswith("memory.") and abs(value) >= SMALL:
+            return format_gib(value)
+        case int() if row.unit.startswith("bytes"):
+            return format_size(value)
+        case int():
+            return f"{value:,}"
+        case _:
+            return f"{value:,.2f}"
+
+
+def delta_text(row: Row) -> str:
+    """ "-512 MiB (-3.3 %)"; "=" where nothing changed."""
+    if row.delta is None:
+        return ""
+    if row.delta == 0:
+        return "="
+    share = 100 * row.delta / abs(row.old) if row.old else 0.0
+    told = f" ({share:+,.1f} %)" if 0.05 <= abs(share) < 1e6 else ""  # what rounds to nothing, or is beyond reading
+    return number_delta(row.unit, row.delta) + told
+
+
+def number_delta(unit: str, delta: Number) -> str:
+    if not delta:
+        return ""
+    if unit.startswith("bytes"):
+        return signed_size(int(delta))
+    return f"{delta:+,}" if isinstance(delta, int) else f"{delta:+,.2f}"
+
+
+def row_cells(row: Row) -> tuple[str, str, str, str]:
+    name = NAMES.get(row.name, f"- {row.name.rpartition('.')[2].replace('_', ' ')}")
+    return name, value_text(row, row.old), value_text(row, row.new), delta_text(row)
+
+
+def memory_rows(it: Comparison) -> Iterator[Row]:
+    """The rows that add up, the weights' changed groups under them; a row of nothing on both sides is left out."""
+    for row in it.memory:
+        if row.old or row.new:
+            yield row
+        if row.name == "memory.weights":
+            yield from (group for group in it.groups if group.delta)
+
+
+def figure_rows(it: Comparison) -> Iterator[Row]:
+    """Every other figure that either side has; replicas and what is missing only where there is something to say."""
+    for row in it.figures:
+        said = row.delta if row.name == "concurrency.replicas" else (row.old or row.new)
+        if said or row.name in ("kv.bytes_per_token", "concurrency.max"):
+            yield row
+
+
+def effects(steps: Sequence[Step]) -> tuple[list[Step], list[Change]]:
+    """Steps that changed a figure, and the changes that did not change any."""
+    without = [change for step in steps if not step.deltas for change in step.changes]
+    return [step for step in steps if step.deltas], without
+
+
+def step_cells(step: Step, units: dict[str, str]) -> tuple[str, ...]:
+    deltas = step.deltas
+    return changes_text(step.changes), *(number_delta(units[path], deltas.get(path, 0)) for path in STEP_FIGURES)
+
+
+def _units(it: Comparison) -> dict[str, str]:
+    return {row.name: row.unit for row in it.rows}
+
+
+def _sum_cells(it: Comparison) -> tuple[str, ...]:
+    rows = {row.name: row for row in it.rows}
+    return "all of them", *(number_delta(rows[path].unit, rows[path].delta or 0) for path in STEP_FIGURES)
+
+
+STEP_TITLES = ("one change after the other", *(NAMES[path] for path in STEP_FIGURES))
+
+
+# --- on the screen ----------------------------------------------------------------------------------------------------
+
+
+def diff_lines(result: Difference) -> list[Line]:
+    """The whole answer: one comparison after the other, then what only one side has."""
+    found: list[Line] = []
+    for it in telling(result):
+        found += [*([line()] if found else []), *_comparison_lines(it)]
+    for heading, keys in lists(result):
+        found += [*([line()] if found else []), line(heading, "bold"), *(line(f"  {key}") for key in keys)]
+    return found
+
+
+def telling(result: Difference) -> list[Comparison]:
+    """The comparisons that are shown; of several, those without a difference are only listed."""
+    differ = [it for it in result.comparisons if not it.is_equal or it.changes]
+    return differ if len(result.comparisons) > 1 else list(result.comparisons)
+
+
+def lists(result: Difference) -> list[tuple[str, list[str]]]:
+    """What there is no more to say of than its name, under its heading."""
+    shown_keys = {it.new.key for it in telling(result)}
+    equal = [it.new.key for it in result.comparisons if it.new.key not in shown_keys]
+    found = [("No difference", equal), ("Only in OLD", [*result.only_old]), ("Only in NEW", [*result.only_new])]
+    return [(heading, keys) for heading, keys in found if keys]
+
+
+def title(it: Comparison) -> str:
+    """What is compared; a target's name stands once."""
+    if it.old.title == it.new.title:
+        return it.new.title
+    return f"{it.old.title}  ->  {it.new.title.removeprefix(f'{it.old.key}: ')}"
+
+
+def _comparison_lines(it: Comparison) -> list[Line]:
+    lines = [line(f"{title(it)}{_verdict(it)}", "bold red" if it.worse else "bold")]
+    if it.is_equal and not it.changes:
+        return lines
+    if it.changes:
+        lines += [line(), line("What changed", "bold"), *_change_lines(it)]
+    if it.is_equal:
+        return lines
+    if it.memory:
+        lines += [line(), *columns(("Memory of each GPU", "old", "new", "change"), _cells(memory_rows(it)))]
+    lines += [line(), *columns((figures_title(it), "old", "new", "change"), _cells(figure_rows(it)))]
+    lines += _why_lines(it)
+    lines += _step_lines(it)
+    return lines
+
+
+def figures_title(it: Comparison) -> str:
+    """What the figures are of; those of a check hold memory, too."""
+    return "KV cache and users" if it.memory else "Each GPU"
+
+
+def _cells(rows: Iterator[Row]) -> list[tuple[str, ...]]:
+    return [row_cells(row) for row in rows]
+
+
+def _verdict(it: Comparison) -> str:
+    if it.worse:
+        return f": {', '.join(WORSE[each] for each in it.worse)}"
+    if it.is_equal:
+        return ": no difference" + (" in memory or users" if it.changes else "")
+    return ""
+
+
+def _change_lines(it: Comparison) -> list[Line]:
+    """The changes by kind; those without effect on one line each kind."""
+    _, without = effects(it.steps or ())
+    lines = []
+    for kind, heading in KIND_TITLES.items():
+        of_kind = [change for change in it.changes if change.kind == kind]
+        telling = [change for change in of_kind if change not in without]
+        lines += [line(f"  {heading}: {change_text(change).removeprefix(f'{heading} ')}") for change in telling]
+        if quiet := [change.name for change in of_kind if change in without]:
+            lines.append(line(f"  {heading}, without effect: {_some(quiet)}"))
+    return lines
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _why_lines(it: Comparison) -> list[Line]:
+    import textwrap
+
+    found = explanation(it)
+    if not found:
+        return []
+    wrapped = (textwrap.wrap(text, SCREEN, initial_indent="  ", subsequent_indent="    ") for text in found)
+    return [line(), line("Why", "bold"), *(line(part) for parts in wrapped for part in parts)]
+
+
+def _step_lines(it: Comparison) -> list[Line]:
+    steps, _ = effects(it.steps or ())
+    if not steps:
+        return []
+    units = _units(it)
+    rows = [step_cells(step, units) for step in steps]
+    return [line(), *columns(STEP_TITLES, [*rows, _sum_cells(it)] if len(rows) > 1 else rows)]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def diff_markdown(result: Difference) -> str:
+    """At most what GitHub takes for a comment; how many comparisons there is no room for is said."""
+    parts = [f"### {escaped(result.old)} → {escaped(result.new)}"]
+    parts += [
+        f"{heading}:\n\n" + "\n".join(f"- {escaped(key)}" for key in keys[:MOST_KEYS])
+        + (f"\n- and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else "")
+        for heading, keys in lists(result)
+    ]  # fmt: skip
+    room = MAX_COMMENT_BYTES - sum(len(part.encode()) + 2 for part in parts) - NOTE_BYTES
+    told = telling(result)
+    for number, it in enumerate(told):
+        part = "\n\n".join(_comparison_markdown(it))
+        room -= len(part.encode()) + 2
+        if room < 0:
+            more = f"{len(told) - number:,} more with a difference"
+            parts.append(f"*Cut to what GitHub takes: {more}; `--format json` has them all.*")
+            break
+        parts.append(part)
+    return "\n\n".join(parts) + "\n"
+
+
+def _comparison_markdown(it: Comparison) -> Iterator[str]:
+    yield f"**{escaped(title(it))}**{escaped(_verdict(it))}"
+    if it.changes:
+        _, without = effects(it.steps or ())
+        rows = [
+            [escaped(text) for text in (change.name, shown(change.old), shown(change.new))]
+            + ["no effect" if change in without else KIND_TITLES[change.kind]]
+            for change in it.changes
+        ]
+        yield rows_of(("changed", "old", "new", ""), rows, left=4)
+    if it.is_equal:
+        return
+    for heading, kept in (("Memory of each GPU", memory_rows(it)), (figures_title(it), figure_rows(it))):
+        if cells := [[escaped(cell) for cell in row_cells(row)] for row in kept]:
+            yield rows_of((heading, "old", "new", "change"), cells)
+    if sentences := explanation(it):
+        yield "\n".join(f"- {escaped(text)}" for text in sentences)
+    steps, _ = effects(it.steps or ())
+    if steps:
+        units = _units(it)
+        found = [*(step_cells(step, units) for step in steps), *([_sum_cells(it)] if len(steps) > 1 else [])]
+        yield rows_of(STEP_TITLES, [[escaped(cell) for cell in cells] for cells in found])
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("comparison", "part", "name", "unit", "old", "new", "delta")
+
+
+def diff_csv(result: Difference) -> str:
+    """A row for each change, figure and step's effect, by `part`; what only one side has is a row of its own."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for it in result.comparisons:
+        writer.writerows([_safe(cell) for cell in (it.new.key, *row)] for row in _csv_rows(it))
+    for name, keys in (("only_old", result.only_old), ("only_new", result.only_new)):
+        writer.writerows([_safe(key), name, *[""] * 5] for key in keys)
+    return out.getvalue()
+
+
+def _csv_rows(it: Comparison) -> Iterator[tuple[object, ...]]:
+    yield "fits", "fits", "", _word(it.old), _word(it.new), ""
+    for change in it.changes:
+        yield change.kind, change.name, "", change.old, change.new, ""
+    for part, rows in (("memory", it.memory), ("weight_group", it.groups), ("figure", it.figures)):
+        for row in rows:
+            yield part, row.name, row.unit, row.old, row.new, row.delta
+    units = _units(it)
+    for step in it.steps or ():
+        for path, delta in step.deltas.items():
+            name = f"{path} by {', '.join(change.name for change in step.changes)}"
+            yield "step", name, units[path], step.before[path], step.after[path], delta
+
+
+def _word(side: Side) -> str:
+    return str(side.fits).lower()
+
+
+def _safe(cell: object) -> object:
+    """Text that a spreadsheet would run as a formula, quoted."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell

@@ -1,0 +1,102 @@
+"""A judged policy as GitHub reads it: annotations of a workflow, and the summary of a job's step."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kvplan.files import printable
+from kvplan.policy import CheckResult, Finding, Outcome
+from kvplan.report.policy_text import counts_text, document
+
+MOST_ANNOTATIONS: Final = 10  # GitHub shows so many of a kind for one step and drops the rest unsaid
+MAX_SUMMARY_BYTES: Final = 1 << 20  # of one step; GitHub drops a larger summary whole
+
+COMMANDS: Final[Mapping[Outcome, str]] = {"fail": "error", "warn": "warning", "skip": "notice"}
+
+
+def repository_path(path: str) -> str | None:
+    """A file as GitHub names it: from the root of the repository, with forward slashes; None: it lies outside.
+
+    The root is $GITHUB_WORKSPACE, else the current directory.
+    """
+    root = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
+    # A link inside the repository is named as it is; only where that fails are links on the way followed.
+    for here, there in ((_absolute(root), _absolute(Path(path))), (root.resolve(), Path(path).resolve())):
+        if there.is_relative_to(here):
+            return there.relative_to(here).as_posix()
+    return None
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.normpath(path.absolute()))
+
+
+def github_lines(result: CheckResult) -> list[str]:
+    """Workflow commands, the worst findings first, at most 10; then how many more there are, and the counts."""
+    file = repository_path(result.path) or Path(result.path).as_posix()
+    told = groups(result)
+    lines = [annotation(group, file) for group in told[:MOST_ANNOTATIONS]]
+    if more := sum(len(group) for group in told[MOST_ANNOTATIONS:]):
+        lines.append(f"::notice title=kvplan check::{more:,} more: the full table is in the summary of this step")
+    return [*lines, f"kvplan check: {counts_text(result)}"]
+
+
+def groups(result: CheckResult) -> list[list[Finding]]:
+    """Findings that are annotated, the worst first; those that say the same of one line for several targets as one."""
+    found: dict[tuple[object, ...], list[Finding]] = {}
+    for outcome in COMMANDS:
+        for it in result.findings:
+            if it.outcome == outcome:
+                found.setdefault((outcome, it.code, it.line, it.column, _said(it)), []).append(it)
+    return list(found.values())
+
+
+def annotation(group: list[Finding], file: str) -> str:
+    """One workflow command for findings that differ in their targets only."""
+    first = group[0]
+    title = f"{first.code} {first.rule} {', '.join(finding.target for finding in group)}"
+    where = f"file={_property(file)},line={first.line},col={first.column},title={_property(title)}"
+    return f"::{COMMANDS[first.outcome]} {where}::{_data(_said(first))}"
+
+
+def _said(finding: Finding) -> str:
+    text = finding.message if finding.fix is None else f"{finding.message}; {finding.fix}"
+    return text if finding.waiver is None else f"{text} (waived: {finding.waiver})"
+
+
+def _data(text: str) -> str:
+    """The text of a workflow command; percent signs and line ends would end it or be read as something else."""
+    escaped = text[:4000].replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(escaped, 20_000)
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+# --- the summary of a step --------------------------------------------------------------------------------------------
+
+
+def step_summary(result: CheckResult) -> str:
+    """The full table as Markdown, within what GitHub takes for one step."""
+    return document(result, MAX_SUMMARY_BYTES // 2)
+
+
+def append_summary(path: str, text: str) -> str | None:
+    """Append to the file that $GITHUB_STEP_SUMMARY names; what keeps it from that, in one line, or None.
+
+    A summary that cannot be written must not fail a check that passed.
+    """
+    file, where = Path(path), f"$GITHUB_STEP_SUMMARY {printable(path, 400)}"
+    data = f"{text}\n".encode()
+    try:
+        held = file.stat().st_size if file.exists() else 0
+        if held + len(data) > MAX_SUMMARY_BYTES:
+            return f"{where}: left as it is, as the table would make it larger than GitHub takes ({held:,} bytes held)"
+        with file.open("ab") as summary:
+            summary.write(data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return f"{where}: cannot be written ({reason}); the table is left out"
+    return None

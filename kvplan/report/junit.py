@@ -1,0 +1,75 @@
+"""A judged policy as JUnit XML: a target is a test suite, a rule a test case."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvplan.files import printable
+from kvplan.policy import CheckResult, Finding, TargetResult
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+
+def junit_xml(result: CheckResult) -> str:
+    """The document. A warning passes, with its text as the case's output; no time is measured, so all are 0."""
+    from xml.etree import ElementTree
+
+    root = ElementTree.Element("testsuites", {"name": "kvplan check", **_counts(result.findings)})
+    for target in result.targets:
+        root.append(_suite(target, result.path))
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _counts(findings: Sequence[Finding]) -> dict[str, str]:
+    def count(outcome: str) -> str:
+        return str(sum(finding.outcome == outcome for finding in findings))
+
+    counts = {"tests": str(len(findings)), "failures": count("fail"), "errors": "0", "skipped": count("skip")}
+    return {**counts, "time": "0"}
+
+
+def _suite(target: TargetResult, path: str) -> "Element":
+    from xml.etree.ElementTree import Element
+
+    suite = Element("testsuite", {"name": _text(target.target), **_counts(target.findings)})
+    seen: Counter[str] = Counter()
+    for finding in target.findings:
+        seen[finding.rule] += 1
+        suite.append(_case(finding, path, seen[finding.rule]))
+    return suite
+
+
+def _case(finding: Finding, path: str, nth: int) -> "Element":
+    """The n-th finding of a rule has a name of its own, as readers take cases of one name for one."""
+    from xml.etree.ElementTree import Element, SubElement
+
+    name = _text(f"{finding.code} {finding.rule}" + (f" #{nth}" if nth > 1 else ""))
+    case = Element("testcase", classname=_text(finding.target), name=name, time="0")
+    match finding.outcome:
+        case "fail":
+            failure = SubElement(case, "failure", message=_text(finding.message), type=finding.code)
+            failure.text = _said(finding, path)
+        case "skip":
+            SubElement(case, "skipped", message=_text(finding.message))
+        case "warn":
+            SubElement(case, "system-out").text = _said(finding, path)
+        case "pass":
+            pass
+    return case
+
+
+def _said(finding: Finding, path: str) -> str:
+    lines = [f"{path}:{finding.line}:{finding.column}: {finding.outcome}: {finding.message}"]
+    if finding.fix is not None:
+        lines.append(finding.fix)
+    if finding.waiver is not None:
+        lines.append(f"waived: {finding.waiver}")
+    return "\n".join(map(_text, lines))
+
+
+def _text(untrusted: str) -> str:
+    """One line without what XML 1.0 cannot hold even escaped: control characters, half surrogates, U+FFFE."""
+    return printable(untrusted, 4000)

@@ -1,0 +1,188 @@
+"""A judged policy as Markdown: the comment on a pull request, worst first, with the change since the baseline."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from kvplan.policy import CheckResult, Figures, Finding, Outcome, TargetResult
+from kvplan.report import text
+from kvplan.units import format_gib, format_size
+
+MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
+NOTE_BYTES: Final = 400  # kept free for the note that says what was cut
+WORDS: Final[dict[Outcome, str]] = {"fail": "failed", "warn": "warned", "skip": "skipped", "pass": "passed"}
+
+
+def markdown(result: CheckResult) -> str:
+    """The comment; it begins with `marker(result.path)`, by which an earlier one is found and replaced."""
+    return document(result, MAX_COMMENT_BYTES)
+
+
+def marker(path: str) -> str:
+    """A line that no reader sees and a bot can search for."""
+    return f"<!-- kvplan-check: {quote(path[:400], safe='/', errors='replace')} -->"
+
+
+def document(result: CheckResult, most_bytes: int) -> str:
+    """The whole answer in at most so many bytes of UTF-8; what there is no room for is counted in a note."""
+    parts, room = [], most_bytes - NOTE_BYTES
+    left_out: Counter[str] = Counter()
+    for block in blocks(result):
+        frame = _size([*block.head, *block.tail]) + 1
+        taken = list(_as_many_as_fit(block.rows, room - frame))
+        if frame > room or (block.rows and not taken):
+            left_out[block.what] += len(block.rows) or 1
+            continue
+        left_out[block.what] += len(block.rows) - len(taken)
+        room -= frame + _size(taken)
+        parts.append("\n".join([*block.head, *taken, *block.tail]))
+    missing = [f"{count:,} {what}" for what, count in left_out.items() if count]
+    if missing:
+        parts.append(
+            f"*Cut to what GitHub takes: {' and '.join(missing)} not shown; `kvplan check --format json` has them all.*"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines that stay together, and rows among them of which there may be fewer.
+
+    what  what the rows, or else the block, are counted as when they are left out
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
+    what: str = "rows"
+
+
+def blocks(result: CheckResult) -> Iterator[Block]:
+    """The comment's parts, the most important first."""
+    yield Block((marker(result.path), f"### kvplan check: {counts_text(result)}", "", shown(result.path)))
+    if result.warnings:
+        yield Block((), tuple(f"- {shown(warning)}" for warning in result.warnings), what="warnings")
+    unmet = [_unmet_row(it) for outcome in ("fail", "warn") for it in result.findings if it.outcome == outcome]
+    unmet += _skipped_rows(result)
+    if unmet:
+        yield Block(_header(("", "rule", "target", "what is", "what would help")), tuple(unmet))
+    for target in result.targets:
+        if target.figures is not None:
+            yield _target_block(target, target.figures)
+    met = [it for it in result.findings if it.outcome == "pass"]
+    if met:
+        opening = ("<details>", f"<summary>{len(met):,} passed</summary>", "")
+        rows = tuple(map(_met_row, met))
+        yield Block((*opening, *_header(("rule", "target", "what is"))), rows, ("", "</details>"))
+
+
+def counts_text(result: CheckResult) -> str:
+    """ "2 failed, 1 warned, 1 skipped, 12 passed", without what there is none of."""
+    counts = [(result.count(outcome), word) for outcome, word in WORDS.items()]
+    return ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing to judge"
+
+
+def shown(untrusted: str) -> str:
+    """Text of unknown origin as Markdown that shows it as it is, and that calls nobody by name."""
+    safe = text.escaped(untrusted)
+    for sign in "&~$":
+        safe = safe.replace(sign, f"\\{sign}")
+    return re.sub(r"(?<!\w)@(?=\w)", "@&#8203;", safe)  # a space of no width keeps @name from being a mention
+
+
+def _header(titles: Sequence[str], left: int | None = None) -> tuple[str, str]:
+    """A table's first two lines; the columns after the first `left` are numbers."""
+    marks = ["---" if left is None or i < left else "---:" for i in range(len(titles))]
+    return _row(titles), _row(marks)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _unmet_row(finding: Finding) -> str:
+    word = f"**{finding.outcome}**" if finding.outcome == "fail" else finding.outcome
+    waived = "" if finding.waiver is None else f" (waived: {shown(finding.waiver)})"
+    return _row([word, *_named(finding), shown(finding.message) + waived, shown(finding.fix or "")])
+
+
+def _skipped_rows(result: CheckResult) -> list[str]:
+    """What lacks the same thing is one row: the rules of a target, and the targets that lack it for the same rules."""
+    rules: dict[tuple[str, str], list[str]] = {}
+    for it in result.findings:
+        if it.outcome == "skip":
+            rules.setdefault((it.target, it.message), []).append(f"{it.code} {shown(it.rule)}")
+    targets: dict[tuple[str, str], list[str]] = {}
+    for (target, message), names in rules.items():
+        targets.setdefault((", ".join(dict.fromkeys(names)), message), []).append(shown(target))
+    return [_row(["skip", names, ", ".join(those), shown(message), ""]) for (names, message), those in targets.items()]
+
+
+def _met_row(finding: Finding) -> str:
+    return _row([*_named(finding), shown(finding.message)])
+
+
+def _named(finding: Finding) -> tuple[str, str]:
+    return f"{finding.code} {shown(finding.rule)}", shown(finding.target)
+
+
+# --- figures and their change -----------------------------------------------------------------------------------------
+
+
+def _target_block(target: TargetResult, now: Figures) -> Block:
+    lines = [f"#### {shown(target.target)}", "", shown(target.title) + ("" if now.fits else ": **does not fit**")]
+    before = target.baseline
+    if before is None:
+        table = [*_header(("", "now"), 1), *(_row(row[:2]) for row in _rows(now, now))]
+    else:
+        table = [*_header(("", "now", "baseline", "change"), 1), *map(_row, _rows(now, before))]
+        if before.fits != now.fits:
+            lines.append(f"(at the baseline it {'did' if before.fits else 'did not'} fit)")
+    return Block((*lines, "", *table), what="targets")
+
+
+def _rows(now: Figures, before: Figures) -> Iterator[tuple[str, str, str, str]]:
+    sizes = [
+        ("weights", now.weights, before.weights),
+        ("KV cache", now.kv_cache, before.kv_cache),
+        ("LoRA", now.lora, before.lora),
+        ("headroom", now.headroom, before.headroom),
+    ]
+    for label, new, old in sizes:
+        if new or old or label != "LoRA":
+            yield label, format_gib(new), format_gib(old), change(new, old, format_size(abs(new - old)))
+    new, old = now.kv_bytes_per_token, before.kv_bytes_per_token
+    yield "KV per token", format_size(new), format_size(old), change(new, old, format_size(abs(new - old)))
+    new, old = now.kv_tokens, before.kv_tokens
+    yield "tokens", f"{new:,}", f"{old:,}", change(new, old, f"{abs(new - old):,}")
+    users = (now.concurrency, before.concurrency)
+    difference = f"{abs(now.concurrency - before.concurrency):,.2f}"
+    yield "concurrency", f"{users[0]:,.2f}", f"{users[1]:,.2f}", change(*users, difference)
+
+
+def change(new: float, old: float, difference: str) -> str:
+    """ "+512 MiB (+3.3 %)"; "=" where nothing changed."""
+    if new == old:
+        return "="
+    sign = "+" if new > old else "-"
+    share = 100 * abs(new - old) / abs(old) if old else 0.0
+    told = f" ({sign}{share:,.1f} %)" if share >= 0.05 else ""  # less would read as nothing
+    return f"{sign}{difference}{told}"
+
+
+# --- room -------------------------------------------------------------------------------------------------------------
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
+
+
+def _as_many_as_fit(rows: Sequence[str], room: int) -> Iterator[str]:
+    for row in rows:
+        room -= len(row.encode()) + 1
+        if room < 0:
+            return
+        yield row

@@ -1,0 +1,101 @@
+"""A judged policy as SARIF 2.1.0 (OASIS standard), the form in which code scanning takes findings."""
+
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from kvplan.files import printable
+from kvplan.policy import RULES, CheckResult, Finding
+from kvplan.report.github import repository_path
+
+Document = dict[str, Any]
+
+SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
+FINGERPRINT: Final = "kvplanTargetRule/v1"
+# 3.27.9, 3.27.10: "open" is a rule that lacks the facts to be judged; what is not "fail" has the level "none".
+KINDS: Final = {"fail": ("fail", "error"), "warn": ("fail", "warning"), "skip": ("open", "none")}
+
+
+def sarif(result: CheckResult) -> Document:
+    """One run: every rule there is, and a result for each that failed, warned or could not be judged."""
+    seen: Counter[tuple[str, str]] = Counter()
+    results = []
+    for finding in result.findings:
+        seen[finding.target, finding.rule] += 1
+        if finding.outcome != "pass":
+            results.append(_result(finding, result.path, seen[finding.target, finding.rule]))
+    run: Document = {
+        "tool": {"driver": _driver()},
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": _notifications(result)}],
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+    }
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _driver() -> Document:
+    from importlib.metadata import PackageNotFoundError, version
+
+    driver: Document = {"name": "kvplan"}
+    with suppress(PackageNotFoundError):  # run from a checkout
+        driver["semanticVersion"] = version("kvplan")
+    return {**driver, "rules": [_rule(name, *told) for name, told in RULES.items()]}
+
+
+def _rule(name: str, code: str, promise: str) -> Document:
+    words = name.replace(".", "_").split("_")
+    return {
+        "id": code,
+        "name": "".join(word.capitalize() for word in words),
+        "shortDescription": {"text": promise},
+        "fullDescription": {"text": promise},
+        "help": {"text": f"The rule `{name}` of the policy file: {promise}"},
+        "defaultConfiguration": {"level": "error"},
+    }
+
+
+def _notifications(result: CheckResult) -> list[Document]:
+    return [{"level": "warning", "message": {"text": _text(warning)}} for warning in result.warnings]
+
+
+def _result(finding: Finding, path: str, nth: int) -> Document:
+    kind, level = KINDS[finding.outcome]
+    fix = "" if finding.fix is None else f"; {finding.fix}"
+    made: Document = {
+        "ruleId": finding.code,
+        "ruleIndex": [code for code, _ in RULES.values()].index(finding.code),
+        "kind": kind,
+        "level": level,
+        "message": {"text": _text(f"{finding.rule} {finding.target}: {finding.message}{fix}")},
+        "locations": [_location(finding, path)],
+        "partialFingerprints": {FINGERPRINT: _fingerprint(finding, nth)},
+    }
+    if finding.waiver is not None:
+        made["suppressions"] = [{"kind": "external", "justification": _text(finding.waiver)}]
+    return made
+
+
+def _location(finding: Finding, path: str) -> Document:
+    region = {"startLine": finding.line, "startColumn": finding.column}
+    return {"physicalLocation": {"artifactLocation": _artifact(path), "region": region}}
+
+
+def _artifact(path: str) -> Document:
+    """The policy file: relative to the repository's root; a file outside it by its absolute URI."""
+    relative = repository_path(path)
+    if relative is None:
+        return {"uri": f"file://{quote(Path(path).absolute().as_posix(), errors='replace')}"}
+    return {"uri": quote(relative, errors="replace"), "uriBaseId": "%SRCROOT%"}
+
+
+def _fingerprint(finding: Finding, nth: int) -> str:
+    """The same for the n-th finding of a rule of a target, wherever it stands in the file and whatever its numbers."""
+    from hashlib import sha256
+
+    return sha256(f"{finding.target}\0{finding.rule}\0{nth}".encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def _text(untrusted: str) -> str:
+    return printable(untrusted, 4000)
