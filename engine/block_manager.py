@@ -237,7 +237,7 @@ class BlockManager:
 
     def cache_full_blocks(self, seq: Sequence, num_tokens: int) -> None:
         """Make the full blocks of the first num_tokens tokens findable; they may still be in flight."""
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or num_tokens <= seq.num_quiet_tokens:
             return
         for g, group in enumerate(self.groups):
             end = num_tokens // group.block_size

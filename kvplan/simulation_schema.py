@@ -35,6 +35,7 @@ _VARIANT: Final = record(
     preemptions=COUNT,
     prefix_cache=record("Prompt tokens looked up and found.", hit_rate=_SHARE, hit_tokens=COUNT, looked_up=COUNT),
     tiers=rows(record(name=TEXT, hit_rate=_SHARE, hit_tokens=COUNT), "As given, fastest first."),
+    ttft_saved={"type": ["number", "null"], "description": "Seconds, on average; null without tiers."},
     throughput=record(
         "Per second, over the whole run.", requests_per_s=NUMBER, output_tokens_per_s=NUMBER, prompt_tokens_per_s=NUMBER
     ),

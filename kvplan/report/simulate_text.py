@@ -79,6 +79,10 @@ def rows(answer: Answer) -> list[Row]:
             5 + tier,
             each(f"tier {name} hits", lambda one, at=tier: percent(one.tiers[at].hit_rate) if one.tiers else "-"),  # type: ignore[misc]
         )
+    if any(one.tiers for one in results):
+        found.insert(
+            8, ("first token sooner, on average", [saved_text(answer, variant) for variant in answer.variants])
+        )
     if any(one.rejected or one.failed for one in results):
         found.append(each("refused, too long", lambda one: f"{one.rejected + one.failed:,}"))
     for at, promise in enumerate(answer.promises):
@@ -92,6 +96,21 @@ def rows(answer: Answer) -> list[Row]:
         what = "largest number of users" if answer.by_users else "largest rate per second"
         found.append((what, [largest_text(variant, users=answer.by_users) for variant in answer.variants]))
     return found
+
+
+def ttft_saved(answer: Answer, variant: Variant) -> float | None:
+    """Seconds by which the tiers bring the first token forward, on average; None for a run without them."""
+    without = next((other.result for other in answer.variants if other.name == "without tiers"), None)
+    if without is None or not variant.result.tiers:
+        return None
+    return without.times["ttft"].mean - variant.result.times["ttft"].mean
+
+
+def saved_text(answer: Answer, variant: Variant) -> str:
+    saved = ttft_saved(answer, variant)
+    if saved is None:
+        return "-"
+    return duration(saved) if saved >= 0 else f"-{duration(-saved)}"
 
 
 def value_text(kept: Kept, value: float) -> str:
@@ -187,7 +206,7 @@ def figures_csv(answer: Answer) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["variant", "metric", "value"])
     for variant in answer.variants:
-        writer.writerows([variant.name, name, value] for name, value in flat(result_document(variant)))
+        writer.writerows([variant.name, name, value] for name, value in flat(result_document(answer, variant)))
     return text.getvalue()
 
 
@@ -218,11 +237,11 @@ def document(answer: Answer) -> dict[str, Any]:
             "load": answer.load,
             "step_time": answer.step_time,
         },
-        "variants": [result_document(variant) for variant in answer.variants],
+        "variants": [result_document(answer, variant) for variant in answer.variants],
     }
 
 
-def result_document(variant: Variant) -> dict[str, Any]:
+def result_document(answer: Answer, variant: Variant) -> dict[str, Any]:
     one, largest = variant.result, variant.largest
     return {
         "name": variant.name,
@@ -248,6 +267,7 @@ def result_document(variant: Variant) -> dict[str, Any]:
         "preemptions": one.preemptions,
         "prefix_cache": {"hit_rate": one.hit_rate, "hit_tokens": one.hit_tokens, "looked_up": one.looked_up_tokens},
         "tiers": [{"name": tier.name, "hit_rate": tier.hit_rate, "hit_tokens": tier.hit_tokens} for tier in one.tiers],
+        "ttft_saved": ttft_saved(answer, variant),
         "throughput": {
             "requests_per_s": one.requests_per_s,
             "output_tokens_per_s": one.output_tokens_per_s,
