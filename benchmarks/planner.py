@@ -76,6 +76,23 @@ def plans_per_second(runs: int) -> tuple[str, str, float, float, float, int]:
     return (f"{PLANS:,} plans", "s", *spread([seconds(many) for _ in range(max(2, runs // 4))]), runs)
 
 
+def sweep_seconds(runs: int) -> tuple[str, str, float, float, float, int]:
+    """Seconds for `kvplan sweep` over 100,000 combinations as CSV, start-up included, on all cores."""
+    axes = {
+        "--gpu": "a100-80g,h100-80g,h200,l40s,b200",
+        "--tp": "1,2",
+        "--kv-cache-dtype": "auto,fp8",
+        "--gpu-memory-utilization": "0.85,0.9,0.92,0.95,0.97",
+        "--max-num-seqs": "32,64,128,256",
+        "--ctx": ",".join(str(1024 + 640 * i) for i in range(50)),
+    }
+    models = ["llama-3.1-8b", "qwen3-30b-a3b", "gemma-3-27b", "gpt-oss-20b", "qwen3-next-80b-a3b"]
+    words = ["sweep", *models, *(word for axis in axes.items() for word in axis), "--format", "csv", "-q"]
+    sweep = command([str(Path(sys.executable).with_name("kvplan")), *words])
+    count = max(3, runs // 6)
+    return ("100,000 combinations", "s", *spread([seconds(sweep) for _ in range(count)]), count)
+
+
 HEADER = (
     "metric", "unit", "value", "p20", "p80", "n", "model", "gpu", "driver", "torch", "kvplan", "commit", "utc",
 )  # fmt: skip
@@ -93,9 +110,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    rows = [*start_up(options.runs), plans_per_second(options.runs)]
+    rows = [*start_up(options.runs), plans_per_second(options.runs), sweep_seconds(options.runs)]
     for metric, unit, value, p20, p80, n in rows:
-        print(f"{metric:<18} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
+        print(f"{metric:<20} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:
         with options.csv.open("w", newline="") as file:
             csv.writer(file).writerows([HEADER, *((*row, *measured_with()) for row in rows)])

@@ -3,26 +3,15 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
 
 from kvplan.cli import output
-from kvplan.cli.check_options import CheckOptions
-from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.main import INTERRUPTED
-from kvplan.cli.options import EstimateOptions, GpusOptions, ModelsOptions, SchemaOptions
-from kvplan.cli.run_options import DoctorOptions, ProfileOptions, ReconcileOptions, ReportOptions, WatchOptions
-from kvplan.cli.simulate_options import SimulateOptions
-from kvplan.cli.sweep_options import RecommendOptions, SweepOptions
-from kvplan.cli.trace_options import (
-    TraceConvertOptions,
-    TraceProfilesOptions,
-    TraceSampleOptions,
-    TraceStatsOptions,
-)
 from kvplan.errors import KvplanError, UsageError
 
 BUG = 70
@@ -30,145 +19,114 @@ BUG = 70
 # What typer raises for a bad command line. The class lies in click or in typer's copy of it, by typer's version.
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-T = TypeVar("T")
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command: its line in the list, the class of its options and the function that takes them, as module.name."""
+
+    help: str
+    options: str
+    do: str
 
 
-def command(options: type[T], do: Callable[[T], int], name: str) -> Callable[..., int]:
+COMMANDS: Final[Mapping[str, Entry]] = {
+    "estimate": Entry(
+        "Where the GPU's memory goes, and how many requests fit.", "options.EstimateOptions", "estimate.estimate"
+    ),
+    "models": Entry("The models kvplan knows by name, or the facts of one.", "options.ModelsOptions", "listing.models"),
+    "gpus": Entry("The GPUs kvplan knows by name, or the facts of one.", "options.GpusOptions", "listing.gpus"),
+    "check": Entry(
+        "Hold deployments to the rules of a policy file, in CI.", "check_options.CheckOptions", "check.check"
+    ),
+    "diff": Entry(
+        "What changed between two plans, policies or models.",
+        "diff_options.DiffOptions",
+        "diff.diff",
+    ),
+    "sweep": Entry(
+        "Every combination of models, GPUs and flags: rows or a figure.\n\nSeveral values by comma: --gpu, --tp, --pp, "
+        "--ctx, --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --block-size, --quantization (none among "
+        "them), --dtype, --mean-tokens, --engine.",
+        "sweep_options.SweepOptions",
+        "sweep.sweep",
+    ),
+    "recommend": Entry(
+        "The cheapest GPUs and flags for so many users.",
+        "sweep_options.RecommendOptions",
+        "recommend.recommend_command",
+    ),
+    "simulate": Entry(
+        "A workload over a plan, in time.",
+        "simulate_options.SimulateOptions",
+        "simulate.simulate",
+    ),
+    "profile": Entry(
+        "Run the bundled engine, measure, and keep the run.", "run_options.ProfileOptions", "profile.profile"
+    ),
+    "reconcile": Entry(
+        "Predicted beside measured memory of a run.",
+        "run_options.ReconcileOptions",
+        "reconcile.reconcile_command",
+    ),
+    "report": Entry(
+        "A run as a page, Markdown, JSON or CSV; or several.",
+        "run_options.ReportOptions",
+        "report.report_command",
+    ),
+    "watch": Entry("A GPU, a process or a server, live.", "run_options.WatchOptions", "watch.watch"),
+    "schema": Entry("The JSON Schema of what --format json prints.", "options.SchemaOptions", "listing.schema"),
+    "doctor": Entry(
+        "What is installed, found and missing.",
+        "run_options.DoctorOptions",
+        "doctor.doctor",
+    ),
+}
+TRACE: Final[Mapping[str, Entry]] = {
+    "stats": Entry(
+        "Rates, lengths and prefix reuse of a trace or profile.",
+        "trace_options.TraceStatsOptions",
+        "trace.stats",
+    ),
+    "profiles": Entry("The workloads kvplan knows by name.", "trace_options.TraceProfilesOptions", "trace.profiles"),
+    "convert": Entry(
+        "Write a trace in another form, or one of a profile.",
+        "trace_options.TraceConvertOptions",
+        "trace.convert",
+    ),
+    "sample": Entry(
+        "Write a part of a trace: a span of it, or fewer requests.", "trace_options.TraceSampleOptions", "trace.sample"
+    ),
+}
+TRACE_HELP = "Request traces and named workloads."
+
+
+def loaded(name: str) -> Any:
+    """What a name of the tables stands for."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(f"kvplan.cli.{module}"), attribute)
+
+
+def command(name: str, entry: Entry) -> Callable[..., int]:
     """A function whose options are the fields of a dataclass, as typer wants to see it."""
+    options = loaded(entry.options)
 
     def run_command(**given: Any) -> int:
-        return do(options(**given))
+        code: int = loaded(entry.do)(options(**given))
+        return code
 
     run_command.__name__ = name
-    run_command.__annotations__ = {field.name: field.type for field in fields(options)}  # type: ignore[arg-type] # typer reads them
+    run_command.__annotations__ = {field.name: field.type for field in fields(options)}
     run_command.__signature__ = inspect.signature(options)  # type: ignore[attr-defined] # typer reads it
     return run_command
 
 
-def estimate(options: EstimateOptions) -> int:
-    from kvplan.cli.estimate import estimate
-
-    return estimate(options)
+def listed() -> None:
+    """Stands for a command that is not asked for: its name and its line, without its options."""
 
 
-def models(options: ModelsOptions) -> int:
-    from kvplan.cli.listing import models
-
-    return models(options)
-
-
-def gpus(options: GpusOptions) -> int:
-    from kvplan.cli.listing import gpus
-
-    return gpus(options)
-
-
-def profile(options: ProfileOptions) -> int:
-    from kvplan.cli.profile import profile
-
-    return profile(options)
-
-
-def reconcile(options: ReconcileOptions) -> int:
-    from kvplan.cli.reconcile import reconcile_command
-
-    return reconcile_command(options)
-
-
-def report(options: ReportOptions) -> int:
-    from kvplan.cli.report import report_command
-
-    return report_command(options)
-
-
-def schema(options: SchemaOptions) -> int:
-    from kvplan import artifact
-
-    output.write(artifact.dumps(artifact.document_schema(options.name)))
-    return 0
-
-
-def doctor(options: DoctorOptions) -> int:
-    from kvplan.cli.doctor import doctor
-
-    return doctor(options)
-
-
-def check(options: CheckOptions) -> int:
-    from kvplan.cli.check import check
-
-    return check(options)
-
-
-def diff(options: DiffOptions) -> int:
-    from kvplan.cli.diff import diff
-
-    return diff(options)
-
-
-def watch(options: WatchOptions) -> int:
-    from kvplan.cli.watch import watch
-
-    return watch(options)
-
-
-def trace_stats(options: TraceStatsOptions) -> int:
-    from kvplan.cli.trace import stats
-
-    return stats(options)
-
-
-def trace_profiles(options: TraceProfilesOptions) -> int:
-    from kvplan.cli.trace import profiles
-
-    return profiles(options)
-
-
-def trace_convert(options: TraceConvertOptions) -> int:
-    from kvplan.cli.trace import convert
-
-    return convert(options)
-
-
-def trace_sample(options: TraceSampleOptions) -> int:
-    from kvplan.cli.trace import sample
-
-    return sample(options)
-
-
-def trace_commands() -> typer.Typer:
-    group = typer.Typer(rich_markup_mode=None, no_args_is_help=False)
-    group.command("stats", help="Rates, lengths and prefix reuse of a trace, or what is published of a profile.")(
-        command(TraceStatsOptions, trace_stats, "stats")
-    )
-    group.command("profiles", help="The workloads kvplan knows by name.")(
-        command(TraceProfilesOptions, trace_profiles, "profiles")
-    )
-    group.command("convert", help="Write a trace in another form, or draw one from a profile.")(
-        command(TraceConvertOptions, trace_convert, "convert")
-    )
-    group.command("sample", help="Write a part of a trace: a span of it, or fewer requests.")(
-        command(TraceSampleOptions, trace_sample, "sample")
-    )
-    return group
-
-
-def sweep(options: SweepOptions) -> int:
-    from kvplan.cli.sweep import sweep
-
-    return sweep(options)
-
-
-def recommend(options: RecommendOptions) -> int:
-    from kvplan.cli.recommend import recommend_command
-
-    return recommend_command(options)
-
-
-def simulate(options: SimulateOptions) -> int:
-    from kvplan.cli.simulate import simulate
-
-    return simulate(options)
+def add(app: typer.Typer, entries: Mapping[str, Entry], wanted: str | None) -> None:
+    for name, entry in entries.items():
+        app.command(name, help=entry.help)(command(name, entry) if wanted in (None, name) else listed)
 
 
 def show_version(wanted: bool) -> None:
@@ -191,59 +149,35 @@ def top(
     """How many users an LLM server's GPU memory holds, and why."""
 
 
-def application() -> Any:
-    """The command tree; help as plain text, so that rich is loaded only where a table is printed."""
+def application(wanted: str | None = None) -> Any:
+    """The command tree; help as plain text, so that rich is loaded only where a table is printed.
+
+    wanted  the one command whose options are needed, as reading those of all takes longer than most answers; None: all
+    """
     app = typer.Typer(
         name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False
     )
     app.callback()(top)
-    app.command("estimate", help="Where the GPU's memory goes, and how many requests fit.")(
-        command(EstimateOptions, estimate, "estimate")
-    )
-    app.command("models", help="The models kvplan knows by name, or the facts of one.")(
-        command(ModelsOptions, models, "models")
-    )
-    app.command("gpus", help="The GPUs kvplan knows by name, or the facts of one.")(command(GpusOptions, gpus, "gpus"))
-    app.command("simulate", help="A workload over a plan, in time: waiting, preemption, latency, the largest load.")(
-        command(SimulateOptions, simulate, "simulate")
-    )
-    app.command("profile", help="Run the bundled engine, measure, and keep the run.")(
-        command(ProfileOptions, profile, "profile")
-    )
-    app.command("reconcile", help="Predicted beside measured memory of a run, component by component.")(
-        command(ReconcileOptions, reconcile, "reconcile")
-    )
-    app.command("report", help="A run, or several side by side, as a page, Markdown, JSON or CSV.")(
-        command(ReportOptions, report, "report")
-    )
-    app.command("schema", help="The JSON Schema of what --format json prints.")(
-        command(SchemaOptions, schema, "schema")
-    )
-    app.command("doctor", help="What is installed, found and missing, and which settings are in effect.")(
-        command(DoctorOptions, doctor, "doctor")
-    )
-    app.add_typer(trace_commands(), name="trace", help="Request traces and named workloads: look, convert, sample.")
-    app.command("check", help="Hold deployments to the rules of a policy file, in CI.")(
-        command(CheckOptions, check, "check")
-    )
-    app.command("sweep", help="Every combination of models, GPUs and flags, as rows or a figure.")(
-        command(SweepOptions, sweep, "sweep")
-    )
-    app.command("recommend", help="The cheapest GPUs and flags that hold so many users; or what one GPU needs to.")(
-        command(RecommendOptions, recommend, "recommend")
-    )
-    app.command("diff", help="What changed in memory and concurrency between two plans, policies or models, and why.")(
-        command(DiffOptions, diff, "diff")
-    )
-    app.command("watch", help="A GPU, a process or a server, live.")(command(WatchOptions, watch, "watch"))
+    add(app, COMMANDS, wanted)
+    trace = typer.Typer(rich_markup_mode=None, no_args_is_help=False)
+    add(trace, TRACE, None if wanted in (None, "trace") else wanted)
+    app.add_typer(trace, name="trace", help=TRACE_HELP)
     return typer.main.get_command(app)
+
+
+def wanted_command(argv: Sequence[str]) -> str | None:
+    """The command that a line names, if any; None while a shell asks how to go on."""
+    if any(name.startswith("_KVPLAN_COMPLETE") for name in os.environ):
+        return None
+    return next((word for word in argv if not word.startswith("-")), "")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code; never raises but for a SystemExit of the shell's completion."""
     output.prepare_streams()
     try:
-        code = application().main(args=argv, prog_name="kvplan", standalone_mode=False)
+        line = sys.argv[1:] if argv is None else argv
+        code = application(wanted_command(line)).main(args=line, prog_name="kvplan", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KvplanError as error:
         return refuse(str(error), error.exit_code)

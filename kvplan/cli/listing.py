@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 from kvplan import catalog, entries
 from kvplan.cli import output
-from kvplan.cli.options import GpusOptions, ModelsOptions
+from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
 from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.gpu import gpu, gpu_names
@@ -237,3 +237,11 @@ def rendered(rows: Sequence[Row], format: str, what: str) -> str:
     cells = [[str("" if row[key] is None else row[key]).replace("|", "\\|") for key in headers] for row in rows]
     table = [headers, ["---"] * len(headers), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
+
+
+def schema(options: SchemaOptions) -> int:
+    """The JSON Schema of a kind of document."""
+    from kvplan import artifact
+
+    output.write(artifact.dumps(artifact.document_schema(options.name)))
+    return 0

@@ -159,6 +159,8 @@ class Simulation:
     def _end(self, seq: Sequence) -> None:
         live = self._live.pop(seq)
         self._unanswered.pop(seq, None)
+        if self.tiers is not None:
+            self.tiers.drop(seq)
         if seq.finish_reason == "out_of_blocks":
             self.counts.failed += 1
         else:
@@ -200,7 +202,9 @@ class Simulation:
             done = self._run(*self._in_flight.popleft())
             if self._in_flight:
                 break
-        self._is_stuck = quiet and not done and bool(self.scheduler.waiting)
+        # Where a prompt took the budget, somebody may be admitted as soon as it is done.
+        is_decode = len(batch.num_tokens) == sum(batch.num_tokens.values()) == len(self.scheduler.running)
+        self._is_stuck = quiet and not done and is_decode and bool(self.scheduler.waiting)
 
     def _run(self, batch: Batch, work: StepWork) -> list[Sequence]:
         """Let the clock move by a batch and take in its tokens; returns those that ended."""
@@ -243,6 +247,13 @@ class Simulation:
         num_tokens = 0
         for seq, n in batch.num_tokens.items():
             end = seq.num_computed_tokens
+            if n == 1 and end > seq.num_prompt_tokens:  # most: one token of an answer
+                num_tokens += 1
+                for k, reach in enumerate(self.reaches):
+                    tokens = end if reach.tokens is None or end < reach.tokens else reach.tokens
+                    read[k] += tokens
+                    pairs[k] += tokens
+                continue
             if self.tiers is not None and n > 1:
                 taken, from_tier = self.tiers.split(seq, end - n, end)
                 n -= taken
@@ -286,6 +297,8 @@ class Simulation:
         if not running or len(running) > self.config.max_num_batched_tokens or depth > 2:
             return False
         if scheduler.waiting and not self._keeps_waiting():
+            return False
+        if self._unanswered and any([seq in self._unanswered for seq in running]):  # noqa: C419 -- a prompt's last token
             return False
         if depth == 1:
             return all([seq.num_computed_tokens == len(seq.token_ids) - 1 for seq in running])  # noqa: C419 -- faster
@@ -331,6 +344,7 @@ class _Together:
         self._events: dict[int, list[int]] = {}  # step -> places whose tables may change at it
         self._ends: dict[int, list[int]] = {}  # step -> places whose last token it is
         self._is_paged = config.allocator == "paged"
+        self._cuts_prompts = any(isinstance(group, MambaGroup) for group in simulation.groups)  # to whole blocks
         for place, seq in enumerate(self._seqs):
             if self._is_paged:
                 self._plan(place, seq)
@@ -359,7 +373,7 @@ class _Together:
         simulation, t = self.simulation, self.done
         last = self._ends.get(t, ())
         changing = sorted(place for place in self._events.pop(t, ()) if place in self._left)
-        if changing and not self._grow(changing, last):
+        if (last and self._leaves_budget()) or (changing and not self._grow(changing, last)):
             return False
         count = len(self._left)
         if last and self._is_async:  # its last token is being sampled already
@@ -384,6 +398,13 @@ class _Together:
         if last:
             self._end(last)
         return True
+
+    def _leaves_budget(self) -> bool:
+        """Whether a sequence whose last token is in flight leaves its place in the step to one that waits for that."""
+        simulation, count = self.simulation, len(self._left)
+        if not (self._is_async and simulation.scheduler.waiting) or count >= simulation.config.max_num_seqs:
+            return False
+        return count >= simulation.config.max_num_batched_tokens or self._cuts_prompts
 
     def _grow(self, changing: list[int], last: Iterable[int]) -> bool:
         """Ask the block manager for every sequence whose tables may change; False where it might have to refuse, or

@@ -1,0 +1,367 @@
+"""`kvplan check`: a policy file -> plans of its targets -> every rule judged -> the answer, and its exit code."""
+
+import datetime
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from kvplan import judge, policy_file
+from kvplan.cli import output
+from kvplan.cli.asked import Asked, Context, load_of, read
+from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
+from kvplan.cli.options import EstimateOptions, WorkloadOptions
+from kvplan.command import read_command
+from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.files import load_json, printable
+from kvplan.judge import Against, Case, Evidence
+from kvplan.plan import Load, Plan, plan
+from kvplan.policy import OUTCOMES, CheckResult, Figures, Finding, TargetResult, check_document, figures_by_target
+from kvplan.policy_file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload
+from kvplan.report.lines import Line, line, write
+from kvplan.spec import ModelSpec
+from kvplan.strict_yaml import Items, Mark, Node, Scalar
+
+Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
+
+SIMULATED_REQUESTS = 2000  # of a profile, which has no end; p99 and a 1 % rule rest on 20 of them
+ENVIRONMENT = ("offline",)  # options of a plan that say nothing about the target
+
+
+def check(options: CheckOptions) -> int:
+    """Answer, and return the exit code: 0, or 1 where a rule failed."""
+    if options.init:
+        from kvplan.cli.check_init import init
+
+        return init(options)
+    refuse_plan_options(options)
+    path = Path(options.model or DEFAULT_NAME)
+    if options.model is None and not path.exists():
+        raise UsageError(
+            f"./{DEFAULT_NAME}: no such file; name a policy, or write one with `kvplan check --init MODEL --gpu NAME`"
+        )
+    with output.report_files(options.report or [], "--report", SUFFIXES) as reports:
+        result = checked(
+            path, today=today_of(options), offline=options.offline, quiet=options.quiet, update=options.update_baseline
+        )
+        for report in reports:
+            report.save(rendered(report.format, result))
+        show(result, options)
+    if not options.quiet:
+        for warning in result.warnings:
+            output.tell("warning", warning)
+    return result.exit_code(options.strict)
+
+
+def refuse_plan_options(options: CheckOptions) -> None:
+    """What a plan is made from stands in the policy; given beside it, it would be ignored."""
+    names = [field.name for field in fields(WorkloadOptions) if field.name not in (*ENVIRONMENT, "model")]
+    for name in (*names, "output", "force", "from_pid"):
+        if getattr(options, name):
+            flag = {"max_model_len": "--ctx"}.get(name, "--" + name.replace("_", "-"))
+            raise UsageError(f"{flag}: goes with --init only; say it in the policy's target instead")
+
+
+def today_of(options: CheckOptions) -> datetime.date:
+    if options.today is None:
+        return datetime.datetime.now(datetime.UTC).date()
+    try:
+        if len(options.today) == 10:
+            return datetime.date.fromisoformat(options.today)
+    except ValueError:
+        pass
+    raise UsageError(f"--today: is no day ({printable(options.today, 40)!r}); write one like 2027-01-31")
+
+
+def checked(
+    path: Path,
+    *,
+    today: datetime.date | None = None,
+    offline: bool = False,
+    quiet: bool = False,
+    update: bool = False,
+) -> CheckResult:
+    """The policy in a file, judged. Raises InvalidInputError for a fault in it, with its line.
+
+    update  the policy's baseline file is written anew, and the rules are judged against that
+    """
+    policy = policy_file.read(path)
+    loads: Loads = {}
+    cases = [planned(target, policy, offline=offline, quiet=quiet, loads=loads) for target in policy.targets]
+    evidence = None
+    if policy.measured is not None:
+        evidence = evidence_of(policy, cases)
+    against = Against(
+        today=today or datetime.datetime.now(datetime.UTC).date(),
+        baseline={case.target.id: judge.figures(case.plan) for case in cases} if update else read_baseline(policy),
+        evidence=evidence,
+        preemption_rate=preemption_rate,
+    )
+    result = judge.judge(policy, cases, against)
+    if update:
+        write_baseline(policy, result)
+    return result
+
+
+def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
+    from kvplan.cli.check_evidence import read_evidence
+
+    assert policy.measured is not None
+    return read_evidence(policy.measured, cases)
+
+
+def preemption_rate(plan: Plan, workload: Workload) -> float | str:
+    """The share of a workload's requests that are preempted; a text says why it cannot be told."""
+    from kvplan.simulate.preempted import preempted_share
+    from kvplan.simulate.source import Source, from_profile, from_trace
+
+    source: Source
+    if workload.trace is not None:
+        from kvplan import trace
+
+        source = from_trace(trace.read(workload.trace), None)
+    elif workload.profile is not None:
+        from kvplan.profiles import profile
+
+        source = from_profile(profile(workload.profile), SIMULATED_REQUESTS, seed=0, shared_prefix=None)
+    else:
+        return "the workload names neither a profile nor a trace"
+    rate = workload.rate_per_s or source.rate
+    if rate is None:
+        return f"{source.name} has no rate; give the workload one"
+    return preempted_share(plan, source, rate)
+
+
+# --- targets -> plans -------------------------------------------------------------------------------------------------
+
+
+def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True, loads: Loads | None = None) -> Case:
+    """A target's plan. An error in it names the file, the line and the target; it is never a failed rule.
+
+    loads  what is said of lengths, as far as it was read for other targets
+    """
+    known = {} if loads is None else loads
+    try:
+        options = options_of(target, policy.folder, offline=offline)
+        asked = read(options, lambda context, spec: load_at(options, context, spec, known))
+        request = asked.requests[0]
+        found = plan(replace(request, load=replace(request.load, lengths=None)))
+    except KvplanError as error:
+        raise located(error, target) from error
+    if not quiet:
+        say(target, asked)
+    return Case(target, found, request.load.lengths)
+
+
+def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: Loads) -> Load:
+    """As asked.load_of, each distribution read once: targets often share one."""
+    key = (*(getattr(options, name) for name in LENGTH_KEYS), context, spec.max_model_len)
+    if key not in loads:
+        loads[key] = load_of(options, context, spec)
+    return loads[key]
+
+
+def located(error: KvplanError, target: Target) -> KvplanError:
+    """The same error with its place in the policy."""
+    text = f"{place_of(str(error), target)}: target {target.id}: {error}"
+    return EnvironmentProblem(text) if isinstance(error, EnvironmentProblem) else InvalidInputError(text)
+
+
+def place_of(message: str, target: Target) -> Mark:
+    """Where the key stands that an error is about, by the name that its message begins with."""
+    subject = message.split(maxsplit=1)[0].rstrip(":") if message.strip() else ""
+    key = subject.lstrip("-").replace("-", "_")
+    key = {"ctx": "max_model_len", "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}.get(key, key)
+    if target.command is not None and key not in target.own and key in ("from_command", *ENGINE_KEYS):
+        return target.command.mark
+    return target.place(key)
+
+
+def options_of(target: Target, folder: Path, *, offline: bool) -> EstimateOptions:
+    """A target as the options of `kvplan estimate`: what it says itself, then its command, then the defaults."""
+    nodes = dict(target.own)
+    stated = keys_of_command(target)
+    nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
+    given: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
+    if target.command is not None:
+        given["from_command"] = target.command.text
+        model = read_command(target.command.text).model
+        if "model" not in given and model is not None and model.startswith("."):
+            given["model"] = path_in(folder, model)
+    if "model" not in given and target.command is None:
+        raise UsageError("model: is missing; name one, or paste the command: `command: vllm serve ...`")
+    if "gpu" not in given and "gpu_memory" not in given:
+        raise UsageError("gpu: is missing; name one of `kvplan gpus`")
+    return EstimateOptions(**given, offline=offline)
+
+
+def keys_of_command(target: Target) -> set[str]:
+    """The engine keys that a target's command states: they win over the policy's defaults."""
+    if target.command is None:
+        return set()
+    command = read_command(target.command.text)
+    others = {
+        "model": command.model, "revision": command.revision, "draft_model": command.draft_model,
+        "engine": command.engine,
+    }  # fmt: skip
+    return {*command.args, *(key for key, value in others.items() if value is not None)}
+
+
+def value_of(key: str, node: Node, folder: Path) -> Any:
+    """A key's value as the option of its name wants it; policy_file has refused what is not of its kind."""
+    match node:
+        case Items():
+            return [item.text for item in node.values if isinstance(item, Scalar)]
+        case Scalar() if key in SWITCH_KEYS:
+            return node.text == "true"
+        case Scalar() if key in ("gpu", "max_model_len", "engine_arg"):
+            return [node.text]
+        case Scalar() if key in ("model", "draft_model"):
+            return path_in(folder, node.text) if is_path_in(folder, node.text) else node.text
+        case Scalar() if key == "calibration" or (key == "lengths" and is_path_in(folder, node.text)):
+            return path_in(folder, node.text)
+        case _:
+            assert isinstance(node, Scalar)
+            return node.text
+
+
+def path_in(folder: Path, text: str) -> str:
+    """A path as the policy means it, with its leading ./ kept: it tells a path from a name of the catalog."""
+    return text if str(folder) == "." else os.path.join(folder, text)  # noqa: PTH118 -- a Path drops the ./
+
+
+def is_path_in(folder: Path, text: str) -> bool:
+    """Whether a name is meant as a path: it looks like one, or there is such a file beside the policy."""
+    from kvplan import catalog
+
+    if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
+        return True
+    try:
+        return catalog.find(text) is None and (folder / text).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def say(target: Target, asked: Asked) -> None:
+    """Warnings of a target, and where its command reads a number otherwise than kvplan's own keys would."""
+    for text in dict.fromkeys(asked.warnings):
+        output.tell("warning", f"target {target.id}: {text}")
+    for text in dict.fromkeys(asked.notes):
+        if text.startswith("--from-command") and "as vLLM reads it" in text:
+            output.tell("note", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
+
+
+# --- baseline ---------------------------------------------------------------------------------------------------------
+
+
+def read_baseline(policy: Policy) -> Mapping[str, Figures] | None:
+    """The baseline's figures by target; None where there is no such file (yet)."""
+    if policy.baseline is None or not policy.baseline.path.exists():
+        return None
+    try:
+        return figures_by_target(load_json(policy.baseline.path), printable(str(policy.baseline.path), 200))
+    except KvplanError as error:
+        raise type(error)(f"{policy.baseline.mark}: baseline: {error}") from error
+
+
+def write_baseline(policy: Policy, result: CheckResult) -> None:
+    if policy.baseline is None:
+        raise UsageError(
+            f"--update-baseline: {policy.path} names no baseline; add baseline: {{file: .kvplan/baseline.json}}"
+        )
+    path = policy.baseline.path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = printable(str(path.parent), 200)
+        raise EnvironmentProblem(
+            f"--update-baseline: {where}: cannot be made ({error.strerror}); name another file"
+        ) from error
+    with output.report_files([str(path)], "--update-baseline", {path.suffix.lower(): "json"}) as (file,):
+        file.save(rendered("json", result))
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def rendered(format: str, result: CheckResult) -> str:
+    """The answer as text in a machine format."""
+    match format:
+        case "json":
+            return as_json(check_document(result))
+        case "markdown":
+            from kvplan.report.policy_text import markdown
+
+            return markdown(result)
+        case "junit":
+            from kvplan.report.junit import junit_xml
+
+            return junit_xml(result)
+        case "sarif":
+            from kvplan.report.sarif import sarif
+
+            return as_json(sarif(result))
+        case "github":
+            from kvplan.report.github import github_lines
+
+            return "".join(f"{text}\n" for text in github_lines(result))
+    raise AssertionError(format)
+
+
+def as_json(document: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def show(result: CheckResult, options: CheckOptions) -> None:
+    if options.format == "table":
+        with output.standard_output():
+            write(table_lines(result), output.console(options.color))
+        return
+    output.write(rendered(options.format, result))
+    if options.format == "github":
+        append_summary(result)
+
+
+def append_summary(result: CheckResult) -> None:
+    """The full table to the summary of the step, where GitHub runs this; a failure to write it is no failed check."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if path:
+        from kvplan.report import github
+
+        problem = github.append_summary(path, github.step_summary(result))
+        if problem is not None:
+            output.tell("warning", problem)
+
+
+STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+WORDS = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
+
+
+def table_lines(result: CheckResult) -> list[Line]:
+    width = max((len(finding.rule) for finding in result.findings), default=0)
+    lines = [styled for target in result.targets for styled in target_lines(target, width)]
+    return [*lines, counts_line(result)]
+
+
+def target_lines(target: TargetResult, width: int) -> list[Line]:
+    heading: Line = ((target.target, "bold"), (f"  {target.title}", ""))
+    return [heading, *(finding_line(finding, width) for finding in target.findings), line()]
+
+
+def finding_line(finding: Finding, width: int) -> Line:
+    waiver = None if finding.waiver is None else f"waived: {printable(finding.waiver, 400)}"
+    said = "; ".join(part for part in (finding.message, waiver, finding.fix) if part is not None)
+    return (
+        (f"  {finding.outcome}", STYLES[finding.outcome]),
+        (f"  {finding.code} {finding.rule:<{width}}  ", ""),
+        (said, ""),
+    )
+
+
+def counts_line(result: CheckResult) -> Line:
+    told = [f"{result.count(outcome)} {WORDS[outcome]}" for outcome in OUTCOMES if result.count(outcome)]
+    style = next((STYLES[it] for it in ("fail", "warn", "skip", "pass") if result.count(it)), "")
+    return line(f"{result.path}: {', '.join(told)}", style)

@@ -1,0 +1,127 @@
+"""A measured run, as the rules about it want it: its error, its age, and which targets it is evidence for."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvplan import catalog
+from kvplan.errors import InvalidInputError, KvplanError
+from kvplan.files import load_json, printable, shown
+from kvplan.judge import Case, Evidence
+from kvplan.plan import Plan
+from kvplan.policy_file import Measured
+from kvplan.reconcile import RECONCILIATION, reconcile, spec_of
+from kvplan.rundir import MANIFEST, Run, load_run
+from kvplan.spec import ModelSpec
+
+
+def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:
+    """What a run directory, its run.json or a reconciliation says; InvalidInputError for a file that is none."""
+    try:
+        return _read(measured, cases)
+    except KvplanError as error:
+        raise type(error)(f"{measured.mark}: measured: {error}") from error
+
+
+def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
+    path = measured.path
+    if not path.exists():
+        return Evidence(problem=f"{printable(measured.text, 200)} does not exist; measure with kvplan profile")
+    if path.is_dir() or path.name == MANIFEST:
+        return of_run(load_run(path if path.is_dir() else path.parent), cases)
+    document = load_json(path)
+    if document.get("schema") != RECONCILIATION:
+        raise InvalidInputError(f"{shown(path)}: is neither a run nor a reconciliation; name one")
+    return of_reconciliation(document, path, cases)
+
+
+def of_run(run: Run, cases: Sequence[Case]) -> Evidence:
+    evidence = facts(run, cases)
+    if run.manifest.get("memory") is None:
+        return replace(evidence, problem=f"the run ended before its memory was measured ({_cause(run)})")
+    environment = run.manifest.get("environment")
+    if isinstance(environment, dict) and environment.get("is_wsl"):
+        return replace(evidence, no_error="under WSL the driver does not say what a process holds")
+    worst, error = reconcile(run).worst()
+    return replace(evidence, error=error, worst=worst)
+
+
+def _cause(run: Run) -> str:
+    return printable(str(run.cause), 200)
+
+
+def of_reconciliation(document: Mapping[str, Any], path: Path, cases: Sequence[Case]) -> Evidence:
+    """The error that the document states; when and where it was measured, the run.json beside it knows."""
+    worst, error = stated_error(document, path)
+    beside = path.parent
+    if not (beside / MANIFEST).exists():
+        return Evidence(
+            subject=f"{printable(str(document.get('model')), 80)} on {printable(str(document.get('device')), 80)}",
+            problem=f"no {MANIFEST} lies beside {printable(path.name, 80)} to say when and on what it was measured",
+        )
+    return replace(facts(load_run(beside), cases), error=error, worst=worst)
+
+
+def stated_error(document: Mapping[str, Any], path: Path) -> tuple[str, float]:
+    """The largest relative error of a predicted row, and of the total."""
+    rows = document.get("rows")
+    total = document.get("total")
+    if not isinstance(rows, list) or not isinstance(total, dict) or not all(isinstance(row, dict) for row in rows):
+        raise InvalidInputError(f"{shown(path)}: has no rows; the file is damaged")
+    errors = {}
+    for row in (*rows, total):
+        name, relative = row.get("component"), row.get("relative")
+        if not isinstance(name, str) or not (relative is None or _is_number(relative)):
+            raise InvalidInputError(f"{shown(path)}: a row has no component or error; the file is damaged")
+        if relative is not None and name != "unattributed":
+            errors[printable(name, 80)] = abs(float(relative))
+    if not errors:
+        raise InvalidInputError(f"{shown(path)}: no row was predicted; reconcile again")
+    worst = max(errors, key=lambda name: errors[name])
+    return worst, errors[worst]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- when, and of what ------------------------------------------------------------------------------------------------
+
+
+def facts(run: Run, cases: Sequence[Case]) -> Evidence:
+    """When it ran and which targets it is evidence for."""
+    spec, device = spec_of(run), device_of(run)
+    matches = [case.target.id for case in cases if is_of(case.plan, spec, device)]
+    return Evidence(
+        subject=f"{printable(spec.name, 80)} on {printable(device, 80)}",
+        started=started(run),
+        matches=frozenset(matches),
+    )
+
+
+def device_of(run: Run) -> str:
+    environment = run.manifest.get("environment")
+    name = environment.get("gpu") if isinstance(environment, dict) else None
+    return str(name) if run.manifest.get("device") == "cuda" and name else str(run.manifest.get("device"))
+
+
+def is_of(plan: Plan, spec: ModelSpec, device: str) -> bool:
+    """Whether a run of this model on this device speaks for a plan."""
+    return device.lower() == plan.request.gpu.device_name.lower() and is_same_model(plan.request.spec, spec)
+
+
+def is_same_model(one: ModelSpec, other: ModelSpec) -> bool:
+    """By name in the catalog, else by every fact."""
+    known = catalog.find(one.name)
+    if known is not None and known == catalog.find(other.name):
+        return True
+    return replace(one, name="", source="", notes=()) == replace(other, name="", source="", notes=())
+
+
+def started(run: Run) -> datetime.date | None:
+    try:
+        return datetime.datetime.fromisoformat(str(run.manifest.get("started_utc"))).date()
+    except ValueError:
+        return None

@@ -1,0 +1,83 @@
+"""`kvplan check --init`: a policy written for a model and flags, a pasted command, or a running server."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from kvplan import policy_init
+from kvplan.cli import output
+from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
+from kvplan.command import ServeCommand, read_command
+from kvplan.errors import KvplanError, UsageError
+from kvplan.files import printable
+from kvplan.plan import Request, plan
+from kvplan.policy_init import Stated, from_folder, quoted
+
+JUDGING = ("strict", "today", "update_baseline", "report")  # options that mean nothing while a policy is written
+
+
+def init(options: CheckOptions) -> int:
+    """Write the policy and return 0; a file that exists is kept, unless --force."""
+    for name in JUDGING:
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')}: judges a policy, and --init writes one; leave one out")
+    if options.gpu is None and options.gpu_memory is None:
+        raise UsageError("--gpu: is missing; name the GPU that the policy is for (`kvplan gpus`)")
+    target = options.output or DEFAULT_NAME
+    if Path(target).exists() and not options.force:
+        raise UsageError(f"{printable(target, 400)}: exists; name another file with -o, or replace it with --force")
+    options = with_command(options)
+    with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}) as (file,):
+        asked = read(options, lambda context, spec: load_of(options, context, spec))
+        say(asked, quiet=options.quiet)
+        file.save(text_of(asked, options, Path(target).parent))
+    again = "" if target == DEFAULT_NAME else f" {shlex.quote(target)}"
+    output.write(f"{printable(target, 400)}: written; `kvplan check{printable(again, 400)}` judges it")
+    return 0
+
+
+def with_command(options: CheckOptions) -> CheckOptions:
+    """--from-pid as --from-command."""
+    if options.from_pid is None:
+        return options
+    if options.from_command is not None:
+        raise UsageError("--from-pid and --from-command: say the same; leave one out")
+    words = policy_init.command_of(options.from_pid)
+    try:
+        read_command(shlex.join(words))
+    except KvplanError as error:
+        where = f"--from-pid {options.from_pid}"
+        if " has no server in it" in str(error):  # whatever it is, its words may hold secrets
+            raise UsageError(f"{where}: is no vLLM server; name the process of `vllm serve`") from None
+        raise type(error)(str(error).replace("--from-command", where)) from None
+    return replace(options, from_command=shlex.join(words), from_pid=None)
+
+
+def text_of(asked: Asked, options: CheckOptions, folder: Path) -> str:
+    command = None if options.from_command is None else read_command(options.from_command)
+    plans = [(plan(request), stated(request, options, command, folder)) for request in asked.requests]
+    return policy_init.policy_text(plans, "kvplan check --init")
+
+
+def stated(request: Request, options: CheckOptions, command: ServeCommand | None, folder: Path) -> Stated:
+    """What a target names as text: model, GPU, and what was typed beside the engine's arguments.
+
+    A pasted command is resolved, not copied: it may hold keys and tokens.
+    """
+    model = options.model or (command.model if command else None)
+    revision = options.revision or (command.revision if command and options.model is None else None)
+    draft = options.draft_model or (command.draft_model if command else None)
+    typed = {
+        "model": None if model is None else from_folder(model, folder),
+        "revision": revision,
+        "gpu": None if options.gpu is None else request.gpu.name,
+        "gpu_memory": options.gpu_memory,
+        "weights_bytes": options.weights_bytes,
+        "calibration": None if options.calibration is None else from_folder(options.calibration, folder),
+        "draft_model": None if draft is None else from_folder(draft, folder),
+    }
+    found = {key: quoted(value) for key, value in typed.items() if value is not None}
+    if options.assume_dense:
+        found["assume_dense"] = "true"
+    return Stated({**found, **policy_init.lengths_stated(options, folder)})

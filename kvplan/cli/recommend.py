@@ -1,0 +1,166 @@
+"""`kvplan recommend`: users -> the GPUs and flags that hold them; or what given GPUs need to."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from kvplan import prices as price_file
+from kvplan.artifact import Document, dumps
+from kvplan.cli import output
+from kvplan.cli.asked import COMMON_GPUS, Asked, Context, load_of, read, say
+from kvplan.cli.options import WorkloadOptions, engine_pairs, given
+from kvplan.cli.output import report_files
+from kvplan.cli.sweep_options import RecommendOptions
+from kvplan.command import read_command
+from kvplan.errors import UsageError
+from kvplan.gpu import gpu
+from kvplan.plan import Load, Request, check_load
+from kvplan.prices import Prices
+from kvplan.recommend import MOST_USERS, Question, fit, recommend, with_args
+from kvplan.report import recommend_text as text
+from kvplan.spec import ModelSpec
+from kvplan.units import parse_count
+
+PLACEMENTS = 10
+# What a search decides, or what would make every GPU hold the same.
+SOUGHT = {
+    "data_parallel_size": "the number of replicas is what is sought",
+    "kv_cache_memory_bytes": "the size of the pool is what is sought",
+    "num_gpu_blocks_override": "the size of the pool is what is sought",
+}
+
+
+def recommend_command(options: RecommendOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where nothing holds the users."""
+    with report_files(options.report or []) as reports:
+        limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
+        doc = answered(options)
+        for report in reports:
+            report.save(render(report.format, doc, limit))
+        if options.format == "table":
+            show(doc, limit, options.color)
+        else:
+            output.write(render(options.format, doc, limit))
+    return int(options.exit_code and not text.holds(doc))
+
+
+def show(doc: Document, limit: int, color: str) -> None:
+    from kvplan.report.lines import write
+
+    with output.standard_output():
+        write(text.table_lines(doc, limit), output.console(color))
+
+
+def render(format: str, doc: Document, limit: int) -> str:
+    match format:
+        case "json":
+            return dumps(doc) + "\n"
+        case "csv":
+            return text.rows_csv(doc)
+        case _:
+            return text.markdown(doc, limit)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def answered(options: RecommendOptions) -> Document:
+    if options.users is None:
+        raise UsageError("--users: is missing; say how many are to be held at once, for example --users 200")
+    users = parse_count(options.users, "--users", MOST_USERS)
+    is_fixed = options.gpu is not None or options.gpu_memory is not None
+    check_together(options, is_fixed=is_fixed)
+    prices = None if options.prices is None else price_file.read(Path(options.prices))
+    stated = stated_by(options)
+    question = Question(
+        users=users,
+        stated=stated,
+        fp8_kv=options.fp8,
+        fp8_weights=options.fp8_weights,
+        end="likely" if options.optimistic else "low",
+        prices=prices.per_hour if prices else None,
+    )
+    asked = requests_of(options, prices, is_fixed=is_fixed)
+    say(asked, quiet=options.quiet)
+    source = prices.source if prices else None
+    first = asked.requests[0]
+    if not is_fixed:
+        found = recommend(question, asked.requests)
+        if not found.placements and all(one.refused for one in found.failures):
+            raise UsageError(found.failures[0].reason)  # on none of the GPUs it can be
+        return text.document(question, first, source, found, None)
+    request, replicas = given_gpus(options, first, stated)
+    return text.document(question, request, source, None, fit(question, request, replicas))
+
+
+def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
+    if is_fixed and options.gpus is not None:
+        raise UsageError("--gpu and --gpus: one asks what a GPU needs, the other which to take; leave one out")
+    if is_fixed and len(",".join(options.gpu or []).split(",")) > 1:
+        raise UsageError("--gpu: is one GPU here; --gpus chooses among several")
+    if options.num_gpus is not None and not is_fixed:
+        raise UsageError("--num-gpus: is a number of one kind of GPU; name it with --gpu")
+    if is_fixed and options.prices is not None:
+        raise UsageError("--prices: rank several GPUs; leave it out, or say --gpus in place of --gpu")
+
+
+def stated_by(options: RecommendOptions) -> frozenset[str]:
+    """Engine arguments that the user gave, wherever; those that make no sense here are refused."""
+    command = read_command(options.from_command) if options.from_command is not None else None
+    found = given(options).keys() | engine_pairs(options).keys() | (command.args.keys() if command else set())
+    for name, why in SOUGHT.items():
+        if name in found:
+            raise UsageError(f"--{name.replace('_', '-')}: {why}; leave it out")
+    return frozenset(found)
+
+
+def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Asked:
+    """One request for each GPU to choose from, or for the one given, whose lengths are not yet cut at its context."""
+    values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
+    if not is_fixed:
+        values["gpu"] = gpu_names(options, prices)
+    plain = WorkloadOptions(**values)
+
+    def load(context: Context, spec: ModelSpec) -> Load:
+        return load_of(plain, spec.context_limit if is_fixed else context, spec)
+
+    asked = read(plain, load)
+    contexts = {request.args.max_model_len for request in asked.requests}
+    if len(contexts) > 1 or "auto" in contexts:
+        raise UsageError("--ctx: users are held at one context; write one number, for example --ctx 16k")
+    context = asked.requests[0].args.max_model_len
+    if context is None:
+        context = asked.requests[0].spec.max_model_len
+    assert isinstance(context, int)
+    asked.requests = [with_args(request, max_model_len=context) for request in asked.requests]
+    check_load(asked.requests[0], context)
+    return asked
+
+
+def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
+    """The GPUs to choose from: those named, else those with a price, else the common ones."""
+    if options.gpus is None:
+        return list(prices.per_hour) if prices else list(COMMON_GPUS)
+    names = [name.strip() for said in options.gpus for name in said.split(",")]
+    if "" in names:
+        raise UsageError("--gpus: holds an empty name; write one, or several by comma: a100-80g,h200")
+    found = list(dict.fromkeys(gpu(name).name for name in names))
+    without = [name for name in found if prices and name not in prices.per_hour]
+    if prices and without:
+        raise UsageError(f"--gpus: {prices.source} has no price for {', '.join(without)}; add one, or leave it out")
+    return found
+
+
+def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[str]) -> tuple[Request, int]:
+    """(the request of one server, how many servers the GPUs make): --num-gpus over --tp x --pp, all in one without."""
+    args = request.args
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    if options.num_gpus is None:
+        return request, 1
+    count = parse_count(options.num_gpus, "--num-gpus", 1024)
+    if "tensor_parallel_size" not in stated:
+        if count % args.pipeline_parallel_size:
+            raise UsageError(f"--num-gpus {count}: is no multiple of --pp {args.pipeline_parallel_size}; change one")
+        return with_args(request, tensor_parallel_size=count // args.pipeline_parallel_size), 1
+    if count % ranks:
+        raise UsageError(f"--num-gpus {count}: is no multiple of --tp x --pp, {ranks}; change one")
+    return request, count // ranks

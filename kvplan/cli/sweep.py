@@ -1,0 +1,296 @@
+"""`kvplan sweep`: lists of values -> every combination, streamed to wherever it is asked for."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from kvplan import prices as price_file
+from kvplan.cli import output
+from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
+from kvplan.cli.output import ReportFile, report_files
+from kvplan.cli.sweep_options import SweepOptions
+from kvplan.command import read_argument
+from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.files import printable
+from kvplan.plan import Request
+from kvplan.prices import Prices
+from kvplan.report import sweep_text as text
+from kvplan.rules.vllm import parse_engine
+from kvplan.sweep import Curves, Front, Grid, Row, all_rows, check_size, unusable
+from kvplan.units import parse_count, parse_tokens
+
+# Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL are lists beside them.
+LISTS = (
+    "tensor_parallel_size", "pipeline_parallel_size", "quantization", "dtype", "kv_cache_dtype",
+    "gpu_memory_utilization", "max_num_seqs", "block_size",
+)  # fmt: skip
+SHORT_FLAGS = {"tensor_parallel_size": "--tp", "pipeline_parallel_size": "--pp"}
+ROWS = 40
+MOST_JOBS = 256
+PROGRESS_S = 10.0
+SPOOL_BYTES = 1 << 26
+FIGURES = {".png": "png", ".svg": "svg"}
+
+
+def sweep(options: SweepOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where no combination fits."""
+    with ExitStack() as stack:
+        reports = stack.enter_context(report_files(options.report or []))
+        pictures = stack.enter_context(report_files([options.figure] if options.figure else [], "--figure", FIGURES))
+        limit = parse_count(options.limit, "--limit") if options.limit is not None else ROWS
+        jobs = parse_count(options.jobs, "--jobs", MOST_JOBS) if options.jobs is not None else None
+        if pictures:
+            require_drawing()
+        asked, grid, prices = grid_of(options)
+        if options.sort == "users-per-dollar" and prices is None:
+            raise UsageError("--sort users-per-dollar: needs to know what GPUs cost; add --prices FILE")
+        say(asked, quiet=options.quiet)
+        refuse_unusable(grid)
+        run = Run(options, grid, prices, limit, [Sink(report.format, report) for report in reports])
+        run.take(progress(all_rows(grid, jobs), grid.count, quiet=options.quiet))
+        run.finish()
+        for picture in pictures:
+            picture.save(drawn(run.curves, picture.format))
+    return int(options.exit_code and not run.tally.fitting)
+
+
+def require_drawing() -> None:
+    if find_spec("matplotlib") is None:
+        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install 'kvplan[report]'")
+
+
+def drawn(curves: Curves, format: str) -> bytes:
+    from kvplan.report import sweep_figures
+
+    return sweep_figures.picture(curves, format)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
+    """The combinations, with what reading the options gave to say."""
+    arguments = arguments_of(options)
+    lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
+    cleared: dict[str, Any] = dict.fromkeys(arguments)
+    cleared |= {name: None for name, values in lists.items() if len(values) > 1}
+    requests: list[Request] = []
+    asked = Asked([], 0)
+    shape = (0, 0, 0)
+    models: list[str | None] = [*dict.fromkeys(options.model or [])]
+    for model in models or [None]:
+        one = workload_options(options, model=model, **cleared)
+        found = read(one, lambda context, spec, one=one: load_of(one, context, spec))  # type: ignore[misc] # bound now
+        contexts = len(found.requests) // found.num_gpus
+        # read() nests GPUs in contexts; a grid nests contexts in GPUs
+        requests += [found.requests[c * found.num_gpus + g] for g in range(found.num_gpus) for c in range(contexts)]
+        shape = (shape[0] + 1, found.num_gpus, contexts)
+        asked.notes += found.notes
+        asked.hints += found.hints
+        asked.warnings += found.warnings
+    asked.requests = requests
+    means = tuple(parse_tokens(text, "--mean-tokens") for text in lists["mean_tokens"])
+    if len(means) > 1 and (options.prompt_tokens is not None or options.output_tokens is not None):
+        raise UsageError("--mean-tokens: says the same as --prompt-tokens and --output-tokens; leave one out")
+    releases = tuple(dict.fromkeys(parse_engine(text) for text in lists["engine"]))
+    prices = prices_of(options.prices, {request.gpu.name for request in requests}, asked)
+    grid = Grid(
+        tuple(requests),
+        shape,
+        releases if len(releases) > 1 else (),
+        tuple(dict.fromkeys(means)) if len(means) > 1 else (),
+        arguments,
+        prices.per_hour if prices else {},
+    )
+    check_size(grid.count)
+    return asked, grid, prices
+
+
+def workload_options(options: WorkloadOptions, **changes: Any) -> WorkloadOptions:
+    """The options of one plan, some changed."""
+    values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
+    return WorkloadOptions(**(values | changes))
+
+
+def arguments_of(options: SweepOptions) -> dict[str, tuple[Any, ...]]:
+    """Engine arguments that are given, each with its values; what --engine-arg says of them must be the same."""
+    found: dict[str, tuple[Any, ...]] = {}
+    pairs = engine_pairs(options)
+    for name in LISTS:
+        said: str | None = getattr(options, name)
+        if said is None:
+            continue
+        flag = SHORT_FLAGS.get(name, flag_of(name))
+        values = tuple(
+            None if name == "quantization" and part == "none" else read_argument(name, part, flag)
+            for part in parts(said, flag)
+        )
+        found[name] = tuple(dict.fromkeys(values))
+        if name in pairs and found[name] != (pairs[name],):
+            refuse_two(name, pairs[name], said)
+    return found
+
+
+def parts(said: str | None, flag: str) -> list[str]:
+    """The values of a list, each once."""
+    found = [] if said is None else [part.strip() for part in said.split(",")]
+    if "" in found:
+        raise UsageError(f"{flag}: holds an empty value ({printable(str(said), 60)!r}); write one, or several by comma")
+    return list(dict.fromkeys(found))
+
+
+def prices_of(path: str | None, gpus: set[str], asked: Asked) -> Prices | None:
+    """The prices file, where it has one of these GPUs at least; those without one are named."""
+    if path is None:
+        return None
+    prices = price_file.read(Path(path))
+    without = sorted(gpus - prices.per_hour.keys())
+    if len(without) == len(gpus):
+        raise UsageError(f"--prices {prices.source}: has none of {', '.join(without)}; add a line for each")
+    if without:
+        asked.notes.append(f"--prices {prices.source}: has no price for {', '.join(without)}")
+    return prices
+
+
+def refuse_unusable(grid: Grid) -> None:
+    """A value that no combination can use is a slip of the pen, not a row."""
+    reasons = unusable(grid)
+    if reasons:
+        raise UsageError(reasons[0])
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def progress(chunks: Iterable[list[Row]], total: int, *, quiet: bool) -> Iterator[list[Row]]:
+    """The same, with a line every ten seconds."""
+    done, last = 0, time.monotonic()
+    for rows in chunks:
+        yield rows
+        done += len(rows)
+        if not quiet and done < total and time.monotonic() - last > PROGRESS_S:
+            output.tell("note", f"{done:,} of {total:,} combinations")
+            last = time.monotonic()
+
+
+class Sink:
+    """Where the answer goes in one format: standard output, or a report, which is kept aside until it is whole."""
+
+    def __init__(self, format: str, report: ReportFile | None = None) -> None:
+        self.format, self.report = format, report
+        self.is_open, self.has_rows = True, False
+        self.spool: IO[bytes] | None = None
+        if report is not None:
+            self.spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 -- closed once the report is whole
+
+    @property
+    def streams(self) -> bool:
+        return self.format in ("json", "csv")
+
+    def put(self, part: str) -> None:
+        if self.spool is not None:
+            try:
+                self.spool.write(part.encode())
+            except OSError as error:
+                raise EnvironmentProblem(
+                    f"a temporary file: cannot be written ({error.strerror}); check the disk of {tempfile.gettempdir()}"
+                ) from error
+        elif self.is_open:
+            self.is_open = False
+            with output.standard_output():  # leaves without an error where the reader has closed the pipe
+                sys.stdout.write(part)
+                sys.stdout.flush()
+                self.is_open = True
+
+    def rows(self, rows: list[Row]) -> None:
+        if self.format == "csv":
+            self.put(text.csv_rows(rows))
+        elif self.format == "json":
+            self.put(text.json_rows(rows, first=not self.has_rows))
+        self.has_rows = self.has_rows or bool(rows)
+
+    def close(self) -> None:
+        if self.report is not None and self.spool is not None:
+            self.spool.seek(0)
+            self.report.save(self.spool)
+            self.spool.close()
+
+
+@dataclass
+class Run:
+    """One pass over all rows: what is streamed, counted and kept of them."""
+
+    options: SweepOptions
+    grid: Grid
+    prices: Prices | None
+    limit: int
+    reports: list[Sink]
+
+    def __post_init__(self) -> None:
+        self.tally, self.front, self.curves = text.Tally(), Front(), Curves()
+        models = list(dict.fromkeys(request.spec.name for request in self.grid.requests))
+        self.best = text.Best(self.limit, text.key_of(self.options.sort, models))
+        self.sinks = [*self.reports, Sink(self.options.format)]
+
+    def take(self, chunks: Iterator[list[Row]]) -> None:
+        """Every row, once; an early end where nobody listens any more."""
+        self._head()
+        number = 0
+        for rows in chunks:
+            self.tally.add(rows)
+            for i, row in enumerate(rows):
+                if self.options.figure:
+                    self.curves.offer(row)
+                if self.options.pareto:
+                    self.front.offer(number + i, row)
+            number += len(rows)
+            if not self.options.pareto:
+                self._give(rows)
+            if not any(sink.is_open for sink in self.sinks):
+                break
+        if self.options.pareto:
+            self._give([self.grid.row(number) for number in self.front.numbers])
+
+    def _head(self) -> None:
+        for sink in self.sinks:
+            if sink.format == "csv":
+                sink.put(text.csv_head())
+            elif sink.format == "json":
+                sink.put(text.json_head(self.prices.source if self.prices else None, pareto=self.options.pareto))
+
+    def _give(self, rows: list[Row]) -> None:
+        if not all(sink.streams for sink in self.sinks):
+            self.best.add(rows)
+        for sink in self.sinks:
+            sink.rows(rows)
+
+    def finish(self) -> None:
+        """What comes after the rows; reports take their places."""
+        shown = len(self.best.rows)
+        possible = self.tally.fitting + self.tally.short
+        if self.options.pareto:
+            possible = len(self.front.numbers)
+        left_out, pareto = possible - shown, self.options.pareto
+        around = (self.grid, self.best.rows, self.tally)
+        for sink in self.sinks:
+            match sink.format:
+                case "json":
+                    sink.put(text.json_tail(self.tally))
+                case "markdown":
+                    sink.put(text.markdown(*around, left_out=left_out, pareto=pareto))
+                case "table":
+                    self._print(text.table_lines(*around, left_out=left_out, pareto=pareto))
+            sink.close()
+
+    def _print(self, lines: list[Any]) -> None:
+        from kvplan.report.lines import write
+
+        with output.standard_output():
+            write(lines, output.console(self.options.color))

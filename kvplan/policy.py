@@ -1,0 +1,180 @@
+"""What `kvplan check` says: rules of targets, judged; and that as versioned JSON (kvplan/check@1).
+
+The policy file itself is read by kvplan.policy_file, and judged by kvplan.judge. Sizes are integer bytes per GPU rank.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from kvplan.errors import InvalidInputError
+from kvplan.files import printable
+
+CHECK: Final = "kvplan/check@1"
+
+Outcome = Literal["pass", "warn", "fail", "skip"]
+OUTCOMES: Final[tuple[Outcome, ...]] = ("pass", "warn", "fail", "skip")
+
+# Rule -> (its code, what it promises). A code never changes its meaning: other tools keep them.
+RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "fits": ("KVP001", "The server starts: one request of full length fits beside the weights."),
+        "min_headroom": ("KVP002", "At least so much of the GPU's memory is planned for nothing."),
+        "min_concurrency": ("KVP003", "At least so many requests of full length fit at once, by the server's figure."),
+        "min_users": ("KVP004", "At least so many requests of the workload's mean or p99 length run at once."),
+        "min_kv_tokens": ("KVP005", "The KV cache holds at least so many tokens."),
+        "max_weights": ("KVP006", "The weights of one rank take at most so many bytes."),
+        "max_kv_bytes_per_token": ("KVP007", "One more token takes at most so many bytes of KV on one rank."),
+        "max_lora_bytes": ("KVP008", "The adapter slots of one rank take at most so many bytes."),
+        "max_preemption_rate": ("KVP009", "At most such a share of the workload's requests is preempted."),
+        "max_prediction_error": ("KVP010", "What was measured differs from what was predicted by at most this share."),
+        "max_age": ("KVP011", "The measurement is at most so old."),
+        "baseline.weights": ("KVP101", "The weights have grown by at most this share since the baseline."),
+        "baseline.kv_bytes_per_token": ("KVP102", "KV per token has grown by at most this share since the baseline."),
+        "baseline.lora": ("KVP103", "The adapter slots have grown by at most this share since the baseline."),
+        "baseline.kv_cache": ("KVP104", "The KV cache has shrunk by at most this share since the baseline."),
+        "baseline.kv_tokens": (
+            "KVP105",
+            "The tokens it holds have dropped by at most this share since the baseline.",
+        ),
+        "baseline.concurrency": ("KVP106", "Concurrency has dropped by at most this share since the baseline."),
+        "baseline.headroom": ("KVP107", "The memory left over has shrunk by at most this share since the baseline."),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One rule of one target, judged.
+
+    code     of the rule, from RULES: "KVP003"
+    message  one line without code and target: what is, what must be, by how much
+    fix      what would satisfy the rule, with the value that it gives; None: not failed
+    line     of the rule in the policy file, from 1; the target's where the rule has no line of its own
+    limit, actual   numbers in `unit`; bytes are integers; None: not known
+    waiver   the reason and the last day, where a waiver turned a failure into a warning
+    """
+
+    code: str
+    rule: str
+    target: str
+    outcome: Outcome
+    message: str
+    fix: str | None
+    line: int
+    column: int
+    limit: int | float | bool | None
+    actual: int | float | bool | None
+    unit: str
+    waiver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a target's plan says, for deltas: bytes of one rank, tokens, and the server's own concurrency."""
+
+    fits: bool
+    weights: int
+    kv_cache: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+    concurrency: float
+    headroom: int
+    lora: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetResult:
+    """A target with all its rules judged.
+
+    title     "llama-3.1-8b on a100-80g, tp 1, 32,768 tokens"
+    figures   None: no plan belongs to it
+    baseline  the same of the baseline file, where it has this target
+    """
+
+    target: str
+    line: int
+    title: str
+    findings: tuple[Finding, ...]
+    figures: Figures | None
+    baseline: Figures | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """A policy, judged. `warnings` are about the file itself: an expired waiver, nothing judged at all."""
+
+    path: str
+    targets: tuple[TargetResult, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding, in the order of the file."""
+        return tuple(finding for target in self.targets for finding in target.findings)
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(finding.outcome == outcome for finding in self.findings)
+
+    def exit_code(self, strict: bool) -> Literal[0, 1]:
+        """1 where a rule failed; strict: also where one warns or could not be judged."""
+        refused = ("fail", "warn", "skip") if strict else ("fail",)
+        return 1 if any(finding.outcome in refused for finding in self.findings) else 0
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def check_document(result: CheckResult) -> dict[str, Any]:
+    """A judged policy as JSON values (kvplan/check@1)."""
+    return {
+        "schema": CHECK,
+        "policy": result.path,
+        "counts": {outcome: result.count(outcome) for outcome in OUTCOMES},
+        "targets": [_target(target) for target in result.targets],
+        "warnings": list(result.warnings),
+    }
+
+
+def _target(result: TargetResult) -> dict[str, Any]:
+    return {
+        "id": result.target,
+        "line": result.line,
+        "title": result.title,
+        "figures": None if result.figures is None else dict(_values(result.figures)),
+        "baseline": None if result.baseline is None else dict(_values(result.baseline)),
+        "findings": [{name: value for name, value in _values(it) if name != "target"} for it in result.findings],
+    }
+
+
+def _values(record: Finding | Figures) -> Iterator[tuple[str, Any]]:
+    return ((field.name, getattr(record, field.name)) for field in fields(record))
+
+
+def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figures]:
+    """The figures of each target in a check document, as a baseline has them; InvalidInputError where it is none."""
+    targets = document.get("targets")
+    if document.get("schema") != CHECK or not isinstance(targets, list):
+        raise InvalidInputError(f"{where}: is no baseline ({CHECK}); kvplan check --update-baseline writes one")
+    found: dict[str, Figures] = {}
+    seen: set[str] = set()
+    for target in targets:
+        if not isinstance(target, dict) or not isinstance(target.get("id"), str) or target["id"] in seen:
+            raise InvalidInputError(f"{where}: a target has no id of its own; the file is damaged")
+        seen.add(target["id"])
+        values = target.get("figures")
+        if values is not None:
+            found[target["id"]] = _figures(values, f"{where}: target {printable(target['id'], 80)}")
+    return found
+
+
+def _figures(values: object, where: str) -> Figures:
+    if not isinstance(values, dict):
+        raise InvalidInputError(f"{where}: figures are no object; the file is damaged")
+    kinds = {"fits": bool, "concurrency": int | float}
+    for field in fields(Figures):
+        value, kind = values.get(field.name), kinds.get(field.name, int)
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            raise InvalidInputError(f"{where}: {field.name} is missing or no number; the file is damaged")
+    return Figures(**{field.name: values[field.name] for field in fields(Figures)})

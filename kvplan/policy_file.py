@@ -1,0 +1,515 @@
+"""kvplan.policy.yaml read: targets, rules, baseline, evidence, severities, waivers; every fault with its line.
+
+Engine keys stay text here: whoever plans reads them as the command line does. A path in a policy is relative to the
+policy file's folder.
+"""
+
+import datetime
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from kvplan import strict_yaml
+from kvplan.command import ARGUMENTS, read_argument, stated_bytes
+from kvplan.errors import UsageError
+from kvplan.files import printable, shown
+from kvplan.policy import RULES
+from kvplan.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
+from kvplan.units import parse_count, parse_fraction, parse_size, parse_tokens
+
+Severity = Literal["warn", "fail"]
+Limit = int | float | bool
+
+MAX_TARGETS: Final = 500
+EVIDENCE_ID: Final = "measured"  # what findings about the measurement itself are filed under
+
+LENGTH_KEYS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
+SWITCH_KEYS: Final = (*(name for name, how in ARGUMENTS.items() if how.kind == "flag"), "enable_lora", "assume_dense")
+# What a target may say of its server: the options of `kvplan estimate` by their long names.
+ENGINE_KEYS: Final = (
+    "model", "revision", "assume_dense", "gpu", "gpu_memory", "engine", "engine_arg", "weights_bytes", "calibration",
+    "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
+)  # fmt: skip
+TARGET_KEYS: Final = ("id", "command", *ENGINE_KEYS, "workload", "rules", "severity")
+DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")
+TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers")
+WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", *LENGTH_KEYS)
+TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name != "max_age")
+GROWTH: Final = ("weights", "kv_bytes_per_token", "lora")
+DROP: Final = ("kv_cache", "kv_tokens", "concurrency", "headroom")
+
+# Keys that people write for others.
+HINTS: Final[Mapping[str, str]] = {
+    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
+    "ep": "enable_expert_parallel", "dcp": "decode_context_parallel_size", "ctx": "max_model_len",
+    "context": "max_model_len", "batch": "max_num_seqs", "name": "id", "from_command": "command",
+    "max_lora": "max_lora_bytes", "headroom": "min_headroom", "concurrency": "min_concurrency",
+    "max_error": "max_prediction_error", "max_weight": "max_weights", "users": "min_users",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule as stated: its limit in its own unit, and as it was written.
+
+    is_share  the limit is a share of something, not a number of its unit
+    key       of the figure it is about, where a rule has several: "mean", "p99"
+    """
+
+    name: str
+    limit: Limit
+    text: str
+    mark: Mark
+    is_share: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a target serves.
+
+    profile, trace   where requests come from: one of them, or neither
+    rate_per_s       requests per second; None: as the profile or trace has it
+    tpot_s           seconds per output token that are promised; None: nothing is
+    """
+
+    profile: str | None
+    trace: Path | None
+    rate_per_s: float | None
+    tpot_s: float | None
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that is checked. `own` and `defaults` are its engine keys: what it says itself, and what all say."""
+
+    id: str
+    mark: Mark
+    own: Mapping[str, Node]
+    defaults: Mapping[str, Node]
+    command: Scalar | None
+    workload: Workload | None
+    rules: tuple[Rule, ...]
+    severity: Mapping[str, Severity]
+
+    def place(self, key: str) -> Mark:
+        """Where an engine key is stated, else the target's own place."""
+        node = self.own.get(key) or self.defaults.get(key)
+        return node.mark if node is not None else self.mark
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The figures to hold against: a file that an earlier check wrote; `rules` are named "baseline.weights"."""
+
+    path: Path
+    text: str
+    rules: tuple[Rule, ...]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run, or its reconciliation, whose error and age are judged; None: not limited."""
+
+    path: Path
+    text: str
+    max_error: Rule | None
+    max_age: Rule | None  # in days
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Waiver:
+    """A failure that is accepted through the day `expires`; `target` and `rule` may hold `*`."""
+
+    target: str
+    rule: str
+    reason: str
+    expires: datetime.date
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    path: str
+    folder: Path
+    targets: tuple[Target, ...]
+    baseline: Baseline | None
+    measured: Measured | None
+    severity: Mapping[str, Severity]
+    waivers: tuple[Waiver, ...]
+
+
+def read(path: Path) -> Policy:
+    """The policy in a file; InvalidInputError names file, line and column of a fault."""
+    return policy_of(strict_yaml.read(path), path)
+
+
+def policy_of(top: Table, path: Path) -> Policy:
+    folder = path.parent
+    strict_yaml.table(top, "policy", TOP_KEYS, HINTS)
+    _check_version(top)
+    defaults = _Defaults.of(top.values.get("defaults"), folder)
+    nodes = strict_yaml.items(_needed(top, "targets", "policy"), "targets")
+    if not nodes:
+        raise wrong(top.values["targets"].mark, "targets: is empty; write at least one, or `kvplan check --init`")
+    if len(nodes) > MAX_TARGETS:
+        raise wrong(nodes[MAX_TARGETS].mark, f"targets: more than {MAX_TARGETS:,}; split the file")
+    targets = tuple(_target(node, defaults, folder) for node in nodes)
+    _refuse_twins(targets)
+    baseline, measured = (top.values.get(name) for name in ("baseline", "measured"))
+    return Policy(
+        path=shown(path),
+        folder=folder,
+        targets=targets,
+        baseline=None if baseline is None else _baseline(baseline, folder),
+        measured=None if measured is None else _measured(measured, folder),
+        severity=_severity(top.values.get("severity")),
+        waivers=_waivers(top.values.get("waivers")),
+    )
+
+
+def _check_version(top: Table) -> None:
+    version = strict_yaml.scalar(_needed(top, "version", "policy"), "version")
+    if version.text != "1":
+        raise wrong(version.mark, f"version: is {printable(version.text, 20)!r}, and kvplan knows 1; write version: 1")
+
+
+def _needed(table: Table, key: str, what: str) -> Node:
+    if key not in table.values:
+        raise wrong(table.mark, f"{what}: has no {key}; {EXAMPLES.get(key, f'write {key}: ...')}")
+    return table.values[key]
+
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "version": "write version: 1",
+    "targets": "write one, or let `kvplan check --init MODEL --gpu NAME` do so",
+    "id": "write one, for example id: chat-prod",
+    "file": "name one, for example file: .kvplan/baseline.json",
+    "expires": "write the last day it holds: expires: 2027-01-31",
+    "reason": "say why, for whoever reads the report",
+    "rule": "write TARGET/RULE, for example rule: chat-prod/min_headroom",
+}
+
+
+def _refuse_twins(targets: tuple[Target, ...]) -> None:
+    seen: dict[str, Mark] = {}
+    for target in targets:
+        if target.id in seen:
+            raise wrong(target.mark, f"target {target.id}: is the id of line {seen[target.id].line} too; rename one")
+        seen[target.id] = target.mark
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    engine: Mapping[str, Node] = field(default_factory=dict)
+    workload: Workload | None = None
+    rules: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of(cls, node: Node | None, folder: Path) -> "_Defaults":
+        if node is None:
+            return cls()
+        table = strict_yaml.table(node, "defaults", DEFAULT_KEYS, HINTS)
+        engine, workload = _engine(table, "defaults", folder)
+        return cls(engine, workload, _rules(table.values.get("rules"), "defaults"))
+
+
+def _target(node: Node, defaults: _Defaults, folder: Path) -> Target:
+    table = strict_yaml.table(node, "target", TARGET_KEYS, HINTS)
+    target_id = _target_id(_needed(table, "id", "target"))
+    what = f"target {target_id}"
+    engine, workload = _engine(table, what, folder)
+    own = _rules(table.values.get("rules"), what)
+    said = {rule.name for rule in own}
+    command = table.values.get("command")
+    return Target(
+        id=target_id,
+        mark=table.keys["id"],
+        own=engine,
+        defaults=defaults.engine,
+        command=None if command is None else strict_yaml.scalar(command, f"{what}: command"),
+        workload=workload or defaults.workload,
+        rules=(*own, *(rule for rule in defaults.rules if rule.name not in said)),
+        severity=_severity(table.values.get("severity")),
+    )
+
+
+def _target_id(node: Node) -> str:
+    text = strict_yaml.text(node, "id")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", text):
+        raise wrong(node.mark, f"id: is no name ({printable(text, 60)!r}); use letters, digits, dot, dash, underscore")
+    if text == EVIDENCE_ID:
+        raise wrong(node.mark, f"id: {EVIDENCE_ID!r} is what the measurement is filed under; choose another")
+    return text
+
+
+def _engine(table: Table, what: str, folder: Path) -> tuple[dict[str, Node], Workload | None]:
+    """(engine keys as written, workload); lengths of the workload count as the target's own."""
+    found = {key: node for key, node in table.values.items() if key in ENGINE_KEYS}
+    workload = None
+    if "workload" in table.values:
+        inner = strict_yaml.table(table.values["workload"], f"{what}: workload", WORKLOAD_KEYS, HINTS)
+        for key in LENGTH_KEYS:
+            if key in inner.values and key in found:
+                raise wrong(inner.keys[key], f"{what}: {key} is stated twice; keep one of them")
+            if key in inner.values:
+                found[key] = inner.values[key]
+        workload = _workload(inner, what, folder)
+    for key, node in found.items():
+        check_engine_value(key, node, what)
+    return found, workload
+
+
+def check_engine_value(key: str, node: Node, what: str) -> None:
+    """Refuse what the key's own reader refuses, where it stands in the file."""
+    name = f"{what}: {key}"
+    if key == "engine_arg":
+        for item in node.values if isinstance(node, Items) else (node,):
+            strict_yaml.text(item, name)
+        return
+    if key in SWITCH_KEYS:
+        strict_yaml.switch(node, name)
+        return
+    if isinstance(node, Items):
+        raise wrong(node.mark, f"{name}: is a list; a target has one, write a target for each")
+    text = strict_yaml.text(node, name)
+    if key in ("gpu", "max_model_len") and "," in text:
+        raise wrong(node.mark, f"{name}: is several ({printable(text, 60)!r}); write a target for each")
+    if key in ARGUMENTS:
+        with at(node.mark):
+            read_argument(key, text, name)
+
+
+def _workload(table: Table, what: str, folder: Path) -> Workload:
+    def value(key: str, reading: Callable[[str, str], Any]) -> Any:
+        node = table.values.get(key)
+        if node is None:
+            return None
+        with at(node.mark):
+            return reading(strict_yaml.text(node, f"{what}: {key}"), f"{what}: {key}")
+
+    if "profile" in table.values and "trace" in table.values:
+        raise wrong(table.keys["trace"], f"{what}: workload: names a profile and a trace; keep one of them")
+    return Workload(
+        profile=value("profile", lambda text, _: text),
+        trace=value("trace", lambda text, _: beside(folder, text)),
+        rate_per_s=value("rate", _rate),
+        tpot_s=value("tpot", _seconds),
+        mark=table.mark,
+    )
+
+
+def beside(folder: Path, text: str) -> Path:
+    """A path as a policy means it: relative to the policy's own folder."""
+    return Path(os.path.join(folder, text))  # noqa: PTH118 -- keeps the ./ that tells a path from a catalog name
+
+
+def _rate(text: str, option: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
+    rate = 0.0 if found is None else float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
+    if not rate:
+        raise UsageError(f"{option}: is no rate of requests ({printable(text, 40)!r}); write 5.5/s, 90/min or 2000/h")
+    return rate
+
+
+def _seconds(text: str, option: str) -> float:
+    from kvplan.units import parse_duration
+
+    return parse_duration(text, option)
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def _rules(node: Node | None, what: str) -> tuple[Rule, ...]:
+    if node is None:
+        return ()
+    table = strict_yaml.table(node, f"{what}: rules", TARGET_RULES, HINTS)
+    return tuple(rule for name in table.values for rule in _rule(name, table, what))
+
+
+def _rule(name: str, table: Table, what: str) -> list[Rule]:
+    node, mark = table.values[name], table.keys[name]
+    option = f"{what}: {name}"
+    if name == "min_users" and isinstance(node, Table):
+        inner = strict_yaml.table(node, option, ("mean", "p99"))
+        if not inner.values:
+            raise wrong(node.mark, f"{option}: is empty; write {{mean: 200, p99: 20}}, or one number")
+        return [_limited(name, inner.values[key], inner.keys[key], f"{option}.{key}", key) for key in inner.values]
+    return [_limited(name, node, mark, option, "mean" if name == "min_users" else "")]
+
+
+def _limited(name: str, node: Node, mark: Mark, option: str, key: str = "") -> Rule:
+    value = strict_yaml.scalar(node, option)
+    with at(value.mark):
+        limit = LIMITS[name](value.text, option)
+    is_share = isinstance(limit, Share)
+    return Rule(name, limit.value if isinstance(limit, Share) else limit, value.text, mark, is_share, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    value: float
+
+
+def _true(text: str, option: str) -> bool:
+    if text != "true":
+        raise UsageError(f"{option}: is {printable(text, 40)!r}; write true, or leave the rule out")
+    return True
+
+
+def _number(text: str, option: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text) or not float(text):
+        raise UsageError(f"{option}: is no number above 0 ({printable(text, 40)!r}); write 12 or 12.5")
+    return float(text)
+
+
+def share(text: str, option: str) -> Share:
+    """A percentage from 0 on, or a share from 0 to 1, rounded once: "5%" is exactly 0.05."""
+    percent = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,6}))?%", text)
+    if percent:
+        whole, decimals = percent.groups(default="")
+        return Share(int(whole + decimals) / int("100" + "0" * len(decimals)))
+    if re.fullmatch(r"0|0\.0{1,6}", text):
+        return Share(0.0)
+    if not re.fullmatch(r"[01]|[01]\.[0-9]{1,6}", text):
+        raise UsageError(f"{option}: is no share ({printable(text, 40)!r}); write a percentage such as 5%")
+    return Share(parse_fraction(text, option))
+
+
+def _at_most_whole(text: str, option: str) -> Share:
+    found = share(text, option)
+    if found.value > 1:
+        raise UsageError(f"{option}: is more than the whole ({printable(text, 40)}); write at most 100%")
+    return found
+
+
+def _stated(text: str, option: str) -> int:
+    return stated_bytes(parse_size(text, option), option)
+
+
+def _headroom(text: str, option: str) -> int | Share:
+    if text.endswith("%"):
+        return _at_most_whole(text, option)
+    return _stated(text, option)
+
+
+def _days(text: str, option: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,5})(d|w)", text)
+    if found is None:
+        raise UsageError(f"{option}: is no age ({printable(text, 40)!r}); write days or weeks: 30d, 2w")
+    return int(found[1]) * (7 if found[2] == "w" else 1)
+
+
+LIMITS: Final[Mapping[str, Callable[[str, str], Limit | Share]]] = {
+    "fits": _true,
+    "min_headroom": _headroom,
+    "min_concurrency": _number,
+    "min_users": parse_count,
+    "min_kv_tokens": parse_tokens,
+    "max_weights": _stated,
+    "max_kv_bytes_per_token": parse_size,
+    "max_lora_bytes": _stated,
+    "max_preemption_rate": _at_most_whole,
+    "max_prediction_error": share,
+    "max_age": _days,
+    **{f"baseline.{figure}": share for figure in GROWTH},
+    **{f"baseline.{figure}": _at_most_whole for figure in DROP},
+}
+
+
+# --- baseline, evidence, severities, waivers --------------------------------------------------------------------------
+
+
+def _baseline(node: Node, folder: Path) -> Baseline:
+    table = strict_yaml.table(node, "baseline", ("file", "max_growth", "max_drop"))
+    text = strict_yaml.text(_needed(table, "file", "baseline"), "baseline: file")
+    rules: list[Rule] = []
+    for key, figures in (("max_growth", GROWTH), ("max_drop", DROP)):
+        if key not in table.values:
+            continue
+        inner = strict_yaml.table(table.values[key], f"baseline: {key}")
+        for figure in inner.values:
+            if figure not in figures:
+                other = "max_drop" if key == "max_growth" else "max_growth"
+                moved = f"it goes under {other}" if figure in (*GROWTH, *DROP) else _near(figure, figures)
+                shown_figure = printable(figure, 60)
+                raise wrong(inner.keys[figure], f"baseline: {key}: has no figure {shown_figure!r}; {moved}")
+            option = f"baseline: {key}: {figure}"
+            rules.append(_limited(f"baseline.{figure}", inner.values[figure], inner.keys[figure], option))
+    return Baseline(beside(folder, _path(text, table)), text, tuple(rules), table.keys["file"])
+
+
+def _near(name: str, known: tuple[str, ...]) -> str:
+    return strict_yaml.nearest(name, known, HINTS)
+
+
+def _path(text: str, table: Table) -> str:
+    if not text or "\0" in text:
+        raise wrong(table.values["file"].mark, "file: names no file; write a path")
+    return text
+
+
+def _measured(node: Node, folder: Path) -> Measured:
+    table = strict_yaml.table(node, "measured", ("file", "max_error", "max_age"))
+    text = strict_yaml.text(_needed(table, "file", "measured"), "measured: file")
+
+    def rule(key: str, name: str) -> Rule | None:
+        if key not in table.values:
+            return None
+        return _limited(name, table.values[key], table.keys[key], f"measured: {key}")
+
+    return Measured(
+        beside(folder, _path(text, table)),
+        text,
+        rule("max_error", "max_prediction_error"),
+        rule("max_age", "max_age"),
+        table.keys["file"],
+    )
+
+
+def _severity(node: Node | None) -> dict[str, Severity]:
+    if node is None:
+        return {}
+    table = strict_yaml.table(node, "severity", tuple(RULES), HINTS)
+    found: dict[str, Severity] = {}
+    for name, inner in table.values.items():
+        match strict_yaml.text(inner, f"severity: {name}"):
+            case "warn":
+                found[name] = "warn"
+            case "fail":
+                found[name] = "fail"
+            case other:
+                what = f"severity: {name}: is {printable(other, 40)!r}; write warn or fail"
+                raise wrong(inner.mark, what)
+    return found
+
+
+def _waivers(node: Node | None) -> tuple[Waiver, ...]:
+    if node is None:
+        return ()
+    return tuple(_waiver(item) for item in strict_yaml.items(node, "waivers"))
+
+
+def _waiver(node: Node) -> Waiver:
+    table = strict_yaml.table(node, "waiver", ("rule", "reason", "expires"))
+    pattern = strict_yaml.scalar(_needed(table, "rule", "waiver"), "waiver: rule")
+    target, slash, rule = pattern.text.partition("/")
+    if not slash or not target or not rule:
+        raise wrong(pattern.mark, f"waiver: rule is {printable(pattern.text, 60)!r}; write TARGET/RULE")
+    if "*" not in rule and rule not in RULES:
+        raise wrong(pattern.mark, f"waiver: there is no rule {printable(rule, 60)!r}; {_near(rule, tuple(RULES))}")
+    reason = strict_yaml.text(_needed(table, "reason", "waiver"), "waiver: reason")
+    if not reason.strip():
+        raise wrong(table.values["reason"].mark, "waiver: reason is empty; say why")
+    expires = strict_yaml.date(_needed(table, "expires", "waiver"), "waiver: expires")
+    return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark)

@@ -1,0 +1,207 @@
+"""A policy for plans as they are today: commented YAML whose rules leave a stated slack below today's figures."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.files import printable
+from kvplan.judge import kv_tokens, title
+from kvplan.plan import Plan
+from kvplan.policy_file import LENGTH_KEYS
+from kvplan.rules.vllm import EngineArgs
+from kvplan.strict_yaml import ODD
+from kvplan.units import GIB, format_gib, format_size
+
+KEPT: Final = 90  # percent of today's figure that a floor asks for
+GROWTH: Final = 2  # percent above today's figure that a ceiling allows
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the user said that a plan does not carry as text: keys of a target -> values, as a policy writes them."""
+
+    values: Mapping[str, str]
+
+
+def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
+    """The policy for plans that fit. `origin`: what wrote it, for its first line."""
+    for plan, _ in plans:
+        if not plan.fits:
+            short = format_gib(plan.deficit)
+            raise UsageError(
+                f"--init: {title(plan)}: does not fit, {short} short on each GPU; kvplan estimate says what would"
+            )
+    parts = [HEAD.format(origin=printable(origin, 400), kept=KEPT, growth=GROWTH)]
+    parts += [
+        "\n".join(target_lines(plan, stated, name)) for (plan, stated), name in zip(plans, ids(plans), strict=True)
+    ]
+    return "\n\n".join([*parts, TAIL])
+
+
+HEAD: Final = """\
+# What these deployments promise; `kvplan check` holds them to it. Written by: {origin}
+# A floor (min_...) is {kept} % of today's figure, a ceiling (max_...) {growth} % above it: set them to what you need.
+version: 1
+
+targets:"""
+
+TAIL: Final = """\
+# Uncomment what you need.
+#
+# baseline: # figures that `kvplan check --update-baseline` writes, and how far from them a change may go
+#   file: .kvplan/baseline.json
+#   max_growth: {weights: 1%, kv_bytes_per_token: 0%}
+#   max_drop: {kv_tokens: 5%}
+# measured: # a run of `kvplan profile`, or what `kvplan reconcile --format json` says of it
+#   file: runs/latest
+#   max_error: 5%
+#   max_age: 30d
+# severity: {min_headroom: warn} # warn instead of fail
+# waivers: # a failure that is accepted, through the day it expires
+#   - {rule: TARGET/min_headroom, reason: "why, and who removes it", expires: 2027-01-31}
+"""
+
+
+def ids(plans: Sequence[tuple[Plan, Stated]]) -> list[str]:
+    """A name for each target: the model's, with GPU and context where that tells them apart."""
+    short = [slug(plan.request.spec.name) for plan, _ in plans]
+    if len(plans) == 1:
+        return short
+    return [
+        slug(f"{name}-{plan.request.gpu.name}-{plan.capacity.max_model_len}")
+        for name, (plan, _) in zip(short, plans, strict=True)
+    ]
+
+
+def slug(name: str) -> str:
+    path = Path(name)
+    base = path.parent.name if path.name == "config.json" else path.name
+    kept = re.sub(r"[^a-z0-9.-]+", "-", base.lower()).strip("-.")[:80]
+    return "server" if not kept or kept == "measured" else kept
+
+
+def target_lines(plan: Plan, stated: Stated, name: str) -> Iterator[str]:
+    yield f"  - id: {quoted(name)} # {title(plan)}"
+    for key, value in {**stated.values, **engine_values(plan)}.items():
+        yield f"    {key}: {value}"
+    yield "    rules:"
+    for text, comment in rules(plan):
+        yield f"      {text:<38} # {comment}"
+
+
+def engine_values(plan: Plan) -> dict[str, str]:
+    """The engine arguments that were given, as plain integers; the context always, as the model's own may change."""
+    args, found = plan.request.args, {"engine": plan.request.release.label}
+    found["max_model_len"] = "auto" if args.max_model_len == "auto" else str(plan.capacity.max_model_len)
+    usual = EngineArgs()
+    for field in fields(EngineArgs):
+        value = getattr(args, field.name)
+        if value != getattr(usual, field.name) and field.name not in found:
+            found[field.name] = value_text(field.name, value)
+    return found
+
+
+def value_text(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if name == "kv_offloading_size":
+        assert isinstance(value, int)
+        return f"{value // GIB}GiB" if value % GIB == 0 else f"{value}B"
+    if isinstance(value, float):
+        return f"{value:.9f}".rstrip("0")
+    return quoted(str(value))
+
+
+def quoted(text: str) -> str:
+    """A value as YAML reads it back: bare where nobody could take it for something else."""
+    bare = re.fullmatch(r"[A-Za-z0-9./][A-Za-z0-9._/@=+,-]*(?::[A-Za-z0-9._/@=+,-]+)*", text)
+    odd = any(pattern.fullmatch(text) for pattern, _, _ in ODD) or re.fullmatch(r"[0-9]{4}-.*|[-+.0-9].*:.*", text)
+    return text if bare and not odd else json.dumps(text, ensure_ascii=True)
+
+
+def rules(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(rule, comment with today's figure) of everything that can be said about any plan."""
+    memory, concurrency = plan.memory, plan.concurrency
+    yield "fits: true", f"{format_gib(memory.unused)} of the GPU are left"
+    if memory.unused * 1000 * KEPT // 100 // memory.total > 0:
+        share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
+        yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"
+    floor = int(concurrency.max * KEPT) / 100
+    if floor > 0:
+        context = f"{plan.capacity.max_model_len:,}"
+        yield f"min_concurrency: {floor:.2f}", f"today {concurrency.max:.2f} requests of {context} tokens at once"
+    if users := users_today(plan):
+        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {users:,} requests of the mean length at once"
+    yield f"min_kv_tokens: {max(1, kv_tokens(plan) * KEPT // 100)}", f"today {kv_tokens(plan):,}"
+    yield f"max_weights: {ceiling(memory.weights)}", f"today {format_gib(memory.weights)} on each GPU"
+    if plan.bytes_per_token:
+        token = plan.bytes_per_token
+        yield f"max_kv_bytes_per_token: {token}", f"{format_size(token)}, exact: only another model or flag changes it"
+    if memory.lora:
+        yield f"max_lora_bytes: {ceiling(memory.lora)}", f"today {format_gib(memory.lora)} on each GPU"
+
+
+def ceiling(num_bytes: int) -> str:
+    """A size with its slack, in whole MiB, rounded up."""
+    allowed = num_bytes * (100 + GROWTH)
+    return f"{-(-allowed // (100 << 20))}MiB"
+
+
+def users_today(plan: Plan) -> int | None:
+    """Requests of the mean length that run at once, where a mean is stated."""
+    users = plan.concurrency.mean_length_users
+    return None if users is None else min(users, plan.settings.max_num_seqs)
+
+
+# --- what the user said -----------------------------------------------------------------------------------------------
+
+
+def lengths_stated(options: object, folder: Path) -> dict[str, str]:
+    """The keys about lengths as typed; a file is named from the policy's folder."""
+    found = {}
+    for key in LENGTH_KEYS:
+        value = getattr(options, key)
+        if value is not None:
+            found[key] = quoted(from_folder(value, folder) if key == "lengths" else value)
+    return found
+
+
+def from_folder(text: str, folder: Path) -> str:
+    """A path as the policy must write it, relative to its folder; what names no file stays."""
+    try:
+        is_file = Path(text).exists()
+    except (OSError, ValueError):
+        is_file = False
+    if not is_file or Path(text).is_absolute():
+        return text
+    relative = os.path.relpath(text, folder)
+    return relative if relative.startswith(".") else f"./{relative}"
+
+
+def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
+    """The words that a process was started with. Source: proc(5), /proc/PID/cmdline."""
+    if not re.fullmatch(r"[0-9]{1,10}", pid):
+        raise UsageError(
+            f"--from-pid: is no process id ({printable(pid, 40)!r}); write a number, as `pgrep -f vllm` does"
+        )
+    if not proc.is_dir():
+        raise EnvironmentProblem("--from-pid: this system has no /proc; paste the command with --from-command")
+    try:
+        raw = (proc / pid / "cmdline").read_bytes()
+    except FileNotFoundError:
+        raise EnvironmentProblem(f"--from-pid {pid}: there is no such process; `pgrep -f vllm` lists them") from None
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"--from-pid {pid}: cannot be read ({error.strerror}); run as the server's user"
+        ) from None
+    words = [word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0")]
+    while words and not words[-1]:
+        words.pop()
+    if not words:
+        raise EnvironmentProblem(f"--from-pid {pid}: has no command line (a kernel thread, or it has ended)")
+    return words

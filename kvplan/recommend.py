@@ -1,0 +1,526 @@
+"""Which GPUs hold so many users, with which flags; and what one GPU needs to hold them.
+
+A placement is some servers side by side, each on tensor x pipeline GPUs. Its users are those at the low end of the
+plan's range, unless the likely figure is asked for. Every placement is a plan() with exactly the flags that it prints.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import fsum
+from typing import Any
+
+from kvplan.errors import KvplanError
+from kvplan.gpu import GpuSpec
+from kvplan.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
+from kvplan.plan import Load, Plan, Request, plan
+from kvplan.rules.vllm import has_states, is_mla
+from kvplan.spec import ChunkedAttention, FullAttention, SlidingWindow
+from kvplan.units import format_gib
+from kvplan.users import own_blocks
+from kvplan.workload import Lengths
+
+TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs
+MOST_UTILIZATION = 95  # hundredths, in the search; what is asked of one GPU goes to FULL
+FULL = 99
+FEWEST_SEQS = 8
+MOST_USERS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Who is to be held.
+
+    users      in all, each by the load's measure
+    stated     fields of EngineArgs that are given: they are kept, the others sought
+    fp8_kv     whether an fp8 KV cache may be proposed; fp8_weights: quantising while loading
+    end        of the range that must hold them
+    prices     dollars per hour of a GPU, by name; empty: unknown
+    """
+
+    users: int
+    stated: frozenset[str] = frozenset()
+    fp8_kv: bool = True
+    fp8_weights: bool = False
+    end: End = "low"
+    prices: "dict[str, float] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`replicas` servers that follow `plan` and hold the users together.
+
+    changes  what is less precise than the model or the user has it, for the reader; empty: nothing
+    """
+
+    plan: Plan
+    replicas: int
+    price_per_hour: float | None
+    changes: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> GpuSpec:
+        return self.plan.request.gpu
+
+    @property
+    def num_gpus(self) -> int:
+        return self.replicas * num_gpus(self.plan)
+
+    def users(self, end: End) -> int:
+        """Served at once by all replicas."""
+        return self.replicas * running_users(self.plan, end)
+
+    @property
+    def total_memory(self) -> int:
+        return self.num_gpus * self.gpu.total_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one server on so many of these GPUs holds nobody; `refused`: it cannot be, whatever the memory."""
+
+    gpu: str
+    num_gpus: int
+    reason: str
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The best placement of each GPU, and those of less precision that save a GPU: unchanged precision first, the
+    cheapest before others."""
+
+    placements: tuple[Placement, ...]
+    failures: tuple[Failure, ...]
+
+
+def recommend(question: Question, requests: Iterable[Request]) -> Recommendation:
+    """The cheapest placements on each request's GPU; the requests differ in nothing else."""
+    placements: list[Placement] = []
+    failures: list[Failure] = []
+    for request in requests:
+        here: list[Placement] = []
+        for changes, changed in precisions(question, request):
+            found, failed = placements_on(question, changed, changes)
+            best = min(found, key=rank, default=None)
+            if best is not None and is_worth_it(best, here):
+                here.append(replace(best, plan=with_load(best.plan, request.load)))
+            if not changes:
+                failures += failed
+        placements += here
+    return Recommendation(tuple(sorted(placements, key=rank)), tuple(failures))
+
+
+def is_worth_it(found: Placement, others: Iterable[Placement]) -> bool:
+    """Whether it saves a GPU over all that change no more than it does."""
+    return all(found.num_gpus < one.num_gpus for one in others if set(one.changes) <= set(found.changes))
+
+
+def with_load(found: Plan, load: Load) -> Plan:
+    """The same plan with the distribution of lengths that was left aside while searching."""
+    return found if load.lengths is None else plan(replace(found.request, load=load))
+
+
+def rank(placement: Placement) -> tuple[Any, ...]:
+    """What makes a placement better, the weightiest first; without a price the number of GPUs and their memory."""
+    args = placement.plan.request.args
+    price = placement.price_per_hour
+    return (
+        bool(placement.changes),
+        price if price is not None else 0.0,
+        placement.num_gpus,
+        placement.total_memory,
+        len(placement.changes),
+        args.gpu_memory_utilization or 0.0,
+        args.tensor_parallel_size,
+        placement.gpu.name,
+    )
+
+
+# --- what may be changed ----------------------------------------------------------------------------------------------
+
+
+def with_args(request: Request, **changes: Any) -> Request:
+    return replace(request, args=replace(request.args, **changes))
+
+
+def precisions(question: Question, request: Request) -> Iterator[tuple[tuple[str, ...], Request]]:
+    """The request as it is, and with whatever less precise formats are allowed and not stated."""
+    kv = question.fp8_kv and "kv_cache_dtype" not in question.stated
+    kv = kv and reads_fp8(request) and not is_fp8_already(request)
+    weights = question.fp8_weights and "quantization" not in question.stated and request.spec.quantization is None
+    yield (), request
+    if kv:
+        yield ("fp8 KV",), with_args(request, kv_cache_dtype="fp8")
+    if weights:
+        yield ("fp8 weights",), with_args(request, quantization="fp8")
+    if kv and weights:
+        yield ("fp8 KV", "fp8 weights"), with_args(request, kv_cache_dtype="fp8", quantization="fp8")
+
+
+FP8_KV_FROM = 89  # compute capability from which every backend reads an fp8 cache
+FLASHINFER_FROM = 80
+FLASHINFER_HEADS = (64, 128, 256)
+
+
+def reads_fp8(request: Request) -> bool:
+    """Whether a server on this GPU surely has an attention backend for an fp8 KV cache.
+
+    Triton needs compute capability 8.9 (vllm-project/vllm#45829); from 8.0 FlashInfer reads it (#24577), which has
+    neither MLA there nor attention sinks, as gpt-oss has.
+    """
+    spec, sm = request.spec, request.gpu.sm
+    if sm == 0 or sm >= FP8_KV_FROM:  # 0: AMD, or a GPU of which only the memory is stated
+        return True
+    plain = not is_mla(spec) and not spec.model_type.startswith("gpt_oss")
+    heads = {
+        cache.head_dim
+        for caches in spec.layers
+        for cache in caches
+        if isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention)
+    }
+    return sm >= FLASHINFER_FROM and plain and heads <= set(FLASHINFER_HEADS)
+
+
+def is_fp8_already(request: Request) -> bool:
+    """Whether an fp8 KV cache would be no smaller than the one in effect."""
+    found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    other = planned(with_args(request, max_num_seqs=FEWEST_SEQS, kv_cache_dtype="fp8"))
+    if isinstance(found, KvplanError) or isinstance(other, KvplanError):
+        return False
+    return other.bytes_per_request >= found.bytes_per_request
+
+
+def splits(question: Question, request: Request) -> Iterator[Request]:
+    """The tensor parallel sizes of one node, or the one stated."""
+    sizes = (request.args.tensor_parallel_size,) if "tensor_parallel_size" in question.stated else TP_SIZES
+    for tp in sizes:
+        yield with_args(request, tensor_parallel_size=tp)
+
+
+def placements_on(
+    question: Question, request: Request, changes: tuple[str, ...]
+) -> tuple[list[Placement], list[Failure]]:
+    """One placement for each tensor parallel size that holds a user; two pipeline stages only where none does."""
+    found: list[Placement] = []
+    failed: list[Failure] = []
+    for split in splits(question, request):
+        if not any(is_enough(one, split) for one in found):
+            _place(question, split, changes, found, failed)
+    if not found and "pipeline_parallel_size" not in question.stated and not all(one.refused for one in failed):
+        for split in splits(question, with_args(request, pipeline_parallel_size=2)):
+            if split.args.tensor_parallel_size == TP_SIZES[-1] or "tensor_parallel_size" in question.stated:
+                _place(question, split, changes, found, failed)
+    return found, failed
+
+
+def is_enough(found: Placement, split: Request) -> bool:
+    """Whether one server of a larger split has as many GPUs as all of what was found, which is then no worse."""
+    ranks = split.args.tensor_parallel_size * split.args.pipeline_parallel_size
+    return ranks >= found.num_gpus and found.plan.request.args.gpu_memory_utilization is None
+
+
+def _place(
+    question: Question, request: Request, changes: tuple[str, ...], found: list[Placement], failed: list[Failure]
+) -> None:
+    best = placement(question, request, changes)
+    if isinstance(best, Placement):
+        found.append(best)
+    else:
+        failed.append(best)
+
+
+# --- one placement ----------------------------------------------------------------------------------------------------
+
+
+def placement(question: Question, request: Request, changes: tuple[str, ...] = ()) -> Placement | Failure:
+    """The fewest servers of one kind that hold the users, at the default utilisation unless a higher one needs fewer;
+    or why there are none."""
+    usual = fewest(question, request)
+    raised = None
+    if "gpu_memory_utilization" not in question.stated:
+        raised = fewest_raised(question, request, usual)
+    best = raised or usual
+    if best is None:
+        return failure(question, request)
+    replicas, found = best
+    price = (question.prices or {}).get(request.gpu.name)
+    return Placement(found, replicas, None if price is None else price * replicas * num_gpus(found), changes)
+
+
+def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
+    """(the smallest number of replicas that hold the users, the plan of each); None where one holds nobody."""
+    users = question.users
+
+    def at(replicas: int) -> Plan | None:
+        return holding(question, request, -(-users // replicas))
+
+    alone = holding(question, request, 1)
+    if alone is None:
+        return None
+    # Fewer sequences leave the most room: no replica holds more than this one's pool.
+    fails, step = -(-users // bound(request, alone, question.end)) - 1, 1
+    while (holds := fails + step) < users:  # the answer is near: steps of 1, 2, 4 find where to look
+        found = at(holds)
+        if found is not None:
+            return least(fails, holds, at, found)
+        fails, step = holds, 2 * step
+    return least(fails, users, at, alone)
+
+
+def least(fails: int, holds: int, at: Callable[[int], Plan | None], found: Plan) -> tuple[int, Plan]:
+    """(the number nearest to `fails` at which there is a plan, that plan), between one that has none and one that has
+    `found`; `fails` may lie on either side."""
+    while abs(holds - fails) > 1:
+        middle = (fails + holds) // 2
+        better = at(middle)
+        if better is None:
+            fails = middle
+        else:
+            holds, found = middle, better
+    return holds, found
+
+
+def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] | None) -> tuple[int, Plan] | None:
+    """The same at the least utilisation above the default that needs fewer replicas; None where none does."""
+    default = round(100 * request.release.utilization)
+    top = top_utilization(request)
+    if top <= default or (usual is not None and usual[0] == 1):
+        return None
+    most = fewest(question, at_utilization(request, top))
+    if most is None or (usual is not None and most[0] >= usual[0]):
+        return None
+    replicas, found = most
+    share = -(-question.users // replicas)
+    _, lowest = least(default, top, lambda step: holding(question, at_utilization(request, step), share), found)
+    return replicas, lowest
+
+
+def at_utilization(request: Request, hundredths: int) -> Request:
+    return with_args(request, gpu_memory_utilization=hundredths / 100)
+
+
+def top_utilization(request: Request) -> int:
+    """The most, in hundredths, that a search goes to."""
+    return min(MOST_UTILIZATION, roomy_utilization(request))
+
+
+def roomy_utilization(request: Request) -> int:
+    """Hundredths that leave the CUDA context its room even when it is at its largest."""
+    found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    if isinstance(found, KvplanError):
+        return 0
+    total = request.gpu.total_memory_low
+    return 100 * (total - found.estimates["context"].high) // total
+
+
+# --- whether a plan holds so many -------------------------------------------------------------------------------------
+
+
+def seqs_for(users: int) -> int:
+    """--max-num-seqs for so many users: the next power of two, above 256 the next multiple of 128."""
+    if users > 256:
+        return -(-users // 128) * 128
+    return max(FEWEST_SEQS, 1 << (users - 1).bit_length())
+
+
+def holding(question: Question, request: Request, users: int) -> Plan | None:
+    """The plan of one server that starts and serves so many users at once, at the end of the range asked for.
+
+    Sequences take memory of their own: where the rounded number of them is too many, the exact one is taken.
+    """
+    if "max_num_seqs" in question.stated:
+        counts = [request.args.max_num_seqs]
+    else:
+        counts = list(dict.fromkeys((seqs_for(users), users)))
+    for seqs in counts:
+        found = planned(with_args(request, max_num_seqs=seqs))
+        if isinstance(found, Plan) and starts(found, question.end) and serves(question, request, found, users):
+            return found
+    return None
+
+
+def planned(request: Request) -> Plan | KvplanError:
+    """The plan without its distribution of lengths, which is costly, or why there is none."""
+    try:
+        return plan(replace(request, load=replace(request.load, lengths=None)))
+    except KvplanError as error:
+        return error
+
+
+def starts(found: Plan, end: End) -> bool:
+    """Whether one request of the full context fits, and with states and CUDA graphs every sequence has its block."""
+    blocks = blocks_at(found, end)
+    if not found.fits or blocks <= found.capacity.blocks_per_request:
+        return False
+    needs_blocks = has_states(found.request.spec) and not found.request.args.enforce_eager
+    return not needs_blocks or blocks >= found.settings.max_num_seqs
+
+
+def serves(question: Question, request: Request, found: Plan, users: int) -> bool:
+    if found.settings.max_num_seqs < users or bound(request, found, question.end) < users:
+        return False
+    own_load = replace(found, request=replace(found.request, load=request.load))
+    return pool_holds(own_load, question.end, users)
+
+
+def failure(question: Question, request: Request) -> Failure:
+    """Why one such server holds nobody."""
+    args = request.args
+    found = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
+    text = shortage(question, found) if isinstance(found, Plan) else str(found)
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    return Failure(request.gpu.name, ranks, text, refused=not isinstance(found, Plan))
+
+
+def bound(request: Request, found: Plan, end: End) -> int:
+    """At least as many users as the pool holds, at least one.
+
+    With lengths, without the cost of their distribution: where a sum exceeds the room with probability p at most, its
+    mean is at most room + p x its largest value.
+    """
+    load = request.load
+    if load.lengths is None:
+        return max(1, pool_users(found, end))
+    shared = found.pool.shared(min(load.shared_prefix, found.capacity.max_model_len))
+    blocks = [(own_blocks(found.pool.held, tokens, shared), share) for tokens, share in load.lengths.points]
+    each = fsum(count * share for count, share in blocks) - load.overflow * blocks[-1][0]
+    room = max(0, blocks_at(found, end) - 1 - shared)
+    return max(1, int(room / each * 1.000001)) if each > 0 else MOST_USERS
+
+
+def shortage(question: Question, found: Plan) -> str:
+    memory, each = found.memory, " of each GPU" if num_gpus(found) > 1 else ""
+    budget = f"the budget of {format_gib(memory.budget)}{each}"
+    if memory.weights > memory.budget:
+        return f"the weights alone, {format_gib(memory.weights)}, are more than {budget}"
+    if found.available <= 0:
+        return f"weights and overheads leave nothing of {budget}"
+    need = format_gib(found.bytes_per_request + found.capacity.bytes_per_block)
+    context = f"a request of {found.capacity.max_model_len:,} tokens needs {need} of KV cache"
+    if not found.fits:
+        return f"{context}, {format_gib(found.available)} is left{each}"
+    if not starts(found, question.end):
+        blocks = blocks_at(found, question.end)
+        left = format_gib(blocks * found.capacity.bytes_per_block)
+        if blocks <= found.capacity.blocks_per_request:
+            return f"{context}, and at the {question.end} end of the range {left} is left{each}"
+        return f"{found.settings.max_num_seqs} sequences need a state block each, the pool has {blocks}"
+    return f"the pool holds no user of this load beside {found.settings.max_num_seqs} sequences"
+
+
+# --- what one placement needs -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A setting with which the users are held, and the plan it gives; without one the most users that any holds."""
+
+    value: float | int | str | None
+    plan: Plan | None
+    most_users: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What `replicas` servers on given GPUs need to hold the users; None for what was stated.
+
+    asked         with the flags as they are
+    utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
+    context       the longest, a multiple of the block size
+    kv_dtypes     each with its answer
+    """
+
+    gpu: GpuSpec
+    num_gpus: int
+    replicas: int
+    asked: Answer
+    utilization: Answer | None
+    tight: bool
+    context: Answer
+    kv_dtypes: tuple[Answer, ...]
+
+
+def fit(question: Question, request: Request, replicas: int) -> Fit:
+    """The lowest utilisation, the longest context and the KV dtypes that hold the users on given GPUs.
+
+    The request's context is a number; its distribution of lengths, if any, is not yet cut at it.
+    """
+    share = -(-question.users // replicas)
+    context = request.args.max_model_len
+    assert isinstance(context, int)
+    here = at_context(request, context)
+    plan(replace(here, load=replace(here.load, lengths=None)))  # what cannot be is an error, not an answer
+    utilization = None if "gpu_memory_utilization" in question.stated else lowest_utilization(question, here, share)
+    dtypes: tuple[str, ...] = ("auto", "fp8") if question.fp8_kv and reads_fp8(here) else ("auto",)
+    if "kv_cache_dtype" in question.stated:
+        dtypes = (request.args.kv_cache_dtype,)
+    formats = [with_args(here, kv_cache_dtype=dtype) for dtype in dtypes]
+    roomy = roomy_utilization(here)
+    args = here.args
+    return Fit(
+        here.gpu,
+        replicas * args.tensor_parallel_size * args.pipeline_parallel_size,
+        replicas,
+        answer(question, here, share, None),
+        utilization,
+        bool(utilization and utilization.value and round(100 * float(utilization.value)) > roomy),
+        longest_context(question, request, share),
+        tuple(
+            answer(question, one, share, one.args.kv_cache_dtype) for one in formats if isinstance(planned(one), Plan)
+        ),
+    )
+
+
+def answer(question: Question, request: Request, users: int, value: float | int | str | None) -> Answer:
+    found = holding(question, request, users)
+    return Answer(value, found and with_load(found, request.load), most_users(question, request))
+
+
+def most_users(question: Question, request: Request) -> int:
+    """The most users that one server holds, with as many sequences as they need."""
+    alone = holding(question, request, 1)
+    if alone is None:
+        return 0
+    too_many = bound(request, alone, question.end) + 1
+    return least(too_many, 1, lambda users: holding(question, request, users), alone)[0]
+
+
+def lowest_utilization(question: Question, request: Request, users: int) -> Answer:
+    highest = at_utilization(request, FULL)
+    found = holding(question, highest, users)
+    if found is None:
+        return Answer(None, None, most_users(question, highest))
+    step, lowest = least(0, FULL, lambda step: holding(question, at_utilization(request, step), users), found)
+    return Answer(step / 100, with_load(lowest, request.load), most_users(question, at_utilization(request, step)))
+
+
+def longest_context(question: Question, request: Request, users: int) -> Answer:
+    """The longest context that holds the users, in whole blocks."""
+    start = plan(replace(request, load=Load()))
+    block, load = start.pool.block_size, request.load
+    shortest = -(-max(load.mean_tokens or 1, load.shared_prefix + 1) // block)
+    longest = request.spec.context_limit // block
+
+    def at(blocks: int) -> Plan | None:
+        return holding(question, at_context(request, blocks * block), users)
+
+    found = at(shortest) if shortest <= longest else None
+    if found is None:
+        return Answer(None, None, most_users(question, at_context(request, shortest * block)))
+    blocks, best = least(longest + 1, shortest, at, found)
+    there = at_context(request, blocks * block)
+    return Answer(blocks * block, with_load(best, there.load), most_users(question, there))
+
+
+def at_context(request: Request, context: int) -> Request:
+    """The request at a context, lengths beyond it counted at it."""
+    lengths = request.load.lengths
+    if lengths is not None and lengths.longest > context:
+        request = replace(request, load=replace(request.load, lengths=cut(lengths, context)))
+    return with_args(request, max_model_len=context)
+
+
+def cut(lengths: Lengths, limit: int) -> Lengths:
+    within = [(tokens, share) for tokens, share in lengths.points if tokens < limit]
+    beyond = fsum(share for tokens, share in lengths.points if tokens >= limit)
+    return replace(lengths, points=(*within, (limit, beyond)))

@@ -1,0 +1,131 @@
+"""A sweep as a picture: users per GPU, and per dollar, against context, a curve for each GPU and the front over all."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from kvplan.sweep import Curves, front_of
+from kvplan.units import KIB
+
+SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
+MOST_CURVES = 12  # more can neither be told apart nor listed
+# Okabe and Ito's colours, told apart by people who see few: six, then again with dashes.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+INK, MUTED, GRID = "#1a1a1a", "#666666", "#dddddd"
+INCHES = (9.0, 4.8)  # of one panel
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: (context, value) points of each curve by its label, of the front over all, and how many are not
+    shown."""
+
+    title: str
+    unit: str
+    curves: tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
+    front: tuple[tuple[int, float], ...]
+    left_out: int
+
+
+def panels(curves: Curves) -> list[Panel]:
+    """Users per GPU, and where prices are known users per dollar."""
+    found = [panel("Users per GPU", "users per GPU", curves.per_gpu)]
+    if curves.per_dollar:
+        found.append(panel("Users per dollar and hour", "users per $/h", curves.per_dollar))
+    return found
+
+
+def panel(title: str, unit: str, curves: Mapping[tuple[str, str], Mapping[int, float]]) -> Panel:
+    several = len({model for model, _ in curves}) > 1
+    named = [
+        (f"{model}, {gpu}" if several else gpu, tuple(sorted(points.items())))
+        for (model, gpu), points in curves.items()
+    ]
+    named.sort(key=lambda curve: -max(value for _, value in curve[1]))
+    # Of several models no front: more users of a smaller one beat nothing.
+    front = () if several else tuple(front_of(list(curves.values())))
+    return Panel(title, unit, tuple(named[:MOST_CURVES]), front, max(0, len(named) - MOST_CURVES))
+
+
+def picture(curves: Curves, format: str) -> bytes:
+    """The figure as a PNG or SVG file."""
+    with mpl.rc_context(SETTINGS):
+        figure = draw(panels(curves))
+        buffer = io.BytesIO()
+        metadata = {"Date": None} if format == "svg" else {"Software": None}
+        figure.savefig(buffer, format=format, dpi=150, metadata=metadata)
+    return buffer.getvalue()
+
+
+def draw(found: Sequence[Panel]) -> Figure:
+    figure = Figure(figsize=(INCHES[0], INCHES[1] * len(found)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    labels = list(dict.fromkeys(label for one in found for label, _ in one.curves))
+    for ax, one in zip(axes, found, strict=True):
+        draw_panel(ax, one, labels)
+    return figure
+
+
+def style_of(place: int) -> tuple[str, str]:
+    """(colour, dashes) of the curve at a place of the legend: the same in every panel."""
+    return COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
+
+
+def draw_panel(ax: Axes, one: Panel, labels: Sequence[str]) -> None:
+    if one.front:
+        contexts, values = zip(*one.front, strict=True)
+        ax.plot(contexts, values, color=GRID, linewidth=7, solid_capstyle="round", label="beaten by none", zorder=1)
+    for label, points in one.curves:
+        contexts, values = zip(*points, strict=True)
+        colour, style = style_of(labels.index(label))
+        ax.plot(contexts, values, style, color=colour, marker="o", markersize=4, linewidth=1.6, label=label, zorder=2)
+    more = f" ({one.left_out} more not shown)" if one.left_out else ""
+    ax.set_title(f"{one.title}, the best flags of each{more}", loc="left", color=INK, fontsize=12)
+    ax.set_ylabel(one.unit, color=MUTED)
+    ax.set_xlabel("context in tokens", color=MUTED)
+    ax.grid(visible=True, color=GRID, linewidth=0.7)
+    ax.set_axisbelow(True)
+    ax.tick_params(colors=MUTED, which="both", length=0)
+    for side, spine in ax.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(GRID)
+    if one.curves:
+        scale(ax, one)
+        ax.legend(frameon=False, labelcolor=INK, fontsize=10, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    else:
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.text(0.5, 0.5, "no combination fits", transform=ax.transAxes, ha="center", color=MUTED)
+
+
+def scale(ax: Axes, one: Panel) -> None:
+    """Contexts by doublings, labelled as they are written; users by tens."""
+    contexts = sorted({context for _, points in one.curves for context, _ in points})
+    values = [value for _, points in one.curves for _, value in points]
+    if len(contexts) > 1:
+        ax.set_xscale("log", base=2)
+    step = -(-len(contexts) // 12)
+    ax.set_xticks(contexts[::step])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tokens_text(round(value))))
+    if max(values) > 10 * min(values):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def tokens_text(tokens: int) -> str:
+    """A context as people write it: 32k, 1M, else its digits."""
+    for size, sign in ((KIB * KIB, "M"), (KIB, "k")):
+        if tokens >= size and tokens % size == 0:
+            return f"{tokens // size}{sign}"
+    return f"{tokens:,}"

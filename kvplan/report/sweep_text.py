@@ -1,0 +1,293 @@
+"""A sweep's rows as CSV and JSON, written part by part, and as a table of those columns that vary."""
+
+import csv
+import heapq
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplan.files import printable
+from kvplan.report.console import format_kib
+from kvplan.report.lines import Line, columns, line
+from kvplan.report.text import escaped, rows_of
+from kvplan.sweep import Grid, Row
+from kvplan.units import format_gib
+
+SWEEP = "kvplan/sweep@1"
+MOST_REASONS = 1_000  # distinct ones that are counted
+SHOWN_REASONS = 3
+
+Key = Callable[[Row], tuple[Any, ...]]
+
+
+# --- part by part -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many combinations there are of each kind, and why some cannot be."""
+
+    fitting: int = 0
+    short: int = 0
+    impossible: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.fits:
+                self.fitting += 1
+            elif row.is_possible:
+                self.short += 1
+            else:
+                self.impossible += 1
+                assert row.reason is not None
+                if row.reason in self.reasons or len(self.reasons) < MOST_REASONS:
+                    self.reasons[row.reason] += 1
+
+    @property
+    def combinations(self) -> int:
+        return self.fitting + self.short + self.impossible
+
+
+def csv_head() -> str:
+    return ",".join(Row._fields) + "\n"
+
+
+# Where a row holds what is not a number, an empty cell or a name of kvplan's own.
+_TYPED = ("model", "dtype", "quantization", "kv_cache_dtype", "reason", "fits")
+_TO_SHOW = tuple(Row._fields.index(name) for name in _TYPED)
+
+
+def csv_rows(rows: Iterable[Row]) -> str:
+    """One line per row; null is an empty cell, booleans are true and false."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for row in rows:
+        cells: list[Any] = list(row)
+        for i in _TO_SHOW:
+            cells[i] = cell(cells[i])
+        writer.writerow(cells)
+    return out.getvalue()
+
+
+def cell(value: Any) -> Any:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case str() if value.startswith(("=", "+", "-", "@")):  # a spreadsheet would run it as a formula
+            return f"'{value}"
+        case _:
+            return value
+
+
+def json_head(prices: str | None, *, pareto: bool) -> str:
+    head = {"schema": SWEEP, "prices": prices, "pareto": pareto}
+    return json.dumps(head)[:-1] + ', "rows": ['
+
+
+def json_rows(rows: Iterable[Row], *, first: bool) -> str:
+    """One line per row; `first`: none stands before."""
+    encode = json.JSONEncoder(allow_nan=False).encode
+    lines = [encode(dict(zip(Row._fields, row, strict=True))) for row in rows]
+    if not lines:
+        return ""
+    return ("\n" if first else ",\n") + ",\n".join(lines)
+
+
+def json_tail(tally: Tally) -> str:
+    counts = {
+        "combinations": tally.combinations,
+        "fitting": tally.fitting,
+        "short": tally.short,
+        "impossible": tally.impossible,
+    }
+    return "\n], " + json.dumps(counts)[1:] + "\n"
+
+
+# --- the best of them -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Best:
+    """The first `limit` rows by a key; what cannot be is left out."""
+
+    limit: int
+    key: Key
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        possible = [row for row in rows if row.is_possible]
+        self.rows = heapq.nsmallest(self.limit, [*self.rows, *possible], key=self.key)
+
+
+def key_of(sort: str, models: Sequence[str]) -> Key:
+    """What a table begins with: fitting rows first, then by context, or by a figure, the largest first."""
+    order = {name: i for i, name in enumerate(models)}
+    match sort:
+        case "users":
+            return lambda row: (not row.fits, -(row.users or 0), row.num_gpus)
+        case "users-per-gpu":
+            return lambda row: (not row.fits, -(row.users_per_gpu or 0), row.num_gpus)
+        case "users-per-dollar":
+            return lambda row: (not row.fits, -(row.users_per_dollar or 0), row.num_gpus)
+    return lambda row: (
+        not row.fits,
+        order[row.model],
+        row.max_model_len or 0,
+        row.mean_tokens or 0,
+        -(row.users or 0),
+        row.num_gpus,
+        row.price_per_hour or 0.0,
+    )
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table: its header, the field whose values vary, how a row is shown."""
+
+    header: str
+    field: str
+    text: Callable[[Row], str]
+
+
+def count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def stored(row: Row) -> str:
+    return row.quantization or "as stored"
+
+
+AXES = (
+    Column("model", "model", lambda row: printable(row.model)),
+    Column("GPU", "gpu", lambda row: row.gpu),
+    Column("engine", "engine", lambda row: row.engine),
+    Column("weights in", "quantization", stored),
+    Column("dtype", "dtype", lambda row: row.dtype),
+    Column("context", "max_model_len", lambda row: count(row.max_model_len)),
+    Column("mean", "mean_tokens", lambda row: count(row.mean_tokens)),
+    Column("TP", "tensor_parallel_size", lambda row: str(row.tensor_parallel_size)),
+    Column("PP", "pipeline_parallel_size", lambda row: str(row.pipeline_parallel_size)),
+    Column("KV dtype", "kv_cache_dtype", lambda row: row.kv_dtype or row.kv_cache_dtype),
+    Column("utilisation", "gpu_memory_utilization", lambda row: f"{row.gpu_memory_utilization}"),
+    Column("seqs", "max_num_seqs", lambda row: count(row.max_num_seqs)),
+    Column("block", "block_size", lambda row: count(row.block_size)),
+)
+LEFT = ("model", "GPU", "engine", "weights in", "dtype")
+
+
+def varying(grid: Grid) -> list[Column]:
+    """The columns of the axes that have more than one value."""
+    models, gpus, contexts = grid.shape
+    sizes = {
+        "model": models,
+        "gpu": gpus,
+        "max_model_len": contexts,
+        "engine": len(grid.releases),
+        "mean_tokens": len(grid.means),
+        **{name: len(values) for name, values in grid.arguments.items()},
+    }
+    return [column for column in AXES if sizes.get(column.field, 1) > 1]
+
+
+def figures(row: Row, *, prices: bool) -> list[str]:
+    spread = "-"
+    if row.fits and row.users_low is not None and row.users_high is not None:
+        spread = f"{row.users_low:,}-{row.users_high:,}"
+    per_gpu = "-" if not row.fits else f"{row.users_per_gpu:,.1f}"
+    shown = [
+        format_kib(row.kv_bytes_per_token or 0),
+        format_gib(row.weights or 0),
+        str(row.num_gpus),
+        count(row.users),
+        spread,
+        per_gpu,
+    ]
+    if prices:
+        shown.append("-" if row.price_per_hour is None else f"{row.price_per_hour:,.2f}")
+        shown.append("-" if not row.users_per_dollar else f"{row.users_per_dollar:,.1f}")
+    return [*shown, verdict(row)]
+
+
+def verdict(row: Row) -> str:
+    if not row.fits:
+        return f"{format_gib(row.deficit or 0)} short"
+    if (row.concurrency_low or 0) < 1:
+        return "may not start"
+    pools = (row.length_users, row.mean_length_users, row.full_context_users)
+    pool = next((users for users in pools if users is not None), 0)
+    most = row.max_num_seqs or 0
+    return f"yes, {most:,} at once" if pool > most else "yes"
+
+
+def headers(*, prices: bool) -> list[str]:
+    cost = ["$/h", "users per $/h"] if prices else []
+    return ["KV per token", "weights", "GPUs", "users", "range", "per GPU", *cost, "fits"]
+
+
+def subject(grid: Grid, rows: Sequence[Row]) -> str:
+    """What all rows share: "llama-3.1-8b on a100-80g at 32,768 tokens"."""
+    first = grid.requests[0]
+    models, gpus, contexts = grid.shape
+    text = printable(first.spec.name) if models == 1 else f"{models} models"
+    text += f" on {first.gpu.name}" if gpus == 1 else f" on {gpus} GPUs"
+    fixed = {row.max_model_len for row in rows}
+    if contexts == 1 and len(fixed) == 1:
+        text += f" at {count(fixed.pop())} tokens"
+    mean = first.load.mean_tokens
+    if mean is not None and len(grid.means) < 2:
+        text += f", {mean:,} on average"
+    if first.load.lengths is not None:
+        text += f", lengths {printable(first.load.lengths.source)}"
+    return text
+
+
+def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
+    counted = "1 combination" if tally.combinations == 1 else f"{tally.combinations:,} combinations"
+    fit = "fits" if tally.fitting == 1 else "fit"
+    return f"{subject(grid, rows)}: {counted}, {tally.fitting:,} {fit}"
+
+
+def table_lines(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool) -> list[Line]:
+    """The rows, what they share above, what is not among them below."""
+    title = headline(grid, rows, tally)
+    lines = [line(f"{title}; those that nothing beats" if pareto else title, "bold"), line()]
+    if rows:
+        axes, prices = varying(grid), bool(grid.prices)
+        cells = [[*(column.text(row) for column in axes), *figures(row, prices=prices)] for row in rows]
+        left = sum(column.header in LEFT for column in axes)
+        lines += columns([*(column.header for column in axes), *headers(prices=prices)], cells, left=left)
+    return lines + [line(text) for text in footer(tally, left_out)]
+
+
+def footer(tally: Tally, left_out: int) -> list[str]:
+    texts = [f"… and {left_out:,} more: --format csv"] if left_out else []
+    if tally.impossible:
+        texts += ["", f"{tally.impossible:,} combination{'s' * (tally.impossible > 1)} cannot be:"]
+        texts += [f"  {number:,} x {printable(text, 300)}" for text, number in tally.reasons.most_common(SHOWN_REASONS)]
+        others = len(tally.reasons) - SHOWN_REASONS
+        if others > 0:
+            texts.append(f"  and {others:,} other reasons: --format csv")
+    return texts
+
+
+def markdown(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool) -> str:
+    axes, prices = varying(grid), bool(grid.prices)
+    cells = [[escaped(text) for text in (*(c.text(row) for c in axes), *figures(row, prices=prices))] for row in rows]
+    title = f"**{escaped(headline(grid, rows, tally))}**"
+    if pareto:
+        title += "; those that nothing beats"
+    left = sum(column.header in LEFT for column in axes)
+    parts = [title]
+    if rows:
+        parts.append(rows_of([*(column.header for column in axes), *headers(prices=prices)], cells, left=left))
+    below = [escaped(text.strip()) for text in footer(tally, left_out) if text]
+    return "\n\n".join([*parts, *below]) + "\n"

@@ -1,0 +1,520 @@
+"""`kvplan recommend`: every command holds the users and starts; nothing smaller does; costs follow their laws."""
+
+import csv
+import io
+import itertools
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvplan.prices import read as read_prices
+from kvplan.recommend import seqs_for
+from tests.cli import Run, refused
+from tests.cli import run as run  # the fixture
+
+SIX = {"rtx-4090": 0.5, "l40s": 1.2, "a100-80g": 2.0, "h100-80g": 3.0, "h200": 3.8, "b200": 6.0}
+
+
+def price_file(folder: Path, prices: dict[str, float]) -> Path:
+    path = folder / "prices.yaml"
+    path.write_text("".join(f"{name}: {price:.2f}\n" for name, price in prices.items()), encoding="utf-8")
+    return path
+
+
+def recommended(run: Run, *words: str | Path) -> dict[str, Any]:
+    ran = run("recommend", *words, "--format", "json", "-q")
+    assert ran.code == 0, ran.err
+    return ran.json
+
+
+def estimated(run: Run, *words: str) -> dict[str, Any]:
+    ran = run("estimate", *words, "--format", "json", "-q")
+    assert ran.code == 0, ran.err
+    return ran.json
+
+
+def changed(argv: list[str], **flags: object) -> str:
+    """A command with flags in place of those it has, or beside them."""
+    words = list(argv)
+    for name, value in flags.items():
+        flag = "--" + name.replace("_", "-")
+        if flag in words:
+            words[words.index(flag) + 1] = str(value)
+        else:
+            words += [flag, str(value)]
+    return shlex.join(words)
+
+
+def held(doc: dict[str, Any], end: str = "low", mean: int | None = None) -> int:
+    """Users of one estimate: at the full context the server's own figure, at a mean length the pool's blocks but one
+    divided by a user's (16 tokens each, as Llama's are), at most those that the scheduler runs."""
+    users = doc["concurrency"]
+    if not doc["fits"]:
+        return 0
+    if mean is None:
+        return min(int(users[end]), int(users["max_num_seqs"]))
+    blocks = round(users[end] * doc["kv"]["blocks_per_request"]) - 1
+    return min(int(blocks // math.ceil(mean / 16)), int(users["max_num_seqs"]))
+
+
+# --- what is recommended holds, and no less does ----------------------------------------------------------------------
+
+QUESTIONS = [
+    ("llama-3.1-8b", 200, "16k", None),
+    ("llama-3.1-8b", 333, "4k", None),
+    ("llama-3.1-8b", 200, "16k", 6000),
+    ("llama-3.1-70b", 50, "16k", None),
+    ("qwen2.5-7b", 100, "32k", None),
+]
+
+
+@pytest.mark.parametrize(("model", "users", "context", "mean"), QUESTIONS)
+def test_every_command_holds_the_users(run: Run, model: str, users: int, context: str, mean: int | None) -> None:
+    load = [] if mean is None else ["--mean-tokens", str(mean)]
+    doc = recommended(run, model, "--users", str(users), "--ctx", context, *load)
+    assert {one["gpu"] for one in doc["placements"]} == set(SIX)
+    for one in doc["placements"]:
+        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"], *load)
+        assert one["replicas"] * held(answer, "low", mean) == one["users_low"] >= users
+        assert one["replicas"] * held(answer, "max", mean) == one["users_likely"]
+        assert answer["concurrency"]["low"] > 1
+        assert not any("does not start" in note for note in answer["notes"])
+        ranks = one["tensor_parallel_size"] * one["pipeline_parallel_size"]
+        assert (answer["inputs"]["num_gpus"], one["num_gpus"]) == (ranks, ranks * one["replicas"])
+
+
+@pytest.mark.parametrize(("model", "users", "context", "mean"), QUESTIONS)
+def test_one_server_fewer_does_not_hold_them(run: Run, model: str, users: int, context: str, mean: int | None) -> None:
+    load = [] if mean is None else ["--mean-tokens", str(mean)]
+    doc = recommended(run, model, "--users", str(users), "--ctx", context, *load)
+    several = [one for one in doc["placements"] if one["replicas"] > 1]
+    assert several
+    for one in several:
+        share = math.ceil(users / (one["replicas"] - 1))
+        # Exactly as many sequences as users leaves the most memory for them.
+        fewer = changed(one["argv"], max_num_seqs=share)
+        answer = run("estimate", "--from-command", fewer, "--gpu", one["gpu"], *load, "--format", "json", "-q")
+        if answer.code == 2:  # more sequences than a step has tokens
+            assert "max_num_batched_tokens" in answer.err
+        else:
+            assert held(answer.json, "low", mean) < share
+
+
+@pytest.mark.parametrize("gpu", ["a100-80g", "h200", "l40s"])
+def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
+    (best, *_) = recommended(run, "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpus", gpu)["placements"]
+    for tp in (1, 2, 4, 8):
+        (one, *_) = recommended(run, "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpus", gpu, "--tp", str(tp))[
+            "placements"
+        ]
+        assert one["tensor_parallel_size"] == tp
+        assert best["num_gpus"] <= one["num_gpus"]
+
+
+def test_a_higher_utilisation_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
+    found = []
+    for users in range(20, 260, 12):
+        doc = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s")
+        found += [(users, one) for one in doc["placements"] if one["gpu_memory_utilization"] != 0.92]
+    assert found
+    for users, one in found:
+        usual = recommended(
+            run, "llama-3.1-8b", "--users", str(users), "--ctx", "16k", "--gpus", one["gpu"],
+            "--gpu-memory-utilization", "0.92", "--kv-cache-dtype", "fp8" if one["changes"] else "auto",
+        )["placements"][0]  # fmt: skip
+        assert usual["num_gpus"] > one["num_gpus"]
+        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"])
+        context = next(each for each in answer["assumptions"] if each["name"] == "context")
+        total = answer["inputs"]["gpu"]["total_memory_low"]
+        assert 0.92 < one["gpu_memory_utilization"] <= 0.95
+        assert total * (1 - one["gpu_memory_utilization"]) >= context["high"]
+
+
+def test_sequences_are_a_round_number_at_least_the_users() -> None:
+    assert [seqs_for(n) for n in (1, 8, 9, 64, 65, 200, 256, 257, 384, 385, 1000)] == [
+        8, 8, 16, 64, 128, 256, 256, 384, 384, 512, 1024,
+    ]  # fmt: skip
+
+
+def test_states_leave_a_block_for_every_sequence(run: Run) -> None:
+    doc = recommended(run, "qwen3-next-80b-a3b", "--users", "500", "--ctx", "8k")
+    for one in doc["placements"]:
+        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"])
+        assert round(answer["concurrency"]["low"] * answer["kv"]["blocks_per_request"]) >= one["max_num_seqs"]
+
+
+def test_lengths_are_held_as_estimate_counts_them(run: Run) -> None:
+    dist = ("--lengths", "lognormal:median=800,p95=3000")
+    doc = recommended(run, "llama-3.1-8b", "--users", "150", "--ctx", "8k", "--gpus", "l40s,a100-80g", *dist)
+    for one in doc["placements"]:
+        answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"], *dist)["concurrency"]
+        likely = min(answer["length_users"], answer["max_num_seqs"])
+        assert one["replicas"] * likely == one["users_likely"] >= one["users_low"] >= 150
+
+
+def test_the_likely_figure_never_needs_more_than_the_low_end(run: Run) -> None:
+    words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k")
+    low, likely = recommended(run, *words), recommended(run, *words, "--optimistic")
+    assert (low["question"]["end"], likely["question"]["end"]) == ("low", "likely")
+    counts = [{one["gpu"]: one["num_gpus"] for one in doc["placements"] if not one["changes"]} for doc in (low, likely)]
+    assert counts[0].keys() == counts[1].keys()
+    assert all(counts[1][key] <= counts[0][key] for key in counts[0])
+    assert counts[0] != counts[1]
+    assert all(one["users_likely"] >= 200 for one in likely["placements"])
+
+
+# --- the laws of costs ------------------------------------------------------------------------------------------------
+
+
+def test_more_users_never_cost_less(run: Run, tmp_path: Path) -> None:
+    prices = price_file(tmp_path, SIX)
+    costs: dict[tuple[str, bool], list[float]] = {}
+    best = []
+    for users in (1, 2, 13, 40, 41, 64, 65, 130, 257, 300, 777, 3000):
+        found = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "8k", "--prices", prices)["placements"]
+        best.append(found[0]["price_per_hour"])
+        for gpu, unchanged in itertools.product(SIX, (True, False)):
+            each = [one for one in found if one["gpu"] == gpu and not (unchanged and one["changes"])]
+            costs.setdefault((gpu, unchanged), []).append(min(one["price_per_hour"] for one in each))
+    assert best == sorted(best)
+    for each in costs.values():
+        assert len(each) == len(best)
+        assert each == sorted(each)
+
+
+def test_one_more_gpu_to_choose_from_never_makes_it_dearer(run: Run, tmp_path: Path) -> None:
+    prices = price_file(tmp_path, SIX)
+    words = ("llama-3.1-8b", "--users", "64", "--ctx", "8k", "--prices", prices)
+    best = []
+    for count in range(1, len(SIX) + 1):
+        doc = recommended(run, *words, "--gpus", ",".join(list(SIX)[-count:]))
+        best.append(doc["placements"][0]["price_per_hour"])
+    assert best == sorted(best, reverse=True)
+    assert len(set(best)) > 2
+
+
+def test_twice_the_prices_leave_the_order(run: Run, tmp_path: Path) -> None:
+    words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k", "--prices")
+    once = recommended(run, *words, price_file(tmp_path, SIX))["placements"]
+    twice = recommended(run, *words, price_file(tmp_path, {k: 2 * v for k, v in SIX.items()}))["placements"]
+    assert [one["command"] for one in once] == [one["command"] for one in twice]
+    assert [2 * one["price_per_hour"] for one in once] == [one["price_per_hour"] for one in twice]
+    assert all(one["price_per_user"] == one["price_per_hour"] / 200 for one in once)
+
+
+def test_placements_are_ranked_by_cost_and_unchanged_precision_comes_first(run: Run, tmp_path: Path) -> None:
+    prices = price_file(tmp_path, SIX)
+    words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k")
+    found = recommended(run, *words, "--prices", prices)["placements"]
+    for group in ([one for one in found if not one["changes"]], [one for one in found if one["changes"]]):
+        assert [one["price_per_hour"] for one in group] == sorted(one["price_per_hour"] for one in group)
+    assert [bool(one["changes"]) for one in found] == [False] * 6 + [True] * 6  # fp8 saves on each of the six
+    free = recommended(run, *words)["placements"]
+    for one, other in itertools.pairwise(one for one in free if not one["changes"]):
+        assert (one["num_gpus"], one["total_memory"]) <= (other["num_gpus"], other["total_memory"])
+
+
+# --- what is searched -------------------------------------------------------------------------------------------------
+
+
+def test_less_precision_is_proposed_as_allowed_and_marked(run: Run) -> None:
+    words = ("llama-3.1-8b", "--users", "100", "--ctx", "16k", "--gpus", "a100-80g")
+    changes = [one["changes"] for one in recommended(run, *words)["placements"]]
+    assert changes == [[], ["fp8 KV"]]
+    # 131 GiB of weights do not fit one H200 beside any user; in fp8 they do.
+    large = recommended(
+        run, "llama-3.1-70b", "--users", "20", "--ctx", "8k", "--gpus", "h200", "--fp8-weights", "--no-fp8"
+    )["placements"]
+    assert [(one["num_gpus"], one["changes"]) for one in large] == [(2, []), (1, ["fp8 weights"])]
+    assert [one["changes"] for one in recommended(run, *words, "--no-fp8")["placements"]] == [[]]
+    stated = recommended(run, *words, "--kv-cache-dtype", "fp8")["placements"]
+    assert [(one["changes"], one["kv_dtype"]) for one in stated] == [([], "fp8")]
+    table = run("recommend", *words).out
+    assert "fp8 *" in table
+    assert "* less precise than the checkpoint's own" in table
+    assert "*" not in run("recommend", *words, "--no-fp8").out
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "fp8"),
+    [
+        ("llama-3.1-8b", "t4", False),  # 7.5: no backend
+        ("llama-3.1-8b", "a100-80g", True),  # 8.0: FlashInfer
+        ("deepseek-v2-lite", "a100-80g", False),  # MLA there is Triton's, which needs 8.9
+        ("gpt-oss-20b", "a100-80g", False),  # attention sinks there too
+        ("phi-2", "a100-80g", False),  # heads of 80
+        ("deepseek-v2-lite", "l40s", True),  # 8.9
+        ("gpt-oss-20b", "h100-80g", True),
+    ],
+)
+def test_an_fp8_cache_is_proposed_only_where_a_backend_reads_it(run: Run, model: str, gpu: str, fp8: bool) -> None:
+    words = (model, "--users", "3000", "--ctx", "2k")  # so many that a smaller cache saves a GPU
+    found = recommended(run, *words, "--gpus", gpu)["placements"]
+    assert [one["changes"] for one in found] == ([[], ["fp8 KV"]] if fp8 else [[]])
+    dtypes = [one["value"] for one in recommended(run, *words, "--gpu", gpu)["fit"]["kv_dtypes"]]
+    assert dtypes == (["auto", "fp8"] if fp8 else ["auto"])
+
+
+def test_two_pipeline_stages_are_taken_only_where_a_node_is_not_enough(run: Run) -> None:
+    # 671 billion parameters of one byte and more: 627 GiB; eight A100 have 634, of which a server may use 583.
+    doc = recommended(run, "deepseek-v3", "--users", "16", "--ctx", "8k", "--gpus", "a100-80g,h200", "--no-fp8")
+    stages = {one["gpu"]: (one["tensor_parallel_size"], one["pipeline_parallel_size"]) for one in doc["placements"]}
+    assert stages == {"a100-80g": (8, 2), "h200": (8, 1)}
+    assert any((one["gpu"], one["num_gpus"]) == ("a100-80g", 8) for one in doc["failures"])
+
+
+def test_what_holds_nobody_says_why(run: Run) -> None:
+    doc = recommended(run, "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "l40s,a100-80g")
+    reasons = {(one["gpu"], one["num_gpus"]): one["reason"] for one in doc["failures"]}
+    # 70,553,706,496 parameters of 2 bytes are 131.42 GiB.
+    assert reasons["l40s", 1] == "the weights alone, 131.42 GiB, are more than the budget of 40.76 GiB"
+    assert ("l40s", 4) not in reasons
+    out = run("recommend", "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "l40s,a100-80g").out
+    assert "l40s x2 and fewer: the weights alone, 65.71 GiB, are more than" in out
+
+
+def test_a_gpu_that_a_model_cannot_be_split_over_is_told_apart(run: Run) -> None:
+    doc = recommended(run, "qwen2.5-7b", "--users", "4000", "--ctx", "32k", "--gpus", "l40s")
+    (eight,) = (one for one in doc["failures"] if one["num_gpus"] == 8)
+    assert eight["refused"]
+    assert eight["reason"].startswith("tensor_parallel_size 8: does not divide the 28 attention heads")
+
+
+def test_nothing_that_holds_is_an_answer(run: Run) -> None:
+    words = ("recommend", "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "t4", "--tp", "1")
+    ran = run(*words)
+    assert ran.code == 0
+    assert "None of these GPUs holds them." in ran.out
+    assert "t4 x2 and fewer: the weights alone" in ran.out
+    assert run(*words, "--exit-code").code == 1
+    assert run("recommend", "llama-3.1-8b", "--users", "10", "--ctx", "8k", "--exit-code").code == 0
+    assert run(*words, "--format", "markdown").out.count("None of these GPUs") == 1
+
+
+def test_what_is_stated_is_kept(run: Run) -> None:
+    doc = recommended(
+        run, "llama-3.1-8b", "--users", "100", "--ctx", "8k", "--gpus", "h200", "--tp", "2", "--max-num-seqs", "30",
+        "--gpu-memory-utilization", "0.8", "--enforce-eager",
+    )  # fmt: skip
+    for one in doc["placements"]:
+        assert (one["tensor_parallel_size"], one["max_num_seqs"], one["gpu_memory_utilization"]) == (2, 30, 0.8)
+        assert one["replicas"] == 4  # 30 at once each
+        assert "--enforce-eager" in one["argv"]
+    command = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8192 --max-num-seqs 50"
+    pasted = recommended(run, "--from-command", command, "--users", "100", "--gpus", "h200")
+    assert {one["max_num_seqs"] for one in pasted["placements"]} == {50}
+
+
+# --- what one GPU needs -----------------------------------------------------------------------------------------------
+
+FIXED = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k")
+
+
+def test_the_lowest_utilisation_holds_and_a_hundredth_less_does_not(run: Run) -> None:
+    one = recommended(run, *FIXED, "--users", "20")["fit"]["utilization"]
+    argv = one["settings"]["argv"]
+    assert held(estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g")) >= 20
+    less = changed(argv, gpu_memory_utilization=round(one["value"] - 0.01, 2), max_num_seqs=20)
+    assert held(estimated(run, "--from-command", less, "--gpu", "a100-80g")) < 20
+
+
+@pytest.mark.parametrize("users", [1, 7, 20])
+def test_the_longest_context_holds_and_a_block_more_does_not(run: Run, users: int) -> None:
+    one = recommended(run, *FIXED, "--users", str(users))["fit"]["context"]
+    argv = one["settings"]["argv"]
+    assert one["value"] % 16 == 0
+    assert held(estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g")) >= users
+    if one["value"] == 131_072:
+        return  # the model's own end
+    more = changed(argv, max_model_len=one["value"] + 16, max_num_seqs=users)
+    assert held(estimated(run, "--from-command", more, "--gpu", "a100-80g")) < users
+
+
+def test_one_user_has_the_whole_context_of_the_model(run: Run) -> None:
+    assert recommended(run, *FIXED, "--users", "1")["fit"]["context"]["value"] == 131_072
+
+
+def test_the_most_users_are_held_and_one_more_is_not(run: Run) -> None:
+    doc = recommended(run, *FIXED, "--users", "500")["fit"]
+    assert not doc["as_asked"]["holds"]
+    most = doc["as_asked"]["most_users"]
+    assert recommended(run, *FIXED, "--users", str(most))["fit"]["as_asked"]["holds"]
+    assert not recommended(run, *FIXED, "--users", str(most + 1))["fit"]["as_asked"]["holds"]
+    # The same by hand: of Llama's 128 KiB per token, a request of 16,384 takes 2 GiB.
+    low = estimated(run, "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k", "--max-num-seqs", str(most))
+    assert low["memory"]["available_low"] // 2**31 == most
+
+
+def test_the_kv_dtypes_that_hold_them_are_named(run: Run) -> None:
+    doc = recommended(run, *FIXED, "--users", "40")["fit"]
+    assert {one["value"]: one["holds"] for one in doc["kv_dtypes"]} == {"auto": False, "fp8": True}
+    fp8 = doc["kv_dtypes"][1]
+    assert fp8["most_users"] > 2 * 0.95 * doc["as_asked"]["most_users"]  # half the bytes per token
+    out = run("recommend", *FIXED, "--users", "40").out
+    assert "utilisation   none up to 0.99: at most" in out
+    assert "--kv-cache-dtype fp8" in out  # the command to follow: nothing that changes less does
+
+
+def test_a_utilisation_that_crowds_the_cuda_context_is_marked(run: Run) -> None:
+    found = [recommended(run, *FIXED, "--users", str(users))["fit"] for users in range(20, 32)]
+    high = [fit for fit in found if fit["utilization"]["holds"]]
+    tight = [fit["utilization"]["value"] for fit in high if fit["utilization_is_tight"]]
+    easy = [fit["utilization"]["value"] for fit in high if not fit["utilization_is_tight"]]
+    # The context takes at most 0.65 GiB of 79.14: 0.82 %.
+    assert max(easy) <= 0.99
+    assert all(value > 0.99 for value in tight)
+    small = recommended(run, "qwen2.5-7b", "--gpu", "rtx-4090", "--tp", "2", "--ctx", "32k", "--users", "14")["fit"]
+    # The contexts of two ranks take up to 3.35 GiB of 23.64: 14 %.
+    assert small["utilization_is_tight"] == (small["utilization"]["value"] > 0.85)
+
+
+def test_several_gpus_are_one_server_or_replicas_of_the_split_that_is_stated(run: Run) -> None:
+    words = (*FIXED, "--users", "100", "--num-gpus", "4")
+    one = recommended(run, *words)["fit"]
+    assert (one["num_gpus"], one["replicas"], one["users_per_replica"]) == (4, 1, 100)
+    assert "--tensor-parallel-size 4" in one["context"]["settings"]["command"]
+    two = recommended(run, *words, "--tp", "2")["fit"]
+    assert (two["num_gpus"], two["replicas"], two["users_per_replica"]) == (4, 2, 50)
+
+
+def test_given_gpus_hold_a_mean_length_and_lengths(run: Run) -> None:
+    by_mean = recommended(run, *FIXED, "--users", "60", "--mean-tokens", "5000")["fit"]
+    argv = by_mean["utilization"]["settings"]["argv"]
+    answer = estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g", "--mean-tokens", "5000")
+    assert held(answer, "low", 5000) >= 60
+    dist = ("--lengths", "lognormal:median=3000,p95=9000")
+    one = recommended(run, *FIXED, "--users", "60", *dist)["fit"]["utilization"]
+    command = one["settings"]["command"]
+    counted = estimated(run, "--from-command", command, "--gpu", "a100-80g", *dist)["concurrency"]
+    assert min(counted["length_users"], counted["max_num_seqs"]) == one["users_likely"] >= one["users_low"] >= 60
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_json_follows_its_schema(run: Run, tmp_path: Path) -> None:
+    validator = jsonschema.Draft202012Validator(run("schema", "recommendation").json)
+    prices = str(price_file(tmp_path, SIX))
+    search = ("llama-3.1-8b", "--users", "30", "--ctx", "8k")
+    for words in (
+        search,
+        (*search, "--prices", prices, "--mean-tokens", "2k"),
+        ("llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "t4", "--tp", "1"),
+        (*FIXED, "--users", "20"),
+        (*FIXED, "--users", "5000"),
+        (*FIXED, "--users", "20", "--gpu-memory-utilization", "0.9"),
+    ):
+        validator.validate(recommended(run, *words))
+
+
+def test_csv_and_json_hold_the_same(run: Run) -> None:
+    words = ("llama-3.1-70b", "--users", "30", "--ctx", "8k")
+    doc = recommended(run, *words)
+    read = list(csv.DictReader(io.StringIO(run("recommend", *words, "--format", "csv", "-q").out)))
+    assert [row["command"] for row in read if row["command"]] == [one["command"] for one in doc["placements"]]
+    assert [row["reason"] for row in read if row["reason"]] == [one["reason"] for one in doc["failures"]]
+    fixed = list(csv.DictReader(io.StringIO(run("recommend", *FIXED, "--users", "20", "--format", "csv").out)))
+    assert [row["setting"] for row in fixed] == ["as asked", "utilisation", "context", "KV dtype", "KV dtype"]
+
+
+def test_reports_are_what_standard_output_would_be(run: Run, tmp_path: Path) -> None:
+    words = ("recommend", "llama-3.1-8b", "--users", "30", "--ctx", "8k")
+    paths = [tmp_path / name for name in ("a.json", "b.csv", "c.md")]
+    assert run(*words, *(word for path in paths for word in ("--report", str(path)))).code == 0
+    for path, format in zip(paths, ("json", "csv", "markdown"), strict=True):
+        assert path.read_text(encoding="utf-8") == run(*words, "--format", format).out
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ((), "--users: is missing"),
+        (("--users", "0"), "--users: must be at least 1"),
+        (("--users", "-5"), "--users: not a whole number"),
+        (("--users", "1000001"), "--users: more than 1,000,000"),
+        (("--users", "9", "--ctx", "4k,8k"), "--ctx: users are held at one context"),
+        (("--users", "9", "--ctx", "auto"), "--ctx: users are held at one context"),
+        (("--users", "9", "--ctx", "1M"), "max_model_len 1,048,576: llama-3.1-8b was made for"),
+        (("--users", "9", "--ctx", "4k", "--mean-tokens", "8k"), "mean length 8,192: is beyond the context"),
+        (("--users", "9", "--gpus", "h200,,l40s"), "--gpus: holds an empty name"),
+        (("--users", "9", "--gpus", "nosuch"), "gpu 'nosuch'"),
+        (("--users", "9", "--gpu", "h200", "--gpus", "l40s"), "--gpu and --gpus"),
+        (("--users", "9", "--gpu", "h200,l40s"), "--gpu: is one GPU here"),
+        (("--users", "9", "--num-gpus", "4"), "--num-gpus: is a number of one kind of GPU"),
+        (("--users", "9", "--gpu", "h200", "--num-gpus", "3", "--tp", "2"), "--num-gpus 3: is no multiple"),
+        (("--users", "9", "--gpu", "h200", "--num-gpus", "3"), "tensor_parallel_size 3: does not divide the 32"),
+        (("--users", "9", "--tp", "3"), "tensor_parallel_size 3: does not divide the 32"),
+        (("--users", "9", "--dp", "2"), "--data-parallel-size: the number of replicas is what is sought"),
+        (("--users", "9", "--kv-cache-memory-bytes", "8GiB"), "--kv-cache-memory-bytes: the size of the pool"),
+        (("--users", "9", "--engine-arg", "num_gpu_blocks_override=100"), "--num-gpu-blocks-override: the size of"),
+        (("--users", "9", "--quantization", "awq"), "--quantization awq: llama-3.1-8b is not quantised"),
+        (("--users", "9", "--kv-cache-dtype", "fp9"), "--kv-cache-dtype 'fp9': is not one kvplan knows"),
+        (("--users", "9", "--gpu", "h200", "--prices", "x.yaml"), "--prices: rank several GPUs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run: Run, words: tuple[str, ...], fault: str) -> None:
+    base = ["recommend", "llama-3.1-8b", *([] if "--ctx" in words else ["--ctx", "8k"])]
+    assert fault in refused(run(*base, *words))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a100-80g: 2.00\nnosuch: 1\n", "prices.yaml:2:1: gpu 'nosuch'"),
+        ("a100-80g: -2\n", "a100-80g: its price is no positive number of dollars ('-2')"),
+        ("a100-80g: 0\n", "is no positive number of dollars ('0')"),
+        ("a100-80g: 2.00 EUR\n", "is no positive number of dollars ('2.00 EUR')"),
+        ("a100-80g: $2\n", "is no positive number of dollars ('$2')"),
+        ("a100-80g: .nan\n", "prices.yaml:1:11"),
+        ("a100-80g: 1e9\n", "prices.yaml:1:11"),
+        ("a100-80g:\n", "prices.yaml:1:"),
+        ("a100-80g: [2]\n", "prices.yaml:1:11"),
+        ("a100-80g: 2\na100-80g: 3\n", "prices.yaml:2:1: duplicate key"),
+        ("a100-80g: 2\nA100-80GB: 3\n", "prices.yaml:2:1: a100-80g has a price in line 1 already"),
+        ("- 1\n", "prices.yaml:1:1: the top level is a list"),
+        ("", "prices.yaml:1:1: is empty"),
+    ],
+)
+def test_a_fault_in_the_prices_is_named_with_its_line(run: Run, tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(text, encoding="utf-8")
+    assert fault in refused(run("recommend", "llama-3.1-8b", "--users", "9", "--ctx", "8k", "--prices", path))
+
+
+def test_prices_are_read_from_csv_too(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("gpu,dollars_per_hour\r\na100-80g,2.00\r\n\r\nH200,3.8\r\n", encoding="utf-8")
+    assert read_prices(path).per_hour == {"a100-80g": 2.0, "h200": 3.8}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a100-80g,2\n", "prices.csv:1:1: the header is not gpu,dollars_per_hour"),
+        ("gpu,dollars_per_hour\na100-80g,2,3\n", "prices.csv:2:1: has 3 columns"),
+        ("gpu,dollars_per_hour\na100-80g,x\n", "prices.csv:2:1: a100-80g: its price is no positive number"),
+        ('gpu,dollars_per_hour\n"a100-80g,2\n', "is not CSV"),
+        ("gpu,dollars_per_hour\n", "holds no price"),
+        ("", "prices.csv:1:1: the header is not"),
+    ],
+)
+def test_a_fault_in_a_csv_of_prices_is_named_with_its_line(run: Run, tmp_path: Path, text: str, fault: str) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text(text, encoding="utf-8")
+    assert fault in refused(run("recommend", "llama-3.1-8b", "--users", "9", "--ctx", "8k", "--prices", path))
+
+
+def test_gpus_with_a_price_are_those_to_choose_from(run: Run, tmp_path: Path) -> None:
+    prices = price_file(tmp_path, {"a100-80g": 2.0, "mi300x": 3.0})
+    words = ("llama-3.1-8b", "--users", "9", "--ctx", "8k", "--prices", prices)
+    assert {one["gpu"] for one in recommended(run, *words)["placements"]} == {"a100-80g", "mi300x"}
+    line = refused(run("recommend", *words, "--gpus", "a100-80g,h200"))
+    assert line.startswith("--gpus: ")
+    assert "has no price for h200" in line
