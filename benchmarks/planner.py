@@ -10,6 +10,7 @@ import csv
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,6 +94,29 @@ def sweep_seconds(runs: int) -> tuple[str, str, float, float, float, int]:
     return ("100,000 combinations", "s", *spread([seconds(sweep) for _ in range(count)]), count)
 
 
+CHECKED = 100
+
+
+def check_seconds(runs: int) -> tuple[str, str, float, float, float, int]:
+    """Seconds for `kvplan check` of 100 targets, each another model, start-up and cures of what fails included."""
+    models = [name for name in catalog.model_names() if catalog.load(name).max_model_len >= 4096][:CHECKED]
+    rules = "{fits: true, min_headroom: 5%, min_concurrency: 100, min_kv_tokens: 100k, max_weights: 100GiB}"
+    targets = [f"- {{id: t{i}, model: {model}, gpu: h200, max_model_len: 4k}}" for i, model in enumerate(models)]
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Path(folder) / "kvplan.policy.yaml"
+        lines = ["version: 1", f"defaults: {{rules: {rules}}}", "targets:", *targets]
+        policy.write_text("\n".join(lines), encoding="utf-8")
+        argv = [str(Path(sys.executable).with_name("kvplan")), "check", str(policy)]
+
+        def check() -> None:
+            code = subprocess.run(argv, check=False, capture_output=True).returncode
+            assert code == 1, code  # the largest models do not fit
+
+        check()
+        count = max(3, runs // 2)
+        return (f"check, {CHECKED} targets", "s", *spread([seconds(check) for _ in range(count)]), count)
+
+
 HEADER = (
     "metric", "unit", "value", "p20", "p80", "n", "model", "gpu", "driver", "torch", "kvplan", "commit", "utc",
 )  # fmt: skip
@@ -111,6 +135,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
     rows = [*start_up(options.runs), plans_per_second(options.runs), sweep_seconds(options.runs)]
+    rows.append(check_seconds(options.runs))
     for metric, unit, value, p20, p80, n in rows:
         print(f"{metric:<20} {value:8.2f} {unit:<3} (20-80 %: {p20:.2f}-{p80:.2f}, n={n})")
     if options.csv:

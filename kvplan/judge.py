@@ -8,42 +8,37 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cache
 from math import ceil
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from kvplan import advise, users
+from kvplan import advise
 from kvplan.errors import KvplanError
 from kvplan.files import printable
+from kvplan.gauges import (
+    GAUGES,
+    Case,
+    Gauge,
+    Number,
+    kv_tokens,
+    located,
+    next_kv,
+    number,
+    percent,
+    plain,
+    request_tokens,
+    users_gauge,
+)
 from kvplan.plan import Plan, Request, plan
 from kvplan.policy import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
-from kvplan.policy_file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload
-from kvplan.rules.vllm import EngineArgs
+from kvplan.policy_file import EVIDENCE_ID, Policy, Rule, Severity, Waiver, Workload, exists
 from kvplan.strict_yaml import wrong
-from kvplan.units import format_count, format_gib, format_size
+from kvplan.units import format_gib, format_size
 
-if TYPE_CHECKING:
-    from kvplan.workload import Lengths
-
-Number = int | float
 # Of a plan that serves a workload, the share of requests that are preempted; a text says why it cannot be told.
 PreemptionRate = Callable[[Plan, Workload], float | str]
 
 MAX_CURED: Final = 100  # targets whose failures get a cure; a cure costs dozens of plans
 NOTHING: Final = "nothing tried would do"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A target, its plan, and how long its requests are where a distribution says so.
-
-    The plan itself knows a mean at most: users for a distribution cost a convolution, which no rule asks for.
-    """
-
-    target: Target
-    plan: Plan
-    lengths: "Lengths | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,8 @@ def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResul
         num_cured += any(finding.outcome in ("fail", "warn") for finding in result.findings)
         results.append(result)
     if policy.measured is not None and against.evidence is not None:
-        results.append(_evidence_result(policy, against.evidence, against.today))
+        told = _evidence_result(policy, against.evidence, against.today)
+        results += [told] if told.findings else []
     refuse_idle(policy, results)
     warnings = [*_expired(policy.waivers, against.today)]
     if num_cured > MAX_CURED:
@@ -129,12 +125,8 @@ def figures(plan: Plan) -> Figures:
     )
 
 
-def kv_tokens(plan: Plan) -> int:
-    return plan.capacity.tokens if plan.fits else 0
-
-
 def title(plan: Plan) -> str:
-    """ "llama-3.1-8b on a100-80g, tp 1, 32,768 tokens"."""
+    """Model, GPU, ranks and context: llama-3.1-8b on a100-80g, tp 1, 32,768 tokens."""
     args = plan.request.args
     ranks = [f"tp {args.tensor_parallel_size}"]
     ranks += [f"pp {args.pipeline_parallel_size}"] * (args.pipeline_parallel_size > 1)
@@ -175,6 +167,8 @@ class _Bench:
             return self.since_baseline(rule, before)
         if rule.name == "max_prediction_error":
             return self.predicted(rule)
+        if rule.name == "max_preemption_rate" and not self.case.plan.fits:  # nothing is served, so nothing simulated
+            return replace(self.fits(), limit=rule.limit, actual=None, unit="share")
         gauge = self.gauge(rule)
         return Verdict(None, gauge) if isinstance(gauge, str) else self.measured(rule, gauge)
 
@@ -186,7 +180,7 @@ class _Bench:
         fix = needs([(it.flag, f"{it.plan.concurrency.max:.1f} requests") for it in found]) if self.cures else None
         return Verdict(False, f"does not fit, {format_gib(plan.deficit)} short on each GPU", True, False, "", fix)
 
-    def measured(self, rule: Rule, gauge: "Gauge") -> Verdict:
+    def measured(self, rule: Rule, gauge: Gauge) -> Verdict:
         plan = self.case.plan
         limit, actual = gauge.limit(rule, plan), gauge.value(plan)
         if isinstance(actual, str):
@@ -199,7 +193,7 @@ class _Bench:
         fix = self.cure(rule, gauge) if not ok and self.cures else None
         return Verdict(ok, message, limit, actual, gauge.unit, fix)
 
-    def gauge(self, rule: Rule) -> "Gauge | str":
+    def gauge(self, rule: Rule) -> Gauge | str:
         """What the rule measures; a text says what is missing."""
         match rule.name:
             case "min_users":
@@ -210,20 +204,25 @@ class _Bench:
             case _:
                 return GAUGES[rule.name]
 
-    def preemption_gauge(self) -> "Gauge | str":
+    def preemption_gauge(self) -> Gauge | str:
         workload = self.case.target.workload
         if workload is None or (workload.profile is None and workload.trace is None):
             return "the target has no workload with a profile or a trace to simulate"
-        if workload.trace is not None and not workload.trace.exists():
+        if workload.trace is not None and not exists(workload.trace):
             return f"the trace {printable(str(workload.trace), 200)} does not exist"
 
+        seen: dict[int, Number | str] = {}  # by plan, all of which live as long as this target is judged
+
         def rate(plan: Plan) -> Number | str:
-            return self.against.preemption_rate(plan, workload)
+            if id(plan) not in seen:
+                with located(workload, self.case.target):
+                    seen[id(plan)] = self.against.preemption_rate(plan, workload)
+            return seen[id(plan)]
 
         def describe(plan: Plan) -> str:
-            return f"{percent(_number(rate(plan)))} of the requests are preempted"
+            return f"{percent(number(rate(plan)))} of the requests are preempted"
 
-        return Gauge(rate, "share", False, percent, describe, more_kv)
+        return Gauge(rate, "share", False, percent, describe, next_kv)
 
     def since_baseline(self, rule: Rule, before: Figures | None) -> Verdict:
         assert self.policy.baseline is not None
@@ -243,14 +242,14 @@ class _Bench:
 
     # --- cures
 
-    def cure(self, rule: Rule, gauge: "Gauge") -> str:
+    def cure(self, rule: Rule, gauge: Gauge) -> str:
         """Up to two changes that satisfy the rule, each with the value that it gives."""
         found: list[tuple[str, str]] = []
         for group in gauge.changes(rule, self.case.plan):
             for flag, request in group:
                 changed = self.plan_of(flag, request)
                 if changed is not None and changed.fits and gauge.holds(rule, changed):
-                    found.append((flag, gauge.text(_number(gauge.value(changed)))))
+                    found.append((flag, gauge.text(number(gauge.value(changed)))))
                     break
             if len(found) == 2:
                 break
@@ -266,7 +265,7 @@ class _Bench:
 
 
 def needs(found: Iterable[tuple[str, str]]) -> str:
-    """ "needs --tensor-parallel-size 2 (30.3) or --kv-cache-dtype fp8 (28.2)"."""
+    """The changes with what each gives: needs --tensor-parallel-size 2 (30.3) or --kv-cache-dtype fp8 (28.2)."""
     told = [f"{flag} ({value})" for flag, value in found]
     return f"needs {' or '.join(told)}" if told else NOTHING
 
@@ -323,300 +322,6 @@ def _expired(waivers: Sequence[Waiver], today: datetime.date) -> Iterator[str]:
         if waiver.expires < today:
             rule = printable(f"{waiver.target}/{waiver.rule}", 200)
             yield f"{waiver.mark}: the waiver of {rule} expired on {waiver.expires.isoformat()} and no longer counts"
-
-
-# --- gauges: what a rule measures -------------------------------------------------------------------------------------
-
-Change = tuple[str, Request]  # the flag that makes it, and the request changed
-Changes = Callable[[Rule, Plan], Iterator[Iterable[Change]]]  # groups of one kind, the nearest first
-
-
-@dataclass(frozen=True, slots=True)
-class Gauge:
-    """A number of a plan that a rule bounds.
-
-    value     of a plan; a text says why there is none
-    describe  the sentence that states it
-    changes   what may cure a failure
-    """
-
-    value: Callable[[Plan], Number | str]
-    unit: str
-    is_floor: bool
-    text: Callable[[Number], str]
-    describe: Callable[[Plan], str]
-    changes: Changes
-
-    def limit(self, rule: Rule, plan: Plan) -> Number:
-        """The limit in the gauge's unit: a share of headroom is one of the GPU's memory, in whole bytes."""
-        if rule.is_share and self.unit == "bytes":
-            return -(-round(rule.limit * 10**12) * plan.memory.total // 10**12)
-        return rule.limit
-
-    def wanted(self, rule: Rule, plan: Plan) -> str:
-        text = self.text(self.limit(rule, plan))
-        return f"{text} ({printable(rule.text, 20)})" if rule.is_share and self.unit == "bytes" else text
-
-    def holds(self, rule: Rule, plan: Plan) -> bool:
-        actual, limit = self.value(plan), self.limit(rule, plan)
-        if isinstance(actual, str):
-            return False
-        return actual >= limit if self.is_floor else actual <= limit
-
-
-def _number(value: Number | str) -> Number:
-    assert not isinstance(value, str)
-    return value
-
-
-def plain(value: Number) -> str:
-    """A concurrency: two decimals, none where they say nothing."""
-    return f"{value:,.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else format_count(value)
-
-
-def percent(value: Number) -> str:
-    return f"{100 * value:,.2f}".rstrip("0").rstrip(".") + " %"
-
-
-def requests_at_once(plan: Plan) -> str:
-    answer = plan.concurrency
-    told = f"{plain(answer.max)} requests of {plan.capacity.max_model_len:,} tokens at once"
-    if not plan.fits:
-        return told
-    each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
-    return f"{told} ({answer.low:.1f}-{answer.high:.1f}; {each})"
-
-
-def headroom(plan: Plan) -> str:
-    left = plan.memory.unused
-    if left < 0:
-        return f"{format_gib(-left)} more planned than the {format_gib(plan.memory.total)} there are"
-    return f"{format_gib(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} left"
-
-
-def users_gauge(tokens: int, key: str) -> Gauge:
-    def value(plan: Plan) -> int:
-        return min(pool_users(plan, tokens), plan.settings.max_num_seqs)
-
-    def describe(plan: Plan) -> str:
-        length = min(tokens, plan.capacity.max_model_len)
-        told = f"{value(plan):,} requests of {length:,} tokens ({'the mean' if key == 'mean' else 'p99'}) at once"
-        held = pool_users(plan, tokens)
-        return told if held == value(plan) else f"{told} (--max-num-seqs; the pool holds {held:,})"
-
-    return Gauge(value, "requests", True, plain, describe, more_users)
-
-
-def pool_users(plan: Plan, tokens: int) -> int:
-    """Requests of a length that the pool holds at once; 0 where nothing fits."""
-    if not plan.fits:
-        return 0
-    context, load = plan.capacity.max_model_len, plan.request.load
-    shared = plan.pool.shared(min(load.shared_prefix, context))
-    return users.users_at(plan.pool.held, plan.capacity.num_blocks - 1, min(tokens, context), shared)
-
-
-# --- how long requests are --------------------------------------------------------------------------------------------
-
-
-def request_tokens(case: Case, key: str) -> int | str:
-    """The mean or p99 length in tokens: what the target states, else its workload's; a text says what is missing."""
-    load, workload = case.plan.request.load, case.target.workload
-    if key == "mean" and load.mean_tokens is not None:
-        return load.mean_tokens
-    if case.lengths is not None:
-        return ceil(case.lengths.mean) if key == "mean" else quantile(case.lengths.points, 0.99)
-    if workload is not None and workload.trace is not None and not workload.trace.exists():
-        return f"the trace {printable(str(workload.trace), 200)} does not exist"
-    if workload is not None and (workload.profile is not None or workload.trace is not None):
-        return _workload_tokens(workload.profile, workload.trace)[key]
-    wanted = "mean_tokens, lengths nor a workload" if key == "mean" else "lengths nor a workload"
-    return f"the target states neither {wanted} to take the {key} length from"
-
-
-def quantile(points: Sequence[tuple[int, float]], share: float) -> int:
-    """The smallest length that at least this share of the requests does not exceed."""
-    mass = 0.0
-    for tokens, probability in points:
-        mass += probability
-        if mass >= share - 1e-12:  # probabilities are sums of floats
-            return tokens
-    return points[-1][0]
-
-
-DRAWN: Final = 10_000  # requests of a profile; its p99 is then known to about a percent
-
-
-@cache
-def _workload_tokens(profile: str | None, trace: Path | None) -> dict[str, int]:
-    """Mean and p99 of prompt + output."""
-    from itertools import islice
-
-    if profile is not None:
-        from kvplan import profiles
-
-        requests = list(islice(profiles.profile(profile).requests(rate=1.0, seed=0), DRAWN))
-    else:
-        from kvplan import trace as traces
-
-        assert trace is not None
-        requests = list(traces.read(trace).requests)
-    lengths = sorted(it.prompt_tokens + it.output_tokens for it in requests)
-    return {"mean": ceil(sum(lengths) / len(lengths)), "p99": lengths[ceil(0.99 * len(lengths)) - 1]}
-
-
-# --- changes that may cure --------------------------------------------------------------------------------------------
-
-
-def with_args(plan: Plan, **changed: int | float | str | bool) -> Request:
-    args: EngineArgs = replace(plan.request.args, **changed)  # type: ignore[arg-type] # names and types are EngineArgs'
-    return replace(plan.request, args=args)
-
-
-def more_ranks(plan: Plan) -> list[Change]:
-    now = plan.request.args.tensor_parallel_size
-    return [
-        (f"--tensor-parallel-size {tp}", with_args(plan, tensor_parallel_size=tp)) for tp in advise.TP_SIZES if tp > now
-    ]
-
-
-def fp8_cache(plan: Plan) -> list[Change]:
-    if plan.request.args.kv_cache_dtype != "auto":
-        return []
-    return [("--kv-cache-dtype fp8", with_args(plan, kv_cache_dtype="fp8"))]
-
-
-def larger_gpus(plan: Plan) -> Iterator[Change]:
-    for bigger in advise.larger_gpus(plan.request):
-        yield f"--gpu {bigger.name}", replace(plan.request, gpu=bigger)
-
-
-def more_kv(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    """More ranks, smaller entries, a larger GPU."""
-    yield more_ranks(plan)
-    yield fp8_cache(plan)
-    yield larger_gpus(plan)
-
-
-def more_users(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    if plan.settings.max_num_seqs < rule.limit:
-        yield [(f"--max-num-seqs {rule.limit}", with_args(plan, max_num_seqs=int(rule.limit)))]
-    yield from more_kv(rule, plan)
-
-
-CONTEXT_STEP: Final = 1024
-
-
-def more_requests(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    """More KV cache, or shorter requests: the longest context, in steps of 1,024 tokens, that satisfies the rule."""
-    yield more_ranks(plan)
-    yield fp8_cache(plan)
-    yield shorter_context(rule, plan)
-    yield larger_gpus(plan)
-
-
-def shorter_context(rule: Rule, plan: Plan) -> Iterator[Change]:
-    gauge = GAUGES["min_concurrency"]
-
-    def at(steps: int) -> Change:
-        context = steps * CONTEXT_STEP
-        return f"--max-model-len {context}", with_args(plan, max_model_len=context)
-
-    def holds(steps: int) -> bool:
-        changed = advise.tried(at(steps)[1])
-        return changed is not None and gauge.holds(rule, changed)
-
-    low, high = 1, (plan.capacity.max_model_len - 1) // CONTEXT_STEP
-    if high < 1 or not holds(low):
-        return
-    while low < high:  # a shorter context never holds fewer requests
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    yield at(low)
-
-
-def less_weight(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    yield more_ranks(plan)
-    if plan.request.spec.quantization is None and plan.request.args.quantization is None:
-        yield [("--quantization fp8", with_args(plan, quantization="fp8"))]
-
-
-def smaller_entries(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    yield fp8_cache(plan)
-    yield more_ranks(plan)
-
-
-LORA_RANKS: Final = (512, 320, 256, 128, 64, 32, 16, 8, 1)
-
-
-def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    args = plan.request.args
-    if args.tensor_parallel_size > 1 and not args.fully_sharded_loras:
-        yield [("--fully-sharded-loras", with_args(plan, fully_sharded_loras=True))]
-    most = min(args.max_loras - 1, 64)
-    yield ((f"--max-loras {slots}", with_args(plan, max_loras=slots)) for slots in range(most, 0, -1))
-    yield (
-        (f"--max-lora-rank {rank}", with_args(plan, max_lora_rank=rank))
-        for rank in LORA_RANKS
-        if rank < args.max_lora_rank
-    )
-    yield more_ranks(plan)
-
-
-def more_left(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    """Less of the GPU for the server, or a larger one."""
-    args = plan.request.args
-    if not plan.fits:
-        yield more_ranks(plan)
-    if args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None:
-        percents = range(ceil(100 * plan.settings.gpu_memory_utilization) - 1, 0, -1)
-        yield (
-            (f"--gpu-memory-utilization {hundredths / 100}", with_args(plan, gpu_memory_utilization=hundredths / 100))
-            for hundredths in percents
-        )
-    elif args.kv_cache_memory_bytes is not None:
-        short = max(0, int(GAUGES["min_headroom"].limit(rule, plan)) - plan.memory.unused)
-        less = args.kv_cache_memory_bytes - short
-        if less > 0:
-            yield [(f"--kv-cache-memory-bytes {less}", with_args(plan, kv_cache_memory_bytes=less))]
-    yield larger_gpus(plan)
-
-
-GAUGES: Final[Mapping[str, Gauge]] = {
-    "min_headroom": Gauge(
-        lambda plan: plan.memory.unused, "bytes", True, lambda n: format_gib(int(n)), headroom, more_left
-    ),
-    "min_concurrency": Gauge(
-        lambda plan: plan.concurrency.max, "requests", True, plain, requests_at_once, more_requests
-    ),
-    "min_kv_tokens": Gauge(
-        kv_tokens, "tokens", True, plain, lambda plan: f"the KV cache holds {kv_tokens(plan):,} tokens", more_kv
-    ),
-    "max_weights": Gauge(
-        lambda plan: plan.memory.weights,
-        "bytes",
-        False,
-        lambda n: format_gib(int(n)),
-        lambda plan: f"{format_gib(plan.memory.weights)} of weights on each GPU",
-        less_weight,
-    ),
-    "max_kv_bytes_per_token": Gauge(
-        lambda plan: plan.bytes_per_token,
-        "bytes/token",
-        False,
-        lambda n: format_size(int(n)),
-        lambda plan: f"{format_size(plan.bytes_per_token)} of KV for each token on each GPU",
-        smaller_entries,
-    ),
-    "max_lora_bytes": Gauge(
-        lambda plan: plan.memory.lora,
-        "bytes",
-        False,
-        lambda n: format_gib(int(n)),
-        lambda plan: f"{format_gib(plan.memory.lora)} of adapter slots on each GPU",
-        fewer_adapters,
-    ),
-}
 
 
 # --- baseline ---------------------------------------------------------------------------------------------------------

@@ -313,6 +313,14 @@ def beside(folder: Path, text: str) -> Path:
     return Path(os.path.join(folder, text))  # noqa: PTH118 -- keeps the ./ that tells a path from a catalog name
 
 
+def exists(path: Path) -> bool:
+    """Whether there is such a file; a path that cannot even be asked for counts, so that its reader says why."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return True
+
+
 def _rate(text: str, option: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
     rate = 0.0 if found is None else float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]

@@ -10,7 +10,8 @@ from typing import Final
 
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
-from kvplan.judge import kv_tokens, title
+from kvplan.gauges import kv_tokens
+from kvplan.judge import title
 from kvplan.plan import Plan
 from kvplan.policy_file import LENGTH_KEYS
 from kvplan.rules.vllm import EngineArgs

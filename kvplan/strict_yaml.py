@@ -109,7 +109,9 @@ def parse(text: str, where: str) -> Table:
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark or error.context_mark
         mark = Mark(where, at.line + 1, at.column + 1) if at else Mark(where, 1, 1)
-        raise wrong(mark, f"is not YAML ({printable(str(error.problem), 120)}); correct it") from None
+        problem = printable(str(error.problem), 120)
+        cure = "quote a value that holds `: `" if "mapping values" in problem else "correct it"
+        raise wrong(mark, f"is not YAML ({problem}); {cure}") from None
     except yaml.YAMLError as error:
         raise wrong(Mark(where, 1, 1), f"is not YAML ({printable(str(error), 120)}); correct it") from None
     if found is None:
@@ -234,6 +236,10 @@ def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
         for pattern, why, cure in ODD:
             if pattern.fullmatch(event.value):
                 raise wrong(mark, f"{printable(event.value, 40)} {why}; {cure}")
+    escaped = _STRANGE.search(event.value)
+    if escaped is not None:
+        code = f"U+{ord(escaped.group()):04X}"
+        raise wrong(mark, f"an escape stands for a character that does not belong in text ({code}); delete it")
     return Scalar(event.value, is_plain, mark)
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan import catalog, judge, policy_file, strict_yaml
+from kvplan import catalog, gauges, judge, policy_file, strict_yaml
 from kvplan.artifact import document_schema, plan_document
 from kvplan.cli.options import EstimateOptions
 from kvplan.errors import InvalidInputError, KvplanError
+from kvplan.gauges import Case
 from kvplan.gpu import gpu
-from kvplan.judge import Against, Case, Evidence
+from kvplan.judge import Against, Evidence
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.policy import RULES, CheckResult, Figures, Finding, check_document, figures_by_target
 from kvplan.policy_file import ENGINE_KEYS, Policy, Workload
@@ -310,7 +311,7 @@ def test_users_are_counted_at_the_mean_and_the_99th_percentile_of_the_lengths() 
 
 @pytest.mark.parametrize(("share", "tokens"), [(0.5, 1000), (0.98, 2000), (0.99, 30000), (1.0, 30000)])
 def test_a_quantile_is_the_smallest_length_that_so_many_do_not_exceed(share: float, tokens: int) -> None:
-    assert judge.quantile(TWO_LENGTHS.points, share) == tokens
+    assert gauges.quantile(TWO_LENGTHS.points, share) == tokens
 
 
 def test_no_more_users_run_than_the_scheduler_takes() -> None:
@@ -346,6 +347,19 @@ def test_lengths_come_from_a_trace_where_the_target_has_none(tmp_path: Path) -> 
     assert (gone.outcome, "does not exist" in gone.message) == ("skip", True)
 
 
+def test_a_failing_rate_is_told_what_would_help_and_each_plan_is_simulated_once() -> None:
+    """A rate that halves where the pool has twice the blocks."""
+    asked: list[int] = []
+
+    def rate(made: Plan, workload: Workload) -> float:
+        asked.append(made.capacity.num_blocks)
+        return 0.04 * planned().capacity.num_blocks / made.capacity.num_blocks
+
+    failed = only(with_workload("max_preemption_rate: 2%", "{profile: azure-2023-conv}"), preemption_rate=rate)
+    assert [flag for flag, _ in flags_of(failed)] == ["--tensor-parallel-size 2", "--kv-cache-dtype fp8"]
+    assert len(asked) == 3  # as it is, on two ranks, with entries of half the size
+
+
 def test_preemption_is_what_the_simulation_says() -> None:
     text = with_workload("max_preemption_rate: 1%", "{profile: azure-2023-conv}")
 
@@ -357,6 +371,8 @@ def test_preemption_is_what_the_simulation_says() -> None:
     assert (failed.outcome, failed.actual, failed.fix) == ("fail", 0.02, judge.NOTHING)
     assert only(text, preemption_rate=lambda plan, workload: "no clock").message == "no clock"
     assert only(text).outcome == "skip"
+    unserved = only(text, planned("llama-3.1-70b", max_model_len=8192), preemption_rate=rate(0.0))
+    assert (unserved.outcome, unserved.limit, unserved.actual) == ("fail", 0.01, None)
     assert "no workload" in only(one("max_preemption_rate: 1%")).message
 
 
@@ -641,6 +657,12 @@ def test_evidence_has_a_place_of_its_own_in_the_result() -> None:
     assert [finding.target for finding in last.findings] == ["measured", "measured"]
     waived = judged(one("fits: true", MEASURED + "\n" + waiver("2027-01-01", "measured/max_age")), evidence=EVIDENCE)
     assert waived.count("pass") == 3
+
+
+def test_a_measurement_without_limits_is_there_for_the_targets_rules_only() -> None:
+    result = judged(one("max_prediction_error: 5%", "measured: {file: run}"), evidence=EVIDENCE)
+    assert [(finding.target, finding.outcome) for finding in result.findings] == [("chat", "pass")]
+    assert [target.target for target in result.targets] == ["chat"]
 
 
 def test_a_target_may_ask_for_less_error_than_the_rest() -> None:

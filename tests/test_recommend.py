@@ -10,9 +10,18 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from kvplan import catalog
+from kvplan.gpu import gpu
+from kvplan.held import pool_holds, pool_users
+from kvplan.plan import Load, Plan, Request, plan
 from kvplan.prices import read as read_prices
-from kvplan.recommend import seqs_for
+from kvplan.recommend import bound, seqs_for
+from kvplan.rules.vllm import EngineArgs
+from kvplan.users import users_for_lengths
+from kvplan.workload import Lengths
 from tests.cli import Run, refused
 from tests.cli import run as run  # the fixture
 
@@ -147,6 +156,63 @@ def test_states_leave_a_block_for_every_sequence(run: Run) -> None:
         assert round(answer["concurrency"]["low"] * answer["kv"]["blocks_per_request"]) >= one["max_num_seqs"]
 
 
+def test_a_state_block_for_every_sequence_decides_how_many_there_are(run: Run) -> None:
+    # At this size the low end of the range leaves 6 blocks, a request takes 4: room for one, but not for 8 states.
+    words = (
+        "qwen3-next-80b-a3b", "--users", "1", "--ctx", "256", "--no-enable-prefix-caching",
+        "--gpu-memory", "156128MiB", "--gpu-memory-utilization", "1",
+    )  # fmt: skip
+    found = recommended(run, *words)["fit"]["as_asked"]
+    assert (found["holds"], found["settings"]["max_num_seqs"]) == (True, 1)
+    assert not recommended(run, *words, "--max-num-seqs", "8")["fit"]["as_asked"]["holds"]
+    assert recommended(run, *words, "--max-num-seqs", "8", "--enforce-eager")["fit"]["as_asked"]["holds"]
+
+
+def test_a_server_that_may_not_start_holds_nobody(run: Run) -> None:
+    alone = estimated(run, "llama-3.1-8b", "--gpu", "rtx-4090", "--ctx", "44k", "--max-num-seqs", "8")
+    assert alone["concurrency"]["low"] < 1 < alone["concurrency"]["max"]
+    words = ("llama-3.1-8b", "--gpu", "rtx-4090", "--ctx", "44k", "--mean-tokens", "1k", "--users", "2")
+    assert not recommended(run, *words)["fit"]["as_asked"]["holds"]
+    assert recommended(run, *words, "--optimistic")["fit"]["as_asked"]["holds"]
+
+
+def pool_of(num_blocks: int, load: Load) -> Plan:
+    """Llama-3.1-8B with a pool of so many blocks of 16 tokens."""
+    args = EngineArgs(
+        max_model_len=16_384, num_gpu_blocks_override=num_blocks, max_num_seqs=4096, max_num_batched_tokens=8192
+    )
+    return plan(Request(catalog.load("llama-3.1-8b"), gpu("h200"), args, load=load))
+
+
+def test_one_block_of_a_pool_is_nobodys() -> None:
+    # A request of 160 tokens holds 10 blocks, and block 0 is no request's.
+    for end in ("low", "likely", "high"):
+        assert pool_users(pool_of(101, Load(mean_tokens=160)), end) == 10
+        assert pool_users(pool_of(100, Load(mean_tokens=160)), end) == 9
+    assert pool_users(pool_of(101, Load(mean_tokens=160, shared_prefix=80)), "low") == 19  # (100 - 5) / 5
+
+
+SKEWED = Lengths(((16, 0.995), (16_384, 0.005)))  # one block, and seldom 1,024
+WIDE = Lengths(((100, 0.3), (1000, 0.4), (4000, 0.3)))
+
+
+@pytest.mark.parametrize("lengths", [SKEWED, WIDE])
+@pytest.mark.parametrize("num_blocks", [3, 40, 700, 5_000, 20_000])
+def test_the_bound_is_never_below_the_users(lengths: Lengths, num_blocks: int) -> None:
+    made = pool_of(num_blocks, Load(lengths=lengths))
+    exact = users_for_lengths(lambda tokens: -(-tokens // 16), num_blocks - 1, lengths, 0.01).users
+    assert bound(made.request, made, "low") >= exact
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(st.integers(300, 3000), st.integers(1, 40)), min_size=1, max_size=8))
+def test_what_is_known_of_other_pools_gives_the_same_answers(asked: list[tuple[int, int]]) -> None:
+    for num_blocks, users in asked:
+        made = pool_of(num_blocks, Load(lengths=WIDE))
+        exact = users_for_lengths(lambda tokens: -(-tokens // 16), num_blocks - 1, WIDE, 0.01).users
+        assert pool_holds(made, "low", users) == (exact >= users)
+
+
 def test_lengths_are_held_as_estimate_counts_them(run: Run) -> None:
     dist = ("--lengths", "lognormal:median=800,p95=3000")
     doc = recommended(run, "llama-3.1-8b", "--users", "150", "--ctx", "8k", "--gpus", "l40s,a100-80g", *dist)
@@ -177,9 +243,9 @@ def test_more_users_never_cost_less(run: Run, tmp_path: Path) -> None:
     for users in (1, 2, 13, 40, 41, 64, 65, 130, 257, 300, 777, 3000):
         found = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "8k", "--prices", prices)["placements"]
         best.append(found[0]["price_per_hour"])
-        for gpu, unchanged in itertools.product(SIX, (True, False)):
-            each = [one for one in found if one["gpu"] == gpu and not (unchanged and one["changes"])]
-            costs.setdefault((gpu, unchanged), []).append(min(one["price_per_hour"] for one in each))
+        for name, unchanged in itertools.product(SIX, (True, False)):
+            each = [one for one in found if one["gpu"] == name and not (unchanged and one["changes"])]
+            costs.setdefault((name, unchanged), []).append(min(one["price_per_hour"] for one in each))
     assert best == sorted(best)
     for each in costs.values():
         assert len(each) == len(best)
@@ -314,12 +380,14 @@ def test_what_is_stated_is_kept(run: Run) -> None:
 FIXED = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "16k")
 
 
-def test_the_lowest_utilisation_holds_and_a_hundredth_less_does_not(run: Run) -> None:
-    one = recommended(run, *FIXED, "--users", "20")["fit"]["utilization"]
+@pytest.mark.parametrize(("gpu", "users"), [("a100-80g", 20), ("a100-80g", 1), ("b200", 1), ("b200", 70)])
+def test_the_lowest_utilisation_holds_and_a_hundredth_less_does_not(run: Run, gpu: str, users: int) -> None:
+    words = ("llama-3.1-8b", "--gpu", gpu, "--ctx", "16k", "--users", str(users))
+    one = recommended(run, *words)["fit"]["utilization"]
     argv = one["settings"]["argv"]
-    assert held(estimated(run, "--from-command", shlex.join(argv), "--gpu", "a100-80g")) >= 20
-    less = changed(argv, gpu_memory_utilization=round(one["value"] - 0.01, 2), max_num_seqs=20)
-    assert held(estimated(run, "--from-command", less, "--gpu", "a100-80g")) < 20
+    assert held(estimated(run, "--from-command", shlex.join(argv), "--gpu", gpu)) >= users
+    less = changed(argv, gpu_memory_utilization=round(one["value"] - 0.01, 2), max_num_seqs=users)
+    assert held(estimated(run, "--from-command", less, "--gpu", gpu)) < users
 
 
 @pytest.mark.parametrize("users", [1, 7, 20])

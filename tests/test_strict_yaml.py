@@ -110,6 +110,10 @@ def test_quoted_it_is_text(text: str) -> None:
         ("a: b: c\n", "p.yaml:1:5: is not YAML"),
         ("a: [1, 2\n", "p.yaml:2:1: is not YAML"),
         ("a: @x\n", "p.yaml:1:4: is not YAML"),
+        (
+            'a: "\\ud800"\n',
+            "p.yaml:1:",
+        ),  # half a character; the reader in C says where in the text, the other its start
         ("a: 1\nb: \x07\n", "p.yaml:2:4: holds a character that YAML does not take (U+0007)"),
         ("a: \x85\n", "p.yaml:1:4: holds a character"),
         ("a: \u2028\n", "p.yaml:1:4: holds a character"),
@@ -119,6 +123,11 @@ def test_quoted_it_is_text(text: str) -> None:
 )
 def test_a_fault_of_the_file_is_refused_at_its_place(text: str, start: str) -> None:
     assert refusal(text).startswith(start)
+
+
+@pytest.mark.parametrize("escape", ["\\0", "\\e[31m", "\\x85", "\\u2028", "\\uFEFF"])
+def test_an_escape_that_would_smuggle_such_a_character_is_refused(escape: str) -> None:
+    assert refusal(f'a: "x{escape}"\n').startswith("p.yaml:1:4: an escape stands for a char")
 
 
 def test_fifty_levels_are_read() -> None:

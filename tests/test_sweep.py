@@ -139,35 +139,39 @@ def test_a_grid_for_another_process_makes_the_same_rows() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_no_process_is_left_behind(number: signal.Signals, code: int) -> None:
+def test_no_process_is_left_behind(number: signal.Signals, code: int, tmp_path: Path) -> None:
     contexts = ",".join(str(1024 + i) for i in range(4_000))
     seqs = ",".join(str(8 + i) for i in range(25))
     words = ["sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", contexts, "--max-num-seqs", seqs]
     line = "import sys; from kvplan.cli.main import run; run()"
-    running = subprocess.Popen(
-        [sys.executable, "-c", line, *words, "--jobs", "2", "--format", "csv"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    errors = tmp_path / "stderr"
+    with errors.open("wb") as err:
+        running = subprocess.Popen(
+            [sys.executable, "-c", line, *words, "--jobs", "2", "--format", "csv"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            start_new_session=True,
+        )
     assert running.stdout is not None
-    assert running.stderr is not None
-    while running.stdout.readline().count(b",") and not len(session(running.pid)) > 2:
-        pass  # until the processes are there
-    if number == signal.SIGINT:
-        os.killpg(running.pid, number)  # a terminal tells the whole group
-    else:
-        running.send_signal(number)
-    running.stdout.close()
-    err = running.stderr.read()
-    running.stderr.close()
-    assert running.wait(60) == code
-    assert b"Traceback" not in err
-    until = time.monotonic() + 60
-    while session(running.pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert session(running.pid) == []
+    try:
+        while running.stdout.readline().count(b",") and not len(session(running.pid)) > 2:
+            pass  # until the processes are there
+        if number == signal.SIGINT:
+            os.killpg(running.pid, number)  # a terminal tells the whole group
+        else:
+            running.send_signal(number)
+        running.stdout.close()
+        assert running.wait(60) == code
+        assert b"Traceback" not in errors.read_bytes()
+        until = time.monotonic() + 30
+        while session(running.pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert session(running.pid) == []
+    finally:
+        for left in session(running.pid):
+            os.kill(left, signal.SIGKILL)
+        running.wait(60)
 
 
 def session(number: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.command import read_command
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.files import load_json, printable
-from kvplan.judge import Against, Case, Evidence
+from kvplan.gauges import Case
+from kvplan.judge import Against, Evidence
 from kvplan.plan import Load, Plan, plan
 from kvplan.policy import OUTCOMES, CheckResult, Figures, Finding, TargetResult, check_document, figures_by_target
-from kvplan.policy_file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload
+from kvplan.policy_file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists
 from kvplan.report.lines import Line, line, write
 from kvplan.spec import ModelSpec
 from kvplan.strict_yaml import Items, Mark, Node, Scalar
@@ -37,7 +39,7 @@ def check(options: CheckOptions) -> int:
         return init(options)
     refuse_plan_options(options)
     path = Path(options.model or DEFAULT_NAME)
-    if options.model is None and not path.exists():
+    if options.model is None and not exists(path):
         raise UsageError(
             f"./{DEFAULT_NAME}: no such file; name a policy, or write one with `kvplan check --init MODEL --gpu NAME`"
         )
@@ -56,10 +58,10 @@ def check(options: CheckOptions) -> int:
 
 def refuse_plan_options(options: CheckOptions) -> None:
     """What a plan is made from stands in the policy; given beside it, it would be ignored."""
-    names = [field.name for field in fields(WorkloadOptions) if field.name not in (*ENVIRONMENT, "model")]
-    for name in (*names, "output", "force", "from_pid"):
-        if getattr(options, name):
-            flag = {"max_model_len": "--ctx"}.get(name, "--" + name.replace("_", "-"))
+    own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "force", "from_pid"}
+    for field in fields(CheckOptions):
+        if field.name in own and getattr(options, field.name) != field.default:
+            flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
             raise UsageError(f"{flag}: goes with --init only; say it in the policy's target instead")
 
 
@@ -67,7 +69,7 @@ def today_of(options: CheckOptions) -> datetime.date:
     if options.today is None:
         return datetime.datetime.now(datetime.UTC).date()
     try:
-        if len(options.today) == 10:
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", options.today):
             return datetime.date.fromisoformat(options.today)
     except ValueError:
         pass
@@ -100,7 +102,7 @@ def checked(
     )
     result = judge.judge(policy, cases, against)
     if update:
-        write_baseline(policy, result)
+        write_baseline(policy, result, quiet=quiet)
     return result
 
 
@@ -168,11 +170,21 @@ def located(error: KvplanError, target: Target) -> KvplanError:
     return EnvironmentProblem(text) if isinstance(error, EnvironmentProblem) else InvalidInputError(text)
 
 
+NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
+SUBJECTS = {"ctx": "max_model_len", "mean": "mean_tokens", "no_enable_lora": "enable_lora"}
+
+
 def place_of(message: str, target: Target) -> Mark:
-    """Where the key stands that an error is about, by the name that its message begins with."""
+    """Where the key stands that an error is about, by what its message begins with: a flag's name, or a key's value."""
     subject = message.split(maxsplit=1)[0].rstrip(":") if message.strip() else ""
-    key = subject.lstrip("-").replace("-", "_")
-    key = {"ctx": "max_model_len", "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}.get(key, key)
+    name = subject.lstrip("-").replace("-", "_")
+    key = SUBJECTS.get(name, name)
+    values = {key: node.text for key, node in {**target.defaults, **target.own}.items() if isinstance(node, Scalar)}
+    if key == "model" and repr(values.get("draft_model")) in message:
+        key = "draft_model"
+    if key not in ENGINE_KEYS:
+        named = ((key, values.get(key, "").removeprefix("./")) for key in NAMING_KEYS)
+        key = next((key for key, text in named if text and subject.endswith(text)), key)
     if target.command is not None and key not in target.own and key in ("from_command", *ENGINE_KEYS):
         return target.command.mark
     return target.place(key)
@@ -257,7 +269,7 @@ def say(target: Target, asked: Asked) -> None:
 
 def read_baseline(policy: Policy) -> Mapping[str, Figures] | None:
     """The baseline's figures by target; None where there is no such file (yet)."""
-    if policy.baseline is None or not policy.baseline.path.exists():
+    if policy.baseline is None or not exists(policy.baseline.path):
         return None
     try:
         return figures_by_target(load_json(policy.baseline.path), printable(str(policy.baseline.path), 200))
@@ -265,7 +277,7 @@ def read_baseline(policy: Policy) -> Mapping[str, Figures] | None:
         raise type(error)(f"{policy.baseline.mark}: baseline: {error}") from error
 
 
-def write_baseline(policy: Policy, result: CheckResult) -> None:
+def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
     if policy.baseline is None:
         raise UsageError(
             f"--update-baseline: {policy.path} names no baseline; add baseline: {{file: .kvplan/baseline.json}}"
@@ -280,6 +292,8 @@ def write_baseline(policy: Policy, result: CheckResult) -> None:
         ) from error
     with output.report_files([str(path)], "--update-baseline", {path.suffix.lower(): "json"}) as (file,):
         file.save(rendered("json", result))
+    if not quiet:
+        output.tell("note", f"{printable(str(path), 400)}: written; commit it with the policy")
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

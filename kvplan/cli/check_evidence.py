@@ -9,9 +9,10 @@ from typing import Any
 from kvplan import catalog
 from kvplan.errors import InvalidInputError, KvplanError
 from kvplan.files import load_json, printable, shown
-from kvplan.judge import Case, Evidence
+from kvplan.gauges import Case
+from kvplan.judge import Evidence
 from kvplan.plan import Plan
-from kvplan.policy_file import Measured
+from kvplan.policy_file import Measured, exists
 from kvplan.reconcile import RECONCILIATION, reconcile, spec_of
 from kvplan.rundir import MANIFEST, Run, load_run
 from kvplan.spec import ModelSpec
@@ -27,14 +28,23 @@ def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:
 
 def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
     path = measured.path
-    if not path.exists():
+    if not exists(path):
         return Evidence(problem=f"{printable(measured.text, 200)} does not exist; measure with kvplan profile")
-    if path.is_dir() or path.name == MANIFEST:
-        return of_run(load_run(path if path.is_dir() else path.parent), cases)
+    if path.name == MANIFEST:
+        return of_run(load_run(path.parent), cases)
+    if is_directory(path):
+        return of_run(load_run(path), cases)
     document = load_json(path)
     if document.get("schema") != RECONCILIATION:
         raise InvalidInputError(f"{shown(path)}: is neither a run nor a reconciliation; name one")
     return of_reconciliation(document, path, cases)
+
+
+def is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # its reader says why
+        return False
 
 
 def of_run(run: Run, cases: Sequence[Case]) -> Evidence:

@@ -339,7 +339,7 @@ class GpusOptions:
 class SchemaOptions:
     """`kvplan schema`."""
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="plan, plans (several), trace or workload.")]
+    name: Annotated[str, typer.Argument(metavar="NAME", help="plan, plans, check, policy, trace or workload.")]
 
 
 # --- from text to engine arguments ----------------------------------------------------------------------------------
