@@ -13,8 +13,7 @@ from kvplan.held import running_users
 from kvplan.plan import Plan, Request
 from kvplan.recommend import Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.report.lines import Line, columns, line
-from kvplan.report.sweep_text import cell
-from kvplan.report.text import code, escaped, rows_of
+from kvplan.report.text import code, csv_cell, escaped, rows_of
 from kvplan.units import GIB, format_gib
 
 RECOMMENDATION = "kvplan/recommendation@1"
@@ -330,5 +329,5 @@ def _csv(headers: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(headers)
-    writer.writerows([cell(row.get(name)) for name in headers] for row in rows)
+    writer.writerows([csv_cell(row.get(name)) for name in headers] for row in rows)
     return out.getvalue()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kvplan.artifact import num_gpus
 from kvplan.flags import model_id
 from kvplan.report.lines import Line, columns, line, write
+from kvplan.report.text import csv_cell, escaped, rows_of
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import Result, Spread
@@ -122,7 +123,8 @@ def limit_text(kept: Kept) -> str:
 
 
 def kept_text(kept: Kept) -> str:
-    return f"{value_text(kept, kept.value)} {'kept' if kept.is_kept else 'BROKEN'}"
+    shown = value_text(kept, kept.value) if kept.judged else "no request"
+    return f"{shown} {'kept' if kept.is_kept else 'BROKEN'}"
 
 
 def largest_text(variant: Variant, *, users: bool) -> str:
@@ -186,18 +188,10 @@ def render(answer: Answer, format: str) -> str:
 
 
 def markdown(answer: Answer) -> str:
-    def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    names = [variant.name for variant in answer.variants]
-    table = [
-        "| | " + " | ".join(names) + " |",
-        "|---|" + "---:|" * len(names),
-        *("| " + " | ".join([cell(what), *map(cell, texts)]) + " |" for what, texts in rows(answer)),
-    ]
-    return "\n".join(
-        [f"## {cell(title(answer))}", "", *table, "", *(f"{n}: {cell(t)}  " for n, t in facts(answer)), ""]
-    )
+    names = ["", *(variant.name for variant in answer.variants)]
+    table = [[escaped(what), *map(escaped, texts)] for what, texts in rows(answer)]
+    below = [f"{name}: {escaped(text)}  " for name, text in facts(answer)]
+    return "\n".join([f"## {escaped(title(answer))}", "", rows_of(names, table), "", *below, ""])
 
 
 def figures_csv(answer: Answer) -> str:
@@ -215,7 +209,7 @@ def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]
         if isinstance(value, dict):
             yield from flat(value, f"{before}{key}.")
         elif not isinstance(value, list) and key != "name":
-            yield f"{before}{key}", "" if value is None else value
+            yield f"{before}{key}", csv_cell(value)
 
 
 def document(answer: Answer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from kvplan.files import printable
 from kvplan.report.console import format_kib
 from kvplan.report.lines import Line, columns, line
-from kvplan.report.text import escaped, rows_of
+from kvplan.report.text import csv_cell, escaped, rows_of
 from kvplan.sweep import Grid, Row
 from kvplan.units import format_gib
 
@@ -68,21 +68,9 @@ def csv_rows(rows: Iterable[Row]) -> str:
     for row in rows:
         cells: list[Any] = list(row)
         for i in _TO_SHOW:
-            cells[i] = cell(cells[i])
+            cells[i] = csv_cell(cells[i])
         writer.writerow(cells)
     return out.getvalue()
-
-
-def cell(value: Any) -> Any:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case str() if value.startswith(("=", "+", "-", "@")):  # a spreadsheet would run it as a formula
-            return f"'{value}"
-        case _:
-            return value
 
 
 def json_head(prices: str | None, *, pareto: bool) -> str:

@@ -86,11 +86,12 @@ def plans_csv(plans: Sequence[Plan]) -> str:
     writer.writerow(COLUMNS)
     for plan in plans:
         document = plan_document(plan)
-        writer.writerow([_cell(value_at(document, path)) for path in COLUMNS])
+        writer.writerow([csv_cell(value_at(document, path)) for path in COLUMNS])
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
+    """A value as a spreadsheet reads it: null is empty, booleans are true and false, and no text is a formula."""
     match value:
         case None:
             return ""
