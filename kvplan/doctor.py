@@ -66,6 +66,8 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "HF_HOME": ("~/.cache/huggingface", "the Hub's cache and token"),
     "HF_HUB_CACHE": ("$HF_HOME/hub", "the Hub's cache"),
     "HF_HUB_OFFLINE": ("0", "1: the Hub's cache only"),
+    "GITHUB_WORKSPACE": ("", "where annotations of `check --format github` count paths from"),
+    "GITHUB_STEP_SUMMARY": ("", "the file to which that adds its table"),
     "CUDA_VISIBLE_DEVICES": ("every GPU", "the GPUs CUDA uses, and their order"),
     "CUDA_DEVICE_ORDER": ("FASTEST_FIRST", "PCI_BUS_ID: CUDA counts as nvidia-smi does"),
     "TRITON_INTERPRET": ("0", "1: the engine's Triton kernels run in Python, on any device"),

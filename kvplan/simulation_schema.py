@@ -39,7 +39,10 @@ _VARIANT: Final = record(
     throughput=record(
         "Per second, over the whole run.", requests_per_s=NUMBER, output_tokens_per_s=NUMBER, prompt_tokens_per_s=NUMBER
     ),
-    slo=rows(record(promise=TEXT, limit=NUMBER, value=NUMBER, kept=FLAG), "Seconds, or shares of the requests."),
+    slo=rows(
+        record(promise=TEXT, limit=NUMBER, value=maybe(NUMBER), kept=FLAG),
+        "Seconds, or shares of the requests; null where the percentile is a request that was not served.",
+    ),
     largest={
         "anyOf": [
             record(

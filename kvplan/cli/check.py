@@ -13,7 +13,7 @@ from kvplan.cli import output
 from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
-from kvplan.command import read_command
+from kvplan.command import ServeCommand, read_command
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.files import load_json, printable
 from kvplan.gauges import Case
@@ -114,7 +114,24 @@ def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
 
 
 def preemption_rate(plan: Plan, workload: Workload) -> float | str:
-    """The share of a workload's requests that are preempted; a text says why it cannot be told."""
+    """The share of a workload's requests that are preempted or not served; a text says why it cannot be told.
+
+    Equal servers with equal workloads are simulated once.
+    """
+    request = plan.request
+    key = (
+        request.spec, request.gpu, request.args, request.release, request.weights_bytes, workload.profile,
+        workload.trace, workload.rate_per_s, workload.tpot_s,
+    )  # fmt: skip
+    if key not in SIMULATED:
+        SIMULATED[key] = simulated(plan, workload)
+    return SIMULATED[key]
+
+
+SIMULATED: dict[Any, float | str] = {}
+
+
+def simulated(plan: Plan, workload: Workload) -> float | str:
     from kvplan.simulate.preempted import preempted_share
     from kvplan.simulate.source import Source, from_profile, from_trace
 
@@ -132,7 +149,7 @@ def preemption_rate(plan: Plan, workload: Workload) -> float | str:
     rate = workload.rate_per_s or source.rate
     if rate is None:
         return f"{source.name} has no rate; give the workload one"
-    return preempted_share(plan, source, rate)
+    return preempted_share(plan, source, rate, workload.tpot_s)
 
 
 # --- targets -> plans -------------------------------------------------------------------------------------------------
@@ -145,8 +162,9 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
     """
     known = {} if loads is None else loads
     try:
-        options = options_of(target, policy.folder, offline=offline)
-        asked = read(options, lambda context, spec: load_at(options, context, spec, known))
+        command = None if target.command is None else read_command(target.command.text)
+        options = options_of(target, command, policy.folder, offline=offline)
+        asked = read(options, lambda context, spec: load_at(options, context, spec, known), command)
         request = asked.requests[0]
         found = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
@@ -166,7 +184,10 @@ def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: 
 
 def located(error: KvplanError, target: Target) -> KvplanError:
     """The same error with its place in the policy."""
-    text = f"{place_of(str(error), target)}: target {target.id}: {error}"
+    told = str(error)
+    if target.command is not None:  # what the reader calls it has no place in a policy
+        told = re.sub(r"^--from-command\b", "command:", told).replace("command::", "command:", 1)
+    text = f"{place_of(str(error), target)}: target {target.id}: {told}"
     return EnvironmentProblem(text) if isinstance(error, EnvironmentProblem) else InvalidInputError(text)
 
 
@@ -190,29 +211,27 @@ def place_of(message: str, target: Target) -> Mark:
     return target.place(key)
 
 
-def options_of(target: Target, folder: Path, *, offline: bool) -> EstimateOptions:
+def options_of(target: Target, command: ServeCommand | None, folder: Path, *, offline: bool) -> EstimateOptions:
     """A target as the options of `kvplan estimate`: what it says itself, then its command, then the defaults."""
     nodes = dict(target.own)
-    stated = keys_of_command(target)
+    stated = keys_of_command(command)
     nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
     given: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
-    if target.command is not None:
+    if target.command is not None and command is not None:
         given["from_command"] = target.command.text
-        model = read_command(target.command.text).model
-        if "model" not in given and model is not None and model.startswith("."):
-            given["model"] = path_in(folder, model)
-    if "model" not in given and target.command is None:
+        if "model" not in given and command.model is not None and command.model.startswith("."):
+            given["model"] = path_in(folder, command.model)
+    if "model" not in given and command is None:
         raise UsageError("model: is missing; name one, or paste the command: `command: vllm serve ...`")
     if "gpu" not in given and "gpu_memory" not in given:
         raise UsageError("gpu: is missing; name one of `kvplan gpus`")
     return EstimateOptions(**given, offline=offline)
 
 
-def keys_of_command(target: Target) -> set[str]:
+def keys_of_command(command: ServeCommand | None) -> set[str]:
     """The engine keys that a target's command states: they win over the policy's defaults."""
-    if target.command is None:
+    if command is None:
         return set()
-    command = read_command(target.command.text)
     others = {
         "model": command.model, "revision": command.revision, "draft_model": command.draft_model,
         "engine": command.engine,
@@ -258,10 +277,27 @@ def is_path_in(folder: Path, text: str) -> bool:
 def say(target: Target, asked: Asked) -> None:
     """Warnings of a target, and where its command reads a number otherwise than kvplan's own keys would."""
     for text in dict.fromkeys(asked.warnings):
-        output.tell("warning", f"target {target.id}: {text}")
+        output.tell("warning", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
     for text in dict.fromkeys(asked.notes):
         if text.startswith("--from-command") and "as vLLM reads it" in text:
             output.tell("note", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
+    if (others := overruled_model(target)) is not None:
+        own, other = (printable(text, 100) for text in others)
+        output.tell("note", f"target {target.id}: model: {own} counts, not {other} of its command")
+
+
+def overruled_model(target: Target) -> tuple[str, str] | None:
+    """(the target's own model, its command's) where they are not one and the same."""
+    from kvplan import catalog
+
+    node = target.own.get("model")
+    if target.command is None or not isinstance(node, Scalar):
+        return None
+    other = read_command(target.command.text).model
+    if other is None or other == node.text:
+        return None
+    known = catalog.find(node.text)
+    return None if known is not None and known == catalog.find(other) else (node.text, other)
 
 
 # --- baseline ---------------------------------------------------------------------------------------------------------

@@ -1,18 +1,21 @@
 """`kvplan simulate`: a plan and a workload -> what happens in time, and the largest load that keeps its promises."""
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from kvplan.cli import output
 from kvplan.cli.asked import read, say
 from kvplan.cli.simulate_options import SimulateOptions
-from kvplan.errors import UsageError
+from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
 from kvplan.plan import Plan, plan
 from kvplan.profiles import parse_rate, profile
+from kvplan.report.simulate_text import rate_text
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
@@ -27,7 +30,10 @@ from kvplan.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction
 from kvplan.workload import Lengths, parse_lengths
 
 NUM_REQUESTS = 2000
+PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, where no number is stated
 RAMP_S = 60.0
+PROGRESS_S = 10.0
+STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
 FIGURES = {".png": "png", ".svg": "svg"}
 
@@ -39,6 +45,8 @@ def simulate(options: SimulateOptions) -> int:
         timeline = files.enter_context(output.report_files(only(options.timeline), "--timeline", CSV))
         requests = files.enter_context(output.report_files(only(options.requests), "--requests", CSV))
         figures = files.enter_context(output.report_files(only(options.figure), "--figure", FIGURES))
+        if options.figure is not None:
+            require_drawing()
         the_plan = planned(options)
         load = load_of(options)
         answer = answered(the_plan, load, options)
@@ -61,6 +69,11 @@ def simulate(options: SimulateOptions) -> int:
         else:
             output.write(text.render(answer, options.format))
     return int(options.exit_code and not all(kept.is_kept for kept in answer.variants[0].kept))
+
+
+def require_drawing() -> None:
+    if find_spec("matplotlib") is None:
+        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install 'kvplan[report]'")
 
 
 def only(path: str | None) -> list[str]:
@@ -115,9 +128,16 @@ class Load:
         return self.source.open(self.rate)
 
     @property
+    def how(self) -> str:
+        if self.users is not None:
+            return f"{self.users:,} user{'' if self.users == 1 else 's'}"
+        assert self.rate is not None
+        return f"{rate_text(self.rate)} requests/s"
+
+    @property
     def text(self) -> str:
-        how = f"{self.users:,} users" if self.users is not None else f"{self.rate:.4g} requests/s"
-        return f"{self.source.name}, {self.source.num_requests:,} requests, {how}"
+        count = self.source.num_requests
+        return f"{self.source.name}, {count:,} request{'' if count == 1 else 's'}, {self.how}"
 
 
 def load_of(options: SimulateOptions) -> Load:
@@ -135,8 +155,8 @@ def load_of(options: SimulateOptions) -> Load:
     if options.rate is not None:
         raise UsageError("--users: send when they have their answers, so there is no --rate; leave one out")
     users = parse_count(options.users, "--users", most=1_000_000)
-    think = 0.0 if options.think is None else parse_duration(options.think, "--think")
-    ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp")
+    think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
+    ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
     return Load(source, None, users, think, ramp)
 
 
@@ -160,13 +180,20 @@ def source_of(options: SimulateOptions) -> Source:
     seed = 0 if options.seed is None else int(parse_seed(options.seed))
     if options.trace is not None:
         found = from_trace(read_trace(Path(options.trace)), count)
+        if count is not None and found.num_requests < count:
+            output.tell("warning", f"--num-requests {count:,}: the trace has {found.num_requests:,}; all are taken")
         return found if not shared else with_shared_prefix(found, shared)
-    most = count or max(NUM_REQUESTS, 10 * (parse_count(options.users, "--users") if options.users else 0))
+    users = parse_count(options.users, "--users") if options.users else 0
+    most = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
     if options.profile is not None:
         return from_profile(profile(options.profile), most, seed, shared)
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError("--prompt-tokens and --output-tokens: go together; give both")
     prompt = lengths(options.prompt_tokens, "--prompt-tokens")
+    if shared and prompt.longest <= shared:
+        raise UsageError(
+            f"--shared-prefix {shared:,}: leaves nothing of prompts of {prompt.longest:,} tokens; state longer ones"
+        )
     return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), most, seed, shared or 0)
 
 
@@ -183,7 +210,10 @@ def parse_seed(text: str) -> str:
 def lengths(text: str, option: str) -> Lengths:
     """A count, or a distribution."""
     if ":" in text:
-        return parse_lengths(text, MAX_TOKENS)
+        try:
+            return parse_lengths(text, MAX_TOKENS)
+        except UsageError as error:
+            raise UsageError(str(error).replace("--lengths", option, 1)) from None
     tokens = parse_tokens(text, option)
     return Lengths(((tokens, 1.0),), f"{tokens:,}")
 
@@ -198,9 +228,14 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
         raise UsageError(f"--tier: two tiers have one name ({', '.join(names)}); name them apart")
+    if tiers and the_plan.state_bytes:
+        name = the_plan.request.spec.name
+        raise UsageError(f"--tier: {name} has recurrent states, which chunks of tokens do not hold; leave it out")
     chunk = CHUNK_TOKENS if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
     shares = shares_of(options.efficiency)
     promises = () if options.slo is None else slo.parse_slo(options.slo)
+    if not options.quiet:
+        say_how_steady(promises, load.source.num_requests - load.skipped)
     times = step_time(the_plan, shares, options.calibration, tuple(tier.bandwidth for tier in tiers))
     base = Setup(the_plan, times, tiers, chunk)
     setups = {"with tiers" if tiers else "paged": base}
@@ -212,9 +247,28 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
     return Answer(the_plan, load.text, times.text, load.users is not None, promises, variants)
 
 
+def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
+    """A note where a percentile rests on a handful of requests: another seed would give another answer."""
+    for promise in promises:
+        above = judged * (1 - promise.share)
+        if promise.metric is not None and above < STEADY:
+            output.tell(
+                "note",
+                f"--slo: {promise.name} of {judged:,} requests rests on the {max(1, round(above)):,} slowest; "
+                "more --num-requests make it steadier",
+            )
+
+
 def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> Variant:
     simulation = run(setup, load)
     figures = result(simulation, load.skipped)
+    if not figures.judged and setup.allocator == "paged":
+        capacity = setup.plan.capacity
+        raise UsageError(
+            f"simulate: no request is served: {figures.rejected:,} prompts are longer than the context "
+            f"({capacity.max_model_len:,} tokens), {figures.failed:,} requests larger than the pool "
+            f"({capacity.num_blocks:,} blocks); raise --ctx, or the memory"
+        )
     if not promises:
         return Variant(name, simulation, figures)
     kept = slo.kept(promises, simulation, load.skipped)
@@ -223,9 +277,30 @@ def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ..
 
 def run(setup: Setup, load: Load, stop: Callable[[Simulation], bool] | None = None) -> Simulation:
     simulation = setup.simulation(load.arrivals(), load.source.run_len)
-    simulation.stop = stop
+    progress = Progress(load)
+
+    def told(simulation: Simulation) -> bool:
+        progress(simulation)
+        return stop is not None and stop(simulation)
+
+    simulation.stop = told
     simulation.run()
     return simulation
+
+
+class Progress:
+    """A line on standard error every 10 s of a run that takes so long."""
+
+    def __init__(self, load: Load) -> None:
+        self._load, self._calls, self._told_at = load, 0, time.monotonic()
+
+    def __call__(self, simulation: Simulation) -> None:
+        self._calls += 1
+        if self._calls % 256 or time.monotonic() - self._told_at < PROGRESS_S:
+            return
+        self._told_at = time.monotonic()
+        done, all_of = len(simulation.records), self._load.source.num_requests
+        output.tell("note", f"simulated {done:,} of {all_of:,} requests at {self._load.how}")
 
 
 def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.Largest:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvplan.cli.options import ColorOption, FormatOption, PlanOptions, Text, complete, option
+from kvplan.cli.options import ColorOption, FormatOption, PlanOptions, Text, complete, complete_gpu, option
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -16,6 +16,19 @@ def complete_profile(incomplete: str) -> list[str]:
 class SimulateOptions(PlanOptions):
     """`kvplan simulate`; None: not said."""
 
+    gpu: Annotated[
+        list[str] | None,
+        option("--gpu", help="The GPU, by name (`kvplan gpus`).", metavar="NAME", complete=complete_gpu),
+    ] = None
+    max_model_len: Annotated[
+        list[str] | None,
+        option(
+            "--max-model-len",
+            "--ctx",
+            help="Context in tokens: 32k; auto (or -1) fits the memory; none: the model's maximum.",
+            metavar="TOKENS",
+        ),
+    ] = None
     # what comes
     trace: Annotated[
         Text, option("--trace", help="Requests from a file (`kvplan trace stats FILE`).", metavar="FILE")
@@ -30,7 +43,7 @@ class SimulateOptions(PlanOptions):
         ),
     ] = None
     prompt_tokens: Annotated[
-        Text, option("--prompt-tokens", help="Prompts: 3000, or lognormal:mean=2k,p95=8k.", metavar="N|DIST")
+        Text, option("--prompt-tokens", help="Prompts: 3000, or lognormal:mean=2k,p95=6k.", metavar="N|DIST")
     ] = None
     output_tokens: Annotated[Text, option("--output-tokens", help="Answers, in the same forms.", metavar="N|DIST")] = (
         None
@@ -39,7 +52,12 @@ class SimulateOptions(PlanOptions):
         Text, option("--shared-prefix", help="Tokens every prompt begins with.", metavar="TOKENS")
     ] = None
     num_requests: Annotated[
-        Text, option("--num-requests", help="Requests in all; none: the whole trace, or 2,000.", metavar="N")
+        Text,
+        option(
+            "--num-requests",
+            help="Requests in all; none: the trace, or 2,000, or 10 per user (up to 20,000).",
+            metavar="N",
+        ),
     ] = None
     seed: Annotated[Text, option("--seed", help="Of what is drawn; none: 0.", metavar="N")] = None
     # how it comes

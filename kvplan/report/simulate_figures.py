@@ -112,5 +112,5 @@ def draw(ax: Axes, panel: Panel) -> None:
     ax.grid(color=GRID, linewidth=0.6)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-    if len(panel.series) > 1:
+    if len([series for series in panel.series if series.points]) > 1:
         ax.legend(frameon=False, fontsize=10, loc="upper left", bbox_to_anchor=(1.0, 1.0))

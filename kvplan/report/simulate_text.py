@@ -37,6 +37,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
+def rate_text(rate: float) -> str:
+    """Three or four digits, never an exponent: "5.53", "1,000,000", "0.000001"."""
+    if rate >= 1000:
+        return f"{rate:,.0f}"
+    return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0")
+
+
 def percent(share: float) -> str:
     return f"{share:.1%}"
 
@@ -123,7 +130,7 @@ def limit_text(kept: Kept) -> str:
 
 
 def kept_text(kept: Kept) -> str:
-    shown = value_text(kept, kept.value) if kept.judged else "no request"
+    shown = "not served" if kept.value is None else value_text(kept, kept.value)
     return f"{shown} {'kept' if kept.is_kept else 'BROKEN'}"
 
 
@@ -134,12 +141,12 @@ def largest_text(variant: Variant, *, users: bool) -> str:
     if largest.keeps is None:
         return f"none ({load_text(largest.breaks or 0.0, users=users)} breaks it)"
     if largest.breaks is None:
-        return f"{load_text(largest.keeps, users=users)} or more"
+        return "not bounded by so few requests"
     return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} breaks it)"
 
 
 def load_text(load: float, *, users: bool) -> str:
-    return f"{load:,.0f}" if users else f"{load:,.3g}"
+    return f"{load:,.0f}" if users else rate_text(float(f"{load:.3g}"))
 
 
 def title(answer: Answer) -> str:

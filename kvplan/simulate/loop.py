@@ -147,6 +147,8 @@ class Simulation:
             self._is_stuck = False
         self._live[seq] = Live(content, at)
         self._unanswered[seq] = None
+        if self.clock > at:
+            self.timeline.add_wait(at, self.clock - at)
 
     def _admitted(self, batch: Batch) -> None:
         for seq in (*batch.new, *batch.resumed):
@@ -191,7 +193,7 @@ class Simulation:
         if self.on_step is not None:
             self.on_step(self, batch)
         quiet = not (batch.new or batch.resumed or batch.preempted or batch.failed)
-        if quiet and not batch.num_tokens and not self._in_flight:
+        if quiet and not batch.num_tokens and not any(ahead.num_tokens for ahead, _ in self._in_flight):
             raise InvalidInputError(
                 "simulation: nothing can be scheduled although requests wait; a step of --max-num-batched-tokens "
                 f"{self.config.max_num_batched_tokens} is too small for a block; raise it"
@@ -254,7 +256,7 @@ class Simulation:
                     read[k] += tokens
                     pairs[k] += tokens
                 continue
-            if self.tiers is not None and n > 1:
+            if self.tiers is not None and end - n < seq.num_prompt_tokens:
                 taken, from_tier = self.tiers.split(seq, end - n, end)
                 n -= taken
                 loaded = [a + b for a, b in zip(loaded, from_tier, strict=True)]

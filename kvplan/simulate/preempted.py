@@ -3,20 +3,24 @@
 from kvplan.errors import KvplanError
 from kvplan.plan import Plan
 from kvplan.simulate.setup import Setup, check
+from kvplan.simulate.slo import refused_requests
 from kvplan.simulate.source import Source
-from kvplan.simulate.steptime import Shares, roofline
+from kvplan.simulate.steptime import AtLeast, Shares, StepTime, roofline
 
 
-def preempted_share(plan: Plan, source: Source, rate: float) -> float | str:
-    """The share of the requests that are preempted at `rate` per second; a text says why it cannot be told."""
+def preempted_share(plan: Plan, source: Source, rate: float, tpot_s: float | None) -> float | str:
+    """The share of the requests that are preempted, or cannot be served at all, at `rate` per second.
+
+    tpot_s  what an output token is said to take at least; None: what the roofline says
+    A text says why it cannot be told.
+    """
     try:
         check(plan)
-        setup = Setup(plan, roofline(plan, Shares()))
+        times: StepTime = roofline(plan, Shares())
     except KvplanError as error:
         return str(error)
+    setup = Setup(plan, times if tpot_s is None else AtLeast(times, tpot_s))
     simulation = setup.simulation(source.open(rate), source.run_len)
     simulation.run()
-    preemptions = simulation.records.preemptions
-    if not preemptions:
-        return "no request of the workload can be served"
-    return sum(count > 0 for count in preemptions) / len(preemptions)
+    missed = sum(count > 0 for count in simulation.records.preemptions) + refused_requests(simulation)
+    return missed / simulation.counts.arrived

@@ -65,10 +65,11 @@ class Records:
                 assert_never(metric)
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The smallest value with at least `share` of all at or below it (nearest rank); 0.0 of none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    rank = -(-len(ordered) * round(share * 10_000) // 10_000)  # ceil, without the dust of floating point
-    return ordered[max(1, rank) - 1]
+def percentile(values: list[float], share: float, beyond: int = 0) -> float | None:
+    """The smallest value with at least `share` of all at or below it (nearest rank); None of none.
+
+    beyond  how many more there are that lie above every value; None where the percentile is one of those
+    """
+    count = len(values) + beyond
+    rank = max(1, -(-count * round(share * 10_000) // 10_000))  # ceil, without the dust of floating point
+    return sorted(values)[rank - 1] if rank <= len(values) else None

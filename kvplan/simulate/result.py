@@ -71,7 +71,7 @@ class Result:
 
 def spread(values: list[float]) -> Spread:
     mean = sum(values) / len(values) if values else 0.0
-    p50, p90, p99 = (percentile(values, share) for share in SHARES)
+    p50, p90, p99 = (percentile(values, share) or 0.0 for share in SHARES)
     return Spread(mean, p50, p90, p99)
 
 

@@ -27,24 +27,38 @@ class Promise:
     def name(self) -> str:
         return "preempted" if self.metric is None else f"{self.metric} p{self.share * 100:g}"
 
-    def value(self, simulation: Simulation, skipped: int) -> float:
-        records = simulation.records
+    def value(self, simulation: Simulation, skipped: int) -> float | None:
+        """What the run showed of the requests that are judged; None where the percentile is a request that got nothing.
+
+        A request that is refused (too long for the context or the pool) misses every promise.
+        """
+        records, refused = simulation.records, refused_requests(simulation)
         if self.metric is not None:
-            return percentile(records.times(self.metric, skipped), self.share)
+            times = records.times(self.metric, skipped)
+            if times or refused:
+                return percentile(times, self.share, refused)
+            # Answers of one token have no time per token after the first.
+            return 0.0 if any(number > skipped for number in records.number) else None
         judged = [count for number, count in zip(records.number, records.preemptions, strict=True) if number > skipped]
-        return sum(count > 0 for count in judged) / len(judged) if judged else 0.0
+        if not judged:
+            return None
+        return (sum(count > 0 for count in judged) + refused) / (len(judged) + refused)
+
+
+def refused_requests(simulation: Simulation) -> int:
+    return simulation.counts.rejected + simulation.counts.failed
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A promise and what the run showed."""
+    """A promise and what the run showed; with nothing to show it is not kept."""
 
     promise: Promise
-    value: float
+    value: float | None
 
     @property
     def is_kept(self) -> bool:
-        return self.value <= self.promise.limit
+        return self.value is not None and self.value <= self.promise.limit
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:
@@ -92,13 +106,15 @@ class Broken:
                 continue
             for i, promise in enumerate(self._promises):
                 self._missed[i] += _misses(promise, simulation, row)
-        return any(missed > may for missed, may in zip(self._missed, self._may_miss, strict=True))
+        refused = refused_requests(simulation)
+        return any(missed + refused > may for missed, may in zip(self._missed, self._may_miss, strict=True))
 
 
 def _rank(judged: int, promise: Promise) -> int:
     """How many requests must keep the promise."""
     if promise.metric is None:
-        return judged - int(judged * promise.limit)
+        most = round(judged * promise.limit)  # the product of floats may lie on either side of a whole number
+        return judged - (most if judged == 0 or most / judged <= promise.limit else most - 1)
     return max(1, -(-judged * round(promise.share * 10_000) // 10_000))
 
 

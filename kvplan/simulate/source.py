@@ -37,9 +37,10 @@ class Source:
 
     def closed(self, num_users: int, think_s: float, ramp_s: float) -> Arrivals:
         """From users who wait for their answers; the first starts at once, the last after `ramp_s`."""
-        if num_users > self.num_requests:
+        if num_users >= self.num_requests:
             raise UsageError(
-                f"--users {num_users:,}: there are only {self.num_requests:,} requests; raise --num-requests"
+                f"--users {num_users:,}: there are only {self.num_requests:,} requests, and each user's first is not "
+                "judged; raise --num-requests"
             )
         return Closed(islice(self.requests(1.0), self.num_requests), num_users, think_s, ramp_s)
 

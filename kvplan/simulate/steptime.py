@@ -18,7 +18,7 @@ What is not in it: communication between ranks, the vision tower, sampling with 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import Final, Protocol, assert_never
 
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.gpu import GpuSpec
@@ -90,6 +90,16 @@ def attention_kinds(plan: Plan) -> tuple[Attention, ...]:
     return tuple(Attention(Reach(tokens), size, flops) for tokens, (size, flops) in found.items())
 
 
+UNTIMED: Final[Mapping[type, str]] = {
+    LatentAttention: "sparse (indexed) attention",
+    SparseIndexer: "sparse (indexed) attention",
+    KeyIndex: "attention over indexed keys",
+    WindowLatent: "compressed latents",
+    CompressedLatent: "compressed latents",
+    CrossAttention: "an encoder",
+}
+
+
 def _reach(cache: LayerCache, name: str) -> Reach | None:
     """How far back a layer reads; None for states, whose bytes do not grow."""
     match cache:
@@ -103,7 +113,8 @@ def _reach(cache: LayerCache, name: str) -> Reach | None:
             return None
         case LatentAttention() | SparseIndexer() | KeyIndex() | WindowLatent() | CompressedLatent() | CrossAttention():
             raise UnsupportedModelError(
-                f"{name}: the time of {type(cache).__name__} layers is not modelled; measure it and give --calibration"
+                f"simulate: {name}: the time of {UNTIMED[type(cache)]} is not modelled; `kvplan estimate` says "
+                "how many requests fit"
             )
         case _:
             assert_never(cache)
@@ -240,6 +251,21 @@ def flop_rate(plan: Plan, gpu: GpuSpec) -> int | None:
     if is_fp8 and gpu.fp8_flops is not None:
         return gpu.fp8_flops
     return gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """Another step time, and no step shorter than what a token is said to take."""
+
+    base: StepTime
+    least_s: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.base.text}; at least {self.least_s * 1000:g} ms, as stated"
+
+    def seconds(self, work: StepWork) -> float:
+        return max(self.least_s, self.base.seconds(work))
 
 
 # --- measured -------------------------------------------------------------------------------------------------------

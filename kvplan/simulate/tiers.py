@@ -110,7 +110,7 @@ class Tiers:
                 tier.keep(key)
 
     def drop(self, seq: Sequence) -> None:
-        """A sequence lost its blocks before its prompt was whole."""
+        """A sequence lost its blocks, or has ended."""
         self._loading.pop(seq, None)
         self._starts.pop(seq, None)
 

@@ -8,6 +8,7 @@ FIRST_WIDTH_S = 0.125
 
 # What holds during a step: sequences that run and wait, blocks in use, tokens stored, slots given to them.
 LEVELS = ("running", "waiting", "used_blocks", "stored_tokens", "slots")
+WAITING = LEVELS.index("waiting")
 
 
 @dataclass(slots=True)
@@ -35,13 +36,7 @@ class Timeline:
 
     def add(self, start: float, seconds: float, levels: tuple[int, ...], tokens: int) -> None:
         """A step: what held while it ran, and the tokens it gave."""
-        index = int(start / self.width_s)
-        while index >= MAX_BUCKETS:
-            self._halve()
-            index = int(start / self.width_s)
-        while len(self.buckets) <= index:
-            self.buckets.append(Bucket())
-        bucket = self.buckets[index]
+        bucket = self._bucket(start)
         bucket.seconds += seconds
         bucket.tokens += tokens
         sums, peaks = bucket.sums, bucket.peaks
@@ -49,6 +44,19 @@ class Timeline:
             sums[i] += level * seconds
             if level > peaks[i]:
                 peaks[i] = level
+
+    def add_wait(self, start: float, seconds: float) -> None:
+        """A request that came while a step ran, and waited for its end."""
+        self._bucket(start).sums[WAITING] += seconds
+
+    def _bucket(self, start: float) -> Bucket:
+        index = int(start / self.width_s)
+        while index >= MAX_BUCKETS:
+            self._halve()
+            index = int(start / self.width_s)
+        while len(self.buckets) <= index:
+            self.buckets.append(Bucket())
+        return self.buckets[index]
 
     def _halve(self) -> None:
         merged = []
