@@ -57,10 +57,11 @@ def plans_document(plans: Sequence[Plan]) -> Document:
 
 def document_schema(name: str) -> Document:
     """The JSON Schema (draft 2020-12) of a kind of document: `plan`, `plans`, ...; UsageError for another name."""
-    from kvplan import diff_schema, policy_schema, simulation_schema, sweep_schema
+    from kvplan import diff_schema, log_schema, policy_schema, simulation_schema, sweep_schema
     from kvplan.schema import schema
 
     more = policy_schema.SCHEMAS | diff_schema.SCHEMAS | sweep_schema.SCHEMAS | simulation_schema.SCHEMAS
+    more |= log_schema.SCHEMAS
     return schema(name, more)
 
 
@@ -123,9 +124,9 @@ def _model(spec: ModelSpec) -> Document:
 
 
 def _settings(plan: Plan) -> Document:
-    """Every setting in effect; an auto-fitted context is the fitted one."""
+    """Every setting in effect; an auto-fitted context is the fitted one. Which of a release's engines runs follows."""
     settings = values(plan.settings)
-    del settings["version"]
+    del settings["version"], settings["first_engine"]
     return {**settings, "max_model_len": plan.capacity.max_model_len}
 
 

@@ -38,6 +38,7 @@ ORDER = (
     # arithmetic
     "layout",
     "weights",
+    "allocator",  # what torch's blocks add to them
     "stored",  # the same from a checkpoint's own headers
     "rules",
     "overheads",
@@ -56,15 +57,18 @@ ORDER = (
     "simulate",
     "policy",  # what a check says
     "policy_file",
+    "gauges",  # what its rules measure
     "judge",  # a policy over plans
     "policy_init",
     # what it really takes
     "rundir",  # what a profile leaves on disk
     "nvml",
+    "server_metrics",  # a server's /metrics page
     "watch",
     "doctor",
     "profile",
-    "serverlog",
+    "serverlog",  # a server's start-up log
+    "logged",  # a prediction beside what a server logged
     "reconcile",
     "diff",  # what changed between plans
     # answers
@@ -73,6 +77,7 @@ ORDER = (
     "diff_schema",
     "sweep_schema",
     "simulation_schema",
+    "log_schema",
     "artifact",
     "report",
     "cli",

@@ -64,7 +64,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "Run the bundled engine, measure, and keep the run.", "run_options.ProfileOptions", "profile.profile"
     ),
     "reconcile": Entry(
-        "Predicted beside measured memory of a run.",
+        "Predicted beside measured memory of a run, or of a server by its log or /metrics page.",
         "run_options.ReconcileOptions",
         "reconcile.reconcile_command",
     ),

@@ -3,12 +3,13 @@
 import csv
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from kvplan import calibration
 from kvplan.cli import output
+from kvplan.cli.options import PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
 from kvplan.errors import UsageError
 from kvplan.files import printable
@@ -34,7 +35,12 @@ from kvplan.units import format_size, parse_fraction
 
 def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 where --max-error is exceeded."""
+    check_sources(options)
     limit = None if options.max_error is None else parse_fraction(options.max_error, "--max-error")
+    if options.run_dir is None:
+        from kvplan.cli.reconcile_log import reconcile_server
+
+        return reconcile_server(options, limit)
     run = load_run(Path(options.run_dir))
     if limit is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
         raise UsageError("--max-error: under WSL the driver does not say what a process holds; gate on another machine")
@@ -57,6 +63,26 @@ def reconcile_command(options: ReconcileOptions) -> int:
     if over:
         output.tell("error", f"reconcile: off by more than {options.max_error}: {', '.join(over)}")
     return int(bool(over))
+
+
+def check_sources(options: ReconcileOptions) -> None:
+    """Refuse all but one of a run, a log and a page, and what does not go with it."""
+    sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics}
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) != 1:
+        said = f"{' and '.join(given)}: are given together" if given else "RUN_DIR: is missing"
+        raise UsageError(f"{said}; give one of RUN_DIR, --log FILE and --metrics URL")
+    if given != ["RUN_DIR"] and options.calibrate is not None:
+        raise UsageError(f"--calibrate: needs a run, {given[0]} has no samples; give RUN_DIR")
+    if given == ["RUN_DIR"]:
+        own = {"calibration"}
+        plain = PlanOptions()
+        named = [
+            field.name for field in fields(PlanOptions) if getattr(options, field.name) != getattr(plain, field.name)
+        ]
+        flags = [flag_of(name) for name in named if name not in own]
+        if flags:
+            raise UsageError(f"{flags[0]}: a run says itself what it ran with; it goes with --log and --metrics")
 
 
 def step_time(run: Run) -> dict[str, Any] | None:

@@ -5,12 +5,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvplan.cli.options import ColorOption, Switch, Text, Texts, complete_model, option
+from kvplan.cli.options import (
+    ColorOption,
+    PlanOptions,
+    Switch,
+    Text,
+    Texts,
+    complete_gpu,
+    complete_model,
+    option,
+)
 
 RunFormat = Literal["table", "json", "csv", "markdown"]
 RunFormatOption = Annotated[RunFormat, typer.Option("--format", help="How the answer is written.")]
 Allocator = Literal["paged", "contiguous"]
-RunDir = Annotated[str, typer.Argument(metavar="RUN_DIR", help="What `kvplan profile -o` wrote.", show_default=False)]
 RunDirs = Annotated[
     list[str], typer.Argument(metavar="RUN_DIR...", help="What `kvplan profile -o` wrote.", show_default=False)
 ]
@@ -108,10 +116,39 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOptions:
-    """Everything that can be said to `kvplan reconcile`; None: not said."""
+class ReconcileOptions(PlanOptions):
+    """Everything that can be said to `kvplan reconcile`; None: not said.
 
-    run_dir: RunDir
+    What a plan is made from goes with --log and --metrics, in place of what these do not say.
+    """
+
+    run_dir: Annotated[
+        Text, typer.Argument(metavar="RUN_DIR", help="What `kvplan profile -o` wrote.", show_default=False)
+    ] = None
+    log: Annotated[
+        Text, option("--log", help="A vLLM or SGLang server's start-up log, .gz too; - reads it.", metavar="FILE")
+    ] = None
+    metrics: Annotated[
+        Text, option("--metrics", help="A server's /metrics page, by its URL or as a file.", metavar="URL|FILE")
+    ] = None
+    model: Annotated[
+        Text,
+        typer.Option(
+            "--model",
+            "--config",
+            metavar="MODEL",
+            help="The model that was served: a catalog name, a Hub id, a config.json or its directory.",
+            autocompletion=complete_model,
+            show_default=False,
+        ),
+    ] = None
+    gpu: Annotated[
+        Texts,
+        option("--gpu", help="GPU it ran on (`kvplan gpus`); none: by the log.", metavar="NAME", complete=complete_gpu),
+    ] = None
+    max_model_len: Annotated[
+        Texts, option("--max-model-len", "--ctx", help="Context in tokens; none: by the log.", metavar="TOKENS")
+    ] = None
     calibration: Annotated[
         Text, option("--calibration", help="Measured constants to predict with.", metavar="FILE")
     ] = None
@@ -123,6 +160,7 @@ class ReconcileOptions:
     ] = None
     format: RunFormatOption = "table"
     color: ColorOption = "auto"
+    quiet: Annotated[bool, option("--quiet", "-q", help="No notes or hints on standard error.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,5 +200,9 @@ class WatchOptions:
     metrics: Annotated[
         Text,
         option("--metrics", help="A vLLM or SGLang server's page: http://localhost:8000/metrics.", metavar="URL"),
+    ] = None
+    plan: Annotated[
+        Text,
+        option("--plan", help="What `estimate --format json` wrote: its pool beside the server's.", metavar="FILE"),
     ] = None
     color: ColorOption = "auto"

@@ -6,20 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from kvplan.cli import output
 from kvplan.cli.run_options import WatchOptions
-from kvplan.errors import EnvironmentProblem
+from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
+from kvplan.files import load_json, shown
 from kvplan.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
 from kvplan.report.lines import Line, line, takes_blocks, write
+from kvplan.server_metrics import MetricsPage, ServerStats
 from kvplan.units import GIB, format_gib, format_size, parse_count, parse_duration
 from kvplan.watch import (
     CsvLog,
-    MetricsPage,
     ProcessEnded,
     Reading,
-    ServerStats,
     Watched,
     WatchedProcess,
     csv_row,
@@ -42,11 +43,12 @@ def watch(options: WatchOptions) -> int:
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     with ExitStack() as stack:
         page = None if options.metrics is None else MetricsPage(options.metrics)
+        planned = planned_tokens(options)
         pid = None if options.pid is None else parse_count(options.pid, "--pid", MAX_PID)
         log = None if options.csv is None else stack.enter_context(CsvLog(options.csv))
         nvml, device = open_device(options, stack)
         watched = Watched(device, pid, find_process(pid, device), page)
-        screen = Screen(watched, heading(nvml, device), nvml)
+        screen = Screen(watched, heading(nvml, device), nvml, planned)
         stack.enter_context(output.standard_output())
         show = live(stack, screen, options.color) if is_live else lines_to(sys.stdout, screen)
         run(watched, ticks(interval, duration), log, show)
@@ -81,6 +83,21 @@ def ticks(interval: float, duration: float | None) -> Iterator[float]:
 
 
 # --- what is watched --------------------------------------------------------------------------------------------------
+
+
+def planned_tokens(options: WatchOptions) -> int | None:
+    """Tokens of the pool that --plan foresaw; InvalidInputError for a file that holds no plan."""
+    if options.plan is None:
+        return None
+    if options.metrics is None:
+        raise UsageError("--plan: is shown beside a server's own figures; add --metrics URL")
+    path = Path(options.plan)
+    document = load_json(path)
+    kv = document.get("kv")
+    tokens = kv.get("tokens") if isinstance(kv, dict) else None
+    if document.get("schema") != "kvplan/plan@1" or not isinstance(tokens, int) or isinstance(tokens, bool):
+        raise InvalidInputError(f"{shown(path)}: is not a plan; write one with `kvplan estimate ... --format json`")
+    return tokens
 
 
 def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, Device | None]:
@@ -130,6 +147,7 @@ class Screen:
     watched: Watched
     heading: str
     nvml: Nvml | None = None
+    planned: int | None = None  # tokens of the server's pool by the plan
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -150,13 +168,13 @@ def lines_to(stream: TextIO, screen: Screen) -> Show:
             if warning not in told:
                 told.add(warning)
                 output.tell("warning", warning)
-        write([line(one_line(reading, screen.watched))], stream)
+        write([line(one_line(reading, screen.watched, screen.planned))], stream)
         stream.flush()
 
     return show
 
 
-def one_line(reading: Reading, watched: Watched) -> str:
+def one_line(reading: Reading, watched: Watched, planned: int | None = None) -> str:
     """A reading as one line of text."""
     parts = [reading.utc[11:19]]
     if reading.sample is not None:
@@ -167,7 +185,7 @@ def one_line(reading: Reading, watched: Watched) -> str:
     if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
         parts.append(host_text(reading.host))
     if watched.page is not None:
-        parts.append(server_text(reading))
+        parts.append(server_text(reading, planned))
     return f"{parts[0]}  {', '.join(parts[1:])}"
 
 
@@ -206,10 +224,18 @@ def percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def server_text(reading: Reading) -> str:
+def server_text(reading: Reading, planned: int | None = None) -> str:
     if reading.server is None:
         return f"metrics: unreachable ({reading.server_problem})"
-    return f"{reading.server.kind}: {', '.join(server_parts(reading.server))}"
+    return f"{reading.server.kind}: {', '.join([*server_parts(reading.server), *plan_parts(reading.server, planned)])}"
+
+
+def plan_parts(server: ServerStats, planned: int | None) -> list[str]:
+    """What the plan said of the pool, and how far off the server's own it was."""
+    if planned is None:
+        return []
+    off = "" if not server.kv_tokens else f" ({planned / server.kv_tokens - 1:+.1%})"
+    return [f"planned {planned:,} tokens{off}"]
 
 
 def server_parts(server: ServerStats) -> list[str]:
@@ -260,7 +286,7 @@ def view_lines(reading: Reading, screen: Screen, *, blocks: bool = True) -> list
     if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
         found += [line(), *host_lines(reading, blocks)]
     if screen.watched.page is not None:
-        found += [line(), *server_lines(reading, blocks)]
+        found += [line(), *server_lines(reading, blocks, screen.planned)]
     return [*found, *(line(f"warning: {warning}", "yellow") for warning in screen.warnings)]
 
 
@@ -312,12 +338,12 @@ def host_lines(reading: Reading, blocks: bool) -> list[Line]:
     return found
 
 
-def server_lines(reading: Reading, blocks: bool) -> list[Line]:
+def server_lines(reading: Reading, blocks: bool, planned: int | None = None) -> list[Line]:
     server = reading.server
     if server is None:
         return [line(server_text(reading), "yellow")]
     usage = [] if server.kv_usage is None else [labelled("KV", bar([(server.kv_usage, "green")], 1, blocks), "")]
-    return [*usage, line(server_text(reading))]
+    return [*usage, line(server_text(reading, planned))]
 
 
 def labelled(name: str, spans: Line, text: str) -> Line:

@@ -1,0 +1,366 @@
+"""A server's own numbers from its /metrics page, over HTTP or from a file: what it holds now, and how it was set up.
+
+The page is read with bounds (time as a whole, bytes, redirects), and one that cannot be had is a MetricsError.
+"""
+
+import http.client
+import math
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.files import printable, read_text
+
+MAX_PAGE_BYTES = 10 * 10**6
+MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
+MAX_LINE_CHARS = 1 << 16
+MAX_REDIRECTS = 3
+DEADLINE_S = 5.0
+
+Kind = Literal["vllm", "sglang"]
+# Field of ServerStats -> the metric's names, the newest first.
+_VLLM: dict[str, tuple[str, ...]] = {
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+}
+_SGLANG: dict[str, tuple[str, ...]] = {
+    "kv_usage": ("sglang:token_usage",),
+    "running": ("sglang:num_running_reqs",),
+    "waiting": ("sglang:num_queue_reqs",),
+    "hit_rate": ("sglang:cache_hit_rate",),
+}
+_CACHE_CONFIG = "vllm:cache_config_info"
+# Label of it -> the engine argument it stands for, or the fact of a log (kvplan/serverlog.py).
+_FLAGS = {
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "cache_dtype": "kv_cache_dtype",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "num_gpu_blocks_override": "num_gpu_blocks_override",
+    "mamba_ssm_cache_dtype": "mamba_ssm_cache_dtype",
+}
+_FACTS = {
+    "num_gpu_blocks": "num_blocks",
+    "kv_cache_size_tokens": "kv_tokens",
+    "kv_cache_max_concurrency": "max_concurrency",
+}
+# SGLang's constants -> the same; sizes are GiB.
+_SGLANG_FACTS = {
+    "sglang:max_total_num_tokens": "kv_tokens",
+    "sglang:weight_memory_usage_gb": "weights",
+    "sglang:kv_cache_memory_usage_gb": "available_kv",
+    "sglang:graph_memory_usage_gb": "cuda_graphs",
+    "sglang:context_len": "context",
+}
+_WANTED = (
+    _CACHE_CONFIG,
+    *_SGLANG_FACTS,
+    *(name for table in (_VLLM, _SGLANG) for names in table.values() for name in names),
+)
+
+
+class MetricsError(Exception):
+    """A /metrics page that cannot be had or read, and why. The watch goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """What a server says of itself, over all its engines; None where it does not.
+
+    kv_usage        share of the KV cache in use, of the fullest engine
+    running, waiting, preemptions, prefix_hits, prefix_queries   sums; the prefix figures are tokens since its start
+    hit_rate        share of prompt tokens found in the prefix cache
+    num_blocks, block_size, kv_tokens   of one engine's KV cache: blocks, tokens of a block, tokens
+    """
+
+    kind: Kind
+    kv_usage: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    preemptions: int | None = None
+    prefix_hits: int | None = None
+    prefix_queries: int | None = None
+    hit_rate: float | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    kv_tokens: int | None = None
+    cache_dtype: str | None = None
+
+
+def server_stats(page: str) -> ServerStats:
+    """The figures of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
+    samples = _samples(page)
+    if any(name.startswith("vllm:") for name, _, _ in samples):
+        return _vllm_stats(samples)
+    if samples:
+        return ServerStats("sglang", **_figures(samples, _SGLANG))
+    raise MetricsError(_NONE_ON_IT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSetup:
+    """How a server was set up, as its page says.
+
+    flags  engine arguments by name; model: the name it serves under, which need not be the model's id
+    facts  figures of the first engine, under the names of kvplan/serverlog.py
+    """
+
+    kind: Kind
+    flags: dict[str, str]
+    facts: dict[str, str]
+
+
+def server_setup(page: str) -> ServerSetup:
+    """The constants of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
+    samples = _samples(page)
+    name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
+    model = {} if name is None else {"model": name[:300]}
+    if any(metric.startswith("vllm:") for metric, _, _ in samples):
+        labels = next((labels for metric, labels, _ in samples if metric == _CACHE_CONFIG), {})
+        said = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
+        flags = {flag: said[label] for label, flag in _FLAGS.items() if label in said}
+        if said.get("user_specified_block_size") == "True" and "block_size" in said:
+            flags["block_size"] = said["block_size"]
+        facts = {fact: said[label] for label, fact in _FACTS.items() if re.fullmatch(_FIGURE, said.get(label, ""))}
+        return ServerSetup("vllm", model | flags, facts)
+    if not samples:
+        raise MetricsError(_NONE_ON_IT)
+    first = {metric: value for metric, _, value in reversed(samples) if metric in _SGLANG_FACTS}
+    found = {_SGLANG_FACTS[metric]: f"{value:.12g}" for metric, value in first.items()}
+    return ServerSetup("sglang", model, {fact: text for fact, text in found.items() if re.fullmatch(_FIGURE, text)})
+
+
+_FIGURE = r"[0-9]{1,15}(?:\.[0-9]{1,12})?"
+_NONE_ON_IT = "no vllm: or sglang: metrics on it"
+
+Samples = Sequence[tuple[str, dict[str, str], float]]  # (name, labels, value)
+
+
+def _samples(page: str) -> Samples:
+    """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    lines = [line for line in page.splitlines() if line.startswith(_WANTED)]
+    if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
+        raise MetricsError("not a server's page, its lines are too many or too long")
+    try:
+        families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+    except (ValueError, KeyError, IndexError) as error:
+        raise MetricsError(f"not in Prometheus' text format ({printable(str(error), 60)})") from error
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in families
+        for sample in family.samples
+        if math.isfinite(sample.value)
+    ]
+
+
+def _vllm_stats(samples: Samples) -> ServerStats:
+    figures = _figures(samples, _VLLM)
+    hits, queries = figures.get("prefix_hits"), figures.get("prefix_queries")
+    config = next((labels for name, labels, _ in samples if name == _CACHE_CONFIG), {})
+    num_blocks, block_size = _number(config, "num_gpu_blocks"), _number(config, "block_size")
+    counted = None if num_blocks is None or block_size is None else num_blocks * block_size
+    return ServerStats(
+        "vllm",
+        **figures,
+        hit_rate=hits / queries if hits is not None and queries else None,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_tokens=_number(config, "kv_cache_size_tokens") or counted,
+        cache_dtype=printable(config["cache_dtype"], 40) if "cache_dtype" in config else None,
+    )
+
+
+def _figures(samples: Samples, table: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Every field that a sample gives: shares are those of the fullest engine, counts are summed."""
+    found: dict[str, Any] = {}
+    for figure, names in table.items():
+        given = [[value for name, _, value in samples if name == wanted] for wanted in names]
+        values: list[float] = next((each for each in given if each), [])
+        if values:
+            found[figure] = max(values) if figure in ("kv_usage", "hit_rate") else round(sum(values))
+    return found
+
+
+def _number(labels: dict[str, str], name: str) -> int | None:
+    text = labels.get(name, "")
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+class MetricsPage:
+    """A server's /metrics page by its URL. `read` takes no longer than the deadline, whatever the server does."""
+
+    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
+        self._url = checked_url(url)
+        self._deadline_s = deadline_s
+        self._fetch: _Fetch | None = None
+        _require_parser()
+
+    def read(self) -> ServerStats:
+        """The server's figures now; MetricsError where they cannot be had."""
+        return server_stats(self.text())
+
+    def text(self) -> str:
+        """The page as it is now; MetricsError where it cannot be had."""
+        if self._fetch is not None and self._fetch.is_alive():  # a name server that does not answer cannot be hurried
+            raise MetricsError("the last request is still waiting")
+        self._fetch = fetch = _Fetch(self._url, self._deadline_s)
+        fetch.start()
+        fetch.join(self._deadline_s)
+        if fetch.is_alive():
+            fetch.abort()
+            raise MetricsError(f"no whole answer in {self._deadline_s:g} s")
+        return fetch.page()
+
+
+def page_text(source: str) -> str:
+    """The page at an http or https URL, or in a file.
+
+    Raises UsageError for another kind of URL, EnvironmentProblem where the server does not answer with a page,
+    InvalidInputError for a file that is none.
+    """
+    if "://" not in source and not source.lower().startswith(("file:", "http:", "https:", "data:", "ftp:")):
+        _require_parser()
+        return read_text(Path(source), MAX_PAGE_BYTES)
+    page = MetricsPage(source)
+    try:
+        return page.text()
+    except MetricsError as error:
+        raise EnvironmentProblem(f"--metrics {shown_url(source)}: {error}; check the server") from error
+
+
+def shown_url(text: str) -> str:
+    """A URL without its query, which may hold a token."""
+    return printable(text.partition("?")[0], 200)
+
+
+def _require_parser() -> None:
+    try:
+        import prometheus_client.parser  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "prometheus_client: not installed, --metrics needs it; run `pip install prometheus_client`"
+        ) from error
+
+
+def checked_url(text: str) -> SplitResult:
+    """An http or https URL with a host; UsageError for all else. A bare host gets the path /metrics."""
+    where = f"--metrics {printable(text)}"
+    try:
+        url = urlsplit(text)
+        url.port  # noqa: B018 -- it is parsed when asked for
+    except ValueError as error:
+        raise UsageError(f"{where}: not a URL ({error}); write http://localhost:8000/metrics") from error
+    if url.scheme not in ("http", "https") or not url.hostname or re.search(r"[\x00-\x20\x7f]", text):
+        raise UsageError(f"{where}: not an http or https URL; write http://localhost:8000/metrics")
+    if url.username is not None:
+        raise UsageError("--metrics: a URL with a password is not used, other users could read it; leave it out")
+    return url._replace(path="/metrics") if url.path in ("", "/") else url
+
+
+class _Fetch(threading.Thread):
+    """One GET in a thread of its own, so that no server, proxy or name server can hold up the view."""
+
+    def __init__(self, url: SplitResult, timeout_s: float) -> None:
+        super().__init__(daemon=True, name="kvplan-metrics")
+        self._url = url
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+        self._aborted = False
+        self._body = b""
+        self._problem: MetricsError | None = None
+
+    def run(self) -> None:
+        try:
+            self._body = self._get()
+        except MetricsError as error:
+            self._problem = error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._problem = MetricsError(_reason(error))
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def page(self) -> str:
+        """The text that came; MetricsError for what went wrong."""
+        if self._problem is not None:
+            raise self._problem
+        return self._body.decode("utf-8", "replace")
+
+    def abort(self) -> None:
+        """End a request that takes too long: a read that blocks returns when its socket is cut."""
+        self._aborted = True
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _get(self) -> bytes:
+        url = self._url
+        for _ in range(1 + MAX_REDIRECTS):
+            with self._answer(url) as answer:
+                if answer.status not in (301, 302, 303, 307, 308):
+                    return self._body_of(answer)
+                url = _redirected(url, answer.headers.get("Location", ""))
+        raise MetricsError(f"more than {MAX_REDIRECTS} redirects")
+
+    def _answer(self, url: SplitResult) -> http.client.HTTPResponse:
+        if self._connection is not None:
+            self._connection.close()
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(url.hostname or "", url.port, timeout=self._timeout_s)
+        self._connection.connect()
+        if self._aborted:  # while the name was looked up, when there was no socket to cut
+            raise MetricsError("given up")
+        path = url.path + (f"?{url.query}" if url.query else "")
+        self._connection.request("GET", path, headers={"Accept": "text/plain", "User-Agent": "kvplan"})
+        return self._connection.getresponse()
+
+    def _body_of(self, answer: http.client.HTTPResponse) -> bytes:
+        if answer.status != 200:
+            raise MetricsError(f"HTTP {answer.status} {printable(answer.reason, 40)}".rstrip())
+        if answer.headers.get_content_type() == "text/html":
+            raise MetricsError("a web page (text/html), not metrics")
+        body = bytearray()
+        while not self._aborted and (chunk := answer.read1(1 << 16)):
+            body += chunk
+            if len(body) > MAX_PAGE_BYTES:
+                raise MetricsError(f"more than {MAX_PAGE_BYTES // 10**6} MB")
+        return bytes(body)
+
+
+def _redirected(url: SplitResult, location: str) -> SplitResult:
+    """Where a redirect leads: another path of the same host, or to https there; MetricsError for all else."""
+    try:
+        found = checked_url(urljoin(url.geturl(), location))
+    except (UsageError, ValueError) as error:
+        raise MetricsError("redirected to what is no http or https URL") from error
+    if found.hostname != url.hostname or (url.scheme, found.scheme) == ("https", "http"):
+        raise MetricsError(f"redirected to another host ({printable(found.netloc, 80)}), not followed")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case TimeoutError():
+            return "no answer in time"
+        case socket.gaierror():
+            return "no such host"
+        case http.client.RemoteDisconnected():
+            return "closed without an answer"
+        case OSError():
+            return (error.strerror or type(error).__name__).lower()
+        case _:
+            return f"not an HTTP answer ({type(error).__name__})"

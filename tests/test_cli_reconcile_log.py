@@ -1,0 +1,499 @@
+"""`kvplan reconcile --log` and `--metrics`: a server's own figures beside the plan for it."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvplan.cli.main import main
+from kvplan.gpu import gpu
+from kvplan.logged import LogRow, merged, model_of, same_names
+from kvplan.serverlog import parse_log
+from kvplan.units import GIB
+from tests.cli import Run, config_file, refused, run
+from tests.oracle_data import DATA, needs_oracle_data
+from tests.test_server_metrics import SGLANG_PAGE, server
+
+__all__ = ["run", "server"]  # fixtures
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "vllm-0.10.log"
+
+# vllm#10517: Llama-3.1-8B on an RTX 3090, 20,000 tokens; every figure as that log gives it.
+LLAMA_3090 = """\
+INFO 12-02 10:00:00 api_server.py:592] vLLM API server version 0.6.4.post1
+INFO 12-02 10:00:00 api_server.py:593] args: Namespace(model='meta-llama/Llama-3.1-8B-Instruct', max_model_len=20000, \
+block_size=16, gpu_memory_utilization=0.9, tensor_parallel_size=1, enable_lora=False, max_loras=1)
+INFO 12-02 10:00:09 model_runner.py:1] Loading model weights took 14.9888 GB
+INFO 12-02 10:00:13 worker.py:1] Memory profiling results: total_gpu_memory=23.58GiB initial_memory_usage=15.34GiB \
+peak_torch_memory=17.06GiB memory_usage_post_profile=15.35GiB non_torch_memory=0.35GiB kv_cache_size=3.81GiB \
+gpu_memory_utilization=0.90
+INFO 12-02 10:00:14 gpu_executor.py:1] # GPU blocks: 1952, # CPU blocks: 2048
+INFO 12-02 10:00:14 gpu_executor.py:1] Maximum concurrency for 20000 tokens per request: 1.56x
+"""
+
+Log = Callable[[str], str]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    """`log(text)` writes a log and returns its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "server.log"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def rows_of(document: dict[str, Any], part: str = "rows") -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in document[part]}
+
+
+# --- what is compared -------------------------------------------------------------------------------------------------
+
+
+def test_a_log_reconciles_in_one_command(run: Run, log: Log) -> None:
+    found = run("reconcile", "--log", log(LLAMA_3090), "--gpu", "rtx-3090", "--format", "json").json
+    assert (found["model"], found["gpus"]) == ("meta-llama/Llama-3.1-8B-Instruct", ["rtx-3090"])
+    assert (found["engine"], found["total_memory"]) == ("vllm@0.6", round(23.58 * GIB))
+    assert found["max_model_len"] == 20_000
+    rows = rows_of(found)
+    # 8,030,261,248 parameters and a rotary table of 131,072 x 128, in 2 bytes: 14.9888 GiB.
+    assert rows["weights"]["predicted"] == pytest.approx(2 * (8_030_261_248 + 131_072 * 128), abs=4 << 20)
+    assert rows["weights"]["logged"] == round(14.9888 * GIB)
+    assert rows["activations"]["logged"] == pytest.approx((17.06 - 14.9888) * GIB, abs=2)
+    assert rows["activations"]["why"] == "logged as the peak of torch, less the weights"
+    assert rows["kv_cache"]["logged"] == round(3.81 * GIB)
+    assert rows["cuda_graphs"]["why"] == "not in the log"
+    # A block is 16 tokens x 32 layers x 2 x 8 heads x 128 x 2 bytes = 2 MiB: 3.81 GiB hold 1950.7 of them, and the last
+    # digit is worth 2.6.
+    given_rows = rows_of(found, "given")
+    assert (given_rows["blocks"]["low"], given_rows["blocks"]["high"]) == (1948, 1953)
+    assert given_rows["blocks"]["exact"] is True
+    assert given_rows["concurrency"]["exact"] is True
+    assert given_rows["tokens"]["logged"] is None
+
+
+def test_the_document_keeps_to_its_schema(run: Run, log: Log) -> None:
+    schema = run("schema", "log-reconciliation").json
+    for argv in (("--log", log(LLAMA_3090)), ("--log", str(EXAMPLE), "--gpu", "a100-80g"), ("--log", str(EXAMPLE))):
+        jsonschema.validate(run("reconcile", *argv, "--format", "json").json, schema)
+
+
+def test_every_format_carries_the_same_rows(run: Run, log: Log) -> None:
+    path = log(LLAMA_3090)
+    document = run("reconcile", "--log", path, "--format", "json").json
+    names = [row["name"] for row in (*document["rows"], *document["given"])]
+    table = list(csv.DictReader(io.StringIO(run("reconcile", "--log", path, "--format", "csv").out)))
+    assert [row["name"] for row in table] == names
+    assert [row["logged"] for row in table if row["name"] == "blocks"] == ["1952", "1952"]
+    for format in ("table", "markdown"):
+        text = run("reconcile", "--log", path, "--format", format).out
+        assert all(name in text for name in names)
+        assert "14.99 GiB" in text
+
+
+def test_the_example_shows_what_its_log_leaves_open(run: Run) -> None:
+    open_gpu = rows_of(run("reconcile", "--log", str(EXAMPLE), "--format", "json").json)
+    assert open_gpu["weights"]["predicted"] is not None
+    assert open_gpu["kv_cache"]["predicted"] is None
+    assert open_gpu["kv_cache"]["why"].startswith("depends on the GPU, which is not known: ")
+    named = rows_of(run("reconcile", "--log", str(EXAMPLE), "--gpu", "a100-80g", "--format", "json").json)
+    assert named["kv_cache"]["predicted"] is not None
+
+
+def test_a_total_that_several_gpus_report_is_said(run: Run, log: Log) -> None:
+    ran = run("reconcile", "--log", log(LLAMA_3090.replace("23.58GiB", "79.19GiB")))
+    assert "79.19 GiB is what a100-80g, a800-80g, h100-80g" in ran.err
+    unknown = run("reconcile", "--log", log(LLAMA_3090.replace("23.58GiB", "61.00GiB")))
+    assert "no GPU that kvplan knows reports 61.00 GiB" in unknown.err
+    assert "custom of 61.00 GiB" in unknown.out
+
+
+def test_a_named_gpu_keeps_the_logged_total(run: Run, log: Log) -> None:
+    found = run("reconcile", "--log", log(LLAMA_3090), "--gpu", "rtx-4090", "--format", "json").json
+    assert (found["gpus"], found["total_memory"]) == (["rtx-4090"], round(23.58 * GIB))
+
+
+def test_flags_win_over_the_log(run: Run, log: Log) -> None:
+    path = log(LLAMA_3090)
+    said = run("reconcile", "--log", path, "--ctx", "8192", "--format", "json").json
+    assert said["max_model_len"] == 8192
+    assert rows_of(said)["concurrency"]["why"] == "logged for 20,000 tokens per request, predicted for 8,192"
+    pair = run("reconcile", "--log", path, "--engine-arg", "max_num_seqs=8", "--format", "json").json
+    assert rows_of(pair)["activations"]["predicted"] != rows_of(said)["activations"]["predicted"]
+    pasted = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 4096"
+    assert run("reconcile", "--log", path, "--from-command", pasted, "--format", "json").json["max_model_len"] == 4096
+
+
+def test_a_context_that_the_server_fitted_is_the_one_it_logged(run: Run, log: Log) -> None:
+    auto = LLAMA_3090.replace("max_model_len=20000", "max_model_len=-1")
+    found = run("reconcile", "--log", log(auto), "--gpu", "rtx-3090", "--format", "json").json
+    assert found["max_model_len"] == 20_000
+
+
+def test_a_share_of_two_digits_is_taken_from_the_budget(run: Run, log: Log) -> None:
+    # OpenPipe/ART qwen3_try.ipynb: 62.10 of 79.20 GiB is 0.7841, which the line calls 0.78: 0.32 GiB more.
+    said = "vLLM API server version 0.8.5\nargs: Namespace(model='qwen2.5-0.5b')\nthe current vLLM instance can use "
+    said += "total_gpu_memory (79.20GiB) x gpu_memory_utilization (0.78) = {}GiB\nmodel weights take 0.93GiB;\n"
+    one, other = (
+        rows_of(run("reconcile", "--log", log(said.format(budget)), "--gpu", "h100-80g", "--format", "json").json)
+        for budget in ("62.10", "61.78")
+    )
+    apart = (one["kv_cache"]["predicted"] - other["kv_cache"]["predicted"]) / GIB
+    assert apart == pytest.approx(0.32, abs=0.01)
+
+
+def test_a_gpu_is_known_by_the_name_that_a_kernels_file_has(run: Run, log: Log) -> None:
+    named = (
+        "Using configuration from /x/E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8.json for MoE layer.\n"
+    )
+    found = run("reconcile", "--log", log(named + LLAMA_3090), "--format", "json").json
+    assert (found["gpus"], found["total_memory"]) == (["h100-80g"], round(23.58 * GIB))
+
+
+def test_a_config_stands_for_a_model_that_is_not_known(run: Run, log: Log, tmp_path: Path) -> None:
+    path = log(LLAMA_3090.replace("meta-llama/Llama-3.1-8B-Instruct", "/models/our-own-finetune"))
+    text = refused(run("reconcile", "--log", path))
+    assert text == (
+        "log: its model /models/our-own-finetune is not one that `kvplan models` lists; "
+        "add --model NAME or --config config.json"
+    )
+    config = config_file(tmp_path / "model") / "config.json"
+    found = run("reconcile", "--log", path, "--config", config, "--format", "json").json
+    assert rows_of(found, "given")["blocks"]["exact"] is True
+
+
+def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, log: Log, tmp_path: Path) -> None:
+    found = model_of(parse_log("vLLM API server version 0.9\nargs: Namespace(model='/models/Meta-Llama-3-8B', n=1)"))
+    assert found[0] == "llama-3-8b"
+    assert found[1] == "the log's model /models/Meta-Llama-3-8B is taken as meta-llama/Meta-Llama-3-8B, by its name"
+    cached = "/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64d72725edaf899c6cb9c377fd0709d9c5"
+    assert model_of(parse_log(f"non-default args: {{'model': '{cached}'}}"))[0] == "qwen3-8b"
+    here = config_file(tmp_path / "unknown-model")
+    path = log(LLAMA_3090.replace("meta-llama/Llama-3.1-8B-Instruct", str(here)))
+    assert "is not one that `kvplan models` lists" in refused(run("reconcile", "--log", path))
+    assert same_names("no-such-model") == []
+
+
+# --- why they differ --------------------------------------------------------------------------------------------------
+
+QWEN = """\
+vLLM API server version 0.10.1
+non-default args: {{'model': '{model}', 'max_model_len': {context}, 'gpu_memory_utilization': 0.9{more}}}
+Available KV cache memory: {kv} GiB
+{lines}GPU KV cache size: {tokens:,} tokens
+"""
+
+
+def why(run: Run, log: Log, **given: Any) -> dict[str, Any]:
+    text = QWEN.format(**{"more": "", "lines": "", "context": 4096, **given})
+    return rows_of(run("reconcile", "--log", log(text), "--gpu", "a100-80g", "--format", "json").json, "given")[
+        "tokens"
+    ]
+
+
+def test_padding_layers_explain_a_pool(run: Run, log: Log) -> None:
+    # Llama-3.1-8B has 131,072 bytes per token: 10 GiB hold 81,920 tokens; with 2 layers more, 32/34 of them: 77,102.
+    row = why(run, log, model="llama-3.1-8b", kv="10.00", tokens=77_088, lines="Add 2 padding layers, may waste\n")
+    assert row["why"] == "the server adds 2 padding layers to 32"
+    assert row["predicted"] == 81_920
+
+
+def test_a_draft_layer_explains_a_pool(run: Run, log: Log) -> None:
+    more = ", 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 1}"
+    row = why(run, log, model="llama-3.1-8b", kv="10.00", tokens=79_424, more=more)  # 32/33 of 81,920: 79,437
+    assert row["why"] == "the draft (MTP) layer keeps KV too: 33 layers, not 32"
+
+
+def test_the_smallest_rank_explains_a_pool(run: Run, log: Log) -> None:
+    more = ", 'tensor_parallel_size': 2"
+    row = why(run, log, model="llama-3.1-8b", kv="10.00", tokens=161_600, more=more)  # 10 GiB / 65,536: 163,840
+    assert row["why"] == "the smallest rank decides; the log quotes the bytes of one rank"
+
+
+def test_another_attention_block_explains_a_hybrid_pool(run: Run, log: Log) -> None:
+    row = why(
+        run, log, model="nemotron-3-super-120b-a12b", kv="7.94", tokens=690_560, context=262_144,
+        more=", 'tensor_parallel_size': 4", lines="Setting attention block size to 4160 tokens\n",
+    )  # fmt: skip
+    assert row["why"].startswith(
+        "the server's attention block is 4,160 tokens, here 2,080: keys and values, or states,"
+    )
+
+
+def test_the_part_that_is_off_most_is_named(run: Run, log: Log) -> None:
+    # 3 GiB more outside torch than that log has, and so 3 GiB less for the pool.
+    text = LLAMA_3090.replace(
+        "non_torch_memory=0.35GiB kv_cache_size=3.81GiB", "non_torch_memory=3.35GiB kv_cache_size=0.81GiB"
+    )
+    rows = rows_of(run("reconcile", "--log", log(text), "--gpu", "rtx-3090", "--format", "json").json)
+    off = -rows["non_torch"]["error"] / GIB
+    assert rows["kv_cache"]["why"] == f"mostly non_torch ({off:+.2f} GiB here)"
+    assert rows["blocks"]["why"] == "follows kv_cache"
+
+
+def test_a_server_that_drafts_is_said_to(run: Run, log: Log) -> None:
+    more = ", 'speculative_config': {'method': 'eagle', 'num_speculative_tokens': 3}"
+    text = QWEN.format(model="llama-3.1-8b", context=4096, kv="10.00", tokens=81_920, more=more, lines="")
+    ran = run("reconcile", "--log", log(text), "--gpu", "a100-80g")
+    assert "the server drafts tokens (eagle); add --draft-model" in ran.err
+    assert "drafts tokens" not in run("reconcile", "--log", log(text), "--gpu", "a100-80g", "-q").err
+
+
+def test_ranks_with_unequal_room_are_said(run: Run, log: Log) -> None:
+    lines = "(Worker_TP0 pid=1) Available KV cache memory: 9.50 GiB\n"
+    more = ", 'tensor_parallel_size': 2"
+    text = QWEN.format(model="llama-3.1-8b", context=4096, kv="10.00", tokens=155_648, more=more, lines=lines)
+    ran = run("reconcile", "--log", log(text), "--gpu", "a100-80g", "--format", "json")
+    assert "2 ranks have room for 9.50 to 10.00 GiB of KV; the smallest decides for all" in ran.err
+    assert rows_of(ran.json, "given")["tokens"]["exact"] is True  # 9.5 GiB / 65,536 bytes: 155,648
+
+
+def test_what_a_pasted_command_says_is_not_taken_from_the_log(run: Run, log: Log) -> None:
+    pasted = "vllm serve meta-llama/Llama-3.1-8B-Instruct --kv_cache_dtype fp8 -tp 2"
+    found = run("reconcile", "--log", log(LLAMA_3090), "--from-command", pasted, "--format", "json").json
+    assert (found["tensor_parallel_size"], found["max_model_len"]) == (2, 20_000)
+
+
+def test_what_nothing_explains_has_no_reason(run: Run, log: Log) -> None:
+    row = why(run, log, model="llama-3.1-8b", kv="10.00", tokens=60_000)
+    assert (row["why"], row["exact"]) == (None, False)
+
+
+def test_ranks_without_a_split_are_refused(run: Run, log: Log) -> None:
+    lines = "(Worker_TP0 pid=1) Available KV cache memory: 9 GiB\n(Worker_TP1 pid=2) Available KV cache memory: 9 GiB\n"
+    text = QWEN.format(model="llama-3.1-8b", context=4096, kv="9", tokens=5000, more="", lines=lines)
+    assert refused(run("reconcile", "--log", log(text))) == (
+        "log: figures of several ranks (TP0, TP1), but not how the model is split; add --tp"
+    )
+
+
+def test_a_quantised_log_of_another_checkpoint_is_refused(run: Run, log: Log) -> None:
+    text = QWEN.format(
+        model="llama-3.1-8b", context=4096, kv="9", tokens=5000, more=", 'quantization': 'awq'", lines=""
+    )
+    assert "log: quantization=awq, but llama-3.1-8b is not quantised" in refused(run("reconcile", "--log", log(text)))
+
+
+def test_what_depends_on_the_gpu_is_left_open() -> None:
+    same = LogRow("weights", "bytes", 5.0, 5.0, kind="exact")
+    one, other = (LogRow("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
+    assert merged([(same, one), (same, other)], ["a", "b"]) == (
+        same,
+        LogRow("blocks", "blocks", None, 7.0, why="depends on the GPU, which is not known: 6 on a, 8 on b; add --gpu"),
+    )
+
+
+# --- SGLang -----------------------------------------------------------------------------------------------------------
+
+# sglang#6753 (Llama-3-8B on one H200): 124.23 GB free after loading 14.98, mem_fraction_static 0.8718, 871,371 tokens.
+SGLANG = """\
+[2025-05-29 23:22:50] server_args=ServerArgs(model_path='meta-llama/Meta-Llama-3-8B-Instruct', tp_size=1, \
+mem_fraction_static=0.8717961202189594, page_size=1, context_length=None, kv_cache_dtype='auto')
+[2025-05-29 23:22:51] Load weight begin. avail mem=139.21 GB
+[2025-05-29 23:22:58] Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=124.23 GB, \
+mem usage=14.98 GB.
+[2025-05-29 23:22:58] KV Cache is allocated. #tokens: 871371, K size: 53.18 GB, V size: 53.18 GB
+[2025-05-29 23:22:58] Memory pool end. avail mem=17.66 GB
+[2025-05-29 23:23:03] max_total_num_tokens=871371, chunked_prefill_size=16384, max_prefill_tokens=16384, \
+max_running_requests=4097, context_len=8192
+"""
+
+
+def test_sglang_is_predicted_from_the_memory_it_found(run: Run, log: Log) -> None:
+    found = run("reconcile", "--log", log(SGLANG), "--model", "meta-llama/Meta-Llama-3-8B", "--format", "json").json
+    rows = rows_of(found)
+    assert found["engine"] == "sglang"
+    assert rows["weights"]["relative"] == pytest.approx(-0.001, abs=0.001)
+    # 124.23 - 139.21 x (1 - 0.8717961) = 106.38 GiB; the log has 53.18 + 53.18.
+    assert rows["kv_cache"]["predicted"] / GIB == pytest.approx(106.38, abs=0.01)
+    assert rows["kv_cache"]["logged"] == round(106.36 * GIB)
+    assert rows["tokens"]["relative"] == pytest.approx(0, abs=0.0005)
+    assert rows_of(found, "given")["tokens"]["exact"] is True
+    assert rows["activations"]["why"] == "SGLang does not log it"
+
+
+def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:
+    text = "\n".join(SGLANG.splitlines()[2:])
+    rows = rows_of(run("reconcile", "--log", log(text), "--model", "llama-3-8b", "--format", "json").json)
+    assert rows["kv_cache"]["why"] == 'needs "Load weight begin", mem_fraction_static of the log'
+
+
+# --- bounds and refusals ----------------------------------------------------------------------------------------------
+
+
+def test_a_row_beyond_the_limit_is_exit_1(run: Run, log: Log) -> None:
+    path = log(LLAMA_3090)
+    ran = run("reconcile", "--log", path, "--max-error", "2%")
+    assert ran.code == 1
+    assert "kvplan: error: reconcile: off by more than 2%: " in ran.err
+    assert "weights" not in ran.errors[0]
+    assert run("reconcile", "--log", path, "--max-error", "100%").code == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "fault"),
+    [
+        ((), "RUN_DIR: is missing; give one of RUN_DIR, --log FILE and --metrics URL"),
+        (("somewhere", "--log", "x"), "RUN_DIR and --log: are given together"),
+        (("--log", "x", "--metrics", "y"), "--log and --metrics: are given together"),
+        (("--log", "x", "--calibrate", "c.json"), "--calibrate: needs a run"),
+        (("somewhere", "--gpu", "h200"), "--gpu: a run says itself what it ran with"),
+        (("somewhere", "--model", "llama-3.1-8b"), "--model: a run says itself"),
+        (("--log", "/no/such.log"), "/no/such.log: no such file or directory"),
+        (("--log", str(ROOT)), "is a directory"),
+        (("--metrics", "/no/such.txt"), "/no/such.txt: no such file or directory"),
+        (("--metrics", "file:///etc/passwd"), "not an http or https URL"),
+        (("--metrics", "ftp://host/metrics"), "not an http or https URL"),
+        (("--metrics", "http://user:secret@host/metrics"), "a URL with a password is not used"),
+    ],
+)
+def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> None:
+    text = refused(run("reconcile", *argv))
+    assert fault in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("hello\n", "holds no line of a vLLM or SGLang server's start-up"),
+        ("Model loading took 1 GiB and\n", "does not say which model it served"),
+        ("non-default args: {'model': 'llama-3.1-8b'}\n", "does not say its release; add --engine vllm@0.11"),
+        (
+            "vLLM API server version 0.1.dev3+gabc\nargs: Namespace(model='llama-3.1-8b')\n",
+            "0.1.dev3+gabc is no release",
+        ),
+        ("vLLM API server version 0.99.0\nargs: Namespace(model='llama-3.1-8b')\n", "kvplan knows vLLM 0.6 to 0.33"),
+        ("vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', max_num_seqs=-5)\n", "--max-num-seqs"),
+        (
+            "vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', enforce_eager=2)\n",
+            "neither True nor False",
+        ),
+        ("vLLM API server version 0.9.0\nargs: Namespace(model='\x1b[31m\u202eevil')\n", "is not one that"),
+    ],
+)
+def test_a_log_that_does_not_do_is_refused_in_one_line(run: Run, log: Log, text: str, fault: str) -> None:
+    assert fault in refused(run("reconcile", "--log", log(text)))
+
+
+@given(st.data())
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_log_says_the_answer_is_rows_or_a_refusal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, data: st.DataObject
+) -> None:
+    """Figures and flags of a real log, changed: exit code 0, 1, 2 or 3, never a crash."""
+    text = data.draw(st.sampled_from([LLAMA_3090, SGLANG, EXAMPLE.read_text(encoding="utf-8")]))
+    figure = st.sampled_from(
+        ["0", "-1", "1e9", "99999999999999999", "0.0", "None", "True", "auto", "[]", "7", "1" * 30]
+    )
+    for _ in range(data.draw(st.integers(min_value=1, max_value=4))):
+        numbers = re.findall(r"[0-9][0-9.,]*", text)
+        text = text.replace(data.draw(st.sampled_from(numbers)), data.draw(figure), 1)
+    path = tmp_path / "fuzz.log"
+    path.write_text(text, encoding="utf-8")
+    code = main(["reconcile", "--log", str(path), "--format", "json", "--model", "llama-3-8b", "--engine", "vllm@0.9"])
+    said = capsys.readouterr()
+    assert code in (0, 2, 3), said.err
+    if code == 0:
+        json.loads(said.out)
+
+
+# --- a page -----------------------------------------------------------------------------------------------------------
+
+PAGE = """\
+vllm:num_requests_running{model_name="meta-llama/Llama-3.1-8B"} 7
+vllm:cache_config_info{block_size="16",cache_dtype="auto",gpu_memory_utilization="0.92",num_gpu_blocks="27306",\
+kv_cache_size_tokens="436896",kv_cache_max_concurrency="53.33",user_specified_block_size="False"} 1.0
+"""
+
+
+def test_a_pages_pool_is_reconciled(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "page.txt"
+    path.write_text(PAGE)
+    found = run(
+        "reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--ctx", "8192", "--format", "json"
+    )
+    rows = rows_of(found.json, "given")
+    assert (rows["tokens"]["predicted"], rows["tokens"]["exact"]) == (436_896, True)  # 27,306 x 16
+    assert rows["concurrency"]["exact"] is True  # 436,896 / 8,192 = 53.33
+    assert rows_of(found.json)["weights"]["why"] == "not in the log"
+    open_context = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json").json
+    assert rows_of(open_context)["concurrency"]["why"] == "the context is not known; add --ctx"
+
+
+def test_a_page_is_had_from_its_server(run: Run, server: str) -> None:
+    assert "its model m is not one that `kvplan models` lists" in refused(
+        run("reconcile", "--metrics", f"{server}/metrics")
+    )
+    assert "HTTP 404" in refused(run("reconcile", "--metrics", f"{server}/missing"), 3)
+    assert "redirected to another host" in refused(run("reconcile", "--metrics", f"{server}/elsewhere"), 3)
+    assert "secret" not in refused(run("reconcile", "--metrics", "http://127.0.0.1:1/metrics?token=secret"), 3)
+
+
+def test_a_page_without_metrics_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "page.txt"
+    path.write_text("<html></html>")
+    assert "no vllm: or sglang: metrics on it; name a server's /metrics page" in refused(
+        run("reconcile", "--metrics", path)
+    )
+    path.write_text(SGLANG_PAGE)
+    assert "its model m is not one" in refused(run("reconcile", "--metrics", path))
+
+
+@needs_oracle_data
+def test_a_real_page_reconciles(run: Run) -> None:
+    page = DATA / "metrics_vllm_0.33.0.txt"
+    if not page.exists():
+        pytest.skip(f"no {page.name} in the oracle data")
+    found = run(
+        "reconcile", "--metrics", page, "--engine", "vllm@0.33", "--gpu", "h100-80g", "--ctx", "8k", "--format", "json"
+    )
+    assert all(row["exact"] for row in found.json["given"])
+
+
+# --- its weight -------------------------------------------------------------------------------------------------------
+
+LIGHT = """
+import sys
+from kvplan.cli.main import main
+code = main(["reconcile", "--log", sys.argv[1], "--gpu", "a100-80g"])
+print(f"exit code {code}; loaded:", *sorted(set(sys.argv[2:]) & set(sys.modules)), file=sys.stderr)
+"""
+
+
+def test_reading_a_log_loads_no_heavy_library() -> None:
+    heavy = (
+        "torch",
+        "triton",
+        "transformers",
+        "pandas",
+        "matplotlib",
+        "pynvml",
+        "numpy",
+        "jinja2",
+        "prometheus_client",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT, str(EXAMPLE), *heavy], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.strip().splitlines()[-1:] == ["exit code 0; loaded:"], done.stderr
+
+
+def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
+    from kvplan.logged import SAMPLE_GPUS
+
+    assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
