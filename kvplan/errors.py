@@ -23,3 +23,6 @@ class EnvironmentProblem(KvplanError):
     """The machine or the network is at fault: no GPU, driver, permission, Hub access, disk."""
 
     exit_code = 3
+
+
+INTERRUPTED, TERMINATED = 130, 143  # exit codes after SIGINT and SIGTERM, as shells count them

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvplan.cli import output
-from kvplan.cli.main import INTERRUPTED
-from kvplan.errors import KvplanError, UsageError
+from kvplan.errors import INTERRUPTED, KvplanError, UsageError
 
 BUG = 70
 

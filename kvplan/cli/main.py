@@ -2,8 +2,7 @@
 
 import sys
 
-INTERRUPTED = 130
-TERMINATED = 143
+from kvplan.errors import INTERRUPTED, TERMINATED
 
 
 def main(argv: list[str] | None = None) -> int:
