@@ -24,7 +24,7 @@ from kvplan.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.units import GB, GIB, format_gib, format_size
+from kvplan.units import GB, GIB, format_gib, format_size, plural
 from kvplan.weights import num_params, stage_layers
 
 # The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
@@ -351,17 +351,17 @@ def _users(plan: Plan) -> Iterator[str]:
     held = plan.pool.held(capacity.max_model_len)
     yield (
         f"steady: ({capacity.num_blocks:,} - 1 null block) / {held:,} blocks that a decoding request of "
-        f"{capacity.max_model_len:,} tokens holds = {answer.steady_users:,} users"
+        f"{capacity.max_model_len:,} tokens holds = {plural(answer.steady_users, 'user')}"
     )
     load = plan.request.load
-    if load.mean_tokens is not None:
+    if load.mean_tokens is not None and answer.mean_length_users is not None:
         yield (
             f"at {load.mean_tokens:,} tokens: ({capacity.num_blocks:,} - 1) / {plan.pool.held(load.mean_tokens):,} "
-            f"blocks each{_shared_text(plan)} = {answer.mean_length_users:,} users"
+            f"blocks each{_shared_text(plan)} = {plural(answer.mean_length_users, 'user')}"
         )
     if answer.length_users is not None:
         by_length = answer.length_users
-        yield f"for the lengths stated{_shared_text(plan)}: {by_length.users:,} users [{by_length.method}]"
+        yield f"for the lengths stated{_shared_text(plan)}: {plural(by_length.users, 'user')} [{by_length.method}]"
 
 
 def _shared_text(plan: Plan) -> str:
@@ -448,8 +448,9 @@ def _thumb(plan: Plan) -> Iterator[str]:
     memory, ours = plan.memory, plan.concurrency.full_context_users
     thumb = rule_of_thumb(plan)
     yield (
-        f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = {thumb.users:,} users, "
-        f"we say {ours:,} at {plan.capacity.max_model_len:,} tokens: {_off(thumb.users, ours)}"
+        f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = "
+        f"{plural(thumb.users, 'user')}, we say {ours:,} at {plan.capacity.max_model_len:,} tokens: "
+        f"{_off(thumb.users, ours)}"
     )
     if plan.fits:
         yield (

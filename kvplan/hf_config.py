@@ -9,7 +9,7 @@ from kvplan.errors import InvalidInputError, UnsupportedModelError
 from kvplan.families import towers
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
-from kvplan.files import load_json, printable
+from kvplan.files import load_json, os_problem, printable
 from kvplan.quant import read_quantization
 from kvplan.spec import (
     ChunkedAttention,
@@ -229,7 +229,10 @@ def _decoder(inner: Config, model_type: str, where: str) -> Decoder:
 
 def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False) -> ModelSpec:
     """A config.json, or the directory that holds one."""
-    file = path / "config.json" if path.is_dir() else path
+    try:
+        file = path / "config.json" if path.is_dir() else path
+    except OSError as error:  # a name that is too long, or a folder that this user may not enter
+        raise os_problem(path, error) from error
     values = load_json(file)
     return read_config(
         values, printable(str(file)), name or printable(file.resolve().parent.name), assume_dense=assume_dense

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from kvplan.allocator import weights_excess
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.rules.vllm import EngineArgs, Settings, Version, has_states, is_mla
-from kvplan.spec import ModelSpec, Place, Weight
+from kvplan.spec import LatentAttention, ModelSpec, Place, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
 from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
 
@@ -105,6 +106,29 @@ def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -
     )
 
 
+ABSORBED = (0, 7)  # the one release that kept MLA's projections multiplied out
+
+
+@lru_cache(maxsize=4096)
+def absorbed_projections(spec: ModelSpec, tp: int, pp: int, element: int) -> int:
+    """Bytes of the products of MLA's projections that vLLM 0.7 kept beside them, on the stage with most layers.
+
+    Source: vLLM 0.7.3 attention/backends/mla (W_Q_UK and W_UV_O, in fp8 beside fp8 weights; the queries' rope part in
+    two bytes). It is what DeepSeek-R1 takes on 8 H200 (83.88 GiB) and on 3 x 8 L20 (25.02) beyond its parameters.
+    """
+    heads = spec.num_heads // tp
+    per_layer = []
+    for weights, caches in zip(spec.layer_weights, spec.layers, strict=True):
+        latent = next((cache for cache in caches if isinstance(cache, LatentAttention)), None)
+        queries = next((w.inputs for w in weights if w.name.endswith(("q_b_proj", ".q_proj", "q_proj"))), None)
+        if latent is None or queries is None:
+            per_layer.append(0)
+            continue
+        products = heads * latent.kv_lora_rank * (queries + spec.hidden_size)
+        per_layer.append(element * products + 2 * queries * heads * latent.qk_rope_head_dim)
+    return max(sum(per_layer[index] for index in stage) for stage in stage_layers(spec.num_layers, pp))
+
+
 def expert_ranks(args: EngineArgs) -> int:
     return args.tensor_parallel_size * args.data_parallel_size if args.enable_expert_parallel else 1
 
@@ -118,35 +142,74 @@ def element_bytes(settings: Settings) -> int:
 EVIDENCE = "reports/constants.md#"
 
 V2_RUNNER = (0, 25)  # model runner V2 became the default for dense models (vllm-project/vllm#44443, July 2026)
+GRAPHS_IN_PEAK = (0, 27)  # a log's "peak activation" includes the graph estimate (#57936, August 2026)
 INPUT_BYTES = 13  # token id, position, slot and flags per batched token
 # The workspace of Triton's fused experts. It explains the difference between MoE and dense models of one vocabulary in
 # vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2 0.66 GiB
 # (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show none
 # (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
 WORKSPACE_RANGE = (0.5, 2.0)
-BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe; {EVIDENCE}buffers"
+EXPERT_TOKENS = 32_768  # more tokens than that go through fused experts in turns (vLLM envs.py, FUSED_MOE_CHUNK_SIZE)
+BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe, torch's allocator; {EVIDENCE}buffers"
 
 
-def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
-    """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Bytes that come with the weights, and that a log counts as weights.
+
+    ropes      rotary tables
+    latents    copies that MLA keeps of quantised up-projections
+    alignment  what the allocator's blocks and the kernels' layouts take beyond the tensors
+    """
+
+    ropes: int
+    latents: int
+    alignment: int
+
+    @property
+    def total(self) -> int:
+        return self.ropes + self.latents + self.alignment
+
+
+def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None) -> Loaded:
+    """What a rank holds once its weights are loaded, beside them; `layout` None: without the allocator's share."""
+    latents = 0
+    if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
+        tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
+        latents = 2 * dequantised_latents(spec, tp, pp, args.quantization)
+    if is_mla(spec) and settings.version.number == ABSORBED:
+        tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
+        latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
+    alignment = 0
+    if layout is not None and (spec.quantization is None or spec.quantization.known):
+        alignment = weights_excess(spec, layout)
+    return Loaded(rope_elements(spec) * element_bytes(settings), latents, alignment)
+
+
+def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None = None) -> Estimate:
+    """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces.
+
+    layout  how the weights are spread, where they are what the spec says; it adds what the allocator rounds up
+    """
     element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
     tp = args.tensor_parallel_size
-    ropes = rope_elements(spec) * element
+    with_weights = loaded(spec, settings, args, layout)
     sampling = 0
-    formula = f"rotary {ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
+    formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
     if settings.version.number >= V2_RUNNER:
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
         formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
-    fixed = ropes + sampling + tokens * INPUT_BYTES
-    if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
-        latents = 2 * dequantised_latents(spec, tp, args.pipeline_parallel_size, args.quantization)
-        fixed += latents
-        formula += f" + MLA copies {latents:,} B"
+    fixed = with_weights.total + sampling + tokens * INPUT_BYTES
+    if with_weights.latents:
+        formula += f" + MLA copies {with_weights.latents:,} B"
+    if with_weights.alignment:
+        formula += f" + alignment {with_weights.alignment:,} B"
     low = likely = high = fixed
     if spec.experts_per_token:
         per_choice = widths(spec, tp, expert_ranks(args)).workspace
-        workspace = element * tokens * spec.experts_per_token * per_choice
-        shown = f"{tokens:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
+        at_once = min(tokens, EXPERT_TOKENS)
+        workspace = element * at_once * spec.experts_per_token * per_choice
+        shown = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
         if spec.quantization is not None and spec.quantization.method == "mxfp4":
             high = fixed + workspace
             formula += f" + at most {shown}"
@@ -187,6 +250,12 @@ SAMPLER_TO_016 = Sampler(
     f"llm-d-benchmark and llm-d-planner on H100, Unsloth; {EVIDENCE}sampler",
     "calibrated",
 )
+# The second engine of 0.8 to 0.10 sampled with FlashInfer where that was installed, as in its container, with no sort:
+# 8-14 by what logs leave for it (Gemma-3-1B on a MIG slice, gpt-oss-120b TP4, Qwen2-7B TP2, Qwen2-Audio: 4 threads).
+# Installed by pip it sorted: 38.4 in 2 threads (gpt-oss-120b on H100, Qwen3-30B on L40S), which `high` covers.
+SAMPLER_TO_010 = Sampler(
+    9.0, 12.0, 40.0, "4 fp32 copy + 6 scratch", f"6 logs of 0.9 and 0.10; {EVIDENCE}sampler", "calibrated"
+)
 # 14.9: n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (llm-d-planner, accuracy report,
 # whose blog post also dates the change: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17). Not fitted on: A100 logs of 0.19
 # (myoceane.fr), where 14.9 leaves 0.1 GiB (gemma-4-26B-A4B) and 0.3 GiB (gpt-oss-20b) of what is not KV unexplained.
@@ -216,18 +285,26 @@ ENCODER_COPIES = 2
 ENCODER_HIGH = 5 * GIB // 2
 
 
-def sampler_of(release: Version) -> Sampler:
-    if release.number < (0, 17):
-        return SAMPLER_TO_016
-    return SAMPLER_TO_024 if release.number < V2_RUNNER else SAMPLER_V2
+def sampler_of(settings: Settings) -> Sampler:
+    number = settings.version.number
+    if number < (0, 17):
+        flashinfer = (0, 8) <= number < (0, 11) and not settings.first_engine
+        return SAMPLER_TO_010 if flashinfer else SAMPLER_TO_016
+    return SAMPLER_TO_024 if number < V2_RUNNER else SAMPLER_V2
 
 
 def activations(
-    spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, stage: int | None = None
+    spec: ModelSpec,
+    settings: Settings,
+    args: EngineArgs,
+    release: Version,
+    *,
+    stage: int | None = None,
+    sampler: Sampler | None = None,
 ) -> Estimate:
     """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the
     hidden states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the
-    stage with most.
+    stage with most. `sampler` in place of the release's own.
 
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
     """
@@ -239,7 +316,7 @@ def activations(
     if width.latent:
         rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
         kept += element * rows * width.latent
-    sampler = sampler_of(release)
+    sampler = sampler or sampler_of(settings)
     samples = stage is None or stage == args.pipeline_parallel_size - 1
     entries = min(seqs, tokens) * spec.vocab_size if samples else 0
     wider = element - 2
@@ -355,6 +432,12 @@ NON_TORCH_MANY = Range(
     GIB // 10, GIB // 2, 2 * GIB, "over 9 of 11 threads",
     f"llm-d-benchmark, vllm#13061, vllm#16378, vllm#15766; {EVIDENCE}non-torch",
 )  # fmt: skip
+# Eight Hopper GPUs behind an NVSwitch, before 0.8: 5.2-7.7 (H200: Llama-3.1-70B 5.21, 5.68, 7.71 by rank, DeepSeek-R1
+# 7.16): the first engine's snapshot is older than NCCL, whose buffers then count.
+NON_TORCH_NVSWITCH_V0 = Range(
+    GIB * 52 // 10, GIB * 64 // 10, GIB * 77 // 10, "over 2 threads",
+    f"vllm#10702 and a log of DeepSeek-R1, both on 8 H200; {EVIDENCE}non-torch",
+)  # fmt: skip
 # From 0.18 on H100: TP2 2.06-2.10, TP4 2.13-2.21 (14 runs, 1 thread): all-reduce buffers over NVLink.
 NON_TORCH_NVLINK = Range(
     GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs, 1 thread",
@@ -377,6 +460,8 @@ def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
         return NON_TORCH_ROCM
     if tp == 1:
         return NON_TORCH_ONE if number < (0, 18) else NON_TORCH_ONE_NEW
+    if number < (0, 8) and gpu.sm == 90 and tp >= 8:
+        return NON_TORCH_NVSWITCH_V0
     if number < (0, 18):
         return NON_TORCH_MANY
     return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE

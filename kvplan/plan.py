@@ -156,12 +156,18 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         ep=ep,
         dp=args.data_parallel_size,
         sm=request.gpu.sm,
-        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm),
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
         online=online_scheme(request) if online else None,
     )
 
 
-ONLINE_METHODS = ("fp8",)
+def own_layout(request: Request, stage: int) -> Layout | None:
+    """The layout of weights that the spec itself sizes; None for a checkpoint's own sizes and stated bytes."""
+    sized = request.weights_bytes is None and request.checkpoint is None
+    return weight_layout(request, stage) if sized else None
+
+
+ONLINE_METHODS = ("fp8", "experts_int8")
 
 
 def online_scheme(request: Request) -> str | None:
@@ -180,8 +186,8 @@ def online_scheme(request: Request) -> str | None:
         return None
     if asked not in ONLINE_METHODS:
         raise UsageError(
-            f"--quantization {asked}: {request.spec.name} is not quantised, and only fp8 can be made while loading; "
-            "name a quantised checkpoint"
+            f"--quantization {asked}: {request.spec.name} is not quantised, and only {' or '.join(ONLINE_METHODS)} can "
+            "be made while loading; name a quantised checkpoint"
         )
     return asked
 
@@ -231,7 +237,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
     budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
     groups = rank_weights(request, stage)
     estimates = {
-        "buffers": overheads.buffers(spec, settings, args),
+        "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage)),
         "activations": overheads.activations(spec, settings, args, release, stage=stage),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),

@@ -161,6 +161,8 @@ def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str |
         return None
     if online == "fp8":
         return Scheme("fp8_tensor")
+    if online == "experts_int8":
+        return Scheme("int8_channel") if weight.experts else None
     if spec.quantization is None:
         return None
     return scheme_of(spec.quantization, layer, weight.sources or (weight.name,))
@@ -178,25 +180,34 @@ def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
     return weight.dtype or layout.dtype or dtype
 
 
-def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
-    """Bytes of one weight, all its experts on this rank included."""
+WIDE_SCHEMES = ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp8", "bnb_int8")  # others have 4 bits
+
+
+def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> tuple[int, int, int]:
+    """Bytes of a weight's values, of what scales them, and of its bias; all its experts on this rank included."""
     if not weight.held:
-        return 0
+        return 0, 0, 0
     is_expert = weight.experts > 0
     k, parts = local_shape(weight, expert_tp(layout) if is_expert else layout.tp)
     copies = cdiv(weight.experts, layout.ep) if is_expert else 1
     scheme = scheme_for(spec, weight, layer, layout.online)
     element = BYTES[held_dtype(weight, layout, spec.dtype)]
-    if scheme is None:
-        size = element * k * sum(parts)
-    else:
-        if is_expert:
-            scheme = expert_block(scheme, k, parts)
-        if scheme.kind == "mxfp4":
-            k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
-        size = linear_bytes(scheme, k, parts, layout.sm)
     bias = element * sum(parts) if weight.bias else 0
-    return (size + bias) * copies
+    if scheme is None:
+        return element * k * sum(parts) * copies, 0, bias * copies
+    if is_expert:
+        scheme = expert_block(scheme, k, parts)
+    if scheme.kind == "mxfp4":
+        k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
+        bias = element * sum(parts) if weight.bias else 0
+    size = linear_bytes(scheme, k, parts, layout.sm)
+    values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
+    return values * copies, (size - values) * copies, bias * copies
+
+
+def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
+    """Bytes of one weight, all its experts on this rank included."""
+    return sum(weight_tensors(spec, weight, layer, layout))
 
 
 def on_stage(place: Place, layout: Layout) -> bool:

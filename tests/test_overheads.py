@@ -369,7 +369,7 @@ def test_lora_flags_vllm_refuses(slots: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3", "gemma-3-27b", "qwen3-next-80b-a3b", "gpt-oss-20b"])
-@pytest.mark.parametrize("number", [(0, 6), (0, 16), (0, 19), (0, 24), (0, 33)])
+@pytest.mark.parametrize("number", [(0, 7), (0, 10), (0, 16), (0, 19), (0, 24), (0, 33)])
 def test_ranges_are_ordered_and_more_sequences_never_take_less(model: str, number: tuple[int, int]) -> None:
     before = 0
     for seqs in (1, 16, 256, 1024):

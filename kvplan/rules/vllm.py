@@ -40,6 +40,24 @@ class Version:
     def label(self) -> str:
         return f"vllm@{self.number[0]}.{self.number[1]}"
 
+    @property
+    def hybrid_groups(self) -> bool:
+        """Windows keep no more than the window where a model mixes them with full attention (hybrid manager, 0.9.1)."""
+        return self.number >= (0, 9)
+
+    @property
+    def caches_states(self) -> bool:
+        """Prefix caching of recurrent states is on by default ("align" mode).
+
+        Logs of 0.14 (Nemotron-3-Super) and 0.19 (vllm-project/vllm#40691) have one block per state and request.
+        """
+        return self.number >= (0, 21)
+
+    @property
+    def refuses_float16(self) -> bool:
+        """Models that float16 breaks are refused in it; 0.8 ran them (vllm-project/vllm#15766)."""
+        return self.number >= (0, 9)
+
 
 def parse_engine(text: str) -> Version:
     """`vllm`, `vllm@0.33`, `vllm@0.11.0`."""
@@ -111,7 +129,10 @@ class EngineArgs:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings a server runs with: the user's, and its own where none were given."""
+    """The settings a server runs with: the user's, and its own where none were given.
+
+    first_engine  it is vLLM's V0 that runs
+    """
 
     version: Version
     max_model_len: int
@@ -122,6 +143,7 @@ class Settings:
     gpu_memory_utilization: float
     kv_dtype: str
     dtype: str
+    first_engine: bool = False
 
 
 GPU_CLASSES = (
@@ -146,6 +168,7 @@ def is_v0(release: Version, sm: int) -> bool:
     return release.number < (0, 8) or (release.number < (0, 11) and 0 < sm < AMPERE)
 
 
+LATENT_KEPT = (0, 7)  # from 0.7.1 on the pool holds latents
 V0_CHUNKED_FROM = 32_768  # V0 turned chunked prefill on by itself for longer contexts
 
 
@@ -185,7 +208,7 @@ def has_attention(spec: ModelSpec) -> bool:
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
 
 
-def resolve_dtype(spec: ModelSpec, asked: str, sm: int) -> str:
+def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None = None) -> str:
     """The dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
     for models that float16 breaks."""
     old = 0 < sm < AMPERE
@@ -198,7 +221,7 @@ def resolve_dtype(spec: ModelSpec, asked: str, sm: int) -> str:
         raise UsageError(f"--dtype {asked!r}: is not one vLLM takes; use auto, bfloat16, float16 or float32")
     if old and name == "bfloat16":
         raise UsageError(f"--dtype {asked}: needs compute capability 8.0, this GPU has {sm / 10:.1f}; use float16")
-    if name == "float16" and spec.model_type in NO_FLOAT16:
+    if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.refuses_float16):
         raise UsageError(f"--dtype {asked}: vLLM refuses {spec.name} in float16; use bfloat16 or float32")
     return name
 
@@ -253,8 +276,8 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
     carries scales for an fp8 cache.
 
-    Sparse MLA: fp8 means the 656-byte layout on Hopper, plain fp8 on Blackwell; GLM-5 on Blackwell starts in fp8
-    without being asked (vLLM 0.33's own answers).
+    Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there starts in fp8
+    without being asked (vLLM 0.33's own answers; 12.0 has the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
     """
     if WindowLatent in caches_of(spec) and asked in V4_KV_DTYPES:
         return "fp8_ds_mla"
@@ -268,7 +291,7 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
         if is_sparse_mla(spec) and spec.model_type == "glm_moe_dsa" and 100 <= sm < 120:
             name = "fp8"
     if name in ("fp8", "fp8_e4m3") and is_sparse_mla(spec):
-        return "fp8_ds_mla" if sm < 100 else "fp8"
+        return "fp8" if 100 <= sm < 120 else "fp8_ds_mla"
     if name == "nvfp4" and is_mla(spec):
         return "nvfp4_ds_mla"
     return name
@@ -285,6 +308,11 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     if context > spec.context_limit:
         raise UsageError(
             f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
+        )
+    if is_mla(spec) and release.number < LATENT_KEPT:
+        raise UnsupportedModelError(
+            f"{spec.name}: vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled; "
+            f"use vllm@0.{LATENT_KEPT[1]} or newer"
         )
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
     if is_v0(release, gpu.sm):
@@ -308,7 +336,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     seqs = min(seqs, tokens)
     stages = args.pipeline_parallel_size
     batches = stages + 1 if release.batches_in_flight and args.async_scheduling else stages
-    dtype = resolve_dtype(spec, args.dtype, gpu.sm)
+    dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     return Settings(
         version=release,
         max_model_len=context,
@@ -319,6 +347,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         gpu_memory_utilization=args.gpu_memory_utilization or release.utilization,
         kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
         dtype=dtype,
+        first_engine=is_v0(release, gpu.sm),
     )
 
 

@@ -4,7 +4,7 @@ Source: vLLM 0.33 v1/kv_cache_interface.py and platforms/interface.py, re-derive
 equal to the server's own capacity code on every case compared (tests/oracles.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import lcm
 from typing import Literal, assert_never
@@ -89,6 +89,9 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
 class Paging:
     """Everything that decides how a model's caches are paged, and nothing else.
 
+    flat     windows and chunks are kept in full where a model mixes kinds; in the first engine in every model
+    first_engine  vLLM's V0
+    checkpoints   cached states are aligned to, and keep, checkpoints of their own where the kernel has them
     context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
     encoder  tokens that cross-attention layers keep per request (a server's whole step); 0 where there are none
     """
@@ -102,6 +105,8 @@ class Paging:
     block_size: int | None
     prefix_caching: bool
     flat: bool
+    first_engine: bool
+    checkpoints: bool
     spec_tokens: int
     ssm_dtype: str | None
     context: int
@@ -109,7 +114,8 @@ class Paging:
 
 
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
-    one_block = vllm.has_states(spec) and not (args.enable_prefix_caching and vllm.has_attention(spec))
+    prefix_caching = args.enable_prefix_caching and (settings.version.caches_states or not vllm.has_states(spec))
+    one_block = vllm.has_states(spec) and not (prefix_caching and vllm.has_attention(spec))
     return Paging(
         sm=sm,
         kv_dtype=settings.kv_dtype,
@@ -118,8 +124,10 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         pp=args.pipeline_parallel_size,
         dcp=args.decode_context_parallel_size,
         block_size=args.block_size,
-        prefix_caching=args.enable_prefix_caching,
-        flat=args.disable_hybrid_kv_cache_manager,
+        prefix_caching=prefix_caching,
+        flat=args.disable_hybrid_kv_cache_manager or not settings.version.hybrid_groups,
+        first_engine=settings.first_engine,
+        checkpoints=settings.version.caches_states,
         spec_tokens=args.num_speculative_tokens,
         ssm_dtype=args.mamba_ssm_cache_dtype,
         context=settings.max_model_len if one_block else 0,
@@ -200,7 +208,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
     token = per_token.pop()
     smallest = max(16, how.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
-    aligned = {s: state_alignment(s, how.sm) for s in states}
+    aligned = {s: state_alignment(s, how.sm) if how.checkpoints else (1, 0) for s in states}
     unit = lcm(smallest, *(aligned[s][0] for s in states)) if how.prefix_caching else smallest
     block = unit * cdiv(max(1, *sizes.values()), unit * token)
     specs = {}
@@ -217,6 +225,8 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     """Every cache of every layer, paged, in the order of the model."""
     vllm.check_block_size(how.block_size)
     block = how.block_size or vllm.default_block_size(spec, how.kv_dtype, how.sm)
+    if how.first_engine:
+        return first_engine_specs(spec, how, block)
     states: dict[RecurrentState, KVSpec] = {}
     if vllm.has_states(spec):
         block, states = state_specs(spec, how)
@@ -228,6 +238,29 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
         for i, caches in enumerate(spec.layers)
         for c in caches
     ]
+
+
+V0_ENTRY = 256  # V0 rounds an MLA token's entry up to this many bytes: 576 x 2 to 1,280
+
+
+def first_engine_specs(spec: ModelSpec, how: Paging, block: int) -> list[tuple[int, KVSpec]]:
+    """V0's pool: every attention layer in full, windows too. States lay outside it, sized by the sequences: refused.
+
+    Source: vLLM 0.7.3 worker/cache_engine.py (one block shape for all layers, `align_cache`); logs of 0.6 to 0.8.
+    """
+    if vllm.caches_of(spec) & {CrossAttention, RecurrentState}:
+        raise UnsupportedModelError(
+            f"{spec.name}: its cache under vLLM's first engine is not modelled; use vllm@0.11 or newer"
+        )
+    paged = partial(attention_spec, block=block, tp=how.tp, flat=True, encoder=0, model_type=spec.model_type)
+    found = []
+    for i, caches in enumerate(spec.layers):
+        for cache in caches:
+            each = paged(cache, dtype=how.kv_dtype)
+            if each.kind == "latent":
+                each = replace(each, page=block * cdiv(each.page // block, V0_ENTRY) * V0_ENTRY)
+            found.append((i, each))
+    return found
 
 
 @lru_cache(maxsize=4096)

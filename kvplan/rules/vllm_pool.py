@@ -196,7 +196,7 @@ def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list
         blocks = args.num_gpu_blocks_override
     concurrency = blocks / charged
     if settings.version.tokens_of_group:
-        tokens = blocks // len(layout.groups) * layout.block_size
+        tokens = blocks // len(layout.groups) * layout.block_size * layout.dcp
     else:
         tokens = int(concurrency * context)
     return Capacity(

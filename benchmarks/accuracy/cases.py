@@ -1,0 +1,475 @@
+"""Start-up logs as cases: what a server was told, what it printed, and what kvplan makes of the telling.
+
+A file of cases is JSON Lines, or CSV with the same names (`measured.weights_gib`). A row that cannot be read is a
+`Malformed`, never an exception: the rows are other people's.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvplan import catalog, hf_config
+from kvplan.errors import InvalidInputError
+from kvplan.files import printable, read_text
+from kvplan.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.plan import ONLINE_METHODS
+from kvplan.rules import vllm
+from kvplan.rules.vllm import EngineArgs, Version
+from kvplan.spec import ModelSpec
+from kvplan.units import GIB
+
+KNOWN = Path(__file__).with_name("known.yaml")
+SCORABLE = ("high", "medium")
+ENGINES = ("vllm", "sglang")
+
+
+class Unscorable(Exception):
+    """A case that says too little, or says it too uncertainly, to be predicted at all."""
+
+
+class NotStated(Exception):
+    """A case with a model and a release that does not say, or says, something else without which no number is sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    line: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One start-up. `line` is where it stands in its file; `told` holds what the server was told, by its flags' names;
+    `flags` the rest of them in words; `measured` what it printed, in GiB, blocks and tokens."""
+
+    line: int
+    id: str
+    thread: str
+    source: str
+    engine: str
+    version: str | None
+    model: str | None
+    gpu: str | None
+    confidence: str
+    told: Mapping[str, Any]
+    flags: str
+    notes: str
+    measured: Mapping[str, float]
+
+
+NUMBERS = ("n_gpus", "tp", "pp", "dp", "max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs")
+WORDS = ("dtype", "quantization", "kv_cache_dtype")
+TOLD = (*NUMBERS, *WORDS, "ep", "gpu_memory_utilization", "enforce_eager")
+MEASURED = (
+    "total_gpu_mem_gib", "weights_gib", "activation_peak_gib", "non_torch_gib", "cuda_graph_gib",
+    "cuda_graph_estimate_gib", "consumed_weights_plus_nontorch_gib", "available_kv_gib", "num_gpu_blocks",
+    "kv_cache_tokens", "max_concurrency", "max_concurrency_tokens", "sgl_weight_mem_gb", "sgl_k_gb", "sgl_v_gb",
+)  # fmt: skip
+LARGEST = 1e12  # of anything a log prints
+MOST_GPUS = 4096
+
+
+def number(value: object, name: str) -> float | None:
+    """A finite number of a sensible size, or None where it is not stated."""
+    if value in (None, ""):
+        return None
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise InvalidInputError(f"{name} is not a number ({printable(value, 30)})") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        raise InvalidInputError(f"{name} is not a number ({printable(repr(value), 30)})")
+    return float(value)
+
+
+def text(value: object, name: str) -> str | None:
+    if value in (None, ""):
+        return None
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise InvalidInputError(f"{name} is not text ({printable(repr(value), 30)})")
+    return str(value)
+
+
+def flag(value: object, name: str) -> bool | None:
+    match value:
+        case None | "":
+            return None
+        case bool():
+            return value
+        case int() | float():
+            return value > 1
+        case str() if value.strip().lower() in ("true", "false", "0", "1"):
+            return value.strip().lower() == "true"
+        case str() if value.strip().isdigit():
+            return int(value) > 1
+    raise InvalidInputError(f"{name} is neither true nor false ({printable(repr(value), 30)})")
+
+
+def told_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    for name in NUMBERS:
+        value = number(row.get(name), name)
+        if value is not None:
+            if value < 1 or value != int(value):
+                raise InvalidInputError(f"{name} is not a positive whole number ({value:g})")
+            if name in ("n_gpus", "tp", "pp", "dp") and value > MOST_GPUS:
+                raise InvalidInputError(f"{name} is more than {MOST_GPUS:,} ({value:g})")
+            told[name] = int(value)
+    for name in WORDS:
+        told[name] = text(row.get(name), name)
+    for name in ("ep", "enforce_eager"):
+        told[name] = flag(row.get(name), name)
+    told["gpu_memory_utilization"] = number(row.get("gpu_memory_utilization"), "gpu_memory_utilization")
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def case_of(line: int, row: object) -> Case | Malformed:
+    """One row, checked."""
+    try:
+        if not isinstance(row, dict):
+            raise InvalidInputError("is not an object")
+        measured = row.get("measured")
+        if measured is None:  # a CSV row
+            measured = {name.removeprefix("measured."): row[name] for name in row if str(name).startswith("measured.")}
+        if not isinstance(measured, dict):
+            raise InvalidInputError("measured is not an object")
+        numbers = {name: number(measured.get(name), name) for name in MEASURED}
+        return Case(
+            line=line,
+            id=text(row.get("id"), "id") or f"line {line}",
+            thread=text(row.get("thread"), "thread") or f"line {line}",
+            source=text(row.get("source"), "source") or "",
+            engine=(text(row.get("engine"), "engine") or "").lower(),
+            version=text(row.get("engine_version"), "engine_version"),
+            model=text(row.get("model"), "model"),
+            gpu=text(row.get("gpu"), "gpu"),
+            confidence=(text(row.get("confidence"), "confidence") or "").lower(),
+            told=told_of(row),
+            flags=text(row.get("other_flags"), "other_flags") or "",
+            notes=text(row.get("notes"), "notes") or "",
+            measured={name: value for name, value in numbers.items() if value is not None},
+        )
+    except InvalidInputError as error:
+        return Malformed(line, str(error))
+
+
+LARGEST_FILE = 256 * 2**20
+
+
+def read_cases(path: Path) -> Iterator[Case | Malformed]:
+    """Every row of a file of cases, in order."""
+    content = read_text(path, LARGEST_FILE)
+    if path.suffix == ".csv":
+        for line, row in enumerate(csv.DictReader(io.StringIO(content)), 2):
+            yield case_of(line, row)
+        return
+    for line, written in enumerate(content.splitlines(), 1):
+        if written.strip():
+            yield parsed(line, written)
+
+
+def parsed(line: int, written: str) -> Case | Malformed:
+    try:
+        return case_of(line, json.loads(written))
+    except (ValueError, RecursionError) as error:
+        return Malformed(line, f"is not JSON ({printable(str(error), 60)})")
+
+
+# --- what the words stand for ---------------------------------------------------------------------------------------
+
+
+@cache
+def known() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(KNOWN.read_text(encoding="utf-8"))
+    return found
+
+
+# "0.8.3", "v0.11.1 (...)", "~0.10.2"; of a range, "0.20-0.21", the newer.
+RELEASE = re.compile(r"^(?:vllm/vllm-openai:)?[v~ ]*(?:0\.\d{1,2}(?:\.\d+)?[-/])?0\.(\d{1,2})(?![\d]|\.dev)")
+DATE = re.compile(r"(20\d\d)-?(\d\d)(?:-?\d\d)?(?!\d)")
+IN_WORDS = re.compile(r"v?LLM[ @]?v?0\.(\d{1,2})|image v0\.(\d{1,2})", re.IGNORECASE)
+
+
+def release_of(case: Case) -> tuple[int, int]:
+    """The release a case ran on: its number, else the one of its thread, its date, or its notes."""
+    by_thread = {source: value for source, value in known()["threads"].items() if case.source.startswith(source)}
+    if case.version is not None and (found := RELEASE.match(case.version)) and int(found[1]) > 1:
+        return 0, int(found[1])
+    if by_thread:
+        return numbered(next(iter(by_thread.values())))
+    if case.version is not None and (dated := DATE.search(case.version)):
+        month = f"{dated[1]}-{dated[2]}"
+        if month in known()["releases"]:
+            return numbered(known()["releases"][month])
+    if told := IN_WORDS.search(case.notes):
+        return 0, int(told[1] or told[2])
+    raise Unscorable("no release is named" if case.version is None else "its version names no release")
+
+
+def numbered(label: str) -> tuple[int, int]:
+    major, minor = label.split(".")
+    return int(major), int(minor)
+
+
+TOTAL = re.compile(r"(\d+\.\d+) ?Gi?B(?: total|\)| usable| capacity)|max memory (\d+\.\d+) GB")
+MIG = re.compile(r"a100.*mig.*\dg\.(\d+)gb")
+
+
+def gpu_of(case: Case) -> GpuSpec:
+    """The GPU by its name, with the total memory its name states; a total alone where nobody named it."""
+    name = (case.gpu or "").lower()
+    bare = TOTAL.sub("", name).strip(" (")
+    entry = bare if bare in gpu_names() else None
+    entry = entry or next((found for pattern, found in known()["gpus"] if re.search(pattern, name)), None)
+    stated = TOTAL.search(case.gpu or "")
+    total = float(stated[1] or stated[2]) if stated else case.measured.get("total_gpu_mem_gib")
+    if slice_of := MIG.search(name):  # "1g.5gb": a slice of 4.75 GiB
+        return with_memory(gpu("a100-40g" if slice_of[1] == "5" else "a100-80g"), int(int(slice_of[1]) * 0.95 * GIB))
+    if entry is None:
+        if total is None:
+            raise NotStated("no GPU is named" if not name else "its GPU is not in gpus.yaml")
+        return custom_gpu(int(total * GIB))
+    spec = gpu(entry)
+    if stated and total and 0.9 < total * GIB / spec.total_memory < 1.1:
+        return with_memory(spec, int(total * GIB))
+    return spec
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Where configs are looked up: the catalog, then `directory` (folders `org__name`)."""
+
+    directory: Path | None = None
+
+    def spec(self, name: str) -> ModelSpec:
+        wanted = name.strip().lower()
+        found = known()["models"].get(wanted)
+        if found is not None:
+            return derived(found["entry"], found.get("scheme"), found.get("config", {}), name)
+        own = self.own(wanted)
+        if own is not None:
+            return own
+        for suffix, scheme in known()["suffixes"].items():
+            if wanted.endswith(suffix):
+                base = called(wanted.removesuffix(suffix)) or called(wanted.removesuffix(suffix).rpartition("/")[2])
+                if base is not None:
+                    usual = known()["publishers"].get(wanted.partition("/")[0], {})
+                    return derived(base, usual.get(suffix, scheme), {}, name)
+        raise Unscorable("its model is neither in the catalog nor among the configs given")
+
+    def own(self, wanted: str) -> ModelSpec | None:
+        """The model by its name, in the catalog or among the configs; last by its name without the organisation."""
+        last = wanted.rpartition("/")[2]
+        if entry := catalog.find(wanted):
+            return catalog.load(entry)
+        if self.directory is not None:
+            folders = folders_of(self.directory)
+            if folder := folders.get(wanted.replace("/", "__")) or folders.get(last):
+                return hf_config.load_spec(folder, name=wanted)
+        return catalog.load(entry) if (entry := called(last)) else None
+
+
+def called(name: str) -> str | None:
+    """A catalog entry by its name, or by that of a model with the same facts, whoever published it."""
+    return catalog.find(name) or names_alone().get(name.lower())
+
+
+@cache
+def names_alone() -> dict[str, str]:
+    """Lower-case name without organisation -> catalog entry."""
+    names: dict[str, str] = {}
+    for entry in catalog.model_names():
+        facts = catalog.facts(entry)
+        for full in (facts["id"], *facts.get("aliases", ())):
+            names.setdefault(str(full).rpartition("/")[2].lower(), entry)
+    return names
+
+
+@cache
+def folders_of(directory: Path) -> dict[str, Path]:
+    """Lower-case folder name, and the part after the organisation -> folder."""
+    folders = {path.name.lower(): path for path in sorted(directory.iterdir()) if path.is_dir()}
+    return {name.partition("__")[2]: path for name, path in folders.items() if "__" in name} | folders
+
+
+def derived(entry: str, scheme: str | None, changes: Mapping[str, Any], name: str) -> ModelSpec:
+    """A catalog entry's config with another way of storing it."""
+    config = {**catalog.expand(catalog.facts(entry)["config"]), **changes}
+    if scheme == "none":
+        config.pop("quantization_config", None)
+    elif scheme is not None:
+        config["quantization_config"] = known()["schemes"][scheme]
+    return hf_config.read_config(config, where=f"models.yaml: {entry}", name=name, source=f"derived from {entry}")
+
+
+# --- flags in words ---------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "max_model_len": r"max[-_]model[-_]len",
+    "tp": r"tensor[-_]parallel[-_]size",
+    "pp": r"pipeline[-_]parallel[-_]size",
+    "dp": r"data[-_]parallel[-_]size",
+    "gpu_memory_utilization": r"gpu[-_]memory[-_]utilization",
+    "max_num_seqs": r"max[-_]num[-_]seqs",
+    "max_num_batched_tokens": r"max[-_]num[-_]batched[-_]tokens",
+    "block_size": r"--block[-_]size|'block_size",
+    "decode_context_parallel_size": r"decode[-_]context[-_]parallel[-_]size|DCP",
+    "num_speculative_tokens": r"MTP|MTP k|num[-_]speculative[-_]tokens",
+}
+VALUE = r"(?:'?[=: ]+|=)(\d+(?:\.\d+)?)\b"
+
+
+def option(name: str, words: str) -> float | None:
+    found = re.search(rf"(?:{OPTIONS[name]}){VALUE}", words)
+    return float(found[1]) if found else None
+
+
+DRAFT_TOKENS = re.compile(r"MTP (\d+) token|(\d+) draft tokens")
+FIXED_POOL = re.compile(r"kv cache fixed (\d+(?:\.\d+)?) GiB|kv[-_]cache[-_]memory[-_]bytes[=: ]+(\d+)")
+KV_NAMES = {"fp8 (doc)": "fp8"}
+OFFLOAD = re.compile(r"cpu[-_]offload[-_]gb[=: ]+(\d+)")
+DRAFT = re.compile(r"EAGLE|DFlash|draft model", re.IGNORECASE)
+
+
+def check_stated(case: Case) -> None:
+    """Raise NotStated for what changes the numbers and is not stated in a way that could be planned."""
+    words = f"{case.flags} {case.notes}"
+    if found := OFFLOAD.search(words):
+        raise NotStated(f"{found[1]} GiB of its weights lie in the CPU's memory")
+    if DRAFT.search(f"{case.flags} {case.model}"):
+        raise NotStated("its draft model is not named")
+
+
+# A label that is no commit, date or CUDA version, or somebody's own image: "0.20.2+glmrebase", "someone/vllm:stack".
+FORK = re.compile(r"\+(?!g[0-9a-f]{6,}|d20|cu\d|rocm|cpu|precompiled)[a-z]|^(?!vllm/)[\w.-]+/[\w.-]+:", re.IGNORECASE)
+
+
+def check_budget(case: Case) -> None:
+    """Raise NotStated where what the budget goes to is decided by something that is neither stated nor a release's.
+
+    Unsloth sets max_num_seqs and the utilisation itself, by rules of its own; a fork's build may hold anything.
+    """
+    if "unsloth" in f"{case.notes} {case.flags} {case.version}".lower() and "max_num_seqs" not in case.told:
+        raise NotStated("Unsloth launched it with a max_num_seqs of its own, which is not stated")
+    if case.version is not None and FORK.search(case.version):
+        raise NotStated("its build is a fork's, no release")
+
+
+IMPLIED = re.compile(r"says util 0\.\d+; [-+=.\d ]*implies (0\.\d+)")  # a collector's note on rows that do not add up
+
+
+def utilisation_of(case: Case) -> float | None:
+    if found := IMPLIED.search(case.notes):
+        return float(found[1])
+    told = case.told.get("gpu_memory_utilization")
+    return told if told is not None else option("gpu_memory_utilization", case.flags)
+
+
+def context_of(case: Case) -> int | None:
+    told = case.told.get("max_model_len") or option("max_model_len", case.flags)
+    length = told or case.measured.get("max_concurrency_tokens")
+    return int(length) if length else None
+
+
+def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
+    """What the server was told, as the planner's arguments."""
+    told, words = case.told, case.flags
+
+    def whole(name: str, default: int | None = None) -> int | None:
+        value = told.get(name) or option(name, words)
+        return int(value) if value else default
+
+    tp = whole("tp") or (1 if told.get("n_gpus") == 1 else None)
+    if tp is None:
+        raise NotStated("how its GPUs share the model is not stated")
+    drafts = option("num_speculative_tokens", words)
+    if drafts is None and (found := DRAFT_TOKENS.search(words)):
+        drafts = float(found[1] or found[2])
+    fixed = FIXED_POOL.search(words)
+    kv_dtype = told.get("kv_cache_dtype") or "auto"
+    return EngineArgs(
+        max_model_len=context_of(case),
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=whole("pp", 1) or 1,
+        data_parallel_size=whole("dp", 1) or 1,
+        enable_expert_parallel=bool(told.get("ep")) or "enable-expert-parallel" in words,
+        decode_context_parallel_size=int(option("decode_context_parallel_size", words) or 1),
+        dtype=told.get("dtype") or "auto",
+        quantization=online_quantization(case, spec),
+        kv_cache_dtype=KV_NAMES.get(kv_dtype, kv_dtype),
+        block_size=None if vllm.has_states(spec) else whole("block_size"),
+        gpu_memory_utilization=utilisation_of(case),
+        kv_cache_memory_bytes=None if not fixed else int(float(fixed[1]) * GIB if fixed[1] else float(fixed[2])),
+        max_num_batched_tokens=whole("max_num_batched_tokens"),
+        max_num_seqs=whole("max_num_seqs"),
+        enable_prefix_caching="no-enable-prefix-caching" not in words,
+        enable_chunked_prefill="enable-chunked-prefill=False" not in words,
+        disable_hybrid_kv_cache_manager=re.search(r"(?<!no-)disable-hybrid-kv-cache-manager", words) is not None,
+        enforce_eager=bool(told.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
+        num_speculative_tokens=int(drafts or 0),
+        usage="offline" if "LLM()" in words or "LLM(" in words else "server",
+    )
+
+
+def online_quantization(case: Case, spec: ModelSpec) -> str | None:
+    """The method of a plain checkpoint that is quantised while loading."""
+    asked = (case.told.get("quantization") or "").split(" ")[0]
+    return asked if asked in ONLINE_METHODS and spec.quantization is None else None
+
+
+STORED = {"awq": "awq", "gptq": "gptq", "bitsandbytes": "bitsandbytes"}  # what a flag says of a checkpoint
+
+
+def spec_of(case: Case, models: Models) -> ModelSpec:
+    """The model, stored as the flags say where its config does not."""
+    if case.model is None:
+        raise Unscorable("no model is named")
+    spec = models.spec(case.model)
+    asked = (case.told.get("quantization") or "").lower()
+    if not asked or spec.quantization is not None or asked.split(" ")[0] in ONLINE_METHODS:
+        return spec
+    scheme = next((scheme for word, scheme in STORED.items() if word in asked), "unstated")
+    config = {**(spec.config or {}), "quantization_config": known()["schemes"][scheme]}
+    return hf_config.read_config(config, where=f"case {case.id}", name=spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a case comes to as a planner's question; `gpu` is None where only the memory is unknown."""
+
+    spec: ModelSpec
+    args: EngineArgs
+    release: Version
+    number: tuple[int, int]
+    gpu: GpuSpec | None
+    why_no_gpu: str = ""
+
+
+def inputs_of(case: Case, models: Models) -> Inputs:
+    """Raises Unscorable where the case has no model or release; NotStated where it lacks something else; KvplanError
+    where kvplan refuses what it says."""
+    if case.engine not in ENGINES:
+        raise Unscorable(f"engine {printable(case.engine or 'unnamed', 20)} is not one that is scored")
+    if case.confidence not in SCORABLE:
+        raise Unscorable("its confidence is low")
+    spec = spec_of(case, models)
+    number = release_of(case)
+    check_stated(case)
+    release = vllm.version(max(number, vllm.OLDEST))
+    if "ESTIMATE_CUDAGRAPHS=0" in f"{case.flags} {case.notes}":
+        release = replace(release, graphs_in_budget=False)
+    device, why = None, ""
+    try:
+        device = gpu_of(case)
+    except NotStated as reason:
+        why = str(reason)
+    return Inputs(spec, args_of(case, spec, release), release, number, device, why)

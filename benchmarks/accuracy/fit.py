@@ -1,0 +1,186 @@
+"""The constants that no formula gives, fitted on threads and judged on threads they were not fitted on.
+
+Each class (a release range of the sampler, a kind of machine for non-torch memory) takes the median over threads of the
+threads' medians, so that a thread of ten logs counts once. For cross-validation a case is predicted with what all
+other threads give; a class without another thread keeps what kvplan ships, which is then counted as not validated.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from benchmarks.accuracy.cases import Case, Models, NotStated, check_budget
+from benchmarks.accuracy.scoring import Refused, Score, Scored, logged_activation, score_case
+from kvplan import overheads
+from kvplan.errors import KvplanError
+from kvplan.plan import Plan, Request, plan
+from kvplan.units import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one log says a constant of a class is: bytes per (sequence x vocabulary entry), GiB, or a ratio."""
+
+    kind: str
+    thread: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A class as fitted: threads, logs, the median over threads and the spread of the logs."""
+
+    kind: str
+    value: float
+    low: float
+    high: float
+    logs: int
+    threads: int
+
+
+SAMPLERS = {
+    id(overheads.SAMPLER_TO_016): "that sorts, to 0.16",
+    id(overheads.SAMPLER_TO_010): "without sort, 0.8 to 0.10",
+    id(overheads.SAMPLER_TO_024): "0.17 to 0.24",
+}
+RANGES = {
+    id(getattr(overheads, name)): name.removeprefix("NON_TORCH_").lower().replace("_", " ")
+    for name in dir(overheads)
+    if name.startswith("NON_TORCH_")
+}
+
+
+def sampler_kind(found: Plan) -> str:
+    return "sampler " + SAMPLERS.get(id(overheads.sampler_of(found.settings)), "0.25 on")
+
+
+def non_torch_kind(found: Plan) -> str:
+    args = found.request.args
+    ranks = args.tensor_parallel_size * (args.data_parallel_size if found.request.spec.experts_per_token else 1)
+    shipped = overheads.non_torch_range(found.request.gpu, ranks, found.request.release.number)
+    return "non-torch " + RANGES[id(shipped)]
+
+
+def planned(scored: Scored) -> Plan | None:
+    """The plan of a scored case; None where there is none."""
+    inputs = scored.inputs
+    if inputs.gpu is None or scored.case.engine != "vllm":
+        return None
+    try:
+        check_budget(scored.case)
+        return plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release))
+    except (KvplanError, NotStated):
+        return None
+
+
+def sampled_entries(found: Plan) -> int:
+    return min(found.settings.max_num_seqs, found.settings.max_num_batched_tokens) * found.request.spec.vocab_size
+
+
+def points_of(scored: Scored) -> list[Point]:
+    """What a case says of the constants. A peak that an encoder or a forward pass sets says nothing of the sampler."""
+    found = planned(scored)
+    if found is None:
+        return []
+    m, thread = scored.case.measured, scored.case.thread
+    points = []
+    sampled = " vocab x " in found.estimates["activations"].formula and not found.request.spec.multimodal
+    peak = m.get("activation_peak_gib", implied_peak(scored.case, found))
+    if peak is not None and sampled:
+        value = (peak * GIB - beside_sampler(found)) / sampled_entries(found)
+        points.append(Point(sampler_kind(found), thread, value))
+    if "non_torch_gib" in m:
+        points.append(Point(non_torch_kind(found), thread, m["non_torch_gib"]))
+    return points
+
+
+def implied_peak(case: Case, found: Plan) -> float | None:
+    """GiB that a log without an activation peak leaves for it, where the rest of its budget is logged."""
+    m, release = case.measured, found.request.release
+    if "weights_gib" not in m or "available_kv_gib" not in m or release.graphs_in_budget:
+        return None
+    total = m.get("total_gpu_mem_gib", found.request.gpu.total_memory / GIB)
+    rest = m.get("non_torch_gib", found.estimates["non_torch"].likely / GIB)
+    return total * found.settings.gpu_memory_utilization - m["weights_gib"] - m["available_kv_gib"] - rest
+
+
+def beside_sampler(found: Plan) -> int:
+    """Bytes of a logged activation peak that are not per sampled entry: hidden states, workspaces, inputs."""
+    shipped = overheads.sampler_of(found.settings).likely
+    return logged_activation(found) - int(sampled_entries(found) * shipped)
+
+
+def peak_with(found: Plan, per_entry: float) -> int:
+    """Bytes of the activation peak with `per_entry` bytes in the sampler."""
+    request = found.request
+    changed = replace(overheads.sampler_of(found.settings), low=per_entry, likely=per_entry, high=per_entry)
+    return overheads.activations(
+        request.spec, found.settings, request.args, request.release, stage=found.stage, sampler=changed
+    ).likely
+
+
+def fitted(points: Iterable[Point]) -> dict[str, Constant]:
+    by_kind: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for point in points:
+        by_kind[point.kind][point.thread].append(point.value)
+    found = {}
+    for kind, threads in sorted(by_kind.items()):
+        values = [value for logs in threads.values() for value in logs]
+        middle = statistics.median(statistics.median(logs) for logs in threads.values())
+        found[kind] = Constant(kind, middle, min(values), max(values), len(values), len(threads))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """A case scored with constants from other threads. `borrowed` names classes that no other thread gives."""
+
+    scored: Scored
+    scores: tuple[Score, ...]
+    borrowed: tuple[str, ...]
+
+
+def cross_validated(cases: list[Scored], training: list[Scored]) -> list[Validated]:
+    """Every case with the constants that the other threads of `training` give."""
+    points = [point for scored in training for point in points_of(scored)]
+    results = []
+    for scored in cases:
+        thread = scored.case.thread
+        constants = fitted(point for point in points if point.thread != thread)
+        results.append(revised(scored, constants))
+    return results
+
+
+def revised(scored: Scored, constants: Mapping[str, Constant]) -> Validated:
+    found = planned(scored)
+    if found is None:
+        return Validated(scored, scored.scores, ())
+    borrowed = [kind for kind in (sampler_kind(found), non_torch_kind(found)) if kind not in constants]
+    peak = shipped_peak = found.estimates["activations"].likely
+    if sampler_kind(found) in constants:
+        peak = peak_with(found, constants[sampler_kind(found)].value)
+    rest = shipped_rest = found.estimates["non_torch"].likely
+    if non_torch_kind(found) in constants:
+        rest = int(constants[non_torch_kind(found)].value * GIB)
+    change = {
+        "activation": (peak - shipped_peak) / GIB,
+        "non_torch": (rest - shipped_rest) / GIB,
+        "available_kv": (shipped_peak - peak + shipped_rest - rest) / GIB,
+    }
+    ratio = 1 + change["available_kv"] * GIB / found.available if found.available > 0 else 1.0
+    scores = []
+    for score in scored.scores:
+        predicted = score.predicted
+        if score.part in change:
+            predicted += change[score.part]
+        elif score.part in ("blocks", "tokens", "concurrency"):
+            predicted *= ratio
+        share = None if score.share is None else abs(predicted - score.logged) * GIB / found.request.gpu.total_memory
+        scores.append(replace(score, predicted=predicted, share=share))
+    return Validated(scored, tuple(scores), tuple(borrowed))
+
+
+def scored_only(cases: Iterable[Case], models: Models) -> list[Scored]:
+    results = (score_case(case, models) for case in cases)
+    return [result for result in results if not isinstance(result, Refused)]

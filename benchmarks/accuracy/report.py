@@ -1,0 +1,282 @@
+"""reports/accuracy and the README's section, written from a scoreboard."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+from textwrap import fill
+
+from benchmarks.accuracy.summary import Bad, Board, Line, Prediction, as_json, percent
+from kvplan.errors import InvalidInputError
+from kvplan.files import shown
+
+COMMAND = "python benchmarks/scoreboard.py tests/facts/server_cases.csv --report"
+BEGIN, END = "<!-- accuracy: written by `{}` -->", "<!-- accuracy: end -->"
+NAMES = {
+    "weights": "weights",
+    "activation": "activation peak",
+    "non_torch": "non-torch memory",
+    "graphs": "CUDA graphs",
+    "available_kv": "KV memory, from the inputs alone",
+    "blocks": "blocks, from the inputs alone",
+    "tokens": "tokens, from the inputs alone",
+    "concurrency": "concurrency, from the inputs alone",
+    "blocks given KV": "blocks, given the logged KV memory",
+    "tokens given KV": "tokens, given the logged KV memory",
+    "concurrency given KV": "concurrency, given the logged KV memory",
+    "given blocks or tokens": "concurrency, given the logged blocks or tokens",
+}
+
+
+def replaced(text: str, content: str, where: Path) -> str:
+    """The text with what stands between the marks rewritten."""
+    begin = BEGIN.format(COMMAND)
+    if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
+        raise InvalidInputError(f"{shown(where)}: has no marks to write between; put {begin!r} and {END!r} into it")
+    head, _, rest = text.partition(begin)
+    return f"{head}{begin}\n\n{content}\n{END}{rest.partition(END)[2]}"
+
+
+WORDS = ("predicted", "what", "why", "exact")  # columns that are read, not compared
+
+
+def prose(text: str) -> str:
+    return fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = ["| " + " | ".join(row) + " |" for row in (header, *rows)]
+    rule = "".join("---|" if name in WORDS or i == 0 else "---:|" for i, name in enumerate(header))
+    return "\n".join([cells[0], "|" + rule, *cells[1:]]) + "\n"
+
+
+def part_rows(lines: Iterable[Line]) -> list[list[str]]:
+    rows = []
+    for line in lines:
+        exact = ""
+        if line.exact is not None:
+            exact = f"{line.exact} of {line.n}" + (f", {line.explained} more explained" if line.explained else "")
+        rows.append(
+            [NAMES[line.part], str(line.n), percent(line.median), percent(line.p90), percent(line.max),
+             percent(line.share_p90), exact]
+        )  # fmt: skip
+    return rows
+
+
+PARTS_HEADER = ("predicted", "n", "median error", "9 in 10 within", "worst", "9 in 10, of the GPU", "exact")
+
+
+def bad_row(bad: Bad) -> list[str]:
+    model = bad.model.rpartition("/")[2]
+    return [f"{model}, {bad.version}", NAMES[bad.part], f"{bad.predicted:,.2f}", f"{bad.logged:,.2f}",
+            percent(bad.relative), bad.reason]  # fmt: skip
+
+
+BAD_HEADER = ("case", "what", "kvplan", "logged", "error", "why")
+
+
+# --- the same cases by others -----------------------------------------------------------------------------------------
+
+# GiB per GPU that llm-d planner (told 79.18 GiB) and aiconfigurator 0.12 (H100 80 GB) answered in November 2026 for the
+# runs of llm-d-planner's docs/empirical-vllm-memory-results.md.
+PEERS = Path(__file__).resolve().parents[2] / "tests" / "facts" / "peers_kv.csv"
+PEER_NAMES = {"llm_d_planner_gib": "llm-d planner", "aiconfigurator_gib": "aiconfigurator 0.12"}
+
+
+def peer_rows(found: Board) -> list[list[str]]:
+    """KV GiB per GPU of each case that others were asked too; the last row has the mean errors."""
+    own = {(each.model, each.tp, each.max_model_len): each for each in found.predictions if each.part == "available_kv"}
+    rows: list[list[str]] = []
+    errors: dict[str, list[float]] = {name: [] for name in ("kvplan", *PEER_NAMES)}
+    for row in csv.DictReader(io.StringIO(PEERS.read_text(encoding="utf-8"))):
+        logged = float(row["measured_gib"])
+        mine = own.get((row["model"], int(row["tp"]), int(row["max_model_len"])))
+        if mine is None:
+            continue
+        cells = [f"{row['model'].rpartition('/')[2]}, TP {row['tp']}", f"{logged:.2f}"]
+        for name, value in (("kvplan", mine.predicted), *((peer, row[peer]) for peer in PEER_NAMES)):
+            if value == "":
+                cells.append("refused")
+                continue
+            error = (float(value) - logged) / logged
+            errors[name].append(abs(error))
+            cells.append(f"{float(value):.2f} ({100 * error:+.1f} %)")
+        rows.append(cells)
+    if rows:
+        rows.append(["mean error", "", *(percent(mean(each)) for each in errors.values())])
+    return rows
+
+
+PEER_HEADER = ("GiB for KV per GPU", "logged", "kvplan", *PEER_NAMES.values())
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def given_share(found: Board) -> tuple[int, int, int]:
+    """(exact, explained, all) numbers that follow from a logged pool."""
+    lines = [line for line in found.validated if line.exact is not None]
+    return sum(line.exact or 0 for line in lines), sum(line.explained or 0 for line in lines), sum(n.n for n in lines)
+
+
+def readme_section(found: Board) -> str:
+    """What the README says: the figures, the peers, the worst."""
+    by_part = {line.part: line for line in found.validated}
+    cover = found.coverage
+    exact, explained, total = given_share(found)
+    shown_parts = [by_part[part] for part in ("weights", "available_kv", "concurrency") if part in by_part]
+    opening = (
+        f"{cover.cases} start-ups of servers that people posted are kept as facts: what the server was told, what it "
+        f"logged, and where. {cover.scorable} of them name a release and a model that the catalog has; kvplan predicts "
+        f"numbers of {cover.predicted} ({cover.share:.0%}). What no formula gives is fitted on other threads than the "
+        "case's own."
+    )
+    rest = total - exact - explained
+    following = (
+        f"Given the KV memory, blocks or tokens of the same log, {exact} of {total} further numbers follow exactly, "
+        f"within the log's rounding; {explained} more do with one thing that the log does not state, {rest} do not."
+    )
+    pointer = (
+        "[reports/accuracy](reports/accuracy/README.md) has every part by version, family, GPU and quantisation, and "
+        "says where kvplan is wrong and why. `python benchmarks/scoreboard.py FILE` scores a file of your own."
+    )
+    return "\n".join(
+        [
+            prose(opening),
+            "",
+            markdown(PARTS_HEADER[:6], [row[:6] for row in part_rows(shown_parts)]),
+            prose(following),
+            "",
+            "Start-ups that others were asked too, vLLM 0.11 on H100 (llm-d planner took its constants from them):",
+            "",
+            markdown(PEER_HEADER, peer_rows(found)),
+            "Where it is most wrong:",
+            "",
+            markdown(BAD_HEADER, [bad_row(bad) for bad in distinct(found.worst)[:5]]),
+            prose(pointer),
+            "",
+        ]
+    )
+
+
+def distinct(worst: Iterable[Bad]) -> list[Bad]:
+    """The worst number of each case."""
+    found: dict[str, Bad] = {}
+    for bad in worst:
+        found.setdefault(bad.case, bad)
+    return list(found.values())
+
+
+def page_section(found: Board) -> str:
+    """The tables of the page."""
+    cover = found.coverage
+    out = [
+        f"{cover.cases} cases, {cover.scorable} scorable, {cover.predicted} predicted ({cover.share:.0%}).",
+        "",
+        "## By part",
+        "",
+        markdown(PARTS_HEADER, part_rows(found.validated)),
+        "With the constants kvplan ships, which were fitted on more logs than these, some of these among them:",
+        "",
+        markdown(PARTS_HEADER, part_rows(found.lines)),
+        "## The worst ten",
+        "",
+        markdown(BAD_HEADER, map(bad_row, found.worst)),
+        "## What does not follow from the logged pool, or only with one thing more",
+        "",
+        markdown(BAD_HEADER, map(bad_row, found.worst_pool)),
+        "## The same cases by others",
+        "",
+        markdown(PEER_HEADER, peer_rows(found)),
+    ]
+    for name, groups in found.groups.items():
+        rows = [[group, *row] for group, lines in groups.items() for row in part_rows(lines)]
+        out += [f"## By {name}", "", markdown((name, *PARTS_HEADER), rows)]
+    out += ["## What was not predicted", ""]
+    for title, counted in (
+        ("kvplan refuses", cover.refused), ("part of a case was not asked", cover.not_asked),
+        ("not scorable", cover.unscorable),
+    ):  # fmt: skip
+        out += [markdown((title, "cases"), [[why, str(count)] for why, count in counted.items()])]
+    rows = [
+        [each.kind, f"{each.value:.2f}", f"{each.low:.2f}-{each.high:.2f}", str(each.logs), str(each.threads)]
+        for each in found.constants
+    ]
+    out += [
+        "## Constants as these cases give them",
+        "",
+        "The median over threads of each thread's median; bytes per sequence and vocabulary entry, or GiB.",
+        "",
+        markdown(("constant", "value", "spread", "logs", "threads"), rows),
+    ]
+    return "\n".join(out)
+
+
+def predictions_csv(rows: Iterable[Prediction]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["case", "thread", "source", "model", "version", "gpu", "tp", "part", "predicted", "shipped",
+                     "logged", "error", "exact", "rule"])  # fmt: skip
+    for row in rows:
+        writer.writerow(
+            [row.case, row.thread, row.source, row.model, row.version, row.gpu, row.tp, row.part,
+             f"{row.predicted:.6g}", f"{row.shipped:.6g}", f"{row.logged:.9g}", f"{row.error:.6f}", row.exact,
+             row.rule or ""]
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def write_report(found: Board, folder: Path, readme: Path) -> None:
+    """The JSON, the CSV, the figure, the page's tables and the README's section."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = as_json(found)
+    del document["predictions"]  # predictions.csv has them
+    (folder / "scoreboard.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / "predictions.csv").write_text(predictions_csv(found.predictions), encoding="utf-8")
+    draw(found.predictions, folder / "accuracy.png")
+    page = folder / "README.md"
+    page.write_text(replaced(page.read_text(encoding="utf-8"), page_section(found), page), encoding="utf-8")
+    readme.write_text(replaced(readme.read_text(encoding="utf-8"), readme_section(found), readme), encoding="utf-8")
+
+
+ERAS = (("0.4 to 0.7", 8), ("0.8 to 0.10", 11), ("0.11 to 0.16", 17), ("0.17 to 0.33", 99))
+COLOURS = ("#1f6f8b", "#d1781f", "#4d8b3f", "#7a4fa3")
+CLIP = 20  # per cent; what lies beyond is drawn in the outermost bars
+
+
+def era(version: str) -> str:
+    if version.startswith("SGLang"):
+        return "SGLang"
+    return next(name for name, below in ERAS if int(version.removeprefix("0.")) < below)
+
+
+def draw(rows: Sequence[Prediction], path: Path) -> None:
+    """Predicted against logged sizes, and how the errors of the pool spread, by release."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    groups = [[each for each in rows if era(each.version) == name] for name, _ in ERAS]
+    for (name, _), colour, group in zip(ERAS, COLOURS, groups, strict=True):
+        for part, mark in (("weights", "o"), ("available_kv", "^")):
+            found = [each for each in group if each.part == part and each.logged > 0 and each.predicted > 0]
+            left.plot([each.logged for each in found], [each.predicted for each in found], mark, color=colour,
+                      markersize=5, alpha=0.75, label=name if part == "weights" else None)  # fmt: skip
+    left.plot([0.1, 150], [0.1, 150], color="0.6", linewidth=0.8, zorder=0)
+    left.set(xscale="log", yscale="log", xlabel="logged, GiB per GPU", ylabel="predicted, GiB per GPU",
+             title="Weights (circles) and KV memory (triangles)")  # fmt: skip
+    left.legend(title="vLLM", frameon=False)
+    errors = [
+        [min(CLIP, max(-CLIP, 100 * each.error)) for each in group if each.part == "available_kv"] for group in groups
+    ]
+    right.hist(errors, bins=[bound - 0.5 for bound in range(-CLIP, CLIP + 2)], stacked=True, color=list(COLOURS))
+    right.set(xlabel=f"error of the KV memory, % (beyond {CLIP} in the outermost bars)", ylabel="cases",
+              title="From the inputs alone, by release")  # fmt: skip
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)

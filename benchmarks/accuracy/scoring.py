@@ -1,0 +1,322 @@
+"""A case's predictions beside what its server printed."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import isclose
+
+from benchmarks.accuracy.cases import Case, Inputs, Models, NotStated, Unscorable, check_budget, inputs_of
+from kvplan import overheads
+from kvplan.allocator import weights_reserved
+from kvplan.errors import KvplanError
+from kvplan.gpu import GpuSpec, custom_gpu
+from kvplan.layout import bytes_per_token
+from kvplan.plan import Plan, Request, own_layout, plan, rank_weights, weight_layout
+from kvplan.rules import vllm, vllm_pages, vllm_pool
+from kvplan.rules.vllm import OLDEST, Settings
+from kvplan.spec import (
+    ChunkedAttention,
+    FullAttention,
+    LatentAttention,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+)
+from kvplan.units import GIB
+
+# What a log calls a size. The first four and the pool's are predicted from the inputs alone; `given` from the KV bytes
+# (or blocks, or tokens) that the same log prints.
+BUDGET = ("weights", "activation", "non_torch", "graphs", "available_kv")
+POOL = ("blocks", "tokens", "concurrency")
+PARTS = (*BUDGET, *POOL)
+GIVEN = ("blocks given KV", "tokens given KV", "concurrency given KV", "given blocks or tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One number predicted and logged, in GiB, blocks, tokens or requests.
+
+    exact   for what is given the logged pool: the logged number lies within what the logs' rounding leaves open
+    rule    what was not told and, taken for granted, makes it exact
+    share   |error| as a share of the GPU's memory; for the budget's parts alone
+    """
+
+    part: str
+    predicted: float
+    logged: float
+    exact: bool = False
+    rule: str | None = None
+    share: float | None = None
+
+    @property
+    def error(self) -> float:
+        return self.predicted - self.logged
+
+    @property
+    def relative(self) -> float:
+        return abs(self.error) / abs(self.logged) if self.logged else float(bool(self.error))
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A case with its scores; `refused` names what could not be predicted and why."""
+
+    case: Case
+    inputs: Inputs
+    scores: tuple[Score, ...]
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A case that kvplan refuses, or (`scorable` False) that says too little to be asked about."""
+
+    case: Case
+    why: str
+    scorable: bool
+
+
+AFTER_ABSORBED = (0, 8)  # the release after the one that kept MLA's projections multiplied out
+UNNAMED = custom_gpu(80 * GIB)  # for what does not depend on the GPU
+
+
+def logged_parts(case: Case) -> dict[str, float]:
+    """What the log printed, by part."""
+    m = case.measured
+    found = {
+        "weights": m.get("sgl_weight_mem_gb", m.get("weights_gib")),
+        "activation": m.get("activation_peak_gib"),
+        "non_torch": m.get("non_torch_gib"),
+        "graphs": m.get("cuda_graph_estimate_gib", m.get("cuda_graph_gib")),
+        "available_kv": smallest_kv(case),
+        "blocks": m.get("num_gpu_blocks"),
+        "tokens": m.get("kv_cache_tokens"),
+        "concurrency": m.get("max_concurrency"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def settings_of(inputs: Inputs, gpu: GpuSpec) -> Settings:
+    return vllm.resolve(inputs.spec, gpu, inputs.args, inputs.release)
+
+
+def logged_weights(request: Request, settings: Settings, stage: int) -> int:
+    """Bytes that "Model loading took" counts: the weights and the buffers that come with them."""
+    held = sum(rank_weights(request, stage).values())
+    layout = own_layout(request, stage)
+    return held + overheads.loaded(request.spec, settings, request.args, layout).total
+
+
+def logged_activation(found: Plan) -> int:
+    """Bytes that a log of the plan's release calls the activation peak."""
+    number = found.request.release.number
+    peak = found.estimates["activations"].likely
+    if number < overheads.V2_RUNNER:
+        layout = own_layout(found.request, found.stage)
+        own = overheads.loaded(found.request.spec, found.settings, found.request.args, layout)
+        return peak + found.estimates["buffers"].likely - own.total
+    return peak + (found.estimates["cuda_graphs"].likely if number >= overheads.GRAPHS_IN_PEAK else 0)
+
+
+def score_case(case: Case, models: Models) -> Scored | Refused:
+    """Everything of a case that can be predicted, beside what was logged."""
+    try:
+        inputs = inputs_of(case, models)
+    except Unscorable as reason:
+        return Refused(case, str(reason), scorable=False)
+    except (KvplanError, NotStated) as reason:
+        return Refused(case, str(reason), scorable=True)
+    scores: list[Score] = []
+    refused: list[tuple[str, str]] = []
+    for name, part in SGLANG_PARTS if case.engine == "sglang" else VLLM_PARTS:
+        try:
+            scores += part(case, inputs)
+        except NotStated as reason:
+            refused.append((name, f"not asked: {reason}"))
+        except KvplanError as error:
+            refused.append((name, str(error)))
+    return Scored(case, inputs, tuple(scores), tuple(refused))
+
+
+def weights(case: Case, inputs: Inputs) -> Iterator[Score]:
+    logged = logged_parts(case).get("weights")
+    if logged is None:
+        return
+    if "mxfp4" in vllm.scheme_kinds(inputs.spec) and inputs.gpu is None:
+        raise NotStated("MXFP4 weights are padded by GPU, and " + inputs.why_no_gpu)
+    gpu = inputs.gpu or UNNAMED
+    if vllm.is_mla(inputs.spec) and inputs.number < vllm.LATENT_KEPT:
+        inputs = replace(inputs, release=vllm.version(AFTER_ABSORBED))  # its cache is not modelled, its weights are
+    request = Request(inputs.spec, gpu, inputs.args, inputs.release)
+    yield Score("weights", logged_weights(request, settings_of(inputs, gpu), 0) / GIB, logged)
+
+
+def budget(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """From the inputs alone: what the budget goes to, and the pool that is left."""
+    logged = logged_parts(case)
+    wanted = [name for name in PARTS if name in logged and name != "weights"]
+    if not wanted:
+        return
+    if inputs.gpu is None:
+        raise NotStated(inputs.why_no_gpu)
+    if inputs.number < OLDEST:
+        raise NotStated(f"vLLM 0.{inputs.number[1]} is older than the releases kvplan models")
+    check_budget(case)
+    found = plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release))
+    total = found.request.gpu.total_memory
+    predicted = {
+        "activation": logged_activation(found) / GIB,
+        "non_torch": found.estimates["non_torch"].likely / GIB,
+        "graphs": found.estimates["cuda_graphs"].likely / GIB,
+        "available_kv": found.available / GIB,
+        "blocks": float(found.capacity.num_blocks),
+        "tokens": float(found.capacity.tokens),
+        "concurrency": found.capacity.max_concurrency,
+    }
+    for name in wanted:
+        share = abs(predicted[name] - logged[name]) * GIB / total if name in BUDGET else None
+        yield Score(name, predicted[name], logged[name], share=share)
+
+
+# --- given the pool the log prints ------------------------------------------------------------------------------------
+
+HALF_DIGIT = GIB // 200  # "18.14 GiB" may be 0.005 more or less
+
+
+def given(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """Blocks, tokens and concurrency from the KV bytes of the same log; else from its blocks, else from its tokens."""
+    if not any(name in logged_parts(case) for name in POOL):
+        return
+    gpu = inputs.gpu or UNNAMED
+    if inputs.gpu is None and inputs.args.max_num_batched_tokens is None and sees_step(inputs):
+        raise NotStated(
+            "its windows are charged by the tokens of a step, which depend on the GPU; " + inputs.why_no_gpu
+        )
+    settings = settings_of(inputs, gpu)
+    how = vllm_pages.paging(inputs.spec, settings, inputs.args, gpu.sm)
+    scores = list(given_pool(case, inputs, settings, vllm_pool.pool(inputs.spec, how)))
+    if all(score.exact for score in scores):
+        yield from scores
+        return
+    for rule, pool in other_pools(inputs, how):
+        if all(score.exact for score in given_pool(case, inputs, settings, pool)):
+            scores = [score if score.exact else replace(score, rule=rule) for score in scores]
+            break
+    yield from scores
+
+
+STATES_CACHED = "prefix caching of states was turned on"
+DRAFT_HEAD = "a draft head (MTP) has one more attention layer"
+
+
+def other_pools(inputs: Inputs, how: vllm_pages.Paging) -> Iterator[tuple[str, vllm_pool.Pool]]:
+    """Pools under what a log does not state, each with the rule that makes it: states cached, a draft head, both."""
+    spec = inputs.spec
+    cached = replace(how, prefix_caching=True, context=0)
+    head = draft_head(spec) if how.spec_tokens else None
+    changes_states = vllm.has_states(spec) and not how.prefix_caching
+    if changes_states:
+        yield STATES_CACHED, vllm_pool.pool(spec, cached)
+    if head is not None:
+        yield DRAFT_HEAD, vllm_pool.pool(spec, how, head)
+    if changes_states and head is not None:
+        yield f"{STATES_CACHED}; {DRAFT_HEAD}", vllm_pool.pool(spec, cached, head)
+
+
+def draft_head(spec: ModelSpec) -> ModelSpec | None:
+    """A model of the last attention layer alone, which is what a multi-token prediction head keeps."""
+    caches = [layer for layer in spec.layers if layer and not any(isinstance(cache, RecurrentState) for cache in layer)]
+    return replace(spec, layers=(caches[-1],), layer_weights=spec.layer_weights[-1:]) if caches else None
+
+
+def given_pool(case: Case, inputs: Inputs, settings: Settings, pool: vllm_pool.Pool) -> Iterator[Score]:
+    """What a pool of the logged size holds."""
+    logged = logged_parts(case)
+    kv = logged.get("available_kv")
+    length = case.measured.get("max_concurrency_tokens")
+    if kv is not None and kv > 0 and inputs.args.pipeline_parallel_size == 1:
+        low, middle, high = (
+            vllm_pool.capacity(pool, settings, inputs.args, [int(kv * GIB) + spread])
+            for spread in (-HALF_DIGIT, 0, HALF_DIGIT)
+        )
+        for name, ends in (
+            ("blocks", (low.num_blocks, middle.num_blocks, high.num_blocks)),
+            ("tokens", (low.tokens, middle.tokens, high.tokens)),
+            ("concurrency", (low.max_concurrency, middle.max_concurrency, high.max_concurrency)),
+        ):
+            if name in logged and (name != "concurrency" or length == settings.max_model_len):
+                yield within(f"{name} given KV", ends, logged[name], 0.005 if name == "concurrency" else 0)
+    possible = blocks_of(logged, pool, settings)
+    if possible is not None and "concurrency" in logged and length == settings.max_model_len:
+        charged = pool.charged(settings.max_model_len, settings)
+        least, most = possible[0] / charged, possible[-1] / charged
+        yield within("given blocks or tokens", (least, least, most), logged["concurrency"], 0.005)
+
+
+def sees_step(inputs: Inputs) -> bool:
+    """Whether a request's blocks depend on the tokens of a step, and so on the GPU's defaults."""
+    return bool(vllm.caches_of(inputs.spec) & {SlidingWindow, ChunkedAttention}) and inputs.release.hybrid_groups
+
+
+PER_RANK = re.compile(r"""available_kv_gib"?: \[([^\]]*)\]""")
+
+
+def smallest_kv(case: Case) -> float | None:
+    """The KV GiB of the rank that has least, where the log quotes several: all ranks take that rank's blocks."""
+    quoted = case.measured.get("available_kv_gib")
+    listed = PER_RANK.search(case.notes)
+    ranks = [float(value) for value in re.findall(r"\d+\.\d+", listed[1])] if listed else []
+    return min([*ranks, quoted]) if quoted is not None else None
+
+
+def blocks_of(logged: dict[str, float], pool: vllm_pool.Pool, settings: Settings) -> range | None:
+    """The numbers of blocks that the logged blocks, else the logged tokens of one group, can stand for."""
+    if "blocks" in logged:
+        return range(int(logged["blocks"]), int(logged["blocks"]) + 1)
+    if "tokens" in logged and settings.version.tokens_of_group:
+        groups = len(pool.groups)
+        least = int(logged["tokens"]) // (pool.block_size * pool.dcp) * groups
+        return range(least, least + groups)
+    return None
+
+
+def within(part: str, ends: tuple[float, float, float], logged: float, rounding: float) -> Score:
+    low, middle, high = ends
+    exact = low - rounding <= logged <= high + rounding or isclose(logged, middle, rel_tol=1e-9)
+    return Score(part, logged if exact else middle, logged, exact=exact)
+
+
+# --- SGLang: what does not depend on its budget -----------------------------------------------------------------------
+
+
+def sglang_weights(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """From the memory that the device has less of after loading, which is whole segments of torch's allocator."""
+    logged = logged_parts(case).get("weights")
+    if logged is None:
+        return
+    request = Request(inputs.spec, inputs.gpu or UNNAMED, inputs.args, inputs.release)
+    if inputs.spec.quantization is not None:
+        rank_weights(request, 0)  # refuses what kvplan cannot size
+    yield Score("weights", weights_reserved(inputs.spec, weight_layout(request, 0)) / GIB, logged)
+
+
+def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """Tokens from the K and V sizes of the same log: a cell per token and layer, and one page more than are counted.
+
+    Source: SGLang 0.5 mem_cache/memory_pool.py. Pools of windows and states are sized apart, which is not modelled.
+    """
+    m = case.measured
+    if not {"sgl_k_gb", "sgl_v_gb", "kv_cache_tokens"} <= set(m):
+        return
+    if vllm.caches_of(inputs.spec) - {FullAttention, LatentAttention}:
+        raise NotStated("SGLang's pools of windows and states are not modelled")
+    settings = settings_of(inputs, inputs.gpu or UNNAMED)
+    cell = bytes_per_token(inputs.spec, settings.kv_dtype, inputs.args.tensor_parallel_size)
+    middle = (m["sgl_k_gb"] + m["sgl_v_gb"]) * GIB
+    low, likely, high = ((middle + spread) / cell - 1 for spread in (-2 * HALF_DIGIT, 0, 2 * HALF_DIGIT))
+    yield within("tokens given KV", (low, likely, high), m["kv_cache_tokens"], 1)
+
+
+Part = Callable[[Case, Inputs], Iterator[Score]]
+VLLM_PARTS: tuple[tuple[str, Part], ...] = (("weights", weights), ("pool given", given), ("budget", budget))
+SGLANG_PARTS: tuple[tuple[str, Part], ...] = (("weights", sglang_weights), ("pool given", sglang_pool))

@@ -1,0 +1,379 @@
+"""Scores as tables: by part, by what cases have in common, the worst with reasons, and what was refused."""
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+from benchmarks.accuracy.cases import Malformed, known
+from benchmarks.accuracy.fit import Constant, Validated
+from benchmarks.accuracy.scoring import GIVEN, PARTS, Refused, Score, Scored
+from kvplan.files import printable
+from kvplan.quant import scheme_name
+from kvplan.rules import vllm
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Absolute relative errors of one part: shares of 1; `exact` counts those within the log's rounding, `explained`
+    those that are with one thing more known, `share_p90` is in shares of the GPU's memory."""
+
+    part: str
+    n: int
+    median: float
+    p90: float
+    max: float
+    exact: int | None = None
+    explained: int | None = None
+    share_p90: float | None = None
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+
+
+def line_of(part: str, scores: Sequence[Score]) -> Line:
+    errors = [score.relative for score in scores]
+    shares = [score.share for score in scores if score.share is not None]
+    return Line(
+        part,
+        len(errors),
+        statistics.median(errors),
+        quantile(errors, 0.9),
+        max(errors),
+        exact=sum(score.exact for score in scores) if part in GIVEN else None,
+        explained=sum(score.rule is not None for score in scores) if part in GIVEN else None,
+        share_p90=quantile(shares, 0.9) if shares else None,
+    )
+
+
+def lines_of(scores: Iterable[Score]) -> list[Line]:
+    """One line per part that has scores."""
+    by_part: dict[str, list[Score]] = defaultdict(list)
+    for score in scores:
+        by_part[score.part].append(score)
+    return [line_of(part, by_part[part]) for part in (*PARTS, *GIVEN) if part in by_part]
+
+
+def family(scored: Scored) -> str:
+    return scored.inputs.spec.model_type
+
+
+def release(scored: Scored) -> str:
+    return f"{'SGLang ' if scored.case.engine == 'sglang' else ''}0.{scored.inputs.number[1]}"
+
+
+def device(scored: Scored) -> str:
+    return scored.inputs.gpu.name if scored.inputs.gpu else "not named"
+
+
+def storage(scored: Scored) -> str:
+    quantization = scored.inputs.spec.quantization
+    if scored.inputs.args.quantization:
+        return f"{scored.inputs.args.quantization} while loading"
+    if quantization is None:
+        return "16 bit"
+    return scheme_name(quantization) if quantization.known else "not stated"
+
+
+GROUPINGS: dict[str, Callable[[Scored], str]] = {
+    "version": release, "family": family, "GPU": device, "quantisation": storage,
+}  # fmt: skip
+GROUPED_PARTS = ("weights", "available_kv", "concurrency given KV")
+
+
+def grouped(results: Iterable[tuple[Scored, Sequence[Score]]], key: Callable[[Scored], str]) -> dict[str, list[Line]]:
+    groups: dict[str, list[Score]] = defaultdict(list)
+    for scored, scores in results:
+        groups[key(scored)] += [score for score in scores if score.part in GROUPED_PARTS]
+    order = sorted(
+        groups, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    )
+    return {name: lines_of(groups[name]) for name in order if groups[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """One prediction that is off, and why."""
+
+    case: str
+    source: str
+    model: str
+    version: str
+    part: str
+    predicted: float
+    logged: float
+    relative: float
+    reason: str
+
+
+OFF = 0.2  # GiB beyond which an error of the pool is put down to another part of the same log
+
+
+def reason_of(scored: Scored, scores: Sequence[Score], score: Score) -> str:
+    """Why a prediction is off: what was reviewed for its source, else what the other parts of the same log say."""
+    spec, args = scored.inputs.spec, scored.inputs.args
+    for entry in known()["reasons"]:
+        named = (scored.case.model or "").lower()
+        meant = any(model in named for model in entry.get("models", [""]))
+        if scored.case.source.startswith(entry["source"]) and score.part in entry["parts"] and meant:
+            return str(entry["why"])
+    by_part = {each.part: each for each in scores}
+    if score.rule is not None:
+        return score.rule
+    if score.part in GIVEN:
+        if vllm.has_states(spec):
+            return "whether states were checkpointed, and with how many draft tokens, is not stated"
+        return "not explained"
+    if score.part in ("available_kv", "blocks", "tokens", "concurrency"):
+        parts = ["weights", "activation", "non_torch"]
+        parts += ["graphs"] if scored.inputs.release.graphs_in_budget else []
+        off = {name: abs(by_part[name].error) for name in parts if name in by_part}
+        if off and max(off.values()) > OFF:
+            worst = max(off, key=lambda name: off[name])
+            return f"follows from {worst.replace('_', '-')} ({by_part[worst].error:+.2f} GiB)"
+    if score.part in ("activation", "available_kv", "blocks", "tokens", "concurrency"):
+        if args.num_speculative_tokens or "MTP" in scored.case.flags:
+            return "what a draft head and its graphs take is not modelled"
+        if spec.multimodal:
+            return "an encoder's batch of images sets the peak; its size is not modelled"
+        if args.tensor_parallel_size > 1 and vllm.is_v0(scored.inputs.release, 80):
+            return "the first engine samples on its first rank alone; the log quotes another"
+        if (0, 8) <= scored.inputs.number < (0, 11):
+            return "FlashInfer's sampler, where installed, needs a quarter of the memory"
+    if score.part == "graphs":
+        return "CUDA graph pools scatter; the estimate follows their number alone"
+    if score.part == "non_torch":
+        return "non-torch memory differs by driver, libraries and rank"
+    return "not explained"
+
+
+def worst_of(results: Iterable[tuple[Scored, Sequence[Score]]], parts: Sequence[str], count: int) -> list[Bad]:
+    found = [
+        Bad(
+            scored.case.id,
+            printable(scored.case.source, 60),
+            printable(scored.case.model or "", 50),
+            release(scored),
+            score.part,
+            score.predicted,
+            score.logged,
+            score.relative,
+            reason_of(scored, scores, score),
+        )
+        for scored, scores in results
+        for score in scores
+        if score.part in parts and not score.exact
+    ]
+    return sorted(found, key=lambda bad: -bad.relative)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Cases by what became of them. `budget` counts scorable cases with a logged pool whose pool was predicted."""
+
+    cases: int
+    scorable: int
+    predicted: int
+    refused: Mapping[str, int]
+    unscorable: Mapping[str, int]
+    not_asked: Mapping[str, int]
+
+    @property
+    def share(self) -> float:
+        return self.predicted / self.scorable if self.scorable else 0.0
+
+
+def coverage(scored: Sequence[Scored], refused: Sequence[Refused]) -> Coverage:
+    """A case counts as predicted when at least one of its numbers is."""
+    predicted = [one for one in scored if one.scores]
+    silent = [one for one in scored if not one.scores]
+    asked = [why for one in scored for _, why in one.refused if not why.startswith("not asked")]
+    not_asked = [why.removeprefix("not asked: ") for one in scored for _, why in one.refused if why.startswith("not")]
+    return Coverage(
+        len(scored) + len(refused),
+        len(predicted) + sum(bool(one.refused) for one in silent) + sum(one.scorable for one in refused),
+        len(predicted),
+        counts([*(one.why for one in refused if one.scorable), *asked]),
+        counts(one.why for one in refused if not one.scorable),
+        counts(not_asked),
+    )
+
+
+def counts(reasons: Iterable[str]) -> dict[str, int]:
+    """How often each reason was given, the commonest first."""
+    return dict(Counter(general(why) for why in reasons).most_common())
+
+
+def general(why: str) -> str:
+    """A reason without the model's name before it and the advice behind it."""
+    head, _, rest = why.partition(": ")
+    return printable((rest or head).partition(";")[0], 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One number of one case: validated, as shipped, and logged."""
+
+    case: str
+    thread: str
+    source: str
+    model: str
+    version: str
+    gpu: str
+    tp: int
+    max_model_len: int | None
+    part: str
+    predicted: float
+    shipped: float
+    logged: float
+    exact: bool
+    rule: str | None
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of what was logged."""
+        return (self.predicted - self.logged) / abs(self.logged) if self.logged else 0.0
+
+
+def predictions(one: Validated) -> list[Prediction]:
+    case, inputs = one.scored.case, one.scored.inputs
+    context = inputs.args.max_model_len
+    return [
+        Prediction(
+            case.id,
+            case.thread,
+            printable(case.source, 100),
+            printable(case.model or "", 80),
+            release(one.scored),
+            device(one.scored),
+            inputs.args.tensor_parallel_size,
+            context if isinstance(context, int) else None,
+            score.part,
+            score.predicted,
+            shipped.predicted,
+            score.logged,
+            score.exact,
+            score.rule,
+        )
+        for score, shipped in zip(one.scores, one.scored.scores, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Everything there is to print, write and draw."""
+
+    source: str
+    lines: list[Line]
+    validated: list[Line]
+    groups: dict[str, dict[str, list[Line]]]
+    worst: list[Bad]
+    worst_pool: list[Bad]
+    coverage: Coverage
+    constants: list[Constant]
+    borrowed: int
+    malformed: list[Malformed]
+    predictions: list[Prediction]
+
+
+def board(
+    source: str, scored: Sequence[Scored], refused: Sequence[Refused], malformed: list[Malformed],
+    validated: Sequence[Validated], constants: Mapping[str, Constant],
+) -> Board:  # fmt: skip
+    results = [(one.scored, one.scores) for one in validated]
+    budget = [part for part in PARTS if part not in ("graphs", "non_torch")]
+    return Board(
+        source,
+        lines_of(score for one in scored for score in one.scores),
+        lines_of(score for _, scores in results for score in scores),
+        {name: grouped(results, key) for name, key in GROUPINGS.items()},
+        worst_of(results, budget, 10),
+        worst_of(results, GIVEN, 10),
+        coverage(scored, refused),
+        list(constants.values()),
+        sum(bool(one.borrowed) for one in validated),
+        malformed,
+        [each for one in validated for each in predictions(one)],
+    )
+
+
+def as_json(found: Board) -> dict[str, Any]:
+    return {"schema": "kvplan/scoreboard@1", **asdict(found)}
+
+
+# --- text ------------------------------------------------------------------------------------------------------------
+
+
+def percent(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.2f} %" if value < 0.1 else f"{100 * value:.0f} %"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell; the first to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = []
+    for first, *rest in (header, *rows):
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+HEADER = ("part", "n", "median", "p90", "max", "p90 of GPU", "exact")
+
+
+def line_cells(line: Line) -> list[str]:
+    exact = "" if line.exact is None else f"{line.exact}" + (f" + {line.explained}" if line.explained else "")
+    errors = [percent(value) for value in (line.median, line.p90, line.max, line.share_p90)]
+    return [line.part.replace("_", "-"), str(line.n), *errors, exact]
+
+
+def as_text(found: Board) -> str:
+    cover = found.coverage
+    out = [
+        f"{found.source}: {cover.cases} cases, {cover.scorable} scorable, "
+        f"{cover.predicted} predicted ({cover.share:.0%})",
+        "",
+        "Absolute relative error, constants from other threads (cross-validated)",
+        *table(HEADER, [line_cells(line) for line in found.validated]),
+        "",
+        "The same with the constants kvplan ships",
+        *table(HEADER, [line_cells(line) for line in found.lines]),
+    ]
+    for name, groups in found.groups.items():
+        rows = [[group, *line_cells(line)] for group, lines in groups.items() for line in lines]
+        out += ["", f"By {name}", *table((name, *HEADER), rows)]
+    out += ["", "Worst ten", *map(bad_text, found.worst)]
+    out += [
+        "",
+        "What does not follow from the logged pool, or only with one thing more",
+        *map(bad_text, found.worst_pool),
+    ]
+    for title, counted in (
+        ("Refused by kvplan", cover.refused),
+        ("Not asked, part of a case", cover.not_asked),
+        ("Not scorable", cover.unscorable),
+    ):
+        if counted:
+            out += ["", title, *(f"  {count:3}  {why}" for why, count in counted.items())]
+    rows = []
+    for each in found.constants:
+        sizes = [f"{value:.2f}" for value in (each.value, each.low, each.high)]
+        rows.append([each.kind, *sizes, str(each.logs), str(each.threads)])
+    out += ["", "Constants as these cases give them (median over threads)"]
+    out += table(("constant", "value", "low", "high", "logs", "threads"), rows)
+    return "\n".join(out) + "\n"
+
+
+def bad_text(bad: Bad) -> str:
+    return (
+        f"  {percent(bad.relative):>7}  {bad.part.replace('_', '-')} {bad.predicted:,.2f} for {bad.logged:,.2f}: "
+        f"{bad.model}, {bad.version} (case {bad.case}, {bad.source}): {bad.reason}"
+    )

@@ -1,0 +1,90 @@
+"""How far kvplan is from what servers printed: every case predicted from its inputs alone, beside its log.
+
+    python benchmarks/scoreboard.py DATA [--models DIR] [--json FILE] [--facts FILE] [--report]
+
+DATA is JSON Lines or CSV, as tests/facts/server_cases.csv. DIR holds configs of models that the catalog lacks, in
+folders `org__name`. Constants that are not derivable come from the threads of the facts file other than a case's own.
+--report rewrites reports/accuracy and the README's section from the scores.
+
+Exit codes: 0 scored, 2 the file cannot be read or no case in it can be scored.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # `python benchmarks/scoreboard.py` works from anywhere
+
+from benchmarks.accuracy import fit, report, summary  # noqa: E402 -- after the path
+from benchmarks.accuracy.cases import Case, Malformed, Models, read_cases  # noqa: E402 -- after the path
+from benchmarks.accuracy.scoring import Refused, Scored, score_case  # noqa: E402 -- after the path
+from benchmarks.accuracy.summary import Board  # noqa: E402 -- after the path
+from kvplan.errors import KvplanError, UsageError  # noqa: E402 -- after the path
+from kvplan.files import os_problem, shown  # noqa: E402 -- after the path
+
+FACTS = ROOT / "tests" / "facts" / "server_cases.csv"
+
+
+def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
+    """Read, predict, compare."""
+    rows = list(read_cases(data))
+    results = [score_case(row, models) for row in rows if isinstance(row, Case)]
+    scored = [one for one in results if isinstance(one, Scored)]
+    training = scored if data.resolve() == facts.resolve() else fit.scored_only(known_cases(facts), models)
+    points = [point for one in training for point in fit.points_of(one)]
+    return summary.board(
+        shown(data),
+        scored,
+        [one for one in results if isinstance(one, Refused)],
+        [row for row in rows if isinstance(row, Malformed)],
+        fit.cross_validated(scored, training),
+        fit.fitted(points),
+    )
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise os_problem(path, error) from None
+
+
+def known_cases(facts: Path) -> list[Case]:
+    return [row for row in read_cases(facts) if isinstance(row, Case)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--models", type=Path, help="folder of configs, org__name/config.json")
+    parser.add_argument("--json", type=Path, help="write the scoreboard as JSON here")
+    parser.add_argument("--facts", type=Path, default=FACTS, help="cases the constants are fitted on")
+    parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy and the README's section")
+    options = parser.parse_args(argv)
+    try:
+        if options.models is not None and not options.models.is_dir():
+            raise UsageError(
+                f"--models {shown(options.models)}: is not a directory; name the folder of org__name folders"
+            )
+        found = scoreboard(options.data, Models(options.models), options.facts)
+        if options.report:
+            report.write_report(found, ROOT / "reports" / "accuracy", ROOT / "README.md")
+        if options.json:
+            write(options.json, json.dumps(summary.as_json(found), indent=1) + "\n")
+    except KvplanError as error:
+        print(f"scoreboard: error: {error}", file=sys.stderr)
+        return error.exit_code
+    for row in found.malformed:
+        print(f"scoreboard: {shown(options.data)}, line {row.line}: {row.why}; skipped", file=sys.stderr)
+    if not found.lines:
+        print(f"scoreboard: error: {shown(options.data)}: no case in it can be scored", file=sys.stderr)
+        return 2
+    sys.stdout.write(summary.as_text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
