@@ -278,6 +278,13 @@ def read_pair(text: str) -> tuple[str, Any]:
 # --- a whole command --------------------------------------------------------------------------------------------------
 
 
+MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of vLLM at once
+
+
+def too_long(text: str) -> str:
+    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,}); paste the server's command alone"
+
+
 def split(text: str) -> list[list[str]]:
     """The commands of a shell's line, each as words; comments go, lines join, nothing is expanded or run."""
     import shlex
@@ -374,6 +381,8 @@ def read_command(text: str) -> ServeCommand:
     Raises UsageError for a command without a server, a misspelt flag, a value vLLM would not read, and for flags
     whose effect on memory kvplan does not size.
     """
+    if len(text) > MAX_COMMAND_CHARS:
+        raise UsageError(f"--from-command: {too_long(text)}")
     found = ServeCommand()
     words = server(split(text), found)
     speculative: dict[str, Any] = {}
@@ -385,7 +394,7 @@ def read_command(text: str) -> ServeCommand:
         at += 1
         if is_value(word):
             if found.model is not None:
-                raise UsageError(f"--from-command: a word without a flag ({printable(word, 60)!r}); quote values")
+                raise stray(word, words[at - 2] if at > 1 else "")
             found.model = literal(word, "the model")
             continue
         name, value = flag_name(word)
@@ -410,6 +419,20 @@ def read_command(text: str) -> ServeCommand:
         found.args["enforce_eager"] = True
         found.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
     return found
+
+
+def stray(word: str, before: str) -> UsageError:
+    """What is wrong with a word that no flag takes; `before` is the one in front of it."""
+    name, value = flag_name(before)
+    if not is_value(before) and value is None and name.partition(".")[0] not in _KNOWN and not is_switched(name):
+        shown = printable(flag_text(before), 60)
+        return UsageError(f"--from-command {shown}: is no flag kvplan knows; correct it or leave it out")
+    return UsageError(f"--from-command: a word without a flag ({printable(word, 60)!r}); quote values")
+
+
+def is_switched(name: str) -> bool:
+    """Whether a flag that begins with no- is a switch that is turned off."""
+    return name.startswith("no_") and name.removeprefix("no_") in _KNOWN
 
 
 def takes_value(name: str) -> bool:

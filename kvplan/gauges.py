@@ -18,7 +18,7 @@ from kvplan.plan import Plan, Request
 from kvplan.policy_file import Rule, Target, Workload, exists
 from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import wrong
-from kvplan.units import format_count, format_gib, format_size
+from kvplan.units import format_bytes, format_count, format_gib, format_size, plural
 
 if TYPE_CHECKING:
     from kvplan.workload import Lengths
@@ -106,30 +106,38 @@ def requests_at_once(plan: Plan) -> str:
 def headroom(plan: Plan) -> str:
     left = plan.memory.unused
     if left < 0:
-        return f"{format_gib(-left)} more planned than the {format_gib(plan.memory.total)} there are"
-    return f"{format_gib(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} left"
+        return f"{format_bytes(-left)} more planned than the {format_gib(plan.memory.total)} there are"
+    return f"{format_bytes(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} left"
 
 
-def users_gauge(tokens: int, key: str) -> Gauge:
+def users_gauge(tokens: int, key: str, prefix: int) -> Gauge:
+    """Requests of `tokens` at once; they begin with the same `prefix` tokens, which are stored once."""
+
     def value(plan: Plan) -> int:
-        return min(pool_users(plan, tokens), plan.settings.max_num_seqs)
+        return min(pool_users(plan, tokens, prefix), plan.settings.max_num_seqs)
 
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
-        told = f"{value(plan):,} requests of {length:,} tokens ({'the mean' if key == 'mean' else 'p99'}) at once"
-        held = pool_users(plan, tokens)
+        told = f"{plural(value(plan), 'request')} of {length:,} tokens "
+        told += f"({'the mean' if key == 'mean' else 'p99'}) at once"
+        if shared_blocks(plan, prefix):
+            told += f", their prefix of {min(prefix, length):,} tokens stored once"
+        held = pool_users(plan, tokens, prefix)
         return told if held == value(plan) else f"{told} (--max-num-seqs; the pool holds {held:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
 
 
-def pool_users(plan: Plan, tokens: int) -> int:
+def pool_users(plan: Plan, tokens: int, prefix: int) -> int:
     """Requests of a length that the pool holds at once; 0 where nothing fits."""
     if not plan.fits:
         return 0
-    context, load = plan.capacity.max_model_len, plan.request.load
-    shared = plan.pool.shared(min(load.shared_prefix, context))
-    return users.users_at(plan.pool.held, plan.capacity.num_blocks - 1, min(tokens, context), shared)
+    length = min(tokens, plan.capacity.max_model_len)
+    return users.users_at(plan.pool.held, plan.capacity.num_blocks - 1, length, shared_blocks(plan, prefix))
+
+
+def shared_blocks(plan: Plan, prefix: int) -> int:
+    return plan.pool.shared(min(prefix, plan.capacity.max_model_len))
 
 
 # --- how long requests are --------------------------------------------------------------------------------------------
@@ -149,6 +157,22 @@ def request_tokens(case: Case, key: str) -> int | str:
             return _workload_tokens(workload.profile, workload.trace)[key]
     wanted = "mean_tokens, lengths nor a workload" if key == "mean" else "lengths nor a workload"
     return f"the target states neither {wanted} to take the {key} length from"
+
+
+def prefix_tokens(case: Case) -> int:
+    """Tokens that all requests begin with: as the target states, else those of its workload's profile.
+
+    A profile's count where all its requests share one prefix, and the server keeps prefixes at all.
+    """
+    target, workload, request = case.target, case.target.workload, case.plan.request
+    is_stated = "shared_prefix" in target.own or "shared_prefix" in target.defaults
+    if is_stated or workload is None or workload.profile is None or not request.args.enable_prefix_caching:
+        return request.load.shared_prefix
+    from kvplan import profiles
+
+    with located(workload, target):
+        found = profiles.profile(workload.profile)
+    return found.shared_prefix or 0 if len(found.prefix_requests) == 1 else 0
 
 
 @contextmanager
@@ -316,7 +340,7 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
 
 GAUGES: Final[Mapping[str, Gauge]] = {
     "min_headroom": Gauge(
-        lambda plan: plan.memory.unused, "bytes", True, lambda n: format_gib(int(n)), headroom, more_left
+        lambda plan: plan.memory.unused, "bytes", True, lambda n: format_bytes(int(n)), headroom, more_left
     ),
     "min_concurrency": Gauge(
         lambda plan: plan.concurrency.max, "requests", True, plain, requests_at_once, more_requests
@@ -328,8 +352,8 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         lambda plan: plan.memory.weights,
         "bytes",
         False,
-        lambda n: format_gib(int(n)),
-        lambda plan: f"{format_gib(plan.memory.weights)} of weights on each GPU",
+        lambda n: format_bytes(int(n)),
+        lambda plan: f"{format_bytes(plan.memory.weights)} of weights on each GPU",
         less_weight,
     ),
     "max_kv_bytes_per_token": Gauge(
@@ -344,8 +368,8 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         lambda plan: plan.memory.lora,
         "bytes",
         False,
-        lambda n: format_gib(int(n)),
-        lambda plan: f"{format_gib(plan.memory.lora)} of adapter slots on each GPU",
+        lambda n: format_bytes(int(n)),
+        lambda plan: f"{format_bytes(plan.memory.lora)} of adapter slots on each GPU",
         fewer_adapters,
     ),
 }

@@ -5,9 +5,11 @@ computed with plan(), like the target itself.
 """
 
 import datetime
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import lru_cache
 from math import ceil
 from typing import Final
 
@@ -25,6 +27,7 @@ from kvplan.gauges import (
     number,
     percent,
     plain,
+    prefix_tokens,
     request_tokens,
     users_gauge,
 )
@@ -32,7 +35,7 @@ from kvplan.plan import Plan, Request, plan
 from kvplan.policy import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
 from kvplan.policy_file import EVIDENCE_ID, Policy, Rule, Severity, Waiver, Workload, exists
 from kvplan.strict_yaml import wrong
-from kvplan.units import format_gib, format_size
+from kvplan.units import format_gib, format_size, plural
 
 # Of a plan that serves a workload, the share of requests that are preempted; a text says why it cannot be told.
 PreemptionRate = Callable[[Plan, Workload], float | str]
@@ -198,7 +201,9 @@ class _Bench:
         match rule.name:
             case "min_users":
                 tokens = request_tokens(self.case, rule.key)
-                return tokens if isinstance(tokens, str) else users_gauge(tokens, rule.key)
+                if isinstance(tokens, str):
+                    return tokens
+                return users_gauge(tokens, rule.key, prefix_tokens(self.case))
             case "max_preemption_rate":
                 return self.preemption_gauge()
             case _:
@@ -297,6 +302,7 @@ def finding_of(
         limit=verdict.limit,
         actual=verdict.actual,
         unit=verdict.unit,
+        key=rule.key,
         waiver=None if waiver is None else f"{waiver.reason} (until {waiver.expires.isoformat()})",
     )
 
@@ -305,7 +311,12 @@ def finding_of(
 
 
 def covers(waiver: Waiver, target: str, rule: str) -> bool:
-    return fnmatchcase(target, waiver.target) and fnmatchcase(rule, waiver.rule)
+    return bool(pattern(waiver.target).match(target)) and bool(pattern(waiver.rule).match(rule))
+
+
+@lru_cache(maxsize=16_384)  # more than a policy has room for: fnmatch itself keeps 256, and compiles the rest each time
+def pattern(text: str) -> re.Pattern[str]:
+    return re.compile(translate(text))
 
 
 def refuse_idle(policy: Policy, results: Sequence[TargetResult]) -> None:
@@ -412,5 +423,5 @@ def age_verdict(rule: Rule, evidence: Evidence, today: datetime.date) -> Verdict
     if age < 0:
         return Verdict(None, f"the measurement is of {evidence.started.isoformat()}, after today; check the clock")
     ok = age <= rule.limit
-    message = f"measured on {evidence.started.isoformat()}, {age:,} days ago, at most {rule.limit:,} allowed"
+    message = f"measured on {evidence.started.isoformat()}, {plural(age, 'day')} ago, at most {rule.limit:,} allowed"
     return Verdict(ok, message, int(rule.limit), age, "days", None if ok else "measure again: kvplan profile")

@@ -53,6 +53,7 @@ class Finding:
     fix      what would satisfy the rule, with the value that it gives; None: not failed
     line     of the rule in the policy file, from 1; the target's where the rule has no line of its own
     limit, actual   numbers in `unit`; bytes are integers; None: not known
+    key      of the figure it is about, where a rule has several: "mean", "p99"
     waiver   the reason and the last day, where a waiver turned a failure into a warning
     """
 
@@ -67,7 +68,13 @@ class Finding:
     limit: int | float | bool | None
     actual: int | float | bool | None
     unit: str
+    key: str = ""
     waiver: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The rule with its key, which only one finding of a target has: "min_users.p99"."""
+        return f"{self.rule}.{self.key}" if self.key else self.rule
 
 
 @dataclass(frozen=True, slots=True)

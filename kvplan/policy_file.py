@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from kvplan import strict_yaml
-from kvplan.command import ARGUMENTS, read_argument, stated_bytes
+from kvplan.command import ARGUMENTS, MAX_COMMAND_CHARS, read_argument, stated_bytes, too_long
 from kvplan.errors import UsageError
 from kvplan.files import printable, shown
 from kvplan.policy import RULES
@@ -24,6 +24,7 @@ Severity = Literal["warn", "fail"]
 Limit = int | float | bool
 
 MAX_TARGETS: Final = 500
+MAX_VALUE_CHARS: Final = 1000  # of any value but a command: names, paths and numbers are far shorter
 EVIDENCE_ID: Final = "measured"  # what findings about the measurement itself are filed under
 
 LENGTH_KEYS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
@@ -152,6 +153,7 @@ def read(path: Path) -> Policy:
 
 def policy_of(top: Table, path: Path) -> Policy:
     folder = path.parent
+    _refuse_long(top)
     strict_yaml.table(top, "policy", TOP_KEYS, HINTS)
     _check_version(top)
     defaults = _Defaults.of(top.values.get("defaults"), folder)
@@ -172,6 +174,20 @@ def policy_of(top: Table, path: Path) -> Policy:
         severity=_severity(top.values.get("severity")),
         waivers=_waivers(top.values.get("waivers")),
     )
+
+
+def _refuse_long(node: Node, key: str = "") -> None:
+    """Refuse a value that only takes time to read and to print; nesting is bounded by the reader."""
+    match node:
+        case Table():
+            for name, value in node.values.items():
+                _refuse_long(value, name)
+        case Items():
+            for value in node.values:
+                _refuse_long(value, key)
+        case Scalar() if key != "command" and len(node.text) > MAX_VALUE_CHARS:
+            told = f"is {len(node.text):,} characters long, at most {MAX_VALUE_CHARS:,}; shorten it"
+            raise wrong(node.mark, f"{printable(key, 60)}: {told}")
 
 
 def _check_version(top: Table) -> None:
@@ -230,17 +246,25 @@ def _target(node: Node, defaults: _Defaults, folder: Path) -> Target:
     engine, workload = _engine(table, what, folder)
     own = _rules(table.values.get("rules"), what)
     said = {rule.name for rule in own}
-    command = table.values.get("command")
     return Target(
         id=target_id,
         mark=table.keys["id"],
         own=engine,
         defaults=defaults.engine,
-        command=None if command is None else strict_yaml.scalar(command, f"{what}: command"),
+        command=_command(table.values.get("command"), f"{what}: command"),
         workload=workload or defaults.workload,
         rules=(*own, *(rule for rule in defaults.rules if rule.name not in said)),
         severity=_severity(table.values.get("severity")),
     )
+
+
+def _command(node: Node | None, what: str) -> Scalar | None:
+    if node is None:
+        return None
+    found = strict_yaml.scalar(node, what)
+    if len(found.text) > MAX_COMMAND_CHARS:
+        raise wrong(found.mark, f"{what}: {too_long(found.text)}")
+    return found
 
 
 def _target_id(node: Node) -> str:

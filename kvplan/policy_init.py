@@ -16,7 +16,7 @@ from kvplan.plan import Plan
 from kvplan.policy_file import LENGTH_KEYS
 from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import ODD
-from kvplan.units import GIB, format_gib, format_size
+from kvplan.units import GIB, format_gib, format_size, plural
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
 GROWTH: Final = 2  # percent above today's figure that a ceiling allows
@@ -137,7 +137,8 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
         context = f"{plan.capacity.max_model_len:,}"
         yield f"min_concurrency: {floor:.2f}", f"today {concurrency.max:.2f} requests of {context} tokens at once"
     if users := users_today(plan):
-        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {users:,} requests of the mean length at once"
+        today = plural(users, "request")
+        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {today} of the mean length at once"
     yield f"min_kv_tokens: {max(1, kv_tokens(plan) * KEPT // 100)}", f"today {kv_tokens(plan):,}"
     yield f"max_weights: {ceiling(memory.weights)}", f"today {format_gib(memory.weights)} on each GPU"
     if plan.bytes_per_token:

@@ -42,6 +42,7 @@ FINDING: Final = record(
     limit=VALUE,
     actual=VALUE,
     unit=TEXT,
+    key={"enum": ["", "mean", "p99"]},
     waiver=maybe(TEXT),
 )
 MAYBE_FIGURES: Final[Schema] = {"anyOf": [FIGURES, {"type": "null"}]}

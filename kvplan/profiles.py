@@ -18,6 +18,7 @@ from kvplan import entries
 from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.trace import Trace, TraceRequest
+from kvplan.units import plural
 
 if TYPE_CHECKING:
     import random
@@ -116,7 +117,7 @@ class Profile:
         requests = tuple(islice(self.requests(rate, seed, shared_prefix), num_requests))
         per_s = self.rate_per_s if rate is None else rate
         block = self.prefix_block if shared_prefix is None else shared_prefix or None
-        return Trace(requests, f"{self.name} ({num_requests:,} requests at {per_s:g}/s, seed {seed})", block)
+        return Trace(requests, f"{self.name} ({plural(num_requests, 'request')} at {per_s:g}/s, seed {seed})", block)
 
 
 def tokens_at(lengths: tuple[int, ...], share: float) -> int:

@@ -20,6 +20,9 @@ from kvplan.users import own_blocks
 from kvplan.workload import Lengths
 
 TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs
+STAGE_COUNTS = range(2, 9)
+MOST_STAGED_GPUS = 16  # of one server with pipeline stages: two nodes
+STAGES = "pipeline stages"  # a change, as the reader sees it
 MOST_UTILIZATION = 95  # hundredths, in the search; what is asked of one GPU goes to FULL
 FULL = 99
 FEWEST_SEQS = 8
@@ -49,7 +52,7 @@ class Question:
 class Placement:
     """`replicas` servers that follow `plan` and hold the users together.
 
-    changes  what is less precise than the model or the user has it, for the reader; empty: nothing
+    changes  what is less precise than the model or the user has it, and STAGES; empty: nothing
     """
 
     plan: Plan
@@ -86,8 +89,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The best placement of each GPU, and those of less precision that save a GPU: unchanged precision first, the
-    cheapest before others."""
+    """The best placement of each GPU, and those of less precision or with pipeline stages that save a GPU: unchanged
+    ones first, the cheapest before others."""
 
     placements: tuple[Placement, ...]
     failures: tuple[Failure, ...]
@@ -102,10 +105,16 @@ def recommend(question: Question, requests: Iterable[Request]) -> Recommendation
         for changes, changed in precisions(question, request):
             found, failed = placements_on(question, changed, changes)
             best = min(found, key=rank, default=None)
-            if best is not None and is_worth_it(best, here):
-                here.append(replace(best, plan=with_load(best.plan, request.load)))
+            staged = None
+            if may_be_staged(question, found, failed):
+                staged = staged_placement(question, changed, changes, best.num_gpus - 1 if best else None)
+            for one in (best, staged):
+                if one is not None and is_worth_it(one, here):
+                    here.append(replace(one, plan=with_load(one.plan, request.load)))
             if not changes:
                 failures += failed
+                if best is None and staged is None and may_be_staged(question, found, failed):
+                    failures += largest_failures(question, changed)
         placements += here
     return Recommendation(tuple(sorted(placements, key=rank)), tuple(failures))
 
@@ -131,6 +140,7 @@ def rank(placement: Placement) -> tuple[Any, ...]:
         placement.total_memory,
         len(placement.changes),
         args.gpu_memory_utilization or 0.0,
+        args.pipeline_parallel_size,
         args.tensor_parallel_size,
         placement.gpu.name,
     )
@@ -200,33 +210,80 @@ def splits(question: Question, request: Request) -> Iterator[Request]:
 def placements_on(
     question: Question, request: Request, changes: tuple[str, ...]
 ) -> tuple[list[Placement], list[Failure]]:
-    """One placement for each tensor parallel size that holds a user; two pipeline stages only where none does."""
+    """One placement for each tensor parallel size that holds a user, without pipeline stages unless they are stated."""
     found: list[Placement] = []
     failed: list[Failure] = []
     for split in splits(question, request):
         if not any(is_enough(one, split) for one in found):
-            _place(question, split, changes, found, failed)
-    if not found and "pipeline_parallel_size" not in question.stated and not all(one.refused for one in failed):
-        for split in splits(question, with_args(request, pipeline_parallel_size=2)):
-            if split.args.tensor_parallel_size == TP_SIZES[-1] or "tensor_parallel_size" in question.stated:
-                _place(question, split, changes, found, failed)
+            best = placement(question, split, changes)
+            if isinstance(best, Placement):
+                found.append(best)
+            else:
+                failed.append(best)
     return found, failed
 
 
 def is_enough(found: Placement, split: Request) -> bool:
     """Whether one server of a larger split has as many GPUs as all of what was found, which is then no worse."""
-    ranks = split.args.tensor_parallel_size * split.args.pipeline_parallel_size
-    return ranks >= found.num_gpus and found.plan.request.args.gpu_memory_utilization is None
+    return num_ranks(split) >= found.num_gpus and found.plan.request.args.gpu_memory_utilization is None
 
 
-def _place(
-    question: Question, request: Request, changes: tuple[str, ...], found: list[Placement], failed: list[Failure]
-) -> None:
-    best = placement(question, request, changes)
-    if isinstance(best, Placement):
-        found.append(best)
-    else:
-        failed.append(best)
+# --- pipeline stages --------------------------------------------------------------------------------------------------
+
+
+def may_be_staged(question: Question, found: list[Placement], failed: list[Failure]) -> bool:
+    """Whether stages are to be sought: none are stated, and memory is all that any split lacks."""
+    return "pipeline_parallel_size" not in question.stated and (bool(found) or not all(one.refused for one in failed))
+
+
+def staged_splits(question: Question, request: Request) -> Iterator[Request]:
+    """Every split of two stages and more over the GPUs of at most two nodes."""
+    for stages in STAGE_COUNTS:
+        for split in splits(question, with_args(request, pipeline_parallel_size=stages)):
+            if num_ranks(split) <= MOST_STAGED_GPUS:
+                yield split
+
+
+def staged_placement(
+    question: Question, request: Request, changes: tuple[str, ...], most_gpus: int | None
+) -> Placement | None:
+    """The best placement with stages on at most so many GPUs (None: on any number)."""
+    best: Placement | None = None
+    for split in staged_splits(question, request):
+        replicas = question.users
+        if most_gpus is not None:
+            replicas = min(replicas, most_gpus // num_ranks(split))
+        if not may_hold(question, split, replicas):
+            continue
+        found = placement(question, split, (*changes, STAGES))
+        if isinstance(found, Placement) and (best is None or rank(found) < rank(best)):
+            best, most_gpus = found, found.num_gpus
+    return best
+
+
+def may_hold(question: Question, request: Request, replicas: int) -> bool:
+    """Whether so many servers hold the users at the default utilisation or at the highest: far fewer plans than a
+    search, and most splits end here."""
+    if replicas < 1:
+        return False
+    share = -(-question.users // replicas)
+    if holding(question, request, share) is not None:
+        return True
+    if "gpu_memory_utilization" in question.stated:
+        return False
+    top = top_utilization(request)
+    is_higher = top > round(100 * request.release.utilization)
+    return is_higher and holding(question, at_utilization(request, top), share) is not None
+
+
+def largest_failures(question: Question, request: Request) -> list[Failure]:
+    """Why the largest server with stages holds nobody."""
+    sizes = [(num_ranks(split), split) for split in staged_splits(question, request)]
+    return [failure(question, max(sizes, key=lambda size: size[0])[1])] if sizes else []
+
+
+def num_ranks(request: Request) -> int:
+    return request.args.tensor_parallel_size * request.args.pipeline_parallel_size
 
 
 # --- one placement ----------------------------------------------------------------------------------------------------
@@ -365,11 +422,9 @@ def serves(question: Question, request: Request, found: Plan, users: int) -> boo
 
 def failure(question: Question, request: Request) -> Failure:
     """Why one such server holds nobody."""
-    args = request.args
     found = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
     text = shortage(question, found) if isinstance(found, Plan) else str(found)
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
-    return Failure(request.gpu.name, ranks, text, refused=not isinstance(found, Plan))
+    return Failure(request.gpu.name, num_ranks(request), text, refused=not isinstance(found, Plan))
 
 
 def bound(request: Request, found: Plan, end: End) -> int:
@@ -428,6 +483,7 @@ class Fit:
     utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
     context       the longest, a multiple of the block size
     kv_dtypes     each with its answer
+    enough        where only a shorter context or nothing would do: how many of these GPUs hold them as asked
     """
 
     gpu: GpuSpec
@@ -438,6 +494,7 @@ class Fit:
     tight: bool
     context: Answer
     kv_dtypes: tuple[Answer, ...]
+    enough: Placement | None
 
 
 def fit(question: Question, request: Request, replicas: int) -> Fit:
@@ -456,19 +513,30 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
         dtypes = (request.args.kv_cache_dtype,)
     formats = [with_args(here, kv_cache_dtype=dtype) for dtype in dtypes]
     roomy = roomy_utilization(here)
-    args = here.args
+    asked = answer(question, here, share, None)
+    tight = bool(utilization and utilization.value and round(100 * float(utilization.value)) > roomy)
+    kv_dtypes = tuple(
+        answer(question, one, share, one.args.kv_cache_dtype) for one in formats if isinstance(planned(one), Plan)
+    )
+    raised = None if tight else utilization
+    holds = any(one is not None and one.plan is not None for one in (asked, raised, *kv_dtypes))
     return Fit(
         here.gpu,
-        replicas * args.tensor_parallel_size * args.pipeline_parallel_size,
+        replicas * num_ranks(here),
         replicas,
-        answer(question, here, share, None),
+        asked,
         utilization,
-        bool(utilization and utilization.value and round(100 * float(utilization.value)) > roomy),
+        tight,
         longest_context(question, request, share),
-        tuple(
-            answer(question, one, share, one.args.kv_cache_dtype) for one in formats if isinstance(planned(one), Plan)
-        ),
+        kv_dtypes,
+        None if holds else as_asked_on_more(question, here),
     )
+
+
+def as_asked_on_more(question: Question, request: Request) -> Placement | None:
+    """The fewest of the same GPUs, in one server or several, that hold the users at no less precision."""
+    unchanged = replace(question, fp8_kv=False, fp8_weights=False, prices=None)
+    return next(iter(recommend(unchanged, [request]).placements), None)
 
 
 def answer(question: Question, request: Request, users: int, value: float | int | str | None) -> Answer:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.errors import UsageError
+from kvplan.files import printable
 
 Schema = dict[str, Any]
 
@@ -288,9 +289,21 @@ WORKLOAD = record(
 SCHEMAS = {"plan": PLAN, "plans": PLANS, "trace": TRACE, "workload": WORKLOAD}
 
 
+# A command by its name stands for what it prints.
+OF_COMMANDS = {"estimate": "plan", "recommend": "recommendation", "simulate": "simulation"}
+
+
 def schema(name: str, more: Mapping[str, Schema] | None = None) -> Schema:
     """The JSON Schema of a kind of document, of these or of `more`; UsageError for one there is not."""
     known = {**SCHEMAS, **(more or {})}
+    name = OF_COMMANDS.get(name, name)
     if name not in known:
-        raise UsageError(f"schema {name!r}: there is none; use one of {', '.join(known)}")
+        raise UsageError(f"schema {printable(name, 60)!r}: there is none; {_near(name, list(known))}")
     return {"$schema": DIALECT, "title": f"kvplan/{name}@1", **known[name]}
+
+
+def _near(name: str, known: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.55)
+    return f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"

@@ -29,7 +29,8 @@ _STRANGE: Final = re.compile(
 )
 _TAB_INDENT: Final = re.compile(r"^ *\t", re.MULTILINE)
 _DATE: Final = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
-# Plain scalars whose meaning depends on the reader: (what it looks like, why it is refused, what to write).
+# Plain scalars whose meaning depends on the reader: (what it looks like, why it is refused, what to write). No pattern
+# can take the same characters in two ways: a long value would cost the square of its length.
 _NUMBER: Final = "is a number to some readers"
 ODD: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), why, cure)
@@ -38,8 +39,8 @@ ODD: Final = tuple(
         (r"yes|no|on|off|y|n", "is true or false to some readers", "write true or false, or quote it"),
         (r"[-+]?0[0-9_]+", "is octal to some readers", "write it without the leading 0, or quote it"),
         (r"[-+]?0[xob][0-9a-f_]*", _NUMBER, "write plain digits, or quote it"),
-        (r"[-+]?[0-9][0-9_.]*_[0-9_.]*", _NUMBER, "write it without _, or quote it"),
-        (r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)e[-+]?[0-9]+", _NUMBER, "write its digits, or quote it"),
+        (r"[-+]?[0-9][0-9.]*_[0-9_.]*", _NUMBER, "write it without _, or quote it"),
+        (r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)e[-+]?[0-9]+", _NUMBER, "write its digits, or quote it"),
         (r"[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?", "is a number of base 60 to some readers", "quote it"),
         (r"[-+]?\.inf|\.nan", "is no finite number", "write a number"),
     )

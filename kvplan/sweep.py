@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -394,26 +394,76 @@ def dominates(one: Point, other: Point) -> bool:
     return one != other and one[0] >= other[0] and one[1] >= other[1] and one[2] >= other[2]
 
 
+# What makes two combinations different offers; whatever else differs changes nothing for the users.
+_OFFER = ("model", "gpu", "engine", "num_gpus", "max_model_len", "mean_tokens", "users")
+Offer = tuple[object, ...]
+
+
 @dataclass(slots=True)
 class Front:
     """The combinations that no other one dominates, by their numbers; models and mean lengths are kept apart."""
 
-    points: dict[tuple[str, int | None], dict[Point, list[int]]] = field(default_factory=dict)
+    points: dict[tuple[str, int | None], dict[Point, dict[Offer, list[int]]]] = field(default_factory=dict)
 
     def offer(self, number: int, row: Row) -> None:
         if not row.users:
             return
         points, mine = self.points.setdefault((row.model, row.mean_tokens), {}), point_of(row)
-        if mine in points:
-            points[mine].append(number)
-        elif not any(dominates(other, mine) for other in points):
+        if mine not in points:
+            if any(dominates(other, mine) for other in points):
+                return
             for other in [other for other in points if dominates(mine, other)]:
                 del points[other]
-            points[mine] = [number]
+        offer = tuple(getattr(row, name) for name in _OFFER)
+        points.setdefault(mine, {}).setdefault(offer, []).append(number)
 
     @property
-    def numbers(self) -> list[int]:
-        return sorted(number for points in self.points.values() for at in points.values() for number in at)
+    def ties(self) -> list[list[int]]:
+        """Numbers that are one offer, together."""
+        return sorted(tie for points in self.points.values() for at in points.values() for tie in at.values())
+
+
+def plainest(grid: Grid, ties: Iterable[list[int]]) -> list[tuple[Row, int]]:
+    """Of each tie the combination with the fewest departures from the server's defaults, the first of equally plain
+    ones, and how many others there are."""
+    found = []
+    for numbers in ties:
+        kept = numbers[0]
+        if len(numbers) > 1:
+            usual: dict[EngineArgs, Mapping[str, object]] = {}  # they differ in nothing but arguments
+            kept = min(numbers, key=lambda number: (departures(grid.request(number), usual), number))
+        found.append((kept, len(numbers) - 1))
+    return [(grid.row(number), others) for number, others in sorted(found)]
+
+
+def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) -> int:
+    """How many engine arguments are not what the server takes by itself, whether stated or not.
+
+    known  what it takes by itself, as far as it was asked; for requests that differ in arguments only
+    """
+    bare = replace(request.args, gpu_memory_utilization=None, max_num_seqs=None, block_size=None)
+    if bare not in known:
+        known[bare] = usual_settings(replace(request, args=bare))
+    usual = known[bare]
+    plain = EngineArgs(max_model_len=request.args.max_model_len)
+    given = [name for name in _ARGUMENTS if getattr(request.args, name) != getattr(plain, name)]
+    return sum(name not in usual or getattr(request.args, name) != usual[name] for name in given)
+
+
+def usual_settings(request: Request) -> Mapping[str, object]:
+    """What the server takes where it is told nothing; empty where it cannot run like that."""
+    try:
+        found = plan(replace(request, load=replace(request.load, lengths=None)))
+    except KvplanError:
+        return {}
+    return {
+        "gpu_memory_utilization": found.settings.gpu_memory_utilization,
+        "max_num_seqs": found.settings.max_num_seqs,
+        "block_size": found.pool.block_size,
+    }
+
+
+_ARGUMENTS = tuple(each.name for each in fields(EngineArgs))
 
 
 @dataclass(slots=True)

@@ -34,7 +34,8 @@ _CELLS: Final[dict[str, Schema]] = {
 }
 SWEEP: Final = record(
     "Every combination of a sweep, or with `pareto` those that nothing beats. Bytes are of one rank, users of all "
-    "replicas; null where a combination cannot be (its `reason` says why; `deficit` is null too) or was not asked for.",
+    "replicas; null where a combination cannot be (its `reason` says why; `deficit` is null too) or was not asked for. "
+    "With `pareto`, `alike` counts those left out as they hold as many users as one that is there, by other flags.",
     schema={"const": "kvplan/sweep@1"},
     prices=maybe(TEXT),
     pareto=FLAG,
@@ -45,6 +46,7 @@ SWEEP: Final = record(
     fitting=COUNT,
     short=COUNT,
     impossible=COUNT,
+    alike=COUNT,
 )
 _SETTINGS: Final[dict[str, Schema]] = {
     "kv_dtype": TEXT,
@@ -61,7 +63,7 @@ PLACEMENT: Final = record(
     tensor_parallel_size=SIZE,
     pipeline_parallel_size=SIZE,
     replicas=SIZE,
-    changes=rows(TEXT, "What is less precise than the checkpoint; empty: nothing."),
+    changes=rows(TEXT, "What is less precise than the checkpoint, and pipeline stages; empty: nothing."),
     users_low=COUNT,
     users_likely=COUNT,
     total_memory=SIZE,
@@ -90,6 +92,10 @@ FIT: Final = record(
     utilization_is_tight=FLAG,
     context=ANSWER,
     kv_dtypes=rows(ANSWER, "One for each dtype."),
+    enough={
+        "anyOf": [PLACEMENT, {"type": "null"}],
+        "description": "Where only a shorter context or nothing holds them: how many of these GPUs do as asked.",
+    },
 )
 RECOMMENDATION: Final = record(
     "The cheapest placements that hold so many users, those that change no precision first; or what given GPUs need.",

@@ -7,6 +7,7 @@ streamed, and lines, requests and prefix ids are bounded. A unit that a file doe
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 
 from kvplan.errors import InvalidInputError
 from kvplan.files import parse_json, printable
-from kvplan.units import MIB
+from kvplan.units import MIB, plural
 from kvplan.workload import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
 
 MAX_REQUESTS = 6_000_000  # BurstGPT's three files have up to 5.3 million rows
@@ -159,7 +160,7 @@ class _Rows:
         start = self.requests[0].arrival_s
         if start:
             self.requests = from_start(self.requests, start)
-        source = f"{self.where} ({len(self.requests):,} requests)"
+        source = f"{self.where} ({plural(len(self.requests), 'request')})"
         return Trace(tuple(self.requests), source, prefix_block, has_arrivals, tuple(notes))
 
 
@@ -184,6 +185,8 @@ def _read_csv(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, st
         fields = _fields(rows, number, line)
         if len(fields) <= last:
             raise rows.fault(number, f"too few columns ({len(fields)} of {len(names)}); correct the row")
+        if len(fields) > len(names):
+            raise rows.fault(number, f"more columns than the header ({len(fields)}, not {len(names)}); correct the row")
         at = seconds_of(fields[time[0]], number) if time else 0.0
         rows.add(number, at, _tokens(rows, number, fields[prompt]), _tokens(rows, number, fields[output]))
     return rows.trace(has_arrivals=time is not None)
@@ -208,6 +211,11 @@ def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, in
         if names.count(pair[0]) > 1 or names.count(pair[1]) > 1:
             raise rows.fault(number, f"the header names a column of tokens twice ({shown!r}); leave one")
         return names.index(pair[0]), names.index(pair[1])
+    if len(names) > 1 and all(is_number(name) for name in names):
+        raise rows.fault(
+            number,
+            f"{len(names)} columns of numbers and no header ({shown!r}); put a line above that names them: {NAMES}",
+        )
     if any(total in names for total in TOTALS) or all(name.isdigit() for name in names):
         raise rows.fault(
             number,
@@ -215,6 +223,10 @@ def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, in
             "`kvplan estimate --lengths` reads plain lengths",
         )
     raise rows.fault(number, f"no columns of lengths in the header ({shown!r}); name the columns {NAMES}")
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", text) is not None
 
 
 def _time_column(rows: _Rows, number: int, names: list[str]) -> tuple[int, float | None] | None:
@@ -265,11 +277,15 @@ class _Clock:
                 raise ValueError
             return since
         except (ValueError, TypeError, OverflowError):  # TypeError: some dates with a time zone, some without
-            raise self.rows.fault(
-                number,
-                f"the timestamp is not a date as in the rows before ({printable(text, 40)!r}); write 2023-11-16 "
-                "18:15:46.68, or name a column of seconds arrival_s, of milliseconds arrival_ms",
-            ) from None
+            raise self.rows.fault(number, f"{self._what(text)} ({printable(text, 40)!r}); {self.CURE}") from None
+
+    CURE = "write 2023-11-16 18:15:46.68, or name a column of seconds arrival_s, of milliseconds arrival_ms"
+
+    def _what(self, text: str) -> str:
+        """What a timestamp is in place of a date."""
+        if is_number(text):
+            return "the timestamp is a number without a unit"
+        return "the timestamp is not a date" + ("" if self.start is None else " as in the rows before")
 
 
 # --- JSON ---------------------------------------------------------------------------------------------------------

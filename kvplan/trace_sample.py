@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvplan.errors import InvalidInputError, UsageError
 from kvplan.trace import Trace, TraceRequest, from_start
 from kvplan.trace_stats import prefix_chains
+from kvplan.units import plural
 
 # A run that more requests than this share begins unrelated ones (a system prompt); it makes no family.
 MAX_FAMILY = 20
@@ -34,7 +35,7 @@ def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
     """
     if num_requests > len(trace.requests):
         raise UsageError(
-            f"--num-requests {num_requests:,}: the trace has {len(trace.requests):,} requests; take at most all"
+            f"--num-requests {num_requests:,}: the trace has {plural(len(trace.requests), 'request')}; take at most all"
         )
     members: dict[int, list[int]] = {}
     for index, family in enumerate(families(trace.requests)):

@@ -266,6 +266,16 @@ def format_size(num_bytes: int) -> str:
     return f"{num_bytes // unit:,} {names[unit]}" if num_bytes % unit == 0 else f"{value:,.2f} {names[unit]}"
 
 
+def format_bytes(num_bytes: int) -> str:
+    """Bytes as GiB with two decimals, or in the unit that shows them where that would read as nothing: "512 KiB"."""
+    return format_gib(num_bytes) if num_bytes == 0 or round(num_bytes / GIB, 2) else format_size(num_bytes)
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 user", "1,200 users"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_count(number: int) -> str:
     """A whole number with thousands divided by commas: "32,768"."""
     return f"{number:,}"

@@ -6,6 +6,7 @@ two points goes to the upper one, so nothing is counted shorter than it is.
 
 import csv
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,13 +17,14 @@ from typing import BinaryIO, cast
 
 from kvplan.errors import InvalidInputError, UsageError
 from kvplan.files import open_regular, os_problem, printable
-from kvplan.units import MAX_TOKENS, MIB, parse_tokens
+from kvplan.units import MAX_TOKENS, MIB, parse_tokens, plural
 
 OPTION = "--lengths"
 FORMS = (
     "write const:4096, uniform:100-2000, lognormal:mean=2000,p95=8000, lognormal:median=1000,sigma=1.2, or name a CSV "
     "file of token counts"
 )
+FEW_LINES = 100_000  # so many a compressed file may have, however well it packs
 MAX_FILE_BYTES = 256 * MIB  # uncompressed; BurstGPT, the largest public trace, has 52 MB
 MAX_LINE_BYTES = 4096
 GRID_STEP = 1.005
@@ -239,7 +241,7 @@ def read_csv(path: Path, limit: int) -> Lengths:
     rows = sum(counts.values())
     notes = ("a request counts at its full length, prompt + output",) if pairs else ()
     weights = {tokens: float(count) for tokens, count in counts.items()}
-    return clipped(weights, limit, f"{where} ({rows:,} rows)", *notes)
+    return clipped(weights, limit, f"{where} ({plural(rows, 'row')})", *notes)
 
 
 def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
@@ -294,7 +296,10 @@ def _count(field: str, where: str, number: int) -> int:
 
 
 def read_lines(path: Path, where: str, longest: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
-    """Numbered lines, decompressed when the file starts like gzip; each at most `longest` bytes, and bounded in all."""
+    """Numbered lines, decompressed when the file starts like gzip; each at most `longest` bytes, and bounded in all.
+
+    What is compressed to less than a byte a line says the same over and over, and would take its reader very long.
+    """
     import gzip  # only here: it costs milliseconds to load
     import zlib
 
@@ -303,10 +308,16 @@ def read_lines(path: Path, where: str, longest: int = MAX_LINE_BYTES) -> Iterato
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+            most_lines = max(os.fstat(raw.fileno()).st_size, FEW_LINES) if packed else MAX_FILE_BYTES
             size = number = 0
             while line := stream.readline(longest + 1):
                 number += 1
                 size += len(line)
+                if number > most_lines:
+                    raise InvalidInputError(
+                        f"{where}: unpacks to more lines than it has bytes (over {most_lines:,}), as no recorded "
+                        "requests do; sample the rows"
+                    )
                 if len(line) > longest:
                     raise InvalidInputError(f"{where}: line {number}: longer than {longest:,} bytes; is it a CSV?")
                 if size > MAX_FILE_BYTES:

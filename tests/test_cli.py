@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
@@ -46,6 +47,59 @@ def finish(running: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+@pytest.mark.parametrize("form", ["json", "junit", "sarif", "markdown", "github"])
+def test_machine_formats_are_utf_8_whatever_the_locale(tmp_path: Path, form: str, encoding: str) -> None:
+    """A model that does not fit, waived for a reason that no ASCII has and only some of which Latin-1 has."""
+    reason = "Größe geprüft — 東京"
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "version: 1\ntargets:\n- {id: t, model: llama-3.1-70b, gpu: l4, max_model_len: 8k, rules: {fits: true}}\n"
+        f"waivers:\n- {{rule: t/fits, reason: {reason}, expires: 2099-01-01}}\n",
+        encoding="utf-8",
+    )
+    running = process("check", str(path), "--format", form, PYTHONUTF8="0", PYTHONIOENCODING=encoding)
+    code, out, err = finish(running)
+    assert (code, err) == (0, b"")
+    text = out.decode("utf-8")
+    if form == "junit":
+        root = ElementTree.fromstring(out)  # by its own header
+        text = " ".join(root.itertext())
+    if form in ("json", "sarif"):
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+    assert reason in text
+
+
+def test_a_stream_of_rows_is_utf_8_too(tmp_path: Path) -> None:
+    config_file(tmp_path / "größe")
+    words = ("sweep", str(tmp_path / "größe"), "--gpu", "l40s", "--ctx", "8k", "--format", "csv")
+    code, out, err = finish(process(*words, PYTHONUTF8="0", PYTHONIOENCODING="latin-1", LC_ALL="C.UTF-8"))
+    assert code == 0, err
+    assert "größe" in out.decode("utf-8")
+
+
+def test_a_terminal_gets_its_own_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+
+    class Terminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Terminal(raw, encoding="latin-1"))
+    output.write("Größe")
+    assert raw.getvalue() == "Größe\n".encode("latin-1")
+
+
+def test_a_stream_without_bytes_and_what_was_printed_before_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, raw = io.StringIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", text)
+    output.write("a")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    sys.stdout.write("before\n")
+    output.write("é")
+    assert (text.getvalue(), raw.getvalue()) == ("a\n", "before\né\n".encode())
 
 
 def test_the_first_question_is_answered(run: Run) -> None:
@@ -548,8 +602,19 @@ def test_the_schema_describes_the_plan(run: Run) -> None:
     jsonschema.Draft202012Validator(run("schema", "plan").json).validate(run(*FIT, "--format", "json").json)
 
 
-def test_an_unknown_schema_is_refused(run: Run) -> None:
-    assert "plan" in refused(run("schema", "plam"))
+def test_an_unknown_schema_is_refused_with_those_it_is_near_to(run: Run) -> None:
+    assert "did you mean plan" in refused(run("schema", "plam"))
+    assert "did you mean log-reconciliation " in refused(run("schema", "reconciliation"))
+    assert "use one of plan, plans" in refused(run("schema", "xyz"))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [("estimate", "plan"), ("recommend", "recommendation"), ("simulate", "simulation")]
+)
+def test_a_commands_name_stands_for_what_it_prints(run: Run, command: str, kind: str) -> None:
+    found = run("schema", command)
+    assert found.json["title"] == f"kvplan/{kind}@1"
+    assert found.out == run("schema", kind).out
 
 
 def test_the_models_are_listed(run: Run) -> None:

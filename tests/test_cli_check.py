@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from kvplan.artifact import document_schema
 from kvplan.cli.check import checked
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.policy import CheckResult, Figures
+from kvplan.report.policy_text import marker
 from tests.cli import Ran, Run, config_file, refused
 from tests.cli import run as run  # the fixture
 from tests.recorded_runs import cpu_run, failed_run, gpu_run, rewritten
@@ -59,10 +61,75 @@ def test_a_policy_that_is_kept_is_0_and_one_that_is_broken_1(run: Run, tmp_path:
 def test_a_line_for_each_target_and_each_finding(run: Run) -> None:
     lines = run("check", EXAMPLE).out.splitlines()
     found = run("check", EXAMPLE, "--format", "json").json
-    num_findings = sum(len(target["findings"]) for target in found["targets"])
-    assert len([line for line in lines if line.startswith("  ")]) == num_findings
+    outcomes = [finding["outcome"] for target in found["targets"] for finding in target["findings"]]
+    assert outcomes.count("skip") == 3  # the baseline of three targets, which one line tells
+    assert len([line for line in lines if line.startswith("  ")]) == len(outcomes) - 3
+    assert (
+        len([line for line in lines if line.startswith("skip  KVP105 baseline.kv_tokens of chat-prod, agents, ")]) == 1
+    )
+    assert lines[-1].endswith(", 3 skipped")
     for target in found["targets"]:
         assert f"{target['id']}  {target['title']}" in lines
+
+
+def test_what_many_rules_and_targets_lack_alike_is_one_line_and_counts_in_full(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "kvplan.policy.yaml"
+    targets = "".join(
+        f"- id: t{i}\n  model: llama-3.1-8b\n  gpu: h200\n  max_model_len: 8k\n  rules: {{fits: true{more}}}\n"
+        for i, more in enumerate((", min_users: 1", ", min_users: 1", "", ""))
+    )
+    limits = "max_growth: {weights: 0%}, max_drop: {kv_cache: 5%}"
+    path.write_text(f"version: 1\ntargets:\n{targets}baseline: {{file: b.json, {limits}}}\n", encoding="utf-8")
+    ran = run("check", path)
+    assert ran.out.count("there is no baseline") == 1
+    assert (
+        "skip  KVP101 baseline.weights, KVP104 baseline.kv_cache of 4 targets: there is no baseline b.json" in ran.out
+    )
+    assert "skip  KVP004 min_users of t0, t1: the target states neither" in ran.out  # t2 and t3 have no such rule
+    assert ran.out.endswith(": 4 passed, 10 skipped\n")  # 4 x 2 of the baseline and 2 x min_users
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("vllm serve X --no-such-flag 3", "target chat: command: --no-such-flag: is no flag kvplan knows"),
+        ("vllm serve X --enforce-eagr", "target chat: command: --enforce-eagr: is not a flag of vLLM; did you mean"),
+        ("vllm serve X y", "target chat: command: a word without a flag ('y')"),
+    ],
+)
+def test_a_fault_of_a_command_is_named_as_the_policy_has_it(run: Run, tmp_path: Path, command: str, said: str) -> None:
+    error = refused(run("check", policy(tmp_path, f"  gpu: l4\n  command: {command}\n")))
+    assert f"kvplan.policy.yaml:5:12: {said}" in error
+    assert "--from-command" not in error
+
+
+def test_what_is_not_known_of_a_command_is_told_as_the_policy_has_it(run: Run, tmp_path: Path) -> None:
+    target = "  gpu: h200\n  command: vllm serve meta-llama/Llama-3.1-8B --max-model-len 8K --dtypo 3\n"
+    ran = run("check", policy(tmp_path, target))
+    assert (ran.code, ran.err) == (
+        0, "kvplan: warning: target chat: command: not one kvplan knows: --dtypo; answered as without\n"
+    )  # fmt: skip
+
+
+def test_one_request_is_not_requests(run: Run, tmp_path: Path) -> None:
+    ran = run("check", policy(tmp_path, f"{LLAMA_8B}  max_num_seqs: 1\n  mean_tokens: 1000\n", "min_users: 1"))
+    assert " 1 request of 1,000 tokens (the mean) at once (--max-num-seqs; " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("qwen3-8b", "note: target chat: model: qwen3-8b counts, not meta-llama/Llama-3.1-8B of its command\n"),
+        ("llama-3.1-8b", ""),  # the catalog's name of the same model
+        ("meta-llama/Llama-3.1-8B", ""),
+    ],
+)
+def test_a_model_that_wins_over_its_commands_is_said(run: Run, tmp_path: Path, model: str, said: str) -> None:
+    target = f"  model: {model}\n  gpu: h200\n  max_model_len: 8k\n  command: vllm serve meta-llama/Llama-3.1-8B\n"
+    ran = run("check", policy(tmp_path, target))
+    assert ran.code == 0
+    assert ran.err.removeprefix("kvplan: ") == said
+    assert run("check", policy(tmp_path, target), "--quiet").err == ""
 
 
 def test_strict_refuses_warnings_and_what_is_skipped(run: Run, tmp_path: Path) -> None:
@@ -131,7 +198,7 @@ def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) 
         ("  model: llama-3.1-8b\n  gpu: l4\n  max_model_len: 200k\n", "6:18", "was made for 131,072 tokens"),
         ("  model: llama-3.1-8b\n", "3:3", "target chat: gpu: is missing"),
         ("  gpu: l4\n", "3:3", "target chat: model: is missing"),
-        ("  gpu: l4\n  command: vllm server x\n", "5:12", "target chat: --from-command: has no server in it"),
+        ("  gpu: l4\n  command: vllm server x\n", "5:12", "target chat: command: has no server in it"),
         ("  gpu: l4\n  command: vllm serve x --max-modle-len 3\n", "5:12", "did you mean --max-model-len"),
         ("  model: ./nosuch\n  gpu: l4\n", "4:10", "nosuch: no such file or directory"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  engine: vllm@9.9\n", "6:11", "kvplan knows vLLM"),
@@ -672,6 +739,7 @@ def test_the_workflow_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     steps = workflow["jobs"]["check"]["steps"]
     assert set(workflow["on"]) == {"pull_request", "push"}
     (command,) = [step["run"] for step in steps if step.get("run", "").startswith("kvplan")]
+    later = steps[1 + next(i for i, step in enumerate(steps) if step.get("run") == command) :]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "kvplan.policy.yaml").write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
@@ -679,12 +747,84 @@ def test_the_workflow_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (ran.code, ran.err) == (1, "")
     assert ran.out.startswith("::error file=kvplan.policy.yaml,line=")
     named = {step["with"]["sarif_file"] for step in steps if "sarif_file" in step.get("with", {})}
-    named |= {
-        word for step in steps for word in step.get("run", "").split() if word.endswith((".md", ".sarif", ".xml"))
-    }
+    named |= {name for step in steps for name in re.findall(r"[\w.]+\.(?:md|sarif|xml)", step.get("run", ""))}
     assert named == {"kvplan.md", "kvplan.sarif", "kvplan.xml"}
     assert all((tmp_path / name).stat().st_size for name in named)
     assert (tmp_path / "summary.md").stat().st_size
+    assert all(runs_after(step["if"], tmp_path) for step in later)
+
+
+def runs_after(condition: str, folder: Path) -> bool:
+    """Whether a step of a pull request runs: always(), the event, and hashFiles of what lies in the folder."""
+    expression = condition.removeprefix("${{").removesuffix("}}").strip()
+
+    def holds(part: str) -> bool:
+        file = re.fullmatch(r"hashFiles\('([\w.]+)'\) != ''", part)
+        if file:
+            return (folder / file.group(1)).exists()
+        return {"always()": True, "github.event_name == 'pull_request'": True}[part]
+
+    return all(holds(part) for part in expression.split(" && "))
+
+
+def test_a_broken_policy_is_the_only_error_of_the_workflow(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = yaml.safe_load((ROOT / "examples" / "kvplan-check.yml").read_text(encoding="utf-8"))["jobs"]["check"][
+        "steps"
+    ]
+    at = next(i for i, step in enumerate(steps) if step.get("run", "").startswith("kvplan"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kvplan.policy.yaml").write_text("version: 1\ntargets: [{id: a, modle: x}]\n", encoding="utf-8")
+    ran = run(*kvplan_words(steps[at]["run"]))
+    assert (ran.code, ran.out) == (2, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["kvplan.policy.yaml"]
+    assert len(steps[at + 1 :]) == 2
+    assert not any(runs_after(step["if"], tmp_path) for step in steps[at + 1 :])
+
+
+FAKE_GH = """#!/usr/bin/env bash
+if [ "$3" = --paginate ]; then cat "$PAGES"; else echo "$@" >> "$CALLS"; fi
+"""
+
+
+@pytest.mark.skipif(shutil.which("jq") is None or shutil.which("bash") is None, reason="needs jq, as GitHub's runners")
+@pytest.mark.parametrize(
+    ("comments", "call"),
+    [
+        ([], "api repos/o/r/issues/7/comments --method POST --field body=@kvplan.md"),
+        # A person who quotes the mark, another bot's comment, that of another policy, then ours twice on two pages.
+        (
+            [
+                [("someone", "MARK\nmine", "u1"), ("github-actions[bot]", "deployed", "u2")],
+                [("github-actions[bot]", "<!-- kvplan-check: other.yaml -->\nx", "u3")],
+                [("github-actions[bot]", "MARK\r\nold", "u4"), ("github-actions[bot]", "MARK\nolder", "u5")],
+            ],
+            "api u4 --method PATCH --field body=@kvplan.md",
+        ),
+    ],
+)
+def test_the_workflow_finds_its_earlier_comment_by_its_mark(
+    tmp_path: Path, comments: list[list[tuple[str, str, str]]], call: str
+) -> None:
+    steps = yaml.safe_load((ROOT / "examples" / "kvplan-check.yml").read_text(encoding="utf-8"))["jobs"]["check"][
+        "steps"
+    ]
+    (step,) = [step for step in steps if step.get("name") == "Tell the pull request"]
+    mark = marker("kvplan.policy.yaml")
+    (tmp_path / "kvplan.md").write_text(f"{mark}\n### new\n", encoding="utf-8")
+    pages = [
+        [{"user": {"login": who}, "body": body.replace("MARK", mark), "url": url} for who, body, url in page]
+        for page in comments
+    ]
+    (tmp_path / "pages").write_text("".join(json.dumps(page) for page in pages or [[]]), encoding="utf-8")
+    (tmp_path / "gh").write_text(FAKE_GH, encoding="utf-8")
+    (tmp_path / "gh").chmod(0o755)
+    places = {"PAGES": str(tmp_path / "pages"), "CALLS": str(tmp_path / "calls")}
+    environment = {**os.environ, **places, "COMMENTS": "repos/o/r/issues/7/comments"}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+    subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "calls").read_text(encoding="utf-8").splitlines() == [call]
 
 
 def test_the_hook_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -821,6 +961,53 @@ def test_a_policy_with_lines_changed_is_judged_or_refused(tmp_path: Path, data: 
                     st.sampled_from([" &a", " *a", " !!str", ": x", " {", "]", "'", "\t", " # x", "%"])
                 )
     answer(written(tmp_path, "\n".join(lines)))
+
+
+ROOM = 250 * 1024  # what a file may have beside WHOLE
+FILLS = {
+    "letters": "a" * ROOM, "words": "a " * (ROOM // 2), "digits": "9" * ROOM, "percent": "9" * ROOM + "%",
+    "flags": "".join(f" --x{i}" for i in range(ROOM // 9)), "command": "vllm serve x --y" + " a" * (ROOM // 2 - 8),
+    "path": "./" + "a" * ROOM, "folders": "../" * (ROOM // 3), "list": "a=1," * (ROOM // 4),
+    "pattern": "a/" + "*?[a]" * (ROOM // 5), "lognormal": "lognormal:" + "mean=1," * (ROOM // 7 - 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_every_field_may_be_as_long_as_a_file_and_is_refused_in_a_short_line(tmp_path: Path, fill: str) -> None:
+    """`answer` checks the time and the length of the message."""
+    loose = [place for place in paths(WHOLE) if not isinstance(value_at(place), dict | list)]
+    for place in loose:
+        top = copy.deepcopy(WHOLE)
+        damage(top, place, FILLS[fill])
+        text = yaml.dump(top, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), width=10**7)
+        assert 230 * 1024 < len(text) <= 256 * 1024
+        assert isinstance(answer(written(tmp_path, text)), KvplanError)
+
+
+def value_at(place: tuple[Any, ...]) -> Any:
+    value: Any = WHOLE
+    for key in place:
+        value = value[key]
+    return value
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_every_field_of_a_thousand_characters_is_judged_or_refused(tmp_path: Path, fill: str) -> None:
+    for place in paths(WHOLE):
+        top = copy.deepcopy(WHOLE)
+        damage(top, place, FILLS[fill][: 16_000 if place[-1] == "command" else 1000])
+        answer(written(tmp_path, yaml.safe_dump(top)))
+
+
+def test_a_file_full_of_targets_waivers_or_arguments_is_judged_or_refused(tmp_path: Path) -> None:
+    many = {"version": 1, "defaults": {"model": "llama-3.1-8b", "gpu": "l4", "rules": {"min_concurrency": 999}}}
+    ids = [{"id": f"t{i}"} for i in range(250)]
+    waivers = [{"rule": f"t{i}*x/fits", "reason": "x", "expires": "2099-01-01"} for i in range(3700)]
+    arguments = {"id": "a", "engine_arg": ["max_num_seqs=8"] * 13_000}
+    for more in ({"targets": ids}, {"targets": ids, "waivers": waivers}, {"targets": [arguments]}):
+        text = yaml.dump({**many, **more}, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
+        assert len(text) <= 256 * 1024
+        answer(written(tmp_path, text))
 
 
 @pytest.mark.full

@@ -95,6 +95,18 @@ def test_catalog_names_do_and_what_changed_is_shown_the_other_way_round_too(run:
     assert back["worse"] == []
 
 
+def test_of_many_targets_without_a_difference_a_screen_names_ten(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    targets = "".join(
+        f"- {{id: t{i:03}, model: llama-3.1-8b, gpu: h200, max_model_len: 8k, rules: {{fits: true}}}}\n"
+        for i in range(100)
+    )
+    path.write_text(f"version: 1\ntargets:\n{targets}", encoding="utf-8")
+    lines = run("diff", path, path).out.splitlines()
+    assert lines == ["No difference", *(f"  t{i:03}" for i in range(10)), "  and 90 more"]
+    assert len(document_of(run("diff", path, path, "--format", "json"))["comparisons"]) == 100
+
+
 # --- exit codes -------------------------------------------------------------------------------------------------------
 
 

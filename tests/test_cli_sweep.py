@@ -208,6 +208,46 @@ def test_pareto_keeps_what_nothing_beats_in_every_format(run: Run, prices: Path)
     assert len(kept) < len(every)
 
 
+def test_of_combinations_that_are_alike_the_plainest_is_kept(run: Run) -> None:
+    """200 tokens a user: the pool holds more than max_num_seqs at each utilisation, KV dtype and block size."""
+    words = ("--gpu-memory-utilization", "0.8,0.92,0.95", "--kv-cache-dtype", "fp8,auto", "--block-size", "32,16")
+    asked = ("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--mean-tokens", "200", *words)
+    every = run(*asked, "--format", "json").json
+    assert len({(row["max_model_len"], row["users_per_gpu"]) for row in every["rows"]}) == 1
+    assert every["alike"] == 0  # without --pareto nothing is left out
+    found = run(*asked, "--pareto", "--format", "json").json
+    (row,) = found["rows"]
+    flags = ("gpu_memory_utilization", "kv_cache_dtype", "block_size")
+    assert [row[name] for name in flags] == [0.92, "auto", 16]  # what vLLM 0.33 takes where it is told nothing
+    assert found["alike"] == 3 * 2 * 2 - 1
+    for form in ("table", "markdown"):
+        assert (
+            "11 others hold as many users on as many of the same GPUs" in run(*asked, "--pareto", "--format", form).out
+        )
+
+
+def test_other_gpus_and_more_of_them_are_not_alike(run: Run) -> None:
+    """Both hold 256 users a GPU of 100 tokens, as max_num_seqs bounds them: each is an offer of its own."""
+    words = (
+        "--gpu",
+        "h200,b200",
+        "--ctx",
+        "8k",
+        "--mean-tokens",
+        "100",
+        "--max-num-seqs",
+        "256",
+        "--block-size",
+        "16,32",
+    )
+    found = run("sweep", "llama-3.1-8b", *words, "--pareto", "--format", "json").json
+    assert [(row["gpu"], row["users"], row["block_size"]) for row in found["rows"]] == [
+        ("h200", 256, 16),
+        ("b200", 256, 16),
+    ]
+    assert found["alike"] == 2
+
+
 def test_the_figure_is_written_whole(run: Run, tmp_path: Path, prices: Path) -> None:
     for name, start in (("a.png", b"\x89PNG"), ("b.svg", b"<?xml")):
         assert run(*LLAMA, "--figure", tmp_path / name, "--prices", prices).code == 0

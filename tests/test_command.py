@@ -194,6 +194,9 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         (f"vllm serve {MODEL} --gpu-memory-utilization 1.2", r"outside \(0, 1\]"),
         (f"vllm serve {MODEL} --enforce-eager=true", "takes no value"),
         (f"vllm serve {MODEL} other", "a word without a flag"),
+        (f"vllm serve {MODEL} --no-such-flag 3", "^--from-command --no-such-flag: is no flag kvplan knows"),
+        (f"vllm serve {MODEL} --no-enable-prefix-caching 3", r"a word without a flag \('3'\)"),
+        (f"vllm serve {MODEL} --port 1 --no-enforce-eager 3", "a word without a flag"),
         (f"vllm serve {MODEL} --served-model-name 'x", "quotes do not match"),
         ("vllm serve $MODEL", "shell variable"),
         (f"vllm serve {MODEL} -tp $(nproc)", "shell variable"),
@@ -207,6 +210,7 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         (f"vllm serve {MODEL} --kv-cache-memory-bytes 16", "too small to be meant"),
         (f"vllm serve {MODEL} --compilation-config nonsense", "not a JSON object"),
         (f"cd /opt && echo {MODEL}", "has no server in it"),
+        (f"vllm serve {MODEL} --served-model-name {'a ' * 8192}", "is longer than 16,384 characters"),
         (f"# vllm serve {MODEL}", "has no server in it"),
     ],
 )

@@ -272,6 +272,20 @@ def test_concurrency_is_the_servers_own_figure() -> None:
     assert "0.09 short" in failed.message
 
 
+@pytest.mark.parametrize("over", [1, 700, 5 * 2**20])
+def test_a_difference_too_small_for_gib_is_told_in_its_own_unit(over: int) -> None:
+    weights = only(one(f"max_weights: {LLAMA_WEIGHTS - over}"))
+    assert weights.outcome == "fail"
+    assert weights.message.endswith({1: "1 B over", 700: "700 B over", 5 * 2**20: "5 MiB over"}[over])
+    left = planned().memory.unused
+    assert only(one(f"min_headroom: {left + over}")).message.endswith(
+        {1: "1 B short", 700: "700 B short", 5 * 2**20: "5 MiB short"}[over]
+    )
+    adapters = planned(max_loras=1, max_lora_rank=16)
+    lora = only(one(f"max_lora_bytes: {adapters.memory.lora - over}"), adapters)
+    assert "0.00 GiB" not in lora.message
+
+
 def test_headroom_as_a_share_is_of_the_gpus_memory() -> None:
     """The a100-80g's 79.25 GiB, of which a utilisation of 0.92 leaves 8 %, less what the pool rounds off."""
     passed, failed = only(one("min_headroom: 8%")), only(one("min_headroom: 8.01%"))
@@ -345,6 +359,44 @@ def test_lengths_come_from_a_trace_where_the_target_has_none(tmp_path: Path) -> 
     assert "99,000 tokens (p99)" in p99.message
     gone = only(with_workload("min_users: 1", f"{{trace: {tmp_path / 'gone.csv'}}}"), made)
     assert (gone.outcome, "does not exist" in gone.message) == ("skip", True)
+
+
+def users_told(text: str, **args: Any) -> tuple[int, str]:
+    finding = only(text, planned(**args))
+    assert isinstance(finding.actual, int)
+    return finding.actual, finding.message
+
+
+NOTES = "workload: {profile: clinical-notes}\n  rules:"
+
+
+def test_a_prefix_of_the_workloads_profile_is_stored_once() -> None:
+    """Notes take about 9,000 tokens each, of which all share 900: 51 fit apart, and 56 with one copy of the prefix."""
+    own = one("min_users: 1").replace("rules:", NOTES)
+    apart, apart_told = users_told(own.replace("rules:", "shared_prefix: 0\n  rules:"))
+    once, told = users_told(own)
+    tokens = int(told.split(" tokens")[0].split(" of ")[1].replace(",", ""))
+    usable = planned().capacity.num_blocks - 1
+    # Blocks of 16 tokens; 900 tokens are 56 whole blocks.
+    each = -(-tokens // 16)
+    assert (apart, once) == (usable // each, (usable - 56) // (each - 56)) == (51, 56)
+    assert ", their prefix of 900 tokens stored once, at least 1" in told
+    assert "stored once" not in apart_told
+
+
+def test_a_prefix_counts_once_only_where_the_server_keeps_it_and_all_requests_have_the_same() -> None:
+    own = one("min_users: 1").replace("rules:", NOTES)
+    assert users_told(own, enable_prefix_caching=False)[0] == 51
+    # Its requests begin with one of three prompts.
+    mixed = own.replace("clinical-notes", "rag")
+    stated = mixed.replace("rules:", "shared_prefix: 0\n  rules:")
+    assert users_told(mixed) == users_told(stated)
+
+
+def test_a_stated_prefix_wins_over_the_profiles() -> None:
+    text = one("min_users: 1").replace("rules:", NOTES.replace("rules:", "shared_prefix: 1600\n  rules:"))
+    finding = only(text, planned(load=Load(shared_prefix=1600)))
+    assert "their prefix of 1,600 tokens stored once" in finding.message
 
 
 def test_a_failing_rate_is_told_what_would_help_and_each_plan_is_simulated_once() -> None:

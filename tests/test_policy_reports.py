@@ -124,15 +124,16 @@ def test_control_characters_of_a_policy_do_not_reach_the_log() -> None:
         assert line.isprintable()
 
 
-@pytest.mark.parametrize(("failing", "warning", "annotations", "more"), [(3, 7, 10, 0), (3, 8, 10, 1), (25, 4, 10, 19)])
-def test_ten_annotations_are_shown_the_worst_and_then_how_many_more(
-    failing: int, warning: int, annotations: int, more: int
+@pytest.mark.parametrize(("failing", "warning", "shown", "more"), [(3, 7, 10, 0), (3, 8, 9, 2), (25, 4, 9, 20)])
+def test_at_most_ten_annotations_are_shown_the_worst_and_then_how_many_more(
+    failing: int, warning: int, shown: int, more: int
 ) -> None:
     many = [finding("warn", target=f"w{i}", line=i + 1) for i in range(warning)]
     lines = github_lines(checked(*many, *(finding("fail", target=f"f{i}", line=i + 1) for i in range(failing))))
     commands = [line for line in lines if line.startswith("::")]
-    assert [line.split(" ")[0] for line in commands[:10]] == (["::error"] * failing + ["::warning"] * warning)[:10]
-    assert len(commands) == annotations + bool(more)
+    told = [line.split(" ")[0] for line in commands[:shown]]
+    assert told == (["::error"] * failing + ["::warning"] * warning)[:shown]
+    assert len(commands) == 10
     if more:
         assert commands[-1] == (
             f"::notice title=kvplan check::{more} more: the full table is in the summary of this step"
@@ -148,7 +149,7 @@ def test_what_is_the_same_for_several_targets_is_one_annotation_and_counts_as_ma
         "KVP101 baseline.weights t3::the baseline lacks it",
     ]  # fmt: skip
     fails = [finding("fail", target=f"f{i}", line=i + 1) for i in range(10)]
-    assert "::notice title=kvplan check::3 more: " in "\n".join(github_lines(checked(*fails, *same)))
+    assert "::notice title=kvplan check::4 more: " in "\n".join(github_lines(checked(*fails, *same)))
 
 
 def test_passing_rules_need_no_annotation() -> None:
@@ -379,7 +380,20 @@ def test_a_junit_reader_sees_each_rule_as_a_case() -> None:
     assert "waived: until the H200 move, INFRA-12" in (warned.system_out or "")
 
 
-def test_two_findings_of_one_rule_are_two_cases() -> None:
+def test_the_mean_and_the_p99_are_cases_and_alerts_of_their_own_whatever_their_order() -> None:
+    both = [finding("fail", "min_users", key=key) for key in ("mean", "p99")]
+    (suite,) = suites_of(junit_xml(checked(*both)))
+    assert [case.name for case in suite] == ["KVP004 min_users.mean", "KVP004 min_users.p99"]
+
+    def alert(result: CheckResult, at: int) -> str:
+        found: str = read_sarif(result)["runs"][0]["results"][at]["partialFingerprints"]["kvplanTargetRule/v1"]
+        return found
+
+    assert alert(checked(*both), 0) == alert(checked(*reversed(both)), 1) != alert(checked(*both), 1)
+    assert "title=KVP004 min_users.p99 chat::" in github_lines(checked(both[1]))[0]
+
+
+def test_two_findings_of_one_name_are_two_cases() -> None:
     twice = checked(finding("pass", "min_users"), finding("fail", "min_users"))
     (suite,) = suites_of(junit_xml(twice))
     assert [case.name for case in suite] == ["KVP004 min_users", "KVP004 min_users #2"]

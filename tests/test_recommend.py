@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -127,13 +128,14 @@ def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
 def test_a_higher_utilisation_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
     found = []
     for users in range(20, 260, 12):
-        doc = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s")
+        words = ("--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s", "--pp", "1")
+        doc = recommended(run, "llama-3.1-8b", *words)
         found += [(users, one) for one in doc["placements"] if one["gpu_memory_utilization"] != 0.92]
     assert found
     for users, one in found:
         usual = recommended(
             run, "llama-3.1-8b", "--users", str(users), "--ctx", "16k", "--gpus", one["gpu"],
-            "--gpu-memory-utilization", "0.92", "--kv-cache-dtype", "fp8" if one["changes"] else "auto",
+            "--gpu-memory-utilization", "0.92", "--kv-cache-dtype", "fp8" if one["changes"] else "auto", "--pp", "1",
         )["placements"][0]  # fmt: skip
         assert usual["num_gpus"] > one["num_gpus"]
         answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"])
@@ -274,7 +276,7 @@ def test_twice_the_prices_leave_the_order(run: Run, tmp_path: Path) -> None:
 
 def test_placements_are_ranked_by_cost_and_unchanged_precision_comes_first(run: Run, tmp_path: Path) -> None:
     prices = price_file(tmp_path, SIX)
-    words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k")
+    words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k", "--pp", "1")
     found = recommended(run, *words, "--prices", prices)["placements"]
     for group in ([one for one in found if not one["changes"]], [one for one in found if one["changes"]]):
         assert [one["price_per_hour"] for one in group] == sorted(one["price_per_hour"] for one in group)
@@ -319,18 +321,76 @@ def test_less_precision_is_proposed_as_allowed_and_marked(run: Run) -> None:
 )
 def test_an_fp8_cache_is_proposed_only_where_a_backend_reads_it(run: Run, model: str, gpu: str, fp8: bool) -> None:
     words = (model, "--users", "3000", "--ctx", "2k")  # so many that a smaller cache saves a GPU
-    found = recommended(run, *words, "--gpus", gpu)["placements"]
+    found = recommended(run, *words, "--gpus", gpu, "--pp", "1")["placements"]
     assert [one["changes"] for one in found] == ([[], ["fp8 KV"]] if fp8 else [[]])
     dtypes = [one["value"] for one in recommended(run, *words, "--gpu", gpu)["fit"]["kv_dtypes"]]
     assert dtypes == (["auto", "fp8"] if fp8 else ["auto"])
 
 
-def test_two_pipeline_stages_are_taken_only_where_a_node_is_not_enough(run: Run) -> None:
+def test_a_model_that_no_node_holds_is_served_in_pipeline_stages(run: Run) -> None:
     # 671 billion parameters of one byte and more: 627 GiB; eight A100 have 634, of which a server may use 583.
     doc = recommended(run, "deepseek-v3", "--users", "16", "--ctx", "8k", "--gpus", "a100-80g,h200", "--no-fp8")
-    stages = {one["gpu"]: (one["tensor_parallel_size"], one["pipeline_parallel_size"]) for one in doc["placements"]}
-    assert stages == {"a100-80g": (8, 2), "h200": (8, 1)}
+    unchanged = [(one["gpu"], one["num_gpus"]) for one in doc["placements"] if not one["changes"]]
+    assert unchanged == [("h200", 8)]
+    (a100,) = (one for one in doc["placements"] if one["gpu"] == "a100-80g")
+    assert (a100["pipeline_parallel_size"] > 1, a100["changes"]) == (True, ["pipeline stages"])
     assert any((one["gpu"], one["num_gpus"]) == ("a100-80g", 8) for one in doc["failures"])
+
+
+STAGED = [
+    # (model, GPU, users, context, mean): Llama-3.1-70B's 131.42 GiB are too much for one of either GPU, and two hold
+    # few users or none; five A100 and three H200 in stages hold 100 where 4 x 2 and 2 x 2 in tensor parallel do.
+    ("llama-3.1-70b", "a100-80g", 100, "16k", 6144),
+    ("llama-3.1-70b", "h200", 100, "16k", 6144),
+    ("deepseek-v3", "a100-80g", 16, "8k", None),
+    ("qwen2.5-7b", "l40s", 300, "8k", None),
+]
+
+
+@pytest.mark.parametrize(("model", "gpu", "users", "context", "mean"), STAGED)
+def test_no_split_over_stages_holds_them_on_fewer_gpus(
+    run: Run, model: str, gpu: str, users: int, context: str, mean: int | None
+) -> None:
+    load = [] if mean is None else ["--mean-tokens", str(mean)]
+    words = (model, "--ctx", context, "--gpu-memory-utilization", "0.92")
+    doc = recommended(run, *words, "--users", str(users), *load, "--gpus", gpu, "--no-fp8")
+    (best,) = (one for one in doc["placements"] if one["changes"] == ["pipeline stages"])
+    assert all(best["num_gpus"] < one["num_gpus"] for one in doc["placements"] if not one["changes"])
+    answer = estimated(run, "--from-command", best["command"], "--gpu", gpu, *load)
+    assert best["replicas"] * held(answer, "low", mean) == best["users_low"] >= users
+    tried = 0
+    for tp, pp in itertools.product((1, 2, 4, 8), range(1, 9)):
+        replicas = (best["num_gpus"] - 1) // (tp * pp)
+        if tp * pp > 16 or replicas == 0:
+            continue
+        share = math.ceil(users / replicas)  # and as many sequences: no more memory is left for requests otherwise
+        split = ("--gpu", gpu, "--tp", str(tp), "--pp", str(pp), "--max-num-seqs", str(share))
+        ran = run("estimate", *words, *split, *load, "--format", "json", "-q")
+        if ran.code == 2:
+            assert "does not divide" in ran.err or "max_num_batched_tokens" in ran.err
+        else:
+            assert held(ran.json, "low", mean) < share, (tp, pp)
+        tried += ran.code == 0
+    assert tried >= 3
+
+
+def test_pipeline_stages_are_marked_and_come_after_what_needs_none(run: Run, tmp_path: Path) -> None:
+    prices = price_file(tmp_path, {"a100-80g": 2.0, "h200": 3.8})
+    words = ("llama-3.1-70b", "--users", "100", "--ctx", "16k", "--mean-tokens", "6k", "--prices", prices, "--no-fp8")
+    found = recommended(run, *words)["placements"]
+    assert [(one["gpu"], one["num_gpus"], one["changes"]) for one in found] == [
+        ("h200", 4, []), ("a100-80g", 8, []), ("a100-80g", 5, ["pipeline stages"]), ("h200", 3, ["pipeline stages"]),
+    ]  # fmt: skip
+    assert [round(one["price_per_hour"], 2) for one in found[2:]] == [10.0, 11.4]
+    out = run("recommend", *words).out
+    assert "1 x 5 x 1 **" in out
+    assert "** pipeline stages: each adds latency, and all work only with many requests in flight" in out
+    assert "less precise" not in out
+    assert "Serve (on 5 x a100-80g, pipeline stages)" in out
+    for stated in ("1", "2"):
+        kept = run("recommend", *words, "--pp", stated).out
+        assert f" x {stated} x " in kept
+        assert "**" not in kept
 
 
 def test_what_holds_nobody_says_why(run: Run) -> None:
@@ -355,7 +415,7 @@ def test_nothing_that_holds_is_an_answer(run: Run) -> None:
     ran = run(*words)
     assert ran.code == 0
     assert "None of these GPUs holds them." in ran.out
-    assert "t4 x2 and fewer: the weights alone" in ran.out
+    assert "t4 x8 and fewer: the weights alone" in ran.out  # eight stages
     assert run(*words, "--exit-code").code == 1
     assert run("recommend", "llama-3.1-8b", "--users", "10", "--ctx", "8k", "--exit-code").code == 0
     assert run(*words, "--format", "markdown").out.count("None of these GPUs") == 1
@@ -586,3 +646,60 @@ def test_gpus_with_a_price_are_those_to_choose_from(run: Run, tmp_path: Path) ->
     line = refused(run("recommend", *words, "--gpus", "a100-80g,h200"))
     assert line.startswith("--gpus: ")
     assert "has no price for h200" in line
+
+
+def test_a_shorter_context_is_not_passed_off_as_what_was_asked(run: Run) -> None:
+    asked = ("recommend", "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpu", "l40s")
+    fit = recommended(run, *asked[1:])["fit"]
+    short, enough = fit["context"]["value"], fit["enough"]
+    out = run(*asked).out
+    assert f"Serve (at {short:,} tokens, not the 16,384 asked)\n  vllm serve meta-llama/Llama-3.1-8B" in out
+    assert f"{enough['num_gpus']} x l40s hold them as asked: {enough['replicas']} servers of TP " in out
+    assert f"  {enough['command']}\n" in out.split("Serve (as asked, each of ")[1]
+    markdown = run(*asked, "--format", "markdown").out
+    assert f"at {short:,} tokens, not the 16,384 asked" in markdown.replace("\\", "")
+    rows = list(csv.DictReader(io.StringIO(run(*asked, "--format", "csv").out)))
+    assert (rows[-1]["setting"], rows[-1]["value"]) == ("more GPUs", str(enough["num_gpus"]))
+
+
+def test_the_gpus_that_hold_them_as_asked_are_those_a_search_of_that_gpu_finds(run: Run) -> None:
+    words = ("llama-3.1-8b", "--users", "200", "--ctx", "16k")
+    enough = recommended(run, *words, "--gpu", "l40s")["fit"]["enough"]
+    best = recommended(run, *words, "--gpus", "l40s", "--no-fp8")["placements"][0]
+    assert enough == best
+    assert enough["max_model_len"] == 16_384
+    assert enough["replicas"] * held(estimated(run, "--from-command", enough["command"], "--gpu", "l40s")) >= 200
+
+
+@pytest.mark.parametrize("words", [("--gpu", "h200", "--users", "20"), ("--gpu", "a100-80g", "--users", "40")])
+def test_no_more_gpus_are_named_where_a_setting_will_do(run: Run, words: tuple[str, ...]) -> None:
+    """An H200 holds 20 users of 16k as it is; an A100 holds 40 with an fp8 cache, as it does 28 without."""
+    asked = ("recommend", "llama-3.1-8b", "--ctx", "16k", *words)
+    assert recommended(run, *asked[1:])["fit"]["enough"] is None
+    out = run(*asked).out
+    assert "more GPUs" not in out
+    assert "\nServe\n" in out
+
+
+def test_where_no_server_holds_a_user_that_is_said(run: Run) -> None:
+    """811 GB of weights, and 16 L40S have 768 GB at most."""
+    out = run("recommend", "llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s").out
+    assert "more GPUs     no server tried, of two nodes at most, holds a user as asked" in out
+    assert "Serve" not in out
+
+
+def test_one_user_is_not_users(run: Run) -> None:
+    out = run("recommend", "llama-3.1-8b", "--users", "1", "--ctx", "16k", "--gpu", "h200").out
+    assert out.startswith("llama-3.1-8b: 1 user at 16,384 tokens")
+
+
+def test_gpus_without_a_name_and_stages_are_told_in_words(run: Run) -> None:
+    words = ("--users", "300", "--ctx", "16k", "--format", "table")
+    out = run("recommend", "llama-3.1-8b", "--gpu-memory", "24GiB", *words).out
+    assert "such GPUs hold them as asked: " in out
+    assert "custom" not in out
+    staged = run("recommend", "deepseek-v3", "--gpu", "h100-80g", "--num-gpus", "8", *words).out
+    assert re.search(
+        r"more GPUs +[0-9]+ x h100-80g hold them as asked: [0-9]+ servers of TP [0-9] x PP [0-9]\n", staged
+    )
+    assert ", pipeline stages)\n  vllm serve deepseek-ai/DeepSeek-V3" in staged

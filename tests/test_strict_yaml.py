@@ -2,6 +2,7 @@
 
 import datetime
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplan import strict_yaml
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.strict_yaml import Items, Scalar, Table, parse
+from kvplan.strict_yaml import Items, Mark, Scalar, Table, parse
 
 
 def refusal(text: str) -> str:
@@ -221,6 +222,17 @@ def test_the_error_of_a_reader_of_values_gets_its_place() -> None:
     mark = parse("a: 5 potatoes\n", "p.yaml").values["a"].mark
     with pytest.raises(InvalidInputError, match=r"^p\.yaml:1:4: a: not a size$"), strict_yaml.at(mark):
         raise UsageError("a: not a size")
+
+
+@pytest.mark.parametrize("unit", ["9", "9.", "9_", "1:2", "+", "0", "1e", ".", "-1", "~"])
+@pytest.mark.parametrize("tail", ["", "%", "e", "x"])
+def test_a_value_as_long_as_a_file_is_read_at_once(unit: str, tail: str) -> None:
+    """A pattern that tries every division of 250,000 digits into two would take minutes."""
+    value = unit * (250_000 // len(unit)) + tail
+    started = time.process_time()
+    with suppress(InvalidInputError):  # some are what YAML readers disagree on
+        assert parse(f"a: {value}\n", "p.yaml").values["a"] == Scalar(value, True, Mark("p.yaml", 1, 4))
+    assert time.process_time() - started < 2
 
 
 @given(st.text(alphabet=st.sampled_from(list("ab:-[]{}&*!'\"#|>%@`~,? \n\t0é\x00\u2028<")), max_size=60))

@@ -178,9 +178,12 @@ HEAD = b"arrival_s,prompt_tokens,output_tokens\n"
         (b"when,what\n0,1\n", "line 1: no columns of lengths in the header"),
         (b"tokens\n5\n", "line 1: one length per request"),
         (b"5\n6\n", "line 1: one length per request"),
-        (b"1,2,3\n", "line 1: one length per request and no header"),
+        (b"1,2,3\n", r"line 1: 3 columns of numbers and no header \('1,2,3'\); put a line above that names them"),
+        (b"0.5,2,3\n1.5,4,5\n", "line 1: 3 columns of numbers and no header"),
         (b"prompt_tokens,prompt_tokens,output_tokens\n1,2,3\n", "line 1: the header names a column of tokens twice"),
         (HEAD + b"0,5\n", r"line 2: too few columns \(2 of 3\)"),
+        (HEAD + b"0,5,5\n0,5,5,5\n", r"line 3: more columns than the header \(4, not 3\)"),
+        (HEAD + b"1,000,5,5\n", "line 2: more columns than the header"),  # a comma within a number
         (HEAD + b"0,0,5\n", "line 2: a prompt of 0 tokens"),
         (HEAD + b"0,5,5\n1,-5,5\n", "line 3: not a whole number of tokens"),
         (HEAD + b"0,5.0,5\n", "line 2: not a whole number of tokens"),
@@ -198,7 +201,9 @@ HEAD = b"arrival_s,prompt_tokens,output_tokens\n"
         (HEAD + b"0,5,5\n\xff\n", "line 3: is not UTF-8"),
         (HEAD + b"0,5,5\n\0\n", "line 3: holds a NUL"),
         (HEAD + b"0," + b"1" * 2**20 + b"\n", "line 2: longer than"),
-        (b"timestamp,input_length,output_length\n27000,5,5\n", "line 2: the timestamp is not a date"),
+        (b"timestamp,input_length,output_length\n27000,5,5\n", "line 2: the timestamp is a number without a unit"),
+        (b"timestamp,input_length,output_length\nnoon,5,5\n", r"line 2: the timestamp is not a date \('noon'\)"),
+        (b"timestamp,input_len,output_len\n2023-11-16 18:15:46,5,5\nnoon,5,5\n", "line 3: .* not a date as in the"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n12.5,5,5\n", "line 3: the timestamp is"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n2023-11-16 18:15:46Z,5,5\n", "line 3"),
         (gzip.compress(PLAIN, mtime=0)[:-9], "broken gzip"),
@@ -288,6 +293,32 @@ def test_a_bomb_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("kvplan.workload.MAX_FILE_BYTES", 1000)
     with pytest.raises(InvalidInputError, match="sample the rows"):
         read(written(tmp_path, gzip.compress(HEAD + b"0,0,0\n" * 10_000, mtime=0)))
+
+
+@pytest.mark.parametrize("unit", [b"0,1,1\n", b"\n", b"0,1,1\r\n"])
+def test_a_small_file_of_endless_lines_is_refused_before_they_are_read(tmp_path: Path, unit: bytes) -> None:
+    member = gzip.compress(unit * 200_000, 9, mtime=0)
+    packed = (gzip.compress(HEAD, mtime=0) + member * (256 * 1024 // len(member) + 1))[: 256 * 1024]
+    unpacked = []
+
+    def counted(self: gzip.GzipFile, size: int | None = -1) -> bytes:
+        unpacked.append(found := original(self, size))
+        return found
+
+    original = gzip.GzipFile.readline
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gzip.GzipFile, "readline", counted)
+        with pytest.raises(InvalidInputError, match="unpacks to more lines than it has bytes"):
+            read(written(tmp_path, packed))
+    assert len(unpacked) == len(packed) + 1
+
+
+def test_a_compressed_file_may_always_have_a_hundred_thousand_lines(tmp_path: Path) -> None:
+    packed = gzip.compress(HEAD + b"0,1,1\n" * 99_999, 9, mtime=0)
+    assert len(packed) < 10_000
+    assert len(read(written(tmp_path, packed)).requests) == 99_999
+    with pytest.raises(InvalidInputError, match=r"more lines than it has bytes \(over 100,000\)"):
+        read(written(tmp_path, gzip.compress(HEAD + b"0,1,1\n" * 100_000, 9, mtime=0)))
 
 
 # --- whatever the bytes -------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from kvplan.units import (
     dtype_bits,
     dtype_bytes,
     dtype_name,
+    format_bytes,
     format_count,
     format_gib,
     format_size,
@@ -27,6 +28,7 @@ from kvplan.units import (
     parse_size,
     parse_tokens,
     parse_tokens_vllm,
+    plural,
 )
 
 READERS: list[Callable[[str, str], object]] = [
@@ -238,6 +240,22 @@ def test_gib_have_two_decimals(size: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
+        (0, "0.00 GiB"),
+        (1, "1 B"),
+        (-700, "-700 B"),
+        (5 * 2**20, "5 MiB"),
+        (5_368_709, "5.12 MiB"),  # 0.005 GiB are 5,368,709.12 bytes
+        (5_368_710, "0.01 GiB"),
+        (2**30, "1.00 GiB"),
+    ],
+)
+def test_what_gib_would_show_as_nothing_has_a_smaller_unit(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
         (131_072, "128 KiB"),  # one token of Llama-3.1-8B: 32 layers * 8 heads * 128 * 2 * 2 bytes
         (536_870_912, "512 MiB"),
         (4_294_967_296, "4 GiB"),
@@ -296,3 +314,8 @@ def _refusal(read: Callable[[str, str], object], text: str) -> str | None:
     except KvplanError as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 users"), (1, "1 user"), (2, "2 users"), (12_000, "12,000 users")])
+def test_one_is_no_plural(count: int, text: str) -> None:
+    assert plural(count, "user") == text

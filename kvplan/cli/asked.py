@@ -50,9 +50,15 @@ class Asked:
 LoadOf = Callable[[Context, ModelSpec], Load]  # how long requests are, once the context and the model are known
 
 
-def read(options: PlanOptions, load: LoadOf = lambda context, spec: Load()) -> Asked:
-    """One request for each context and GPU; raises UsageError and its like for what cannot be read."""
-    command = read_command(options.from_command) if options.from_command is not None else None
+def read(
+    options: PlanOptions, load: LoadOf = lambda context, spec: Load(), command: ServeCommand | None = None
+) -> Asked:
+    """One request for each context and GPU; raises UsageError and its like for what cannot be read.
+
+    command  what options.from_command says, where the caller has read it
+    """
+    if command is None and options.from_command is not None:
+        command = read_command(options.from_command)
     args = engine_args(options, command)
     release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
     contexts = contexts_of(options, args.max_model_len)

@@ -3,7 +3,7 @@
 import datetime
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -387,18 +387,47 @@ def append_summary(result: CheckResult) -> None:
 
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+MOST_TARGETS_NAMED = 3  # in one line
 WORDS = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
 
 
 def table_lines(result: CheckResult) -> list[Line]:
-    width = max((len(finding.rule) for finding in result.findings), default=0)
-    lines = [styled for target in result.targets for styled in target_lines(target, width)]
-    return [*lines, counts_line(result)]
+    together = skipped_together(result)
+    alone = [finding for finding in result.findings if not (finding.outcome == "skip" and finding.message in together)]
+    width = max((len(finding.rule) for finding in alone), default=0)
+    lines = [styled for target in result.targets for styled in target_lines(target, width, together)]
+    lines += [skipped for message, findings in together.items() for skipped in skipped_lines(message, findings)]
+    return [*lines, *([line()] if together else []), counts_line(result)]
 
 
-def target_lines(target: TargetResult, width: int) -> list[Line]:
+def target_lines(target: TargetResult, width: int, together: Container[str]) -> list[Line]:
+    """A target's findings, but for those that are skipped together with others."""
     heading: Line = ((target.target, "bold"), (f"  {target.title}", ""))
-    return [heading, *(finding_line(finding, width) for finding in target.findings), line()]
+    own = [it for it in target.findings if not (it.outcome == "skip" and it.message in together)]
+    return [heading, *(finding_line(finding, width) for finding in own), line()]
+
+
+def skipped_together(result: CheckResult) -> dict[str, list[Finding]]:
+    """What several rules or targets lack alike, and those that do: one line says it for all of them."""
+    found: dict[str, list[Finding]] = {}
+    for finding in result.findings:
+        if finding.outcome == "skip":
+            found.setdefault(finding.message, []).append(finding)
+    return {message: findings for message, findings in found.items() if len(findings) > 1}
+
+
+def skipped_lines(message: str, findings: Sequence[Finding]) -> Iterator[Line]:
+    """ "skip  KVP101 baseline.weights, KVP103 baseline.lora of 12 targets: there is no baseline", for each set of rules
+    that the same targets skip."""
+    rules: dict[str, dict[str, None]] = {}
+    for it in findings:
+        rules.setdefault(it.target, {})[f"{it.code} {it.rule}"] = None
+    targets: dict[tuple[str, ...], list[str]] = {}
+    for target, names in rules.items():
+        targets.setdefault((*names,), []).append(target)
+    for those, named in targets.items():
+        of = ", ".join(named) if len(named) <= MOST_TARGETS_NAMED else f"{len(named):,} targets"
+        yield ("skip", STYLES["skip"]), (f"  {', '.join(those)} of {of}: {message}", "")
 
 
 def finding_line(finding: Finding, width: int) -> Line:

@@ -339,7 +339,14 @@ class GpusOptions:
 class SchemaOptions:
     """`kvplan schema`."""
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="plan, plans, check, policy, trace or workload.")]
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A command that prints one (estimate, check, diff, sweep, recommend, simulate), or plans, policy, "
+            "trace, workload.",
+        ),
+    ]
 
 
 # --- from text to engine arguments ----------------------------------------------------------------------------------

@@ -57,8 +57,23 @@ def mute_stdout() -> None:
 
 
 def write(text: str) -> None:
+    """A whole answer in a machine format, as `put` writes it."""
     with standard_output():
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        put(text if text.endswith("\n") else text + "\n")
+
+
+def put(text: str) -> None:
+    """Text in a machine format: UTF-8 for a file or a pipe, whatever the locale, as its own header and report files
+    have it; what the terminal shows for a terminal. Goes inside `standard_output`.
+    """
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None or sys.stdout.isatty():
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    sys.stdout.flush()  # what was printed before comes first
+    buffer.write(text.encode("utf-8", errors="replace"))
+    buffer.flush()
 
 
 def console(color: str) -> "Console | TextIO":

@@ -1,6 +1,5 @@
 """`kvplan sweep`: lists of values -> every combination, streamed to wherever it is asked for."""
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -23,7 +22,7 @@ from kvplan.plan import Request
 from kvplan.prices import Prices
 from kvplan.report import sweep_text as text
 from kvplan.rules.vllm import parse_engine
-from kvplan.sweep import Curves, Front, Grid, Row, all_rows, check_size, unusable
+from kvplan.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.units import parse_count, parse_tokens
 
 # Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL are lists beside them.
@@ -205,8 +204,7 @@ class Sink:
         elif self.is_open:
             self.is_open = False
             with output.standard_output():  # leaves without an error where the reader has closed the pipe
-                sys.stdout.write(part)
-                sys.stdout.flush()
+                output.put(part)
                 self.is_open = True
 
     def rows(self, rows: list[Row]) -> None:
@@ -236,6 +234,7 @@ class Run:
     def __post_init__(self) -> None:
         self.tally, self.front, self.curves = text.Tally(), Front(), Curves()
         models = list(dict.fromkeys(request.spec.name for request in self.grid.requests))
+        self.alike = 0  # combinations that give the users of one that is kept
         self.best = text.Best(self.limit, text.key_of(self.options.sort, models))
         self.sinks = [*self.reports, Sink(self.options.format)]
 
@@ -256,7 +255,9 @@ class Run:
             if not any(sink.is_open for sink in self.sinks):
                 break
         if self.options.pareto:
-            self._give([self.grid.row(number) for number in self.front.numbers])
+            kept = plainest(self.grid, self.front.ties)
+            self.alike = sum(others for _, others in kept)
+            self._give([row for row, _ in kept])
 
     def _head(self) -> None:
         for sink in self.sinks:
@@ -276,17 +277,17 @@ class Run:
         shown = len(self.best.rows)
         possible = self.tally.fitting + self.tally.short
         if self.options.pareto:
-            possible = len(self.front.numbers)
-        left_out, pareto = possible - shown, self.options.pareto
+            possible = len(self.front.ties)
+        left_out, pareto, alike = possible - shown, self.options.pareto, self.alike
         around = (self.grid, self.best.rows, self.tally)
         for sink in self.sinks:
             match sink.format:
                 case "json":
-                    sink.put(text.json_tail(self.tally))
+                    sink.put(text.json_tail(self.tally, self.alike))
                 case "markdown":
-                    sink.put(text.markdown(*around, left_out=left_out, pareto=pareto))
+                    sink.put(text.markdown(*around, left_out=left_out, pareto=pareto, alike=alike))
                 case "table":
-                    self._print(text.table_lines(*around, left_out=left_out, pareto=pareto))
+                    self._print(text.table_lines(*around, left_out=left_out, pareto=pareto, alike=alike))
             sink.close()
 
     def _print(self, lines: list[Any]) -> None:

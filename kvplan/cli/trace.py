@@ -22,7 +22,7 @@ from kvplan.profiles import POINTS, Profile, has_profile, parse_rate, profile, p
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.trace import WRITERS, Trace, read
 from kvplan.trace_stats import LengthStats, TraceStats, trace_stats
-from kvplan.units import parse_count, parse_duration, parse_fraction, parse_tokens
+from kvplan.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
 
 Document = dict[str, Any]
 DEFAULT_REQUESTS = 1000  # of a profile
@@ -70,7 +70,7 @@ def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], T
             output.tell("warning", f"{file.shown}: a CSV has no place for prefix ids; write .jsonl to keep them")
         data = WRITERS[form](trace).encode("ascii")
         file.save(gzip.compress(data, mtime=0) if path.lower().endswith(".gz") else data)
-    output.tell("note", f"{printable(path, 400)}: {len(trace.requests):,} requests written")
+    output.tell("note", f"{printable(path, 400)}: {plural(len(trace.requests), 'request')} written")
     return 0
 
 

@@ -55,6 +55,7 @@ WORSE = {
 # What the table of steps shows; the document has every figure.
 STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.max")
 SCREEN = 100
+MOST_NAMES = 10  # of a list on the screen
 MOST_KEYS = 100  # names of a list in Markdown
 SMALL = GIB // 100  # bytes below which two decimals of a GiB say nothing
 
@@ -149,8 +150,14 @@ def diff_lines(result: Difference) -> list[Line]:
     for it in telling(result):
         found += [*([line()] if found else []), *_comparison_lines(it)]
     for heading, keys in lists(result):
-        found += [*([line()] if found else []), line(heading, "bold"), *(line(f"  {key}") for key in keys)]
+        found += [*([line()] if found else []), line(heading, "bold"), *(line(f"  {key}") for key in listed(keys))]
     return found
+
+
+def listed(keys: Sequence[str]) -> list[str]:
+    """The names that a screen has room for, and how many more there are."""
+    more = len(keys) - MOST_NAMES
+    return [*keys] if more < 2 else [*keys[:MOST_NAMES], f"and {more:,} more"]
 
 
 def telling(result: Difference) -> list[Comparison]:

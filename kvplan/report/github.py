@@ -33,11 +33,13 @@ def _absolute(path: Path) -> Path:
 
 
 def github_lines(result: CheckResult) -> list[str]:
-    """Workflow commands, the worst findings first, at most 10; then how many more there are, and the counts."""
+    """At most 10 workflow commands, the worst findings first, the last of which may say how many more there are; then
+    the counts."""
     file = repository_path(result.path) or Path(result.path).as_posix()
     told = groups(result)
-    lines = [annotation(group, file) for group in told[:MOST_ANNOTATIONS]]
-    if more := sum(len(group) for group in told[MOST_ANNOTATIONS:]):
+    shown = len(told) if len(told) <= MOST_ANNOTATIONS else MOST_ANNOTATIONS - 1
+    lines = [annotation(group, file) for group in told[:shown]]
+    if more := sum(len(group) for group in told[shown:]):
         lines.append(f"::notice title=kvplan check::{more:,} more: the full table is in the summary of this step")
     return [*lines, f"kvplan check: {counts_text(result)}"]
 
@@ -55,7 +57,7 @@ def groups(result: CheckResult) -> list[list[Finding]]:
 def annotation(group: list[Finding], file: str) -> str:
     """One workflow command for findings that differ in their targets only."""
     first = group[0]
-    title = f"{first.code} {first.rule} {', '.join(finding.target for finding in group)}"
+    title = f"{first.code} {first.name} {', '.join(finding.target for finding in group)}"
     where = f"file={_property(file)},line={first.line},col={first.column},title={_property(title)}"
     return f"::{COMMANDS[first.outcome]} {where}::{_data(_said(first))}"
 

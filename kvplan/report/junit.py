@@ -37,16 +37,16 @@ def _suite(target: TargetResult, path: str) -> "Element":
     suite = Element("testsuite", {"name": _text(target.target), **_counts(target.findings)})
     seen: Counter[str] = Counter()
     for finding in target.findings:
-        seen[finding.rule] += 1
-        suite.append(_case(finding, path, seen[finding.rule]))
+        seen[finding.name] += 1
+        suite.append(_case(finding, path, seen[finding.name]))
     return suite
 
 
 def _case(finding: Finding, path: str, nth: int) -> "Element":
-    """The n-th finding of a rule has a name of its own, as readers take cases of one name for one."""
+    """The n-th finding of a name has a name of its own, as readers take cases of one name for one."""
     from xml.etree.ElementTree import Element, SubElement
 
-    name = _text(f"{finding.code} {finding.rule}" + (f" #{nth}" if nth > 1 else ""))
+    name = _text(f"{finding.code} {finding.name}" + (f" #{nth}" if nth > 1 else ""))
     case = Element("testcase", classname=_text(finding.target), name=name, time="0")
     match finding.outcome:
         case "fail":

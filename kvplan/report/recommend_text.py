@@ -11,10 +11,10 @@ from kvplan.files import printable
 from kvplan.flags import model_id, serve_command
 from kvplan.held import running_users
 from kvplan.plan import Plan, Request
-from kvplan.recommend import Answer, Failure, Fit, Placement, Question, Recommendation
+from kvplan.recommend import STAGES, Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import code, csv_cell, escaped, rows_of
-from kvplan.units import GIB, format_gib
+from kvplan.units import GIB, format_gib, plural
 
 RECOMMENDATION = "kvplan/recommendation@1"
 
@@ -94,6 +94,7 @@ def fit_document(fit: Fit, question: Question) -> Document:
         "utilization_is_tight": fit.tight,
         "context": answer_document(fit.context, fit.replicas),
         "kv_dtypes": [answer_document(one, fit.replicas) for one in fit.kv_dtypes],
+        "enough": None if fit.enough is None else placement_document(fit.enough, question.users),
     }
 
 
@@ -128,7 +129,7 @@ def holds(doc: Document) -> bool:
 
 def headline(doc: Document) -> str:
     asked = doc["question"]
-    text = f"{printable(asked['model'])}: {asked['users']:,} users at {asked['max_model_len']:,} tokens"
+    text = f"{printable(asked['model'])}: {plural(asked['users'], 'user')} at {asked['max_model_len']:,} tokens"
     if asked["lengths"] is not None:
         text += f", lengths {printable(asked['lengths'])}"
     elif asked["mean_tokens"] is not None:
@@ -149,13 +150,13 @@ PRICE_HEADERS = ("$/h", "$/h per user")
 
 
 def placement_cells(one: Document, *, prices: bool) -> list[str]:
-    mark = " *" if one["changes"] else ""
-    formats = one["kv_dtype"] + (", fp8 weights" if "fp8 weights" in one["changes"] else "") + mark
+    formats = one["kv_dtype"] + (", fp8 weights" if "fp8 weights" in one["changes"] else "")
+    splits = f"{one['tensor_parallel_size']} x {one['pipeline_parallel_size']} x {one['replicas']:,}"
     cells = [
         one["gpu"],
         f"{one['num_gpus']:,}",
-        f"{one['tensor_parallel_size']} x {one['pipeline_parallel_size']} x {one['replicas']:,}",
-        formats,
+        splits + (" **" if STAGES in one["changes"] else ""),
+        formats + (" *" if is_less_precise(one) else ""),
         f"{one['gpu_memory_utilization']}",
         f"{one['max_num_seqs']:,}",
         f"{one['users_low']:,}-{one['users_likely']:,}",
@@ -173,13 +174,23 @@ def placement_table(doc: Document, limit: int) -> tuple[list[str], list[list[str
 
 
 STAR = "* less precise than the checkpoint's own: check the quality first"
+STARS = (
+    "** pipeline stages: each adds latency, and all work only with many requests in flight; their time is not modelled"
+)
+
+
+def is_less_precise(one: Document) -> bool:
+    return any(change != STAGES for change in one["changes"])
 
 
 def remarks(doc: Document, limit: int) -> list[str]:
     """What stands under the table of placements."""
     found = []
-    if any(one["changes"] for one in doc["placements"][:limit]):
+    shown = doc["placements"][:limit]
+    if any(is_less_precise(one) for one in shown):
         found.append(STAR)
+    if any(STAGES in one["changes"] for one in shown):
+        found.append(STARS)
     if len(doc["placements"]) > limit:
         found.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")
     return found
@@ -223,25 +234,56 @@ def fit_rows(doc: Document) -> list[tuple[str, str, Document]]:
     return rows
 
 
+def fit_texts(doc: Document) -> list[tuple[str, str]]:
+    more = more_gpus(doc)
+    return [*((name, text) for name, text, _ in fit_rows(doc)), *([("more GPUs", more)] if more else [])]
+
+
+def more_gpus(doc: Document) -> str | None:
+    """How many of the given GPUs hold the users as asked; None where they need no more."""
+    fit = doc["fit"]
+    one = fit["enough"]
+    if one is None:
+        return None if unshortened(fit) else "no server tried, of two nodes at most, holds a user as asked"
+    split = f"TP {one['tensor_parallel_size']}"
+    if one["pipeline_parallel_size"] > 1:
+        split += f" x PP {one['pipeline_parallel_size']}"
+    return f"{several(one['num_gpus'], fit['gpu'])} hold them as asked: {plural(one['replicas'], 'server')} of {split}"
+
+
+def several(count: int, gpu: str) -> str:
+    """ "4 x l40s"; a GPU of which only the memory is stated has no name."""
+    return f"{count:,} such GPUs" if gpu == "custom" else f"{count:,} x {gpu}"
+
+
+def unshortened(fit: Document) -> Document | None:
+    """The change that costs least and leaves the context: none, a higher utilisation, another KV dtype."""
+    raised = None if fit["utilization_is_tight"] else fit["utilization"]
+    return next((one for one in (fit["as_asked"], raised, *fit["kv_dtypes"]) if one is not None and one["holds"]), None)
+
+
 def verdict(one: Document, yes: str, no: str) -> str:
-    return f"{yes if one['holds'] else no}: at most {one['most_users']:,} users"
+    return f"{yes if one['holds'] else no}: at most {plural(one['most_users'], 'user')}"
 
 
 def commands(doc: Document) -> list[tuple[str, str]]:
     """(what it starts, the command) of the answers to follow."""
     if doc["fit"] is not None:
-        return _fit_command(doc["fit"])
+        return _fit_commands(doc)
     found = []
     for one in cheapest(doc["placements"]):
-        on = (
-            f"on {servers_gpus(one)}" if one["replicas"] == 1 else f"each of {one['replicas']:,} on {servers_gpus(one)}"
-        )
-        found.append((f"{on}{', ' if one['changes'] else ''}{' and '.join(one['changes'])}", one["command"]))
+        found.append((f"{servers(one)}{', ' if one['changes'] else ''}{' and '.join(one['changes'])}", one["command"]))
     return found
 
 
+def servers(one: Document) -> str:
+    """ "on 4 x l40s"; "each of 5 on 4 x l40s"."""
+    each = "" if one["replicas"] == 1 else f"each of {one['replicas']:,} "
+    return f"{each}on {servers_gpus(one)}"
+
+
 def cheapest(placements: Sequence[Document]) -> list[Document]:
-    """The first placement, and the first less precise one where that costs less."""
+    """The first placement, and the first changed one where that costs less."""
 
     def cost(one: Document) -> tuple[float, int]:
         return one["price_per_hour"] or 0.0, one["num_gpus"]
@@ -250,19 +292,28 @@ def cheapest(placements: Sequence[Document]) -> list[Document]:
     return [*placements[:1], *([other] if other else [])]
 
 
-def _fit_command(fit: Document) -> list[tuple[str, str]]:
-    """The change that costs least: none, a higher utilisation, another KV dtype, a shorter context."""
+def _fit_commands(doc: Document) -> list[tuple[str, str]]:
+    """The change that costs least: none, a higher utilisation, another KV dtype, a shorter context; with a shorter one
+    also what holds the users as asked."""
+    fit = doc["fit"]
     each = f"each of {fit['replicas']}" if fit["replicas"] > 1 else ""
-    raised = None if fit["utilization_is_tight"] else fit["utilization"]
-    for one in (fit["as_asked"], raised, *fit["kv_dtypes"], fit["context"]):
-        if one is not None and one["holds"]:
-            return [(each, one["settings"]["command"])]
-    return []
+    if (one := unshortened(fit)) is not None:
+        return [(each, one["settings"]["command"])]
+    found = []
+    if fit["context"]["holds"]:
+        asked, short = doc["question"]["max_model_len"], fit["context"]["settings"]
+        what = f"at {short['max_model_len']:,} tokens, not the {asked:,} asked"
+        found.append((f"{each}, {what}" if each else what, short["command"]))
+    if (enough := fit["enough"]) is not None:
+        found.append((", ".join(["as asked", servers(enough), *enough["changes"]]), enough["command"]))
+    return found
 
 
 def servers_gpus(one: Document) -> str:
     ranks = one["tensor_parallel_size"] * one["pipeline_parallel_size"]
-    return f"{ranks} x {one['gpu']}" if ranks > 1 else one["gpu"]
+    if ranks > 1:
+        return several(ranks, one["gpu"])
+    return "one such GPU" if one["gpu"] == "custom" else str(one["gpu"])
 
 
 # --- table, markdown, csv ---------------------------------------------------------------------------------------------
@@ -272,7 +323,7 @@ def table_lines(doc: Document, limit: int) -> list[Line]:
     lines = [line(headline(doc), "bold"), line()]
     if doc["fit"] is not None:
         lines.append(line(fit_title(doc["fit"]), "bold"))
-        lines += [line(f"  {name:<12}  {text}") for name, text, _ in fit_rows(doc)]
+        lines += [line(f"  {name:<12}  {text}") for name, text in fit_texts(doc)]
     elif doc["placements"]:
         headers, rows = placement_table(doc, limit)
         lines += [*columns(headers, rows), *(line(text) for text in remarks(doc, limit)), line(), line(ranking(doc))]
@@ -289,7 +340,7 @@ def table_lines(doc: Document, limit: int) -> list[Line]:
 def markdown(doc: Document, limit: int) -> str:
     parts = [f"**{escaped(headline(doc))}**"]
     if doc["fit"] is not None:
-        rows = [[escaped(name), escaped(text)] for name, text, _ in fit_rows(doc)]
+        rows = [[escaped(name), escaped(text)] for name, text in fit_texts(doc)]
         parts.append(rows_of((fit_title(doc["fit"]), ""), rows, left=2))
     elif doc["placements"]:
         headers, cells = placement_table(doc, limit)
@@ -322,6 +373,8 @@ def rows_csv(doc: Document) -> str:
         rows: list[Document] = [{**one, "changes": " + ".join(one["changes"])} for one in doc["placements"]]
         return _csv(PLACEMENT_COLUMNS, [*rows, *doc["failures"]])
     found = [{**one, **(one["settings"] or {}), "setting": name} for name, _, one in fit_rows(doc)]
+    if (enough := doc["fit"]["enough"]) is not None:
+        found.append({**enough, "setting": "more GPUs", "value": enough["num_gpus"], "holds": True})
     return _csv(FIT_COLUMNS, found)
 
 

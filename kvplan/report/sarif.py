@@ -23,9 +23,9 @@ def sarif(result: CheckResult) -> Document:
     seen: Counter[tuple[str, str]] = Counter()
     results = []
     for finding in result.findings:
-        seen[finding.target, finding.rule] += 1
+        seen[finding.target, finding.name] += 1
         if finding.outcome != "pass":
-            results.append(_result(finding, result.path, seen[finding.target, finding.rule]))
+            results.append(_result(finding, result.path, seen[finding.target, finding.name]))
     run: Document = {
         "tool": {"driver": _driver()},
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": _notifications(result)}],
@@ -94,7 +94,7 @@ def _fingerprint(finding: Finding, nth: int) -> str:
     """The same for the n-th finding of a rule of a target, wherever it stands in the file and whatever its numbers."""
     from hashlib import sha256
 
-    return sha256(f"{finding.target}\0{finding.rule}\0{nth}".encode("utf-8", "backslashreplace")).hexdigest()
+    return sha256(f"{finding.target}\0{finding.name}\0{nth}".encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _text(untrusted: str) -> str:

@@ -87,12 +87,13 @@ def json_rows(rows: Iterable[Row], *, first: bool) -> str:
     return ("\n" if first else ",\n") + ",\n".join(lines)
 
 
-def json_tail(tally: Tally) -> str:
+def json_tail(tally: Tally, alike: int = 0) -> str:
     counts = {
         "combinations": tally.combinations,
         "fitting": tally.fitting,
         "short": tally.short,
         "impossible": tally.impossible,
+        "alike": alike,
     }
     return "\n], " + json.dumps(counts)[1:] + "\n"
 
@@ -244,7 +245,9 @@ def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
     return f"{subject(grid, rows)}: {counted}, {tally.fitting:,} {fit}"
 
 
-def table_lines(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool) -> list[Line]:
+def table_lines(
+    grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool, alike: int = 0
+) -> list[Line]:
     """The rows, what they share above, what is not among them below."""
     title = headline(grid, rows, tally)
     lines = [line(f"{title}; those that nothing beats" if pareto else title, "bold"), line()]
@@ -253,11 +256,14 @@ def table_lines(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int,
         cells = [[*(column.text(row) for column in axes), *figures(row, prices=prices)] for row in rows]
         left = sum(column.header in LEFT for column in axes)
         lines += columns([*(column.header for column in axes), *headers(prices=prices)], cells, left=left)
-    return lines + [line(text) for text in footer(tally, left_out)]
+    return lines + [line(text) for text in footer(tally, left_out, alike)]
 
 
-def footer(tally: Tally, left_out: int) -> list[str]:
+def footer(tally: Tally, left_out: int, alike: int) -> list[str]:
     texts = [f"… and {left_out:,} more: --format csv"] if left_out else []
+    if alike:
+        other = "1 other holds" if alike == 1 else f"{alike:,} others hold"
+        texts.append(f"{other} as many users on as many of the same GPUs, by flags further from the defaults.")
     if tally.impossible:
         texts += ["", f"{tally.impossible:,} combination{'s' * (tally.impossible > 1)} cannot be:"]
         texts += [f"  {number:,} x {printable(text, 300)}" for text, number in tally.reasons.most_common(SHOWN_REASONS)]
@@ -267,7 +273,7 @@ def footer(tally: Tally, left_out: int) -> list[str]:
     return texts
 
 
-def markdown(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool) -> str:
+def markdown(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool, alike: int = 0) -> str:
     axes, prices = varying(grid), bool(grid.prices)
     cells = [[escaped(text) for text in (*(c.text(row) for c in axes), *figures(row, prices=prices))] for row in rows]
     title = f"**{escaped(headline(grid, rows, tally))}**"
@@ -277,5 +283,5 @@ def markdown(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pa
     parts = [title]
     if rows:
         parts.append(rows_of([*(column.header for column in axes), *headers(prices=prices)], cells, left=left))
-    below = [escaped(text.strip()) for text in footer(tally, left_out) if text]
+    below = [escaped(text.strip()) for text in footer(tally, left_out, alike) if text]
     return "\n\n".join([*parts, *below]) + "\n"
