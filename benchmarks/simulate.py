@@ -18,12 +18,12 @@ from planner import HEADER, measured_with
 from kvplan import catalog
 from kvplan.gpu import gpu
 from kvplan.plan import Request, plan
-from kvplan.profiles import profile
 from kvplan.rules.vllm import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.steptime import Shares, roofline
+from kvplan.traces.profiles import profile
 
 NUM_REQUESTS = 19_366
 Row = tuple[str, str, float, float, float, int]

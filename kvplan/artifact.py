@@ -57,12 +57,10 @@ def plans_document(plans: Sequence[Plan]) -> Document:
 
 def document_schema(name: str) -> Document:
     """The JSON Schema (draft 2020-12) of a kind of document: `plan`, `plans`, ...; UsageError for another name."""
-    from kvplan import diff_schema, log_schema, policy_schema, simulation_schema, sweep_schema
-    from kvplan.schema import schema
+    from kvplan.schema import core, diff, log, policy, simulation, sweep
 
-    more = policy_schema.SCHEMAS | diff_schema.SCHEMAS | sweep_schema.SCHEMAS | simulation_schema.SCHEMAS
-    more |= log_schema.SCHEMAS
-    return schema(name, more)
+    more = policy.SCHEMAS | diff.SCHEMAS | sweep.SCHEMAS | simulation.SCHEMAS | log.SCHEMAS
+    return core.schema(name, more)
 
 
 def dumps(document: Document) -> str:

@@ -16,7 +16,7 @@ from kvplan.errors import UsageError
 from kvplan.gpu import custom_gpu, gpu
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.rules.vllm import EngineArgs, Settings, version
-from kvplan.schema import ARGS, SETTINGS, schema
+from kvplan.schema.core import ARGS, SETTINGS, schema
 from kvplan.units import GIB, MIB
 from kvplan.workload import parse_lengths
 

@@ -18,11 +18,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplan import policy_init, strict_yaml
+from kvplan import strict_yaml
 from kvplan.artifact import document_schema
 from kvplan.cli.check import checked
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.policy import CheckResult, Figures
+from kvplan.policy import init as policy_init
+from kvplan.policy.result import CheckResult, Figures
 from kvplan.report.policy_text import marker
 from tests.cli import Ran, Run, config_file, refused
 from tests.cli import run as run  # the fixture

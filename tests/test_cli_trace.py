@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from kvplan.cli.app import application
-from kvplan.profiles import profile_names
+from kvplan.traces.profiles import profile_names
 from tests.cli import Run, refused, run
 from tests.readme_blocks import ROOT
 from tests.test_light import HEAVY

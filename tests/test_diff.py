@@ -31,7 +31,7 @@ from kvplan.files import parse_json
 from kvplan.gpu import gpu
 from kvplan.hf_config import read_config
 from kvplan.plan import Load, Plan, Request, plan
-from kvplan.policy import CheckResult, Figures, TargetResult, check_document
+from kvplan.policy.result import CheckResult, Figures, TargetResult, check_document
 from kvplan.report.diff_text import diff_csv, diff_lines, diff_markdown
 from kvplan.report.lines import plain
 from kvplan.rules.vllm import EngineArgs, version

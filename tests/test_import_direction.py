@@ -27,10 +27,7 @@ ORDER = (
     "gpu",
     "prices",  # what a GPU costs, as the user says
     "workload",
-    "trace",  # requests as they came
-    "trace_stats",
-    "trace_sample",
-    "profiles",  # requests as a published workload has them
+    "traces",  # requests as they came, or as a published workload has them
     "families",  # one reader per model family
     "quant",  # a config's quantization_config
     "hf_config",
@@ -55,11 +52,7 @@ ORDER = (
     "explain",
     "command",  # a pasted `vllm serve ...`
     "simulate",
-    "policy",  # what a check says
-    "policy_file",
-    "gauges",  # what its rules measure
-    "judge",  # a policy over plans
-    "policy_init",
+    "policy",  # what deployments promise, judged over plans
     # what it really takes
     "rundir",  # what a profile leaves on disk
     "nvml",
@@ -73,11 +66,6 @@ ORDER = (
     "diff",  # what changed between plans
     # answers
     "schema",
-    "policy_schema",
-    "diff_schema",
-    "sweep_schema",
-    "simulation_schema",
-    "log_schema",
     "artifact",
     "report",
     "cli",

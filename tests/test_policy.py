@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan import catalog, gauges, judge, policy_file, strict_yaml
+from kvplan import catalog, strict_yaml
 from kvplan.artifact import document_schema, plan_document
 from kvplan.cli.options import EstimateOptions
 from kvplan.errors import InvalidInputError, KvplanError
-from kvplan.gauges import Case
 from kvplan.gpu import gpu
-from kvplan.judge import Against, Evidence
 from kvplan.plan import Load, Plan, Request, plan
-from kvplan.policy import RULES, CheckResult, Figures, Finding, check_document, figures_by_target
-from kvplan.policy_file import ENGINE_KEYS, Policy, Workload
+from kvplan.policy import file as policy_file
+from kvplan.policy import gauges, judge
+from kvplan.policy.file import ENGINE_KEYS, Policy, Workload
+from kvplan.policy.gauges import Case
+from kvplan.policy.judge import Against, Evidence
+from kvplan.policy.result import RULES, CheckResult, Figures, Finding, check_document, figures_by_target
 from kvplan.rules.vllm import EngineArgs
 from kvplan.units import GIB
 from kvplan.workload import Lengths, parse_lengths

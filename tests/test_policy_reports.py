@@ -18,7 +18,7 @@ from junitparser.junitparser import Failure, Skipped
 from markdown_it import MarkdownIt  # rich brings it
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as SarifLog
 
-from kvplan.policy import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
+from kvplan.policy.result import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
 from kvplan.report import github
 from kvplan.report.github import append_summary, github_lines, step_summary
 from kvplan.report.junit import junit_xml

@@ -12,9 +12,9 @@ import pytest
 
 from kvplan import entries
 from kvplan.errors import UsageError
-from kvplan.profiles import POINTS, Profile, parse_rate, profile, profile_names, tokens_at
-from kvplan.trace import TraceRequest
-from kvplan.trace_stats import rank_correlation
+from kvplan.traces.profiles import POINTS, Profile, parse_rate, profile, profile_names, tokens_at
+from kvplan.traces.stats import rank_correlation
+from kvplan.traces.trace import TraceRequest
 from tests.oracle_data import DATA, needs_oracle_data
 
 NAMES = profile_names()

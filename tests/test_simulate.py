@@ -17,7 +17,6 @@ from kvplan import catalog
 from kvplan.errors import InvalidInputError, UsageError
 from kvplan.gpu import gpu
 from kvplan.plan import Plan, Request, plan
-from kvplan.profiles import profile
 from kvplan.rules.vllm import EngineArgs
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
@@ -30,7 +29,8 @@ from kvplan.simulate.source import Source, from_lengths, from_profile
 from kvplan.simulate.steptime import Attention, Matmuls, Roofline, Shares, attention_kinds, matmuls, roofline
 from kvplan.simulate.timeline import MAX_BUCKETS, Timeline
 from kvplan.simulate.work import Reach, StepWork
-from kvplan.trace import TraceRequest
+from kvplan.traces.profiles import profile
+from kvplan.traces.trace import TraceRequest
 from kvplan.workload import Lengths
 
 

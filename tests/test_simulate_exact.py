@@ -18,7 +18,6 @@ from kvplan import catalog
 from kvplan.errors import InvalidInputError
 from kvplan.gpu import gpu
 from kvplan.plan import Request, plan
-from kvplan.profiles import profile
 from kvplan.rules.vllm import EngineArgs
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
 from kvplan.simulate.loop import Simulation
@@ -28,7 +27,8 @@ from kvplan.simulate.source import from_profile
 from kvplan.simulate.steptime import Attention, Matmuls, Roofline, Shares, StepTime, roofline
 from kvplan.simulate.tiers import TierSpec, tiers
 from kvplan.simulate.work import Reach, StepWork
-from kvplan.trace import TraceRequest
+from kvplan.traces.profiles import profile
+from kvplan.traces.trace import TraceRequest
 from tests.oracle_data import DATA, needs_oracle_data
 from tests.oracles import row_difference, step_row, step_state, trace_group, trace_scheduler
 from tests.small_engines import engine_for, greedy, random_tokens

@@ -14,7 +14,7 @@ from kvplan.simulate.result import result
 from kvplan.simulate.steptime import Attention, Matmuls, Roofline, Shares, StepTime
 from kvplan.simulate.tiers import Tiers, TierSpec, tiers
 from kvplan.simulate.work import Reach, StepWork
-from kvplan.trace import TraceRequest, read
+from kvplan.traces.trace import TraceRequest, read
 from tests.oracle_data import DATA, needs_oracle_data
 
 CHUNK = 4

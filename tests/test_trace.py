@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import trace_stats as figures
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.trace import Trace, TraceRequest, csv_text, jsonl_text, read, read_full_lengths
-from kvplan.trace_sample import families, share_of, span_of, thinned
+from kvplan.traces import stats as figures
+from kvplan.traces.sample import families, share_of, span_of, thinned
+from kvplan.traces.trace import Trace, TraceRequest, csv_text, jsonl_text, read, read_full_lengths
 from kvplan.workload import parse_lengths
 from tests.oracle_data import DATA, needs_oracle_data
 
@@ -275,16 +275,16 @@ def assert_one_line(error: KvplanError) -> None:
 
 
 def test_what_the_file_holds_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvplan.trace.MAX_REQUESTS", 2)
+    monkeypatch.setattr("kvplan.traces.trace.MAX_REQUESTS", 2)
     with pytest.raises(InvalidInputError, match="line 4: more than 2 requests"):
         read(written(tmp_path, HEAD + b"0,5,5\n" * 3))
-    monkeypatch.setattr("kvplan.trace.MAX_PREFIX_IDS", 3)
+    monkeypatch.setattr("kvplan.traces.trace.MAX_PREFIX_IDS", 3)
     with pytest.raises(InvalidInputError, match="line 2: more than 2 requests or 3 prefix ids"):
         read(written(tmp_path, line(hash_ids=[1, 2]) * 2))
-    monkeypatch.setattr("kvplan.trace.MAX_LINES", 9)
+    monkeypatch.setattr("kvplan.traces.trace.MAX_LINES", 9)
     with pytest.raises(InvalidInputError, match="line 10: more than 9 lines"):
         read(written(tmp_path, gzip.compress(b"\n" * 1000, mtime=0)))
-    monkeypatch.setattr("kvplan.trace.MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr("kvplan.traces.trace.MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(InvalidInputError, match="more than 100 characters of one JSON object"):
         read(written(tmp_path, json.dumps(RESULT, indent=2).encode()))
 

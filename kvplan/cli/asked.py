@@ -194,7 +194,7 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
         mean = prompt_and_output(options)
     lengths = None
     if options.lengths is not None:
-        from kvplan.trace import read_full_lengths
+        from kvplan.traces.trace import read_full_lengths
         from kvplan.workload import parse_lengths
 
         limit = context if isinstance(context, int) else spec.max_model_len

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvplan import judge, policy_file
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
@@ -16,11 +15,21 @@ from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.command import ServeCommand, read_command
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.files import load_json, printable
-from kvplan.gauges import Case
-from kvplan.judge import Against, Evidence
 from kvplan.plan import Load, Plan, plan
-from kvplan.policy import OUTCOMES, CheckResult, Figures, Finding, TargetResult, check_document, figures_by_target
-from kvplan.policy_file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists
+from kvplan.policy import file as policy_file
+from kvplan.policy import judge
+from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists
+from kvplan.policy.gauges import Case
+from kvplan.policy.judge import Against, Evidence
+from kvplan.policy.result import (
+    OUTCOMES,
+    CheckResult,
+    Figures,
+    Finding,
+    TargetResult,
+    check_document,
+    figures_by_target,
+)
 from kvplan.report.lines import Line, line, write
 from kvplan.spec import ModelSpec
 from kvplan.strict_yaml import Items, Mark, Node, Scalar
@@ -137,11 +146,11 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
 
     source: Source
     if workload.trace is not None:
-        from kvplan import trace
+        from kvplan.traces import trace
 
         source = from_trace(trace.read(workload.trace), None)
     elif workload.profile is not None:
-        from kvplan.profiles import profile
+        from kvplan.traces.profiles import profile
 
         source = from_profile(profile(workload.profile), SIMULATED_REQUESTS, seed=0, shared_prefix=None)
     else:

@@ -9,10 +9,10 @@ from typing import Any
 from kvplan import catalog
 from kvplan.errors import InvalidInputError, KvplanError
 from kvplan.files import load_json, printable, shown
-from kvplan.gauges import Case
-from kvplan.judge import Evidence
 from kvplan.plan import Plan
-from kvplan.policy_file import Measured, exists
+from kvplan.policy.file import Measured, exists
+from kvplan.policy.gauges import Case
+from kvplan.policy.judge import Evidence
 from kvplan.reconcile import RECONCILIATION, reconcile, spec_of
 from kvplan.rundir import MANIFEST, Run, load_run
 from kvplan.spec import ModelSpec

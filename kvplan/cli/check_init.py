@@ -4,7 +4,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from kvplan import policy_init
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
@@ -12,7 +11,8 @@ from kvplan.command import ServeCommand, read_command
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.plan import Request, plan
-from kvplan.policy_init import Stated, from_folder, quoted
+from kvplan.policy import init as policy_init
+from kvplan.policy.init import Stated, from_folder, quoted
 
 JUDGING = ("strict", "today", "update_baseline", "report")  # options that mean nothing while a policy is written
 

@@ -242,8 +242,8 @@ def refuse_plan_options(options: DiffOptions) -> None:
 
 
 def policy_sides(file: Path, options: DiffOptions) -> list[Side]:
-    from kvplan import policy_file
     from kvplan.cli.check import planned
+    from kvplan.policy import file as policy_file
 
     policy = policy_file.read(file)
     cases = [planned(target, policy, offline=options.offline, quiet=True) for target in policy.targets]

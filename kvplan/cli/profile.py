@@ -14,8 +14,8 @@ from kvplan.files import printable, shown
 from kvplan.hf_config import load_spec
 from kvplan.rundir import RunWriter, load_run
 from kvplan.spec import ModelSpec
-from kvplan.trace import read as read_trace
-from kvplan.trace import read_full_lengths
+from kvplan.traces.trace import read as read_trace
+from kvplan.traces.trace import read_full_lengths
 from kvplan.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
 from kvplan.workload import parse_lengths
 

@@ -14,7 +14,6 @@ from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
 from kvplan.plan import Plan, plan
-from kvplan.profiles import parse_rate, profile
 from kvplan.report.simulate_text import rate_text
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals
@@ -25,7 +24,8 @@ from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
-from kvplan.trace import read as read_trace
+from kvplan.traces.profiles import parse_rate, profile
+from kvplan.traces.trace import read as read_trace
 from kvplan.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
 from kvplan.workload import Lengths, parse_lengths
 

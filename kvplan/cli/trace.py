@@ -18,10 +18,10 @@ from kvplan.cli.trace_options import (
 )
 from kvplan.errors import UsageError
 from kvplan.files import printable
-from kvplan.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
 from kvplan.report.lines import Line, columns, line, write
-from kvplan.trace import WRITERS, Trace, read
-from kvplan.trace_stats import LengthStats, TraceStats, trace_stats
+from kvplan.traces.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
+from kvplan.traces.stats import LengthStats, TraceStats, trace_stats
+from kvplan.traces.trace import WRITERS, Trace, read
 from kvplan.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
 
 Document = dict[str, Any]
@@ -119,7 +119,7 @@ def prefix_tokens(text: str) -> int:
 
 
 def sample(options: TraceSampleOptions) -> int:
-    from kvplan.trace_sample import share_of, span_of, thinned
+    from kvplan.traces.sample import share_of, span_of, thinned
 
     asked = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
     if len(asked) != 1:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.files import printable
-from kvplan.policy import CheckResult, Finding, Outcome
+from kvplan.policy.result import CheckResult, Finding, Outcome
 from kvplan.report.policy_text import counts_text, document
 
 MOST_ANNOTATIONS: Final = 10  # GitHub shows so many of a kind for one step and drops the rest unsaid

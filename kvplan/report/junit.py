@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvplan.files import printable
-from kvplan.policy import CheckResult, Finding, TargetResult
+from kvplan.policy.result import CheckResult, Finding, TargetResult
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from kvplan.policy import CheckResult, Figures, Finding, Outcome, TargetResult
+from kvplan.policy.result import CheckResult, Figures, Finding, Outcome, TargetResult
 from kvplan.report import text
 from kvplan.units import format_gib, format_size
 

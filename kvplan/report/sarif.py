@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from kvplan.files import printable
-from kvplan.policy import RULES, CheckResult, Finding
+from kvplan.policy.result import RULES, CheckResult, Finding
 from kvplan.report.github import repository_path
 
 Document = dict[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Protocol
 
-from kvplan.trace import TraceRequest
+from kvplan.traces.trace import TraceRequest
 
 
 class Arrivals(Protocol):

@@ -21,7 +21,7 @@ from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.tiers import Tiers
 from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
-from kvplan.trace import TraceRequest
+from kvplan.traces.trace import TraceRequest
 
 MOST_STEPS = 512  # of one jump: its events are listed beforehand
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
 from kvplan.errors import UsageError
-from kvplan.profiles import Profile
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
-from kvplan.trace import Trace, TraceRequest
+from kvplan.traces.profiles import Profile
+from kvplan.traces.trace import Trace, TraceRequest
 from kvplan.workload import Lengths
 
 Requests = Callable[[float], Iterator[TraceRequest]]  # at a rate in requests per second

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kvplan.errors import InvalidInputError, UsageError
-from kvplan.trace import Trace, TraceRequest, from_start
-from kvplan.trace_stats import prefix_chains
+from kvplan.traces.stats import prefix_chains
+from kvplan.traces.trace import Trace, TraceRequest, from_start
 from kvplan.units import plural
 
 # A run that more requests than this share begins unrelated ones (a system prompt); it makes no family.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvplan.trace import Trace, TraceRequest
+from kvplan.traces.trace import Trace, TraceRequest
 
 CURVE_POINTS = 6  # sizes of the cache in the table, besides one that holds everything
 

@@ -16,7 +16,9 @@ from typing import Final
 from kvplan import advise
 from kvplan.errors import KvplanError
 from kvplan.files import printable
-from kvplan.gauges import (
+from kvplan.plan import Plan, Request, plan
+from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Waiver, Workload, exists
+from kvplan.policy.gauges import (
     GAUGES,
     Case,
     Gauge,
@@ -31,9 +33,7 @@ from kvplan.gauges import (
     request_tokens,
     users_gauge,
 )
-from kvplan.plan import Plan, Request, plan
-from kvplan.policy import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
-from kvplan.policy_file import EVIDENCE_ID, Policy, Rule, Severity, Waiver, Workload, exists
+from kvplan.policy.result import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
 from kvplan.strict_yaml import wrong
 from kvplan.units import format_gib, format_size, plural
 

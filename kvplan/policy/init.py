@@ -10,10 +10,10 @@ from typing import Final
 
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
-from kvplan.gauges import kv_tokens
-from kvplan.judge import title
 from kvplan.plan import Plan
-from kvplan.policy_file import LENGTH_KEYS
+from kvplan.policy.file import LENGTH_KEYS
+from kvplan.policy.gauges import kv_tokens
+from kvplan.policy.judge import title
 from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import ODD
 from kvplan.units import GIB, format_gib, format_size, plural

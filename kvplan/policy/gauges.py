@@ -15,7 +15,7 @@ from kvplan import advise, users
 from kvplan.errors import KvplanError
 from kvplan.files import printable
 from kvplan.plan import Plan, Request
-from kvplan.policy_file import Rule, Target, Workload, exists
+from kvplan.policy.file import Rule, Target, Workload, exists
 from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import wrong
 from kvplan.units import format_bytes, format_count, format_gib, format_size, plural
@@ -168,7 +168,7 @@ def prefix_tokens(case: Case) -> int:
     is_stated = "shared_prefix" in target.own or "shared_prefix" in target.defaults
     if is_stated or workload is None or workload.profile is None or not request.args.enable_prefix_caching:
         return request.load.shared_prefix
-    from kvplan import profiles
+    from kvplan.traces import profiles
 
     with located(workload, target):
         found = profiles.profile(workload.profile)
@@ -203,11 +203,11 @@ def _workload_tokens(profile: str | None, trace: Path | None) -> dict[str, int]:
     if profile is not None:
         from itertools import islice
 
-        from kvplan import profiles
+        from kvplan.traces import profiles
 
         requests = list(islice(profiles.profile(profile).requests(rate=1.0, seed=0), DRAWN))
     else:
-        from kvplan import trace as traces
+        from kvplan.traces import trace as traces
 
         assert trace is not None
         requests = list(traces.read(trace).requests)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvplan.schema import FLAG, TEXT, TEXTS, Schema, maybe, record, rows, table
+from kvplan.schema.core import FLAG, TEXT, TEXTS, Schema, maybe, record, rows, table
 
 DELTA: Final[Schema] = {"type": "number"}
 CHANGE: Final = record(

@@ -16,7 +16,7 @@ from kvplan import strict_yaml
 from kvplan.command import ARGUMENTS, MAX_COMMAND_CHARS, read_argument, stated_bytes, too_long
 from kvplan.errors import UsageError
 from kvplan.files import printable, shown
-from kvplan.policy import RULES
+from kvplan.policy.result import RULES
 from kvplan.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
 from kvplan.units import parse_count, parse_fraction, parse_size, parse_tokens
 

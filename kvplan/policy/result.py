@@ -1,6 +1,6 @@
 """What `kvplan check` says: rules of targets, judged; and that as versioned JSON (kvplan/check@1).
 
-The policy file itself is read by kvplan.policy_file, and judged by kvplan.judge. Sizes are integer bytes per GPU rank.
+kvplan.policy.file reads the file, kvplan.policy.judge judges it. Sizes are integer bytes per GPU rank.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvplan.schema import COUNT, FLAG, NUMBER, SIZE, TEXT, Schema, maybe, record, rows
+from kvplan.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, Schema, maybe, record, rows
 
 _SPREAD: Final = record("Seconds; percentiles by nearest rank.", mean=NUMBER, p50=NUMBER, p90=NUMBER, p99=NUMBER)
 _SHARE: Final[Schema] = {"type": "number", "minimum": 0, "maximum": 1}

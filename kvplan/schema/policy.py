@@ -3,8 +3,7 @@
 from typing import Any, Final, assert_never
 
 from kvplan.command import ARGUMENTS, Argument
-from kvplan.policy import CHECK, OUTCOMES, RULES
-from kvplan.policy_file import (
+from kvplan.policy.file import (
     DROP,
     ENGINE_KEYS,
     GROWTH,
@@ -14,7 +13,8 @@ from kvplan.policy_file import (
     TARGET_RULES,
     WORKLOAD_KEYS,
 )
-from kvplan.schema import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, WHOLE, Schema, maybe, record, rows
+from kvplan.policy.result import CHECK, OUTCOMES, RULES
+from kvplan.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, WHOLE, Schema, maybe, record, rows
 
 # --- what a check says ------------------------------------------------------------------------------------------------
 

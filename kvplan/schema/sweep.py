@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvplan.schema import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
+from kvplan.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
 from kvplan.sweep import Row
 
 # Field of a sweep's row -> its schema, in the order of the columns.

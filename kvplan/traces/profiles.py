@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan import entries
 from kvplan.errors import UsageError
 from kvplan.files import printable
-from kvplan.trace import Trace, TraceRequest
+from kvplan.traces.trace import Trace, TraceRequest
 from kvplan.units import plural
 
 if TYPE_CHECKING:

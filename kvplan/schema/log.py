@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvplan.logged import PARTS, POOL
-from kvplan.schema import FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
+from kvplan.schema.core import FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
 
 _SIGNED: Final[Schema] = {"type": "number"}
 ROW: Final = record(

@@ -1,0 +1,1 @@
+"""The JSON Schemas of what kvplan prints: every key named, none beyond them."""

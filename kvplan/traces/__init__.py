@@ -1,0 +1,1 @@
+"""Requests as they came, or as a published workload has them: reading, figures, samples, profiles by name."""
