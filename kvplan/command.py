@@ -138,6 +138,7 @@ HARMLESS: Final = frozenset(
         "tool_call_parser", "tool_parser_plugin", "uds", "uvicorn_log_level", "worker_cls", "worker_extension_cls",
     }
 )  # fmt: skip
+MOST_UNKNOWN: Final = 200  # flags in no list; no server has so many
 OWN: Final = frozenset({"model", "revision", "speculative_config", "speculative_model", "model_tag"})
 # Whether there are CUDA graphs at all. Flag -> the key of the compilation config that its value stands for.
 COMPILATION: Final[Mapping[str, str]] = {
@@ -478,6 +479,10 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         if near and near[0] not in SWITCHES | HARMLESS:
             raise UsageError(f"{option}: is not a flag of vLLM; did you mean --{near[0].replace('_', '-')}?")
         (found.ignored if is_harmless(name) else found.unknown).append(flag)
+        if len(found.unknown) > MOST_UNKNOWN:
+            raise UsageError(
+                f"{option}: is one of more than {MOST_UNKNOWN} flags kvplan does not know; is it a vllm command?"
+            )
 
 
 def is_harmless(name: str) -> bool:

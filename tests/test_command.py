@@ -270,3 +270,10 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
         except KvplanError as error:
             said = str(error)
         assert said == "" or said.isprintable()
+
+
+def test_a_command_of_unknown_flags_is_no_vllm_command() -> None:
+    flags = " ".join(f"--zz{number}" for number in range(201))
+    assert len(read_command("vllm serve x " + flags.rpartition(" ")[0]).unknown) == 200
+    with pytest.raises(UsageError, match=r"--zz200: is one of more than 200 flags .*; is it a vllm command\?$"):
+        read_command(f"vllm serve x {flags}")
