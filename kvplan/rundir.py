@@ -1,7 +1,7 @@
 """The directory a profile leaves behind: written so that a kill at any moment leaves a readable run.
 
     run.json       the manifest (kvplan/run@1), replaced atomically: status, inputs, environment, results
-    samples.jsonl  one line per sample, appended and flushed
+    samples.jsonl  one line per sample, appended and flushed; every second it is made to reach the disk
     events.jsonl   one line per event (stage begun, warning, failure), likewise
 
 Times are seconds of a monotonic clock since the run began.
@@ -9,6 +9,8 @@ Times are seconds of a monotonic clock since the run began.
 
 import json
 import os
+import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +24,7 @@ RUN = "kvplan/run@1"
 Status = Literal["running", "complete", "partial", "failed"]
 MANIFEST, SAMPLES, EVENTS = "run.json", "samples.jsonl", "events.jsonl"
 MAX_LINES = 10_000_000
+SYNC_S = 1.0  # what a power cut may cost
 
 
 class RunWriter:
@@ -40,12 +43,15 @@ class RunWriter:
             "status": "running",
             "cause": None,
             "pid": os.getpid(),
+            "host": platform.node(),
+            "pid_started": _started(os.getpid()),
             "started_utc": utc_now(),
             "finished_utc": None,
             **manifest,
         }
         self._write_manifest()
         self._samples, self._events = (self._open(name) for name in (SAMPLES, EVENTS))
+        self._synced_at = time.monotonic()
 
     def update(self, **entries: Any) -> None:
         """Set entries of the manifest and replace it."""
@@ -73,6 +79,10 @@ class RunWriter:
         try:
             file.write(json.dumps(values, allow_nan=False) + "\n")
             file.flush()
+            if time.monotonic() - self._synced_at >= SYNC_S:
+                self._synced_at = time.monotonic()
+                for each in (self._samples, self._events):
+                    os.fsync(each.fileno())
         except OSError as error:
             raise EnvironmentProblem(
                 f"{shown(Path(file.name))}: cannot be written ({error.strerror}); what was measured so far is kept"
@@ -114,13 +124,26 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _running_pid(path: Path) -> int | None:
-    """The process that still writes this run, if it does."""
+    """The process that still writes this run, if it does: one of that number on this machine, started when it was."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         pid = manifest["pid"] if manifest["status"] == "running" else None
-    except (OSError, ValueError, KeyError, TypeError):
+        is_here = manifest.get("host") in (None, platform.node())
+        started = manifest.get("pid_started")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return pid if isinstance(pid, int) and _is_alive(pid) else None
+    if not isinstance(pid, int) or not is_here or not _is_alive(pid):
+        return None
+    return pid if started is None or started == _started(pid) else None
+
+
+def _started(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None where /proc does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before may hold anything
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _is_alive(pid: int) -> bool:

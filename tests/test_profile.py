@@ -189,6 +189,32 @@ def test_a_run_is_never_overwritten(copied: Path, run: Run) -> None:
     assert (copied / "run.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "other",
+    [{"host": "another-machine"}, {"pid_started": 1}],  # the number of our own process, in use elsewhere or before
+)
+def test_a_process_of_the_same_number_is_not_the_one_that_wrote(tmp_path: Path, other: dict[str, Any]) -> None:
+    writer = RunWriter(tmp_path / "run", {})
+    assert load_run(tmp_path / "run").status == "running"
+    writer.update(**other)
+    found = load_run(tmp_path / "run")
+    assert (found.status, found.recovered) == ("partial", True)
+    writer.finish("complete")
+
+
+def test_what_is_appended_reaches_the_disk_every_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = RunWriter(tmp_path / "run", {})
+    synced: list[int] = []
+    now = [time.monotonic()]
+    monkeypatch.setattr("kvplan.rundir.os.fsync", synced.append)
+    monkeypatch.setattr("kvplan.rundir.time.monotonic", lambda: now[0])
+    for seconds in (0.5, 0.6, 0.9, 0.2):  # 0.5 and 1.1 s after the start, then 0.9 and 1.1 s after that
+        now[0] += seconds
+        writer.sample({"t": now[0]})
+    assert len(synced) == 2 * 2  # twice, two files
+    writer.finish("complete")
+
+
 def test_a_directory_in_use_names_its_process(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path / "run", {"device": "cpu"})
     with pytest.raises(UsageError, match=f"is in use by the profile with pid {os.getpid()}"):
