@@ -26,4 +26,21 @@ def run() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is out: nothing is left to interrupt
     except KeyboardInterrupt:
         pass
-    sys.exit(code)
+    end(code)
+
+
+def end(code: int) -> None:
+    """Leave. A rank of several goes without tearing torch down: its threads aborted one in ten processes that ended as
+    Python ends (SIGABRT after the answer, torch 2.13 with gloo on a busy machine)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        sys.exit(code)
+    import os
+    from contextlib import suppress
+
+    with suppress(Exception):  # the others may be gone
+        distributed.destroy_process_group()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
