@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.accuracy.cases import Case, Models, NotStated, check_budget
-from benchmarks.accuracy.scoring import Refused, Score, Scored, logged_activation, score_case
+from benchmarks.accuracy.scoring import Refused, Score, Scored, score_case
 from kvplan import overheads
 from kvplan.errors import KvplanError
+from kvplan.logged import activation_peak
 from kvplan.plan import Plan, Request, plan
 from kvplan.units import GIB
 
@@ -108,7 +109,7 @@ def implied_peak(case: Case, found: Plan) -> float | None:
 def beside_sampler(found: Plan) -> int:
     """Bytes of a logged activation peak that are not per sampled entry: hidden states, workspaces, inputs."""
     shipped = overheads.sampler_of(found.settings).likely
-    return logged_activation(found) - int(sampled_entries(found) * shipped)
+    return activation_peak(found) - int(sampled_entries(found) * shipped)
 
 
 def peak_with(found: Plan, per_entry: float) -> int:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from math import isclose
 
 from benchmarks.accuracy.cases import Case, Inputs, Models, NotStated, Unscorable, check_budget, inputs_of
-from kvplan import overheads
 from kvplan.allocator import weights_reserved
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec, custom_gpu
 from kvplan.layout import bytes_per_token
-from kvplan.plan import Plan, Request, own_layout, plan, rank_weights, weight_layout
+from kvplan.logged import activation_peak, loaded_weights
+from kvplan.plan import Request, plan, rank_weights, weight_layout
 from kvplan.rules import vllm, vllm_pages, vllm_pool
 from kvplan.rules.vllm import OLDEST, Settings
 from kvplan.spec import (
@@ -100,24 +100,6 @@ def settings_of(inputs: Inputs, gpu: GpuSpec) -> Settings:
     return vllm.resolve(inputs.spec, gpu, inputs.args, inputs.release)
 
 
-def logged_weights(request: Request, settings: Settings, stage: int) -> int:
-    """Bytes that "Model loading took" counts: the weights and the buffers that come with them."""
-    held = sum(rank_weights(request, stage).values())
-    layout = own_layout(request, stage)
-    return held + overheads.loaded(request.spec, settings, request.args, layout).total
-
-
-def logged_activation(found: Plan) -> int:
-    """Bytes that a log of the plan's release calls the activation peak."""
-    number = found.request.release.number
-    peak = found.estimates["activations"].likely
-    if number < overheads.V2_RUNNER:
-        layout = own_layout(found.request, found.stage)
-        own = overheads.loaded(found.request.spec, found.settings, found.request.args, layout)
-        return peak + found.estimates["buffers"].likely - own.total
-    return peak + (found.estimates["cuda_graphs"].likely if number >= overheads.GRAPHS_IN_PEAK else 0)
-
-
 def score_case(case: Case, models: Models) -> Scored | Refused:
     """Everything of a case that can be predicted, beside what was logged."""
     try:
@@ -148,7 +130,7 @@ def weights(case: Case, inputs: Inputs) -> Iterator[Score]:
     if vllm.is_mla(inputs.spec) and inputs.number < vllm.LATENT_KEPT:
         inputs = replace(inputs, release=vllm.version(AFTER_ABSORBED))  # its cache is not modelled, its weights are
     request = Request(inputs.spec, gpu, inputs.args, inputs.release)
-    yield Score("weights", logged_weights(request, settings_of(inputs, gpu), 0) / GIB, logged)
+    yield Score("weights", loaded_weights(request, settings_of(inputs, gpu), 0) / GIB, logged)
 
 
 def budget(case: Case, inputs: Inputs) -> Iterator[Score]:
@@ -165,7 +147,7 @@ def budget(case: Case, inputs: Inputs) -> Iterator[Score]:
     found = plan(Request(inputs.spec, inputs.gpu, inputs.args, inputs.release))
     total = found.request.gpu.total_memory
     predicted = {
-        "activation": logged_activation(found) / GIB,
+        "activation": activation_peak(found) / GIB,
         "non_torch": found.estimates["non_torch"].likely / GIB,
         "graphs": found.estimates["cuda_graphs"].likely / GIB,
         "available_kv": found.available / GIB,
