@@ -603,8 +603,8 @@ def _pool_why(log: ServerLog, found: Plan, row: LogRow) -> str:
             "another dtype there; add --kv-cache-dtype or --mamba-ssm-cache-dtype"
         )
     args = found.request.args
-    assert row.relative is not None
-    if args.tensor_parallel_size > 1 and 0 < row.relative < 0.05 and len(log.by_rank("available_kv")) < 2:
+    is_little_more = row.relative is not None and 0 < row.relative < 0.05
+    if args.tensor_parallel_size > 1 and is_little_more and len(log.by_rank("available_kv")) < 2:
         return "the smallest rank decides; the log quotes the bytes of one rank"
     return ""
 
@@ -724,10 +724,15 @@ def exceeds(result: LogReconciliation, limit: float) -> list[str]:
     """The rows that are off by more than the limit and by more than the log's own rounding, as `name +3.2 %`."""
     rows = [(row.name, row) for row in result.rows] + [(f"{row.name} of the logged pool", row) for row in result.given]
     return [
-        f"{name} {row.relative:+.1%}"
+        f"{name} {row.predicted:,.6g} against 0" if row.relative is None else f"{name} {row.relative:+.1%}"
         for name, row in rows
-        if row.relative is not None and abs(row.relative) > limit and not row.is_exact
+        if row.error and not row.is_exact and (row.relative is None or abs(row.relative) > limit)
     ]
+
+
+def compares_nothing(result: LogReconciliation) -> bool:
+    """Whether the log holds no figure that a prediction could be held against."""
+    return all(row.error is None for row in (*result.rows, *result.given))
 
 
 def document(result: LogReconciliation) -> dict[str, Any]:

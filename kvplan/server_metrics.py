@@ -132,13 +132,20 @@ def server_setup(page: str) -> ServerSetup:
         flags = {flag: said[label] for label, flag in _FLAGS.items() if label in said}
         if said.get("user_specified_block_size") == "True" and "block_size" in said:
             flags["block_size"] = said["block_size"]
-        facts = {fact: said[label] for label, fact in _FACTS.items() if re.fullmatch(_FIGURE, said.get(label, ""))}
+        facts = {fact: said[label] for label, fact in _FACTS.items() if _is_figure(fact, said.get(label, ""))}
         return ServerSetup("vllm", model | flags, facts)
     if not samples:
         raise MetricsError(_NONE_ON_IT)
     first = {metric: value for metric, _, value in reversed(samples) if metric in _SGLANG_FACTS}
     found = {_SGLANG_FACTS[metric]: f"{value:.12g}" for metric, value in first.items()}
-    return ServerSetup("sglang", model, {fact: text for fact, text in found.items() if re.fullmatch(_FIGURE, text)})
+    return ServerSetup("sglang", model, {fact: text for fact, text in found.items() if _is_figure(fact, text)})
+
+
+COUNTS = ("num_blocks", "kv_tokens", "context")
+
+
+def _is_figure(fact: str, text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,15}" if fact in COUNTS else _FIGURE, text) is not None
 
 
 _FIGURE = r"[0-9]{1,15}(?:\.[0-9]{1,12})?"

@@ -400,6 +400,10 @@ FIRST_WORDS: Final = frozenset(
         "Model loading took ", "Load weight begin. avail mem=", "Load weight end.",
     }
 )  # fmt: skip
+# Of those, and of the lists of arguments, what a process says once.
+SAID_ONCE: Final = frozenset(
+    {"vLLM API server version ", "\u2588  version ", "LLM engine (v", "server_args=ServerArgs("}
+)
 # Flags that are kept: those an estimate takes, and those that explain a difference.
 FLAGS: Final = frozenset(
     {
@@ -582,13 +586,15 @@ class _Reader:
         self._readings += [Reading(fact, text, rank, self._line) for fact, text in facts.items() if text is not None]
 
     def _begin_where_needed(self, phrase: str, rank: str) -> None:
-        """Begin a new start where a process says again what it says first, and the pool of the last one was sized.
+        """Begin a new start where a process says again what it says first.
 
-        Of processes that have no name, and of several that start side by side, another one may say it for the first
-        time: then only the unnamed one begins a start.
+        What a process says once, it says again only when it was started again, also after a start that failed. The rest
+        (a draft's weights are loaded too) begins a start only where the pool of the last one was sized; of processes
+        that have no name, another one may say it for the first time.
         """
-        is_again = rank == "" or (phrase, rank) in self._said
-        if is_again and self._known & POOL_FACTS:
+        is_again = (phrase, rank) in self._said
+        is_sized = bool(self._known & POOL_FACTS)
+        if (is_again and phrase in SAID_ONCE) or (is_sized and (is_again or rank == "")):
             self._starts += 1
             self._first_line = self._line
             self._readings.clear()

@@ -497,3 +497,36 @@ def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
     from kvplan.logged import SAMPLE_GPUS
 
     assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
+
+
+# --- logged figures of nothing --------------------------------------------------------------------------------------
+
+ZERO = LLAMA_3090.replace("blocks: 1952,", "blocks: 0,").replace("1.56x", "0.00x")
+WHERE = ("--gpu", "rtx-3090")
+
+
+def test_a_logged_zero_is_compared_and_breaks_any_limit(run: Run, log: Log) -> None:
+    ran = run("reconcile", "--log", log(ZERO), *WHERE, "--max-error", "99%")
+    assert ran.code == 1
+    assert "blocks 1,9" in ran.err  # some 1,95x predicted, as for the 1,952 that the real log has
+    assert " against 0" in ran.err
+
+
+def test_a_limit_without_a_figure_to_compare_is_refused(run: Run, log: Log) -> None:
+    only_arguments = "".join(LLAMA_3090.splitlines(keepends=True)[:2])
+    assert "holds no figure to compare" in refused(
+        run("reconcile", "--log", log(only_arguments), *WHERE, "--max-error", "1%")
+    )
+    assert run("reconcile", "--log", log(only_arguments), *WHERE).code == 0
+
+
+def test_a_page_whose_blocks_are_no_whole_number_states_none(run: Run, tmp_path: Path) -> None:
+    page = tmp_path / "page.txt"
+    page.write_text(
+        "# TYPE vllm:cache_config_info gauge\n"
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="0.5",gpu_memory_utilization="0.9"} 1.0\n'
+    )
+    asked = ("--model", "llama-3.1-8b", "--gpu", "rtx-3090", "--ctx", "16k", "--engine", "vllm@0.33")
+    ran = run("reconcile", "--metrics", str(page), *asked, "--format", "json")
+    assert ran.code == 0
+    assert rows_of(ran.json)["blocks"]["logged"] is None

@@ -314,11 +314,21 @@ def test_of_several_starts_the_last_one_is_taken() -> None:
     assert len(log.all("kv_tokens")) == 1
 
 
-def test_a_start_that_died_before_its_pool_was_sized_does_not_count() -> None:
-    died = "\n".join(START.format(name="a", weights="1.0").splitlines()[:4])
+@pytest.mark.parametrize("lines", [3, 4, 5])  # loading, sizing the pool, or for lack of KV: the server is started again
+def test_nothing_of_a_start_that_failed_is_mixed_into_the_next(lines: int) -> None:
+    died = "\n".join(START.format(name="a", weights="1.0").replace("3.41", "0.11").splitlines()[:lines])
     log = parse_log(died + "\n" + START.format(name="b", weights="15.5"))
+    assert (log.starts, log.first_line) == (2, lines + 1)
+    assert [one.text for one in log.all("weights")] == ["15.5"]
+    assert [one.text for one in log.all("available_kv")] == ["3.41"]
     assert log.text("kv_tokens") == "63,776"
-    assert log.starts == 1
+
+
+def test_an_sglang_start_that_failed_is_left_behind() -> None:
+    start = "server_args=ServerArgs(model_path='org/{}', tp_size=1)\nLoad weight begin. avail mem={} GB\n"
+    log = parse_log(start.format("a", "24.10") + start.format("b", "78.50"))
+    assert log.starts == 2
+    assert [one.text for one in log.all("free_before_load")] == ["78.50"]
 
 
 def test_ranks_that_load_side_by_side_are_one_start() -> None:

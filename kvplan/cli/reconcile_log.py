@@ -19,6 +19,7 @@ from kvplan.logged import (
     LogReconciliation,
     LogRow,
     check_model,
+    compares_nothing,
     document,
     draft_of,
     engine_of,
@@ -41,6 +42,8 @@ def reconcile_server(options: ReconcileOptions, limit: float | None) -> int:
     """Read, compare, print; 1 where a row is off by more than --max-error and than the log's own rounding."""
     log = log_of(options)
     result = compared(options, log)
+    if limit is not None and compares_nothing(result):
+        raise InvalidInputError("--max-error: the log holds no figure to compare; name one that has the whole start-up")
     show(result, options)
     over = [] if limit is None else exceeds(result, limit)
     if over:
