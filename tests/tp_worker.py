@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
+from kvplan.cli.main import end
 from kvplan.errors import KvplanError
 
 
@@ -32,8 +33,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         print(json.dumps(answer(job)), flush=True)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    end(0)
 
 
 if __name__ == "__main__":
