@@ -541,3 +541,47 @@ def test_every_option_of_simulate_is_used_here() -> None:
     own = {each.name for each in fields(SimulateOptions)} - {each.name for each in fields(PlanOptions)}
     text = Path(__file__).read_text(encoding="utf-8")
     assert {name for name in own if f'"--{name.replace("_", "-")}"' not in text} <= {"color"}
+
+
+# --- what is said beside the answer -----------------------------------------------------------------------------------
+
+
+def test_a_percentile_that_rests_on_few_requests_is_noted(run: Run) -> None:
+    """1 % of 40 is less than one request, a tenth of 400 is 40."""
+    assert "ttft p99 of 40 requests rests on the 1 slowest" in run("simulate", *MODEL, *SMALL, "--slo", "ttft=9s").err
+    assert run("simulate", *MODEL, *CONV, "--num-requests", "400", "--slo", "ttft.p90=9s").err == ""
+
+
+def test_a_search_that_few_requests_do_not_bound_says_so(run: Run) -> None:
+    ran = run("simulate", *MODEL, *SMALL, "--slo", "ttft=9999s")
+    assert "not bounded by so few requests" in ran.out
+
+
+def test_refused_requests_break_a_promise(run: Run) -> None:
+    """Of these prompts some are longer than 1,024 tokens, half of the profile's being so."""
+    short = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "1k")
+    ran = run("simulate", *short, *SMALL, "--slo", "ttft=9999s", "--exit-code", "--format", "json")
+    (variant,) = ran.json["variants"]
+    assert variant["requests"]["rejected"] > 0
+    assert variant["slo"] == [{"promise": "ttft p99", "limit": 9999.0, "value": None, "kept": False}]
+    assert (ran.code, variant["largest"]["keeps"]) == (1, None)
+
+
+def test_a_figure_without_matplotlib_is_refused_before_anything_runs(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvplan.cli.simulate.find_spec", lambda name: None)
+    monkeypatch.setattr("kvplan.cli.simulate.planned", lambda options: pytest.fail("it began"))
+    assert "matplotlib is not installed" in refused(
+        run("simulate", *MODEL, *SMALL, "--figure", str(tmp_path / "f.png")), code=3
+    )
+
+
+def test_a_trace_that_is_shorter_than_asked_for_is_said(run: Run, trace: Path) -> None:
+    assert "the trace has 20; all are taken" in run("simulate", *MODEL, "--trace", trace, "--num-requests", "50").err
+
+
+def test_a_prefix_that_leaves_no_prompt_is_refused(run: Run) -> None:
+    stated = ("--prompt-tokens", "1000", "--output-tokens", "10", "--rate", "1", "--shared-prefix")
+    assert "leaves nothing of prompts of 1,000 tokens" in refused(run("simulate", *MODEL, *stated, "1000"))
+    assert run("simulate", *MODEL, *stated, "999", "--num-requests", "5").code == 0

@@ -26,7 +26,7 @@ from kvplan.simulate.requests import Content, Prefixes, content_of
 from kvplan.simulate.result import result
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source, from_lengths, from_profile
-from kvplan.simulate.steptime import Attention, Matmuls, Roofline, Shares, attention_kinds, matmuls, roofline
+from kvplan.simulate.steptime import AtLeast, Attention, Matmuls, Roofline, Shares, attention_kinds, matmuls, roofline
 from kvplan.simulate.timeline import MAX_BUCKETS, Timeline
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.traces.profiles import profile
@@ -690,3 +690,13 @@ def test_odd_loads_come_to_an_end(
         assert (run.counts.arrived, run.counts.failed, run.counts.rejected) == (len(requests), failed, rejected)
         assert result(run).finished == len(requests) - failed - rejected
         assert run.counts.output_tokens >= sum(run.records.output)
+
+
+def test_a_stated_step_time_is_a_floor() -> None:
+    """One token alone takes about 6 ms of an H100; stated at 30 ms a step takes that, a long prompt takes its own."""
+    base = roofline(planned(), Shares())
+    stated = AtLeast(base, 0.030)
+    one, prompt = StepWork(1, 1, 1, (100,), (100,)), StepWork(8192, 1, 1, (8192,), (8192 * 8193 // 2,))
+    assert base.seconds(one) < 0.030 < base.seconds(prompt)
+    assert (stated.seconds(one), stated.seconds(prompt)) == (0.030, base.seconds(prompt))
+    assert stated.text.endswith("; at least 30 ms, as stated")

@@ -140,7 +140,9 @@ def device_of(options: ProfileOptions) -> "torch.device":
     try:
         import torch
     except ImportError as error:
-        raise EnvironmentProblem("profile: torch is not installed; pip install 'kvplan[engine]'") from error
+        raise EnvironmentProblem(
+            "profile: torch is not installed; pip install '.[engine]' in kvplan's sources"
+        ) from error
     if options.device is not None:
         try:
             device = torch.device(options.device)

@@ -37,7 +37,9 @@ def report_command(options: ReportOptions) -> int:
 def require_libraries() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise EnvironmentProblem(f"report: {' and '.join(missing)} is not installed; pip install 'kvplan[report]'")
+        raise EnvironmentProblem(
+            f"report: {' and '.join(missing)} is not installed; pip install '.[report]' in kvplan's sources"
+        )
 
 
 def rendered(data: "ReportData", format: str) -> str:

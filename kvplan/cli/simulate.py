@@ -73,7 +73,7 @@ def simulate(options: SimulateOptions) -> int:
 
 def require_drawing() -> None:
     if find_spec("matplotlib") is None:
-        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install 'kvplan[report]'")
+        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install '.[report]' in kvplan's sources")
 
 
 def only(path: str | None) -> list[str]:

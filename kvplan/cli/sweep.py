@@ -62,7 +62,7 @@ def sweep(options: SweepOptions) -> int:
 
 def require_drawing() -> None:
     if find_spec("matplotlib") is None:
-        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install 'kvplan[report]'")
+        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install '.[report]' in kvplan's sources")
 
 
 def drawn(curves: Curves, format: str) -> bytes:

@@ -74,7 +74,7 @@ class Workload:
 
     profile, trace   where requests come from: one of them, or neither
     rate_per_s       requests per second; None: as the profile or trace has it
-    tpot_s           seconds per output token that are promised; None: nothing is
+    tpot_s           seconds that no step is shorter than when it is simulated; None: what the GPU's figures give
     """
 
     profile: str | None

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from engine.block_manager import Group, MambaGroup
+from engine.block_manager import BlockManager, Group, MambaGroup
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.errors import InvalidInputError
@@ -346,6 +346,7 @@ class _Together:
         self._events: dict[int, list[int]] = {}  # step -> places whose tables may change at it
         self._ends: dict[int, list[int]] = {}  # step -> places whose last token it is
         self._is_paged = config.allocator == "paged"
+        self._can_drop = isinstance(self._blocks, BlockManager) and bool(self._blocks.dropping)
         self._cuts_prompts = any(isinstance(group, MambaGroup) for group in simulation.groups)  # to whole blocks
         for place, seq in enumerate(self._seqs):
             if self._is_paged:
@@ -413,8 +414,7 @@ class _Together:
         may give back what somebody waits for."""
         simulation, blocks, t = self.simulation, self._blocks, self.done
         waits = bool(simulation.scheduler.waiting) and len(self._left) < simulation.config.max_num_seqs
-        can_drop = len(simulation.groups) > 0 and bool(getattr(blocks, "dropping", ()))
-        if len(changing) * len(simulation.groups) > blocks.num_free_blocks or (waits and can_drop):
+        if len(changing) * len(simulation.groups) > blocks.num_free_blocks or (waits and self._can_drop):
             return False
         for place in changing:
             if self._is_async and place in last:

@@ -37,7 +37,7 @@ class Result:
     kv_usage         share of the pool's blocks in use, mean and highest
     empty_slots      share of the slots of running requests' blocks in which nothing is stored; None: states only
     hit_rate         share of the looked-up prompt tokens found in the GPU's prefix cache
-    arrival_rate     requests per second between the first and the last arrival; None of one
+    arrival_rate     finished requests per second between the first and the last of their arrivals; None of one
     """
 
     num_requests: int
