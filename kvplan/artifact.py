@@ -1,7 +1,8 @@
 """A plan as versioned JSON: what every report is written from, and what another tool reads.
 
 Sizes are integer bytes per GPU rank. The memory rows add up to `total`, and `kv_cache` is num_blocks x bytes_per_block,
-exactly; where the plan does not fit both are 0 and `deficit` says what is missing. No number is NaN or infinite.
+exactly (under SGLang, whose windows and states have pools of their own, what all its pools take); where the plan does
+not fit both are 0 and `deficit` says what is missing. No number is NaN or infinite.
 """
 
 import json
@@ -16,6 +17,7 @@ from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
 from kvplan.plan import MemoryBreakdown, Plan, online_scheme
 from kvplan.quant import scheme_name
+from kvplan.rules.sglang import SOURCE as SGLANG_SOURCE
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
 
@@ -378,6 +380,7 @@ TOTAL_FORMULAS = {
 }
 TOTAL_KINDS = {"logged": "measured", "published": "measured", "estimated": "calibrated", "given": "exact"}
 
+SGLANG_BUDGET = "free before loading x mem_fraction_static, sglang srt/mem_cache/kv_cache_configurator.py"
 BUDGET_SOURCE = "vLLM v1/worker/gpu_worker.py: ceil(total x gpu_memory_utilization)"
 COMPARED = ", equal to the server's own code in every case compared"
 POOL_SOURCE = "vLLM v1/core/kv_cache_utils.py"
@@ -426,11 +429,16 @@ def _charge_source(plan: Plan) -> Origin:
 
 def _pool_source(plan: Plan) -> Origin:
     """Of the number of blocks and what follows from it: exact only for a stated pool."""
-    return _ruled(plan, POOL_SOURCE) if _pool_is_given(plan) else ("calibrated", POOL_SOURCE + ESTIMATED_POOL)
+    if _pool_is_given(plan):
+        return _ruled(plan, POOL_SOURCE)
+    source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else POOL_SOURCE
+    return "calibrated", source + ESTIMATED_POOL
 
 
 def _ruled(plan: Plan, source: str) -> Origin:
     release = plan.request.release
+    if release.engine == "sglang":
+        return "formula", SGLANG_SOURCE
     if release.number == COMPARED_RELEASE:
         return "exact", source + COMPARED
     return "formula", f"rules of {release.label} as its {DESCRIBED}"
@@ -440,7 +448,8 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     gpu = plan.request.gpu
     total_kind = TOTAL_KINDS[gpu.total_memory_kind]
     yield "total", (total_kind, gpu.total_memory_source)
-    yield "budget", ("exact" if total_kind == "exact" else "formula", BUDGET_SOURCE)
+    source = SGLANG_BUDGET if plan.request.release.engine == "sglang" else BUDGET_SOURCE
+    yield "budget", ("exact" if total_kind == "exact" else "formula", source)
     stated = plan.request.weights_bytes is not None
     read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
     facts = "the sizes that the checkpoint's files state" if read else plan.request.spec.source
@@ -457,7 +466,7 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
         yield name, ("calibrated", REST_SOURCE)
     for name in ("available", "available_low", "available_high"):
         given = plan.request.args.kv_cache_memory_bytes is not None
-        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("calibrated", BUDGET_SOURCE + " less the rows")
+        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("calibrated", source + " less the rows")
 
 
 def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:

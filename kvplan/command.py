@@ -1,5 +1,7 @@
 """A pasted `vllm serve ...` command, and engine arguments as text: what they say in kvplan's terms.
 
+SGLang's commands are read by kvplan/sglang_command.py.
+
 The text is split as a shell would and never run. Numbers of a pasted command are read as vLLM reads them. A flag that
 changes memory in a way kvplan does not size is refused; a misspelt one is refused too, for vLLM would not start.
 Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm serve" command line reference.
@@ -20,12 +22,13 @@ from kvplan.units import (
     parse_count,
     parse_fraction,
     parse_int_vllm,
+    parse_ratio,
     parse_size,
     parse_tokens,
     parse_tokens_vllm,
 )
 
-Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "flag", "text", "choice"]
+Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,11 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
     "kv_offloading_size": Argument("gib"),
     "num_speculative_tokens": Argument("count", most=1000),
     "usage": Argument("choice", choices=("server", "offline")),
+    "mem_fraction_static": Argument("fraction"),
+    "max_total_tokens": Argument("tokens"),
+    "swa_full_tokens_ratio": Argument("ratio"),
+    "mamba_full_memory_ratio": Argument("ratio"),
+    "cuda_graph_max_bs": Argument("count"),
 }
 
 # Flags that change what is held in GPU memory in a way kvplan does not size: refused.
@@ -214,6 +222,8 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return gib(text, option)
         case "fraction":
             return parse_fraction(text, option)
+        case "ratio":
+            return parse_ratio(text, option)
         case "flag":
             return switch(text, option)
         case "choice":
@@ -324,8 +334,8 @@ def server(commands: list[list[str]], found: ServeCommand) -> list[str]:
             return following
     raise UsageError(
         f"--from-command: has no server in it ({printable(' '.join(commands[0]), 60)!r}); paste a "
-        "`vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, or a "
-        "`docker run ... vllm/vllm-openai ...`"
+        "`vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a "
+        "`docker run ... vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`"
     )
 
 

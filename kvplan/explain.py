@@ -8,7 +8,8 @@ from typing import assert_never
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.quant import scheme_name
-from kvplan.rules import vllm
+from kvplan.rules import sglang, vllm
+from kvplan.rules.sglang import SglangPool
 from kvplan.rules.vllm_pages import KVSpec, charged_blocks
 from kvplan.rules.vllm_pool import KVGroup
 from kvplan.spec import (
@@ -59,10 +60,17 @@ def explain(plan: Plan) -> list[Section]:
         sections.append(Section("Why not the folk answer", folk))
     if notes := plan.request.spec.notes:
         sections.append(Section("What was read into the config", notes))
+    if changes := tuple(plan.request.release.lacks()):
+        lines = tuple(f"{_release(change.since)}: {change.what} [{change.source}]" for change in changes)
+        sections.append(Section(f"What later releases than {plan.request.release.label} change", lines))
     if said := statements(plan):
         texts = tuple(f"{name}: {source}" for name, (_, source) in said.items())
         sections.append(Section("What the facts and rules rest on", texts))
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
+
+
+def _release(number: tuple[int, int]) -> str:
+    return f"from {number[0]}.{number[1]} on"
 
 
 def stage_of(plan: Plan) -> range:
@@ -96,7 +104,13 @@ def statements(plan: Plan) -> dict[str, tuple[str, str]]:
     for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
         if spec is not None and not is_published(spec.source):
             found[name] = spec.source.partition(";")[0], spec.source
-    if release.number != COMPARED_RELEASE:
+    if release.engine == "sglang":
+        read = "0.5.23" if release.number >= sglang.NEWEST else "0.4.4 and 0.4.9"
+        found["rules"] = (
+            f"{release.label} as its code of {read} was read; compared with posted logs, not with its own answers",
+            f"{sglang.SOURCE}; posted start-up logs (tests/test_sglang.py)",
+        )
+    elif release.number != COMPARED_RELEASE:
         found["rules"] = (
             f"{release.label} by release notes, issues and logs; not compared with its own code",
             f"{release.label} as its {DESCRIBED}; not compared with that release's own code",
@@ -202,7 +216,9 @@ def _blocks(plan: Plan) -> Iterator[str]:
         numbers.setdefault(_group_text(plan, group), []).append(number)
     for text, same in numbers.items():
         yield f"{_numbered(same)}: {text}"
-    if len(pool.groups) > 1:
+    if isinstance(pool, SglangPool):
+        yield from _sglang_pools(plan, pool)
+    elif len(pool.groups) > 1:
         yield (
             "groups share one set of block ids: a block costs the widest group's bytes, "
             f"{capacity.bytes_per_block:,} B, and a request is charged the sum, {capacity.blocks_per_request:,} blocks"
@@ -213,7 +229,22 @@ def _blocks(plan: Plan) -> Iterator[str]:
     )
 
 
+def _sglang_pools(plan: Plan, pool: SglangPool) -> Iterator[str]:
+    """How windows and recurrent states are kept beside the tokens."""
+    if len(pool.groups) > 1:
+        share = float(pool.swa_ratio)
+        yield (
+            f"window layers have a pool of {share:g} x as many tokens, which every page of the full pool pays for: "
+            f"{pool.full[plan.stage]:,} B + {share:g} x {pool.windows[plan.stage]:,} B a token; a request is charged "
+            f"the larger of its pages and its window pages / {share:g}"
+        )
+    if state := pool.state[plan.stage]:
+        yield f"states have slots of {state:,} B, set aside before the tokens"
+
+
 def _block_reason(plan: Plan) -> str:
+    if plan.request.release.engine == "sglang":
+        return f"page size {plan.pool.block_size}: {'as asked' if plan.request.args.block_size else 'the default'}"
     spec, settings, size = plan.request.spec, plan.settings, plan.pool.block_size
     asked = plan.request.args.block_size
     if vllm.has_states(spec):
@@ -303,7 +334,40 @@ def _share(counts: Counter[str], group: str) -> str:
     return f"{counts[group]:,} parameters, " if group in counts else ""
 
 
+def _sglang_budget(plan: Plan) -> Iterator[str]:
+    memory, context, fraction = plan.memory, plan.estimates["context"], plan.settings.gpu_memory_utilization
+    yield f"total {memory.total:,} B ({format_gib(memory.total)}): {plan.request.gpu.total_memory_source}"
+    yield (
+        f"- context {context.likely:,} B ({context.low / GIB:.2f}-{context.high / GIB:.2f} GiB) = {context.formula} "
+        f"[{context.kind}: {context.source}]"
+    )
+    yield (
+        f"free before loading x mem_fraction_static: ({memory.total:,} - {context.likely:,}) x {fraction} = "
+        f"{memory.budget:,} B ({format_gib(memory.budget)})"
+    )
+    yield f"- weights {memory.weights:,} B"
+    yield f"- buffers {memory.buffers:,} B = {plan.estimates['buffers'].formula}"
+    yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
+    kept = memory.total - context.likely - memory.budget
+    yield f"kept back for activations and CUDA graphs, which SGLang does not measure: {kept:,} B ({format_gib(kept)})"
+
+
+def _sglang_users(plan: Plan) -> Iterator[str]:
+    capacity, answer, args = plan.capacity, plan.concurrency, plan.request.args
+    pages = capacity.num_blocks - 1
+    given = " (or --engine-arg max_total_tokens, if less)" if args.max_total_tokens else ""
+    yield f"tokens: {capacity.tokens:,} in {pages:,} pages of {plural(plan.pool.block_size, 'token')}{given}"
+    yield f"full-context users: {pages:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
+    yield (
+        f"max_running_requests {plan.settings.max_num_seqs:,}: {sglang.REQUESTS_PER_CONTEXT} per context held, from "
+        f"{sglang.LEAST_REQUESTS:,} to {sglang.MOST_REQUESTS:,}, at most half the tokens and what states allow"
+    )
+
+
 def _budget(plan: Plan) -> Iterator[str]:
+    if plan.request.release.engine == "sglang":
+        yield from _sglang_budget(plan)
+        return
     gpu, settings, memory = plan.request.gpu, plan.settings, plan.memory
     yield f"total {memory.total:,} B ({format_gib(memory.total)}, {gpu.total_memory_kind}): {gpu.total_memory_source}"
     given = plan.request.args.kv_cache_memory_bytes
@@ -329,6 +393,9 @@ def _budget(plan: Plan) -> Iterator[str]:
 
 
 def _users(plan: Plan) -> Iterator[str]:
+    if plan.request.release.engine == "sglang":
+        yield from _sglang_users(plan)
+        return
     capacity, answer = plan.capacity, plan.concurrency
     need = plan.bytes_per_request + capacity.bytes_per_block
     sign = "<=" if plan.fits else ">"
@@ -343,7 +410,7 @@ def _users(plan: Plan) -> Iterator[str]:
     else:
         yield f"blocks: --num-gpu-blocks-override {capacity.num_blocks:,}"
     yield f"concurrency: {capacity.num_blocks:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
-    if plan.settings.version.tokens_of_group:
+    if not plan.settings.version.has("tokens_by_concurrency"):
         shared = f"{capacity.num_blocks:,} // {len(plan.pool.groups)} groups"
         yield f"tokens: {shared} x {plan.pool.block_size:,} = {capacity.tokens:,}"
     else:
@@ -412,6 +479,8 @@ def _peak_step(plan: Plan) -> str:
 def _folk(plan: Plan) -> Iterator[str]:
     args = plan.request.args
     if args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None or not plan.fits:
+        return
+    if plan.request.release.engine != "vllm":  # the folk answer is about vLLM's budget
         return
     each = plan.bytes_per_request
     nominal = plan.request.gpu.nominal_memory or plan.memory.total

@@ -1,14 +1,16 @@
-"""The `vllm serve` command that starts exactly what was planned: plain integers, vLLM's own flags only.
+"""The command that starts exactly what was planned: plain integers, the server's own flags only.
 
 The one word that is not an integer is the context of an auto-fitted plan whose range reaches below one user: `auto`.
 """
 
 import json
 from pathlib import PurePath
+from typing import assert_never
 
 from kvplan import catalog
 from kvplan.plan import Plan
-from kvplan.rules.vllm import EngineArgs, Version, has_states
+from kvplan.rules.releases import Version
+from kvplan.rules.vllm import EngineArgs, has_states
 from kvplan.spec import ModelSpec
 from kvplan.units import GIB
 
@@ -25,6 +27,53 @@ def model_id(spec: ModelSpec) -> str:
 
 def serve_command(plan: Plan) -> list[str]:
     """The command as a list of words. What the plan depends on is pinned even where it is this release's default."""
+    match plan.request.release.engine:
+        case "vllm":
+            return _vllm_command(plan)
+        case "sglang":
+            return _sglang_command(plan)
+        case _:
+            assert_never(plan.request.release.engine)
+
+
+def context_word(words: list[str]) -> str:
+    """The context that a command asks for, as it is written there."""
+    flag = "--max-model-len" if "--max-model-len" in words else "--context-length"
+    return words[words.index(flag) + 1]
+
+
+_SGLANG_KV = {"auto": None, "fp8": "fp8_e4m3", "bfloat16": "bf16", "float16": "auto"}  # SGLang's own names
+
+
+def _sglang_command(plan: Plan) -> list[str]:
+    args, settings = plan.request.args, plan.settings
+    page = plan.pool.block_size
+    values = {
+        "--model-path": model_id(plan.request.spec),
+        "--context-length": plan.capacity.max_model_len,
+        "--tp-size": args.tensor_parallel_size if args.tensor_parallel_size > 1 else None,
+        "--pp-size": args.pipeline_parallel_size if args.pipeline_parallel_size > 1 else None,
+        "--dp-size": args.data_parallel_size if args.data_parallel_size > 1 else None,
+        "--ep-size": args.tensor_parallel_size if args.enable_expert_parallel else None,
+        "--mem-fraction-static": settings.gpu_memory_utilization,
+        "--max-running-requests": settings.max_num_seqs,
+        "--chunked-prefill-size": settings.max_num_batched_tokens,
+        "--max-total-tokens": args.max_total_tokens,
+        "--page-size": page if page > 1 else None,
+        "--dtype": None if args.dtype == "auto" else args.dtype,
+        "--quantization": args.quantization,
+        "--kv-cache-dtype": _SGLANG_KV.get(args.kv_cache_dtype, args.kv_cache_dtype),
+        "--swa-full-tokens-ratio": args.swa_full_tokens_ratio,
+        "--mamba-full-memory-ratio": args.mamba_full_memory_ratio,
+        "--mamba-ssm-dtype": args.mamba_ssm_cache_dtype,
+        "--cuda-graph-max-bs": args.cuda_graph_max_bs,
+    }
+    words = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
+    switches = {"--disable-radix-cache": not args.enable_prefix_caching, "--disable-cuda-graph": args.enforce_eager}
+    return ["python", "-m", "sglang.launch_server", *words, *(flag for flag, on in switches.items() if on)]
+
+
+def _vllm_command(plan: Plan) -> list[str]:
     args, settings = plan.request.args, plan.settings
     words = ["vllm", "serve", model_id(plan.request.spec), "--max-model-len", _context(plan)]
     words += _parallel(args)
@@ -44,8 +93,8 @@ def most_sequences(plan: Plan) -> int:
 
 
 def takes_auto_context(release: Version) -> bool:
-    """Whether the release knows --max-model-len auto. Source: vllm-project/vllm#29431, in vLLM 0.14."""
-    return release.number >= (0, 14)
+    """Whether the release knows --max-model-len auto."""
+    return release.has("auto_context")
 
 
 def _context(plan: Plan) -> str:

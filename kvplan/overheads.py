@@ -18,7 +18,8 @@ from typing import Literal
 from kvplan.allocator import weights_excess
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
-from kvplan.rules.vllm import EngineArgs, Settings, Version, has_states, is_mla
+from kvplan.rules.releases import Version, since
+from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla
 from kvplan.spec import LatentAttention, ModelSpec, Place, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
 from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
@@ -106,9 +107,6 @@ def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -
     )
 
 
-ABSORBED = (0, 7)  # the one release that kept MLA's projections multiplied out
-
-
 @lru_cache(maxsize=4096)
 def absorbed_projections(spec: ModelSpec, tp: int, pp: int, element: int) -> int:
     """Bytes of the products of MLA's projections that vLLM 0.7 kept beside them, on the stage with most layers.
@@ -141,8 +139,8 @@ def element_bytes(settings: Settings) -> int:
 
 EVIDENCE = "reports/constants.md#"
 
-V2_RUNNER = (0, 25)  # model runner V2 became the default for dense models (vllm-project/vllm#44443, July 2026)
-GRAPHS_IN_PEAK = (0, 27)  # a log's "peak activation" includes the graph estimate (#57936, August 2026)
+V2_RUNNER = since("runner_v2")
+GRAPHS_IN_PEAK = since("graphs_in_peak")
 INPUT_BYTES = 13  # token id, position, slot and flags per batched token
 # The workspace of Triton's fused experts. It explains the difference between MoE and dense models of one vocabulary in
 # vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2 0.66 GiB
@@ -177,7 +175,7 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents = 2 * dequantised_latents(spec, tp, pp, args.quantization)
-    if is_mla(spec) and settings.version.number == ABSORBED:
+    if is_mla(spec) and since("latent_cache") <= settings.version.number < since("plain_projections"):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
     alignment = 0
@@ -287,8 +285,8 @@ ENCODER_HIGH = 5 * GIB // 2
 
 def sampler_of(settings: Settings) -> Sampler:
     number = settings.version.number
-    if number < (0, 17):
-        flashinfer = (0, 8) <= number < (0, 11) and not settings.first_engine
+    if number < since("lean_sampler"):
+        flashinfer = since("v1") <= number < since("v1_only") and not settings.first_engine
         return SAMPLER_TO_010 if flashinfer else SAMPLER_TO_016
     return SAMPLER_TO_024 if number < V2_RUNNER else SAMPLER_V2
 
@@ -361,7 +359,7 @@ GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#5301
 # release it came with is inferred: 0.26 was out days later), 512 elsewhere.
 LARGEST_GRAPH = 512
 LARGEST_GRAPH_SM100 = 1024
-SM100_RAISED = (0, 27)
+SM100_RAISED = since("large_graphs")
 
 
 @lru_cache(maxsize=1024)
@@ -459,10 +457,10 @@ def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
     if gpu.vendor == "amd":
         return NON_TORCH_ROCM
     if tp == 1:
-        return NON_TORCH_ONE if number < (0, 18) else NON_TORCH_ONE_NEW
-    if number < (0, 8) and gpu.sm == 90 and tp >= 8:
+        return NON_TORCH_ONE if number < since("all_reduce_buffers") else NON_TORCH_ONE_NEW
+    if number < since("v1") and gpu.sm == 90 and tp >= 8:
         return NON_TORCH_NVSWITCH_V0
-    if number < (0, 18):
+    if number < since("all_reduce_buffers"):
         return NON_TORCH_MANY
     return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
 

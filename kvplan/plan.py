@@ -1,15 +1,16 @@
 """plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
 
 from dataclasses import dataclass, field, replace
-from math import ceil
-from typing import TYPE_CHECKING
+from math import ceil, floor
+from typing import TYPE_CHECKING, assert_never
 
 from kvplan import overheads, users, weights
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate
-from kvplan.rules import vllm, vllm_pages, vllm_pool
-from kvplan.rules.vllm import EngineArgs, Settings, Version
+from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
+from kvplan.rules.releases import Version
+from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
 from kvplan.users import UserAnswer
@@ -266,11 +267,43 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
     )
 
 
-def breakdown(request: Request, stage: _Budget, capacity: Capacity, *, fits: bool, load_peak: int) -> MemoryBreakdown:
+KEPT_BACK = "within what SGLang keeps back; it measures none"
+
+
+def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
+    """What one stage's rank has left for KV under SGLang: a share of what was free before loading, less what loads.
+
+    Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
+    """
+    gpu, spec, args = request.gpu, request.spec, request.args
+    groups = rank_weights(request, stage)
+    held = sum(groups.values())
+    loaded = overheads.loaded(spec, settings, args, own_layout(request, stage)).total
+    context = request.measured.get("context", overheads.context(gpu, args))
+    none = Estimate(0, 0, 0, KEPT_BACK, sglang.SOURCE, "exact")
+    estimates = {
+        "buffers": Estimate(
+            loaded, loaded, loaded, f"rotary tables and alignment {loaded:,} B", sglang.SOURCE, "formula"
+        ),
+        **dict.fromkeys(("activations", "cuda_graphs", "non_torch", "lora"), none),
+        "context": context,
+    }
+
+    def share(total: int, taken: int) -> int:
+        return floor((total - taken) * settings.gpu_memory_utilization)
+
+    budget = share(gpu.total_memory, context.likely)
+    ends = (share(gpu.total_memory_low, context.high), budget, share(gpu.total_memory_high, context.low))
+    low, likely, high = (end - held - loaded for end in ends)
+    return _Budget(max(0, budget), groups, estimates, (low, likely, high))
+
+
+def breakdown(
+    request: Request, stage: _Budget, capacity: Capacity, *, kv_cache: int, load_peak: int
+) -> MemoryBreakdown:
     total = request.gpu.total_memory
     rows = {name: stage.estimates[name].likely for name in BUDGET_ROWS}
     held = sum(stage.groups.values())
-    kv_cache = capacity.num_blocks * capacity.bytes_per_block if fits else 0
     unused = total - held - sum(rows.values()) - kv_cache
     context = stage.estimates["context"].likely
     slack = stage.available[1] - kv_cache
@@ -349,6 +382,77 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
     return notes
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a server's rules say: its settings, its pool, each stage's memory, and what that holds.
+
+    ends      concurrency when what is estimated is at its worst and best
+    kv_cache  bytes of the pool on the rank that decides
+    """
+
+    settings: Settings
+    pool: Pool
+    stages: list[_Budget]
+    capacity: Capacity
+    ends: tuple[float, float]
+    kv_cache: int
+    notes: tuple[str, ...] = ()
+
+
+def vllm_answer(request: Request) -> _Answer:
+    args, spec = request.args, request.spec
+    settings = vllm.resolve(spec, request.gpu, args, request.release)
+    vllm.check_parallel(spec, args)
+    vllm.check_capability(spec, args, request.gpu.sm)
+    check_load(request, settings.max_model_len)
+    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
+    stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
+    capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    ends = [
+        vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
+        for end in (0, 2)
+    ]
+    if args.num_gpu_blocks_override is not None:
+        ends = [capacity.max_concurrency] * 2
+    kv_cache = capacity.num_blocks * capacity.bytes_per_block
+    return _Answer(
+        settings, pool, stages, capacity, (ends[0], ends[1]), kv_cache,
+        tuple(start_notes(request, settings, capacity, stages[capacity.stage])),
+    )  # fmt: skip
+
+
+def sglang_answer(request: Request) -> _Answer:
+    args, spec = request.args, request.spec
+    if request.draft is not None:
+        raise UsageError("--draft-model: drafts in SGLang are not modelled; leave it out")
+    settings = sglang.resolve(spec, request.gpu, args, request.release)
+    vllm.check_parallel(spec, args)
+    vllm.check_capability(spec, args, request.gpu.sm)
+    check_load(request, settings.max_model_len)
+    how = sglang.paging(spec, settings, args, request.gpu.sm)
+    pool = sglang.pool(spec, how, args.swa_full_tokens_ratio, request.release)
+    stages = [sglang_budget(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
+    rooms = [[stage.available[end] for stage in stages] for end in range(3)]
+    capacity = sglang.capacity(pool, settings, args, rooms[1])
+    pages, slots, worst = sglang.pages_in(pool, args, rooms[1])
+    most = sglang.max_requests(pool, settings, args, pages, slots)
+    low, high = (sglang.pages_in(pool, args, rooms[end])[0] / capacity.blocks_per_request for end in (0, 2))
+    return _Answer(
+        replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low, high),
+        pool.num_bytes(pages, slots, worst), tuple(sglang.notes(spec, request.gpu, args, request.release, slots)),
+    )  # fmt: skip
+
+
+def answer_of(request: Request) -> _Answer:
+    match request.release.engine:
+        case "vllm":
+            return vllm_answer(request)
+        case "sglang":
+            return sglang_answer(request)
+        case _:
+            assert_never(request.release.engine)
+
+
 def plan(request: Request) -> Plan:
     """Size a model on a GPU.
 
@@ -358,39 +462,28 @@ def plan(request: Request) -> Plan:
     if request.draft is not None and not request.args.num_speculative_tokens:
         request = replace(request, args=replace(request.args, num_speculative_tokens=DRAFT_TOKENS))
         notes.append(f"no --num-speculative-tokens: {DRAFT_TOKENS} are taken; vLLM wants a number")
-    args, spec = request.args, request.spec
-    settings = vllm.resolve(spec, request.gpu, args, request.release)
-    vllm.check_parallel(spec, args)
-    vllm.check_capability(spec, args, request.gpu.sm)
-    check_load(request, settings.max_model_len)
-    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
-    stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
-    capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    answer = answer_of(request)
+    capacity = answer.capacity
     fits = capacity.fits and capacity.num_blocks > 0
     worst = capacity.stage
-    ends = [
-        vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
-        for end in (0, 2)
-    ]
-    if args.num_gpu_blocks_override is not None:
-        ends = [capacity.max_concurrency] * 2
-    concurrency = users_of(request, pool, capacity, (ends[0], ends[1]))
+    concurrency = users_of(request, answer.pool, capacity, answer.ends)
     if not fits:
         concurrency = replace(
             concurrency, max=0.0, full_context_users=0, steady_users=0, low=0.0, high=0.0, length_users=None,
             mean_length_users=None if concurrency.mean_length_users is None else 0,
         )  # fmt: skip
-    stage = stages[worst]
+    stage = answer.stages[worst]
     held = sum(stage.groups.values())
     peak = held
     if online_scheme(request) and request.weights_bytes is None:
-        peak = weights.total_weights(spec, weight_layout(request, worst, online=False))
+        peak = weights.total_weights(request.spec, weight_layout(request, worst, online=False))
+    kv_cache = answer.kv_cache if fits else 0
     return Plan(
         request=request,
-        settings=settings,
-        pool=pool,
+        settings=answer.settings,
+        pool=answer.pool,
         capacity=capacity,
-        memory=breakdown(request, stage, capacity, fits=fits, load_peak=max(peak, held)),
+        memory=breakdown(request, stage, capacity, kv_cache=kv_cache, load_peak=max(peak, held)),
         weight_groups=stage.groups,
         estimates=stage.estimates,
         concurrency=concurrency,
@@ -400,5 +493,5 @@ def plan(request: Request) -> Plan:
         stage=worst,
         fits=fits,
         deficit=0 if fits else capacity.deficit,
-        notes=(*spec.notes, *notes, *start_notes(request, settings, capacity, stage)),
+        notes=(*request.spec.notes, *notes, *answer.notes),
     )

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvplan.errors import EnvironmentProblem, KvplanError, UnsupportedModelError, UsageError
 from kvplan.held import num_gpus, pool_users
 from kvplan.plan import Plan, Request, plan
-from kvplan.rules.vllm import EngineArgs, Version
+from kvplan.rules.releases import Version
+from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import Decoder, ModelSpec
 from kvplan.units import format_gib
 

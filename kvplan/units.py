@@ -234,6 +234,15 @@ _DURATION = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?"
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+def parse_ratio(text: str, option: str) -> float:
+    """A number above 0 and at most 1,000: 0.9, 2."""
+    plain = re.fullmatch(r"[0-9]{1,4}(?:\.[0-9]{1,9})?", text.strip())
+    value = float(plain.group()) if plain else 0.0
+    if not 0 < value <= 1000:
+        raise _refuse(option, "not a ratio above 0 and up to 1,000", text, "write 0.9 or 2")
+    return value
+
+
 def parse_duration(text: str, option: str, least: float = 0.001) -> float:
     """Seconds of a duration: "250ms", "1s", "2m", "1.5h", "10" (seconds)."""
     forms = "write a number with ms, s, m or h: 250ms, 1s, 2m"

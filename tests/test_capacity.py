@@ -11,7 +11,7 @@ from kvplan import catalog
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import gpu
 from kvplan.plan import Plan, Request, plan
-from kvplan.rules import vllm
+from kvplan.rules import engines, vllm
 from kvplan.rules.vllm import EngineArgs
 from tests import oracles
 from tests.oracle_data import DATA, needs_oracle_data
@@ -22,7 +22,7 @@ FORTY = 40 * GIB
 
 def sized(model: str, gpu_name: str = "h100-80g", engine: str = "vllm", budget: int = FORTY, **args: Any) -> Plan:
     flags = EngineArgs(kv_cache_memory_bytes=budget, **args)
-    return plan(Request(catalog.load(model), gpu(gpu_name), flags, vllm.parse_engine(engine)))
+    return plan(Request(catalog.load(model), gpu(gpu_name), flags, engines.parse_engine(engine)))
 
 
 # vLLM 0.33's own capacity code, 40 GiB of KV per rank, its defaults as an API server.
@@ -144,17 +144,17 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         sized("llama-3.1-8b", max_model_len=131_073)
 
 
-@pytest.mark.parametrize("text", ["sglang", "vllm@", "vllm@1", "vllm@0.34", "vllm@0.33.0.1", "vllm@0.5", "vllm@x.y"])
+@pytest.mark.parametrize("text", ["tgi", "vllm@", "vllm@1", "vllm@0.34", "vllm@0.33.0.1", "vllm@0.5", "vllm@x.y"])
 def test_engines_kvplan_does_not_know_are_refused(text: str) -> None:
     if text == "vllm@":
-        assert vllm.parse_engine(text).number == vllm.NEWEST
+        assert engines.parse_engine(text).number == vllm.NEWEST
         return
     with pytest.raises(UsageError, match="--engine"):
-        vllm.parse_engine(text)
+        engines.parse_engine(text)
 
 
 def test_versions_differ_where_their_releases_did() -> None:
-    new, middle, old = (vllm.parse_engine(f"vllm@{v}") for v in ("0.33", "0.19", "0.11"))
+    new, middle, old = (engines.parse_engine(f"vllm@{v}") for v in ("0.33", "0.19", "0.11"))
     assert (new.utilization, middle.utilization, old.utilization) == (0.92, 0.92, 0.90)
     assert (new.graphs_in_budget, middle.graphs_in_budget, old.graphs_in_budget) == (True, False, False)
 

@@ -51,6 +51,8 @@ ORDER = (
     "flags",
     "explain",
     "command",  # a pasted `vllm serve ...`
+    "sglang_command",
+    "pasted",  # either of the two
     "simulate",
     "policy",  # what deployments promise, judged over plans
     # what it really takes
@@ -60,8 +62,15 @@ ORDER = (
     "watch",
     "doctor",
     "profile",
+    "log_text",  # what a log's collector put around it, and lists of arguments
+    "log_wordings",  # what servers write at their start
+    "log_command",  # the command that started one
     "serverlog",  # a server's start-up log
-    "logged",  # a prediction beside what a server logged
+    "log_request",  # what it asks for: model, engine, arguments, GPU
+    "log_rows",  # its figures beside their predictions
+    "log_vllm",
+    "logged_sglang",
+    "logged",  # the comparison of one server
     "reconcile",
     "diff",  # what changed between plans
     # answers
@@ -72,7 +81,7 @@ ORDER = (
     "__main__",
 )
 MAY_IMPORT_ENGINE = ("profile", "simulate", "cli")
-ENGINE_MAY_IMPORT = ("spec", "errors", "hf_config", "catalog")  # what a model is, and where that is read
+ENGINE_MAY_IMPORT = ("spec", "errors", "quant", "hf_config", "catalog")  # what a model is, and where that is read
 
 
 def violations(root: Path) -> list[str]:

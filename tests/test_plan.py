@@ -12,7 +12,7 @@ from kvplan.advise import fixes
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import gpu, gpu_names
 from kvplan.plan import Load, Plan, Request, plan
-from kvplan.rules import vllm
+from kvplan.rules import engines
 from kvplan.rules.vllm import EngineArgs
 from kvplan.workload import parse_lengths
 
@@ -26,7 +26,7 @@ MODELS = (
 
 def of(model: str, gpu_name: str = "a100-80g", engine: str = "vllm", load: Load | None = None, **args: Any) -> Plan:
     return plan(
-        Request(catalog.load(model), gpu(gpu_name), EngineArgs(**args), vllm.parse_engine(engine), load or Load())
+        Request(catalog.load(model), gpu(gpu_name), EngineArgs(**args), engines.parse_engine(engine), load or Load())
     )
 
 

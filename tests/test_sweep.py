@@ -22,7 +22,8 @@ from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.gpu import gpu
 from kvplan.plan import Request
 from kvplan.report import sweep_figures
-from kvplan.rules.vllm import EngineArgs, parse_engine
+from kvplan.rules.engines import parse_engine
+from kvplan.rules.vllm import EngineArgs
 from kvplan.sweep import Curves, Front, Grid, Row, all_rows, check_size, front_of, portable, unusable
 
 ROOT = Path(__file__).resolve().parents[1]

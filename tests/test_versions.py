@@ -1,5 +1,8 @@
 """What differs between releases of vLLM, against what servers of those releases logged."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kvplan import catalog
@@ -7,9 +10,14 @@ from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.gpu import gpu
 from kvplan.overheads import SAMPLER_TO_010, SAMPLER_TO_016, sampler_of
 from kvplan.rules import vllm, vllm_pages, vllm_pool
+from kvplan.rules.releases import CHANGES, Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pool import Capacity
 from kvplan.units import GIB
+from tests.cli import Run
+from tests.cli import run as run  # the fixture
+
+PACKAGE = Path(vllm.__file__).parents[1]
 
 
 def settings_of(model: str, device: str, number: tuple[int, int], args: EngineArgs) -> Settings:
@@ -113,3 +121,29 @@ def test_experts_are_quantised_while_loading_and_nothing_else_is() -> None:
     assert {name for name in plain if plain[name] != int8[name]} == {"experts"}
     # one byte for two, and a float32 scale per row: 16 experts x (2 x 14,336 + 4,096) rows in 16 of 32 layers
     assert int8["experts"] == plain["experts"] // 2 + 4 * 16 * 16 * (2 * 14336 + 4096)
+
+
+class TestTheTableOfChanges:
+    def test_every_change_is_one_that_the_rules_ask_for(self) -> None:
+        """An entry that nothing reads would be a claim without an effect."""
+        asked = set[str]()
+        for path in PACKAGE.rglob("*.py"):
+            asked |= set(re.findall(r"""(?:\.has|since)\("(\w+)"\)""", path.read_text(encoding="utf-8")))
+        assert set(CHANGES) <= asked
+
+    def test_is_in_the_order_of_the_releases(self) -> None:
+        numbers = [change.since for change in CHANGES.values()]
+        assert numbers == sorted(numbers)
+        assert min(numbers) > vllm.OLDEST
+        assert max(numbers) <= vllm.NEWEST
+
+    def test_what_a_release_lacks_is_what_came_after_it(self) -> None:
+        said = [change.what for change in Version((0, 21)).lacks()]
+        assert any("V2" in what for what in said)
+        assert not any("0.92" in what for what in said)
+        assert not list(Version(vllm.NEWEST).lacks())
+
+    @pytest.mark.parametrize(("engine", "told"), [("vllm@0.19", True), ("vllm", False), ("sglang", False)])
+    def test_an_older_release_is_explained_by_what_later_ones_change(self, run: Run, engine: str, told: bool) -> None:
+        done = run("estimate", "qwen3-8b", "--gpu", "l4", "--ctx", "4k", "--engine", engine, "--explain")
+        assert ("from 0.25 on: model runner V2" in done.out) is told

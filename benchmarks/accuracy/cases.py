@@ -22,7 +22,8 @@ from kvplan.files import printable, read_text
 from kvplan.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.plan import ONLINE_METHODS
 from kvplan.rules import vllm
-from kvplan.rules.vllm import EngineArgs, Version
+from kvplan.rules.releases import Version
+from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import ModelSpec
 from kvplan.units import GIB
 
@@ -466,7 +467,7 @@ def inputs_of(case: Case, models: Models) -> Inputs:
     check_stated(case)
     release = vllm.version(max(number, vllm.OLDEST))
     if "ESTIMATE_CUDAGRAPHS=0" in f"{case.flags} {case.notes}":
-        release = replace(release, graphs_in_budget=False)
+        release = replace(release, estimates_graphs=False)
     device, why = None, ""
     try:
         device = gpu_of(case)

@@ -10,9 +10,10 @@ from kvplan.allocator import weights_reserved
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec, custom_gpu
 from kvplan.layout import bytes_per_token
-from kvplan.logged import activation_peak, loaded_weights
+from kvplan.log_rows import activation_peak, loaded_weights
 from kvplan.plan import Request, plan, rank_weights, weight_layout
 from kvplan.rules import vllm, vllm_pages, vllm_pool
+from kvplan.rules.releases import since
 from kvplan.rules.vllm import OLDEST, Settings
 from kvplan.spec import (
     ChunkedAttention,
@@ -76,7 +77,7 @@ class Refused:
     scorable: bool
 
 
-AFTER_ABSORBED = (0, 8)  # the release after the one that kept MLA's projections multiplied out
+AFTER_ABSORBED = since("plain_projections")  # the release after the one that kept MLA's projections multiplied out
 UNNAMED = custom_gpu(80 * GIB)  # for what does not depend on the GPU
 
 
@@ -237,7 +238,7 @@ def given_pool(case: Case, inputs: Inputs, settings: Settings, pool: vllm_pool.P
 
 def sees_step(inputs: Inputs) -> bool:
     """Whether a request's blocks depend on the tokens of a step, and so on the GPU's defaults."""
-    return bool(vllm.caches_of(inputs.spec) & {SlidingWindow, ChunkedAttention}) and inputs.release.hybrid_groups
+    return bool(vllm.caches_of(inputs.spec) & {SlidingWindow, ChunkedAttention}) and inputs.release.has("hybrid_groups")
 
 
 PER_RANK = re.compile(r"""available_kv_gib"?: \[([^\]]*)\]""")
@@ -255,7 +256,7 @@ def blocks_of(logged: dict[str, float], pool: vllm_pool.Pool, settings: Settings
     """The numbers of blocks that the logged blocks, else the logged tokens of one group, can stand for."""
     if "blocks" in logged:
         return range(int(logged["blocks"]), int(logged["blocks"]) + 1)
-    if "tokens" in logged and settings.version.tokens_of_group:
+    if "tokens" in logged and not settings.version.has("tokens_by_concurrency"):
         groups = len(pool.groups)
         least = int(logged["tokens"]) // (pool.block_size * pool.dcp) * groups
         return range(least, least + groups)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
-from kvplan.command import ServeCommand, is_vllm_size, read_command, stated_bytes, vllm_size_note
+from kvplan.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec, custom_gpu, gpu, with_memory
+from kvplan.pasted import read_command
 from kvplan.plan import Load, Request
-from kvplan.rules.vllm import parse_engine
+from kvplan.rules.engines import parse_engine
 from kvplan.spec import ModelSpec
 from kvplan.units import (
     AUTO,

@@ -12,9 +12,10 @@ from kvplan.cli import output
 from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
-from kvplan.command import ServeCommand, read_command
+from kvplan.command import ServeCommand
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.files import load_json, printable
+from kvplan.pasted import read_command
 from kvplan.plan import Load, Plan, plan
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge

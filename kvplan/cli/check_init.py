@@ -7,9 +7,10 @@ from pathlib import Path
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
-from kvplan.command import ServeCommand, read_command
+from kvplan.command import ServeCommand
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
+from kvplan.pasted import read_command
 from kvplan.plan import Request, plan
 from kvplan.policy import init as policy_init
 from kvplan.policy.init import Stated, from_folder, quoted

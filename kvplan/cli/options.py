@@ -40,7 +40,8 @@ def complete_engine(incomplete: str) -> list[str]:
     from kvplan.rules.vllm import NEWEST, OLDEST
 
     minors = range(NEWEST[1], OLDEST[1] - 1, -1)  # the newest first
-    return [name for name in ("vllm", *(f"vllm@0.{minor}" for minor in minors)) if name.startswith(incomplete)]
+    names = ("vllm", *(f"vllm@0.{minor}" for minor in minors), "sglang", "sglang@0.5", "sglang@0.4")
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete(file_name: str, incomplete: str) -> list[str]:
@@ -166,6 +167,28 @@ class PlanOptions:
         Text,
         option("--gpu-memory-utilization", help="Share of the GPU that the server may use: 0.92.", metavar="SHARE"),
     ] = None
+    mem_fraction_static: Annotated[
+        Text,
+        option(
+            "--mem-fraction-static",
+            help="SGLang: share of what is free at the start for weights and KV.",
+            metavar="SHARE",
+        ),
+    ] = None
+    max_total_tokens: Annotated[
+        Text, option("--max-total-tokens", help="SGLang: tokens of the KV pool, at most.", metavar="TOKENS")
+    ] = None
+    cuda_graph_max_bs: Annotated[
+        Text, option("--cuda-graph-max-bs", help="SGLang: sequences of the largest CUDA graph.", metavar="N")
+    ] = None
+    swa_full_tokens_ratio: Annotated[
+        Text,
+        option("--swa-full-tokens-ratio", help="SGLang: tokens of the windows' pool per full token.", metavar="RATIO"),
+    ] = None
+    mamba_full_memory_ratio: Annotated[
+        Text,
+        option("--mamba-full-memory-ratio", help="SGLang: memory of states per memory of tokens.", metavar="RATIO"),
+    ] = None
     kv_cache_memory_bytes: Annotated[
         Text, option("--kv-cache-memory-bytes", help="Size of the KV pool on one GPU.", metavar="SIZE")
     ] = None
@@ -238,14 +261,22 @@ class PlanOptions:
     ] = None
     engine: Annotated[
         Text,
-        option("--engine", help="Server and release: vllm@0.33, vllm@0.11.", metavar="NAME", complete=complete_engine),
+        option(
+            "--engine",
+            help="Server and release: vllm@0.33, vllm@0.11, sglang@0.5.",
+            metavar="NAME",
+            complete=complete_engine,
+        ),
     ] = None
     engine_arg: Annotated[
         list[str] | None,
         option("--engine-arg", help="Any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE"),
     ] = None
     from_command: Annotated[
-        Text, option("--from-command", help="Read a pasted `vllm serve ...`; options beside it win.", metavar="TEXT")
+        Text,
+        option(
+            "--from-command", help="Read a pasted `vllm serve ...` or `sglang serve ...`; options win.", metavar="TEXT"
+        ),
     ] = None
     # where the config comes from
     assume_dense: Annotated[
@@ -344,7 +375,7 @@ class SchemaOptions:
         typer.Argument(
             metavar="NAME",
             help="A command that prints one (estimate, check, diff, sweep, recommend, simulate), or plans, policy, "
-            "trace, workload.",
+            "trace, workload, log-reconciliation (`reconcile --log`).",
         ),
     ]
 

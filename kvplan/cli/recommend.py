@@ -10,9 +10,9 @@ from kvplan.cli.asked import COMMON_GPUS, Asked, Context, load_of, read, say
 from kvplan.cli.options import WorkloadOptions, engine_pairs, given
 from kvplan.cli.output import report_files
 from kvplan.cli.sweep_options import RecommendOptions
-from kvplan.command import read_command
 from kvplan.errors import UsageError
 from kvplan.gpu import gpu
+from kvplan.pasted import read_command
 from kvplan.plan import Load, Request, check_load
 from kvplan.prices import Prices
 from kvplan.recommend import MOST_USERS, Question, fit, recommend, with_args
@@ -83,6 +83,8 @@ def answered(options: RecommendOptions) -> Document:
     say(asked, quiet=options.quiet)
     source = prices.source if prices else None
     first = asked.requests[0]
+    if first.release.engine != "vllm":
+        raise UsageError("--engine: recommend searches vLLM's flags only; `kvplan sweep --engine` compares servers")
     if not is_fixed:
         found = recommend(question, asked.requests)
         if not found.placements and all(one.refused for one in found.failures):

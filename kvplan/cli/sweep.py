@@ -21,7 +21,7 @@ from kvplan.files import printable
 from kvplan.plan import Request
 from kvplan.prices import Prices
 from kvplan.report import sweep_text as text
-from kvplan.rules.vllm import parse_engine
+from kvplan.rules.engines import parse_engine
 from kvplan.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.units import parse_count, parse_tokens
 

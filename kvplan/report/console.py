@@ -8,13 +8,14 @@ from kvplan.errors import KvplanError
 from kvplan.explain import Section, is_published
 from kvplan.explain import explain as explained
 from kvplan.files import printable
+from kvplan.flags import context_word
 from kvplan.gpu import GpuSpec
 from kvplan.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.plan import MemoryBreakdown, Plan
 from kvplan.quant import scheme_name
 from kvplan.report.lines import Line, columns, line, takes_blocks, write
 from kvplan.spec import ChunkedAttention, ModelSpec, SlidingWindow
-from kvplan.units import GB, GIB, KIB, TB, format_gib, format_size
+from kvplan.units import GB, GIB, KIB, TB, format_gib, format_size, plural
 from kvplan.weights import num_params
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ LABELS = {
     "lora": "LoRA",
 }
 ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context"}
+UNMEASURED = ("lora", "activations", "cuda_graphs", "non_torch")  # by SGLang, which keeps a share back for them
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
@@ -108,7 +110,7 @@ def caveats(doc: Document) -> list[str]:
     """What the headline's number must not be read without."""
     found, users = [], doc["concurrency"]
     if is_capped(doc):
-        found.append(f"The scheduler runs {users['max_num_seqs']:,} of them at once (--max-num-seqs).")
+        found.append(f"The scheduler runs {users['max_num_seqs']:,} of them at once ({seqs_flag(doc)}).")
     if is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole user
         found.append(f"May not start: the low end of the range holds {low} users. {safer(doc)}")
@@ -117,10 +119,17 @@ def caveats(doc: Document) -> list[str]:
 
 def safer(doc: Document) -> str:
     """What to do about a plan that may not start."""
-    argv = doc["flags"]["argv"]
-    if argv[argv.index("--max-model-len") + 1] == "auto":
+    if context_word(doc["flags"]["argv"]) == "auto":
         return "With --max-model-len auto it takes what fits."
-    return "A shorter --max-model-len is safer."
+    return "A shorter context is safer." if is_sglang(doc) else "A shorter --max-model-len is safer."
+
+
+def seqs_flag(doc: Document) -> str:
+    return "--max-running-requests" if is_sglang(doc) else "--max-num-seqs"
+
+
+def is_sglang(doc: Document) -> bool:
+    return str(doc["inputs"]["engine"]).startswith("sglang")
 
 
 def mark(doc: Document) -> str:
@@ -140,7 +149,8 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     }
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
     lines = [line(f"{title} ({inputs['engine']})", "bold")]
-    rows = {name: memory[name] for name in MemoryBreakdown.ROWS if memory[name] or name != "lora"}
+    optional = UNMEASURED if is_sglang(doc) else ("lora",)
+    rows = {name: memory[name] for name in MemoryBreakdown.ROWS if memory[name] or name not in optional}
     wide = max(9, *(len(f"{size / GIB:,.2f}") + 1 for size in rows.values()))
     far = max(7, *(len(f"{100 * size / total:.1f}") + 2 for size in rows.values()))
 
@@ -153,6 +163,8 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
         lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
     utilization = inputs["settings"]["gpu_memory_utilization"]
     limit = f"vLLM may use {format_gib(memory['budget'])} of it (utilisation {utilization})"
+    if is_sglang(doc):
+        limit = f"weights and KV may take {format_gib(memory['budget'])} (mem_fraction_static {utilization})"
     if inputs["args"]["kv_cache_memory_bytes"] is not None:
         limit = "the KV cache is as large as asked"
     lines.append(line(f"{start('total', total)}{limit}"))
@@ -168,10 +180,11 @@ def unused_text(doc: Document) -> str:
     """What the unused memory consists of, or by how much the other rows are beyond the GPU and the budget."""
     memory = doc["memory"]
     detail = memory["unused_detail"]
-    over = f"{-detail['slack'] / GIB:,.2f} over the budget" if detail["slack"] < 0 else ""
+    over = f"{-detail['slack'] / GIB:,.2f} over the budget" if round(detail["slack"] / GIB, 2) < 0 else ""
     if memory["unused"] < 0:
         return ", ".join(text for text in ("more than the GPU has", over) if text)
-    parts = {"context": detail["context"], "outside budget": detail["outside_budget"]}
+    outside = "kept back for activations and graphs" if is_sglang(doc) else "outside budget"
+    parts = {"context": detail["context"], outside: detail["outside_budget"]}
     if not over:
         parts["slack"] = detail["slack"]
     shown = [f"{name} {size / GIB:,.2f}" for name, size in parts.items() if round(size / GIB, 2)]
@@ -201,7 +214,7 @@ def kv_lines(doc: Document) -> list[Line]:
         line(f"  per token   {format_kib(kv['bytes_per_token'])}{_layers_text(kv)}"),
         line(
             f"  per user    {format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens: "
-            f"{kv['blocks_per_request']:,} blocks of {kv['block_size']:,} tokens, "
+            f"{kv['blocks_per_request']:,} blocks of {plural(kv['block_size'], 'token')}, "
             f"{format_size(kv['bytes_per_block'])} each"
         ),
     ]
@@ -238,7 +251,7 @@ def user_lines(doc: Document) -> list[Line]:
         return []
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
     rows = [
-        ("full context", users["full_context_users"], f'the server will log "Maximum concurrency" {users["max"]:.2f}x'),
+        ("full context", users["full_context_users"], logged_text(doc)),
         ("steady state", users["steady_users"], f"decoding, each at {context:,} tokens"),
     ]
     if users["mean_length_users"] is not None:
@@ -253,6 +266,13 @@ def user_lines(doc: Document) -> list[Line]:
     title = f"Users of one replica{total}" if replicas > 1 else "Users"
     width = max(6, *(len(f"{count:,}") + 2 for _, count, _ in rows))
     return [line(title, "bold"), *(line(f"  {name:<12}{count:>{width},}  {text}") for name, count, text in rows)]
+
+
+def logged_text(doc: Document) -> str:
+    """What the server will say of it."""
+    if is_sglang(doc):
+        return f"the server will log max_total_num_tokens={doc['kv']['tokens']:,}".replace(",", "")
+    return f'the server will log "Maximum concurrency" {doc["concurrency"]["max"]:.2f}x'
 
 
 def verdict_lines(doc: Document) -> list[Line]:

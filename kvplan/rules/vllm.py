@@ -11,65 +11,13 @@ from typing import Literal
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.layout import KV_DTYPES
+from kvplan.rules.releases import Version, since
 from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState, WindowLatent
 from kvplan.units import GIB
 
 AMPERE = 80  # compute capability from which GPUs have bfloat16
 NEWEST = (0, 33)
 OLDEST = (0, 6)
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What differs between releases.
-
-    utilization       default gpu_memory_utilization
-    graphs_in_budget  the CUDA-graph estimate is subtracted before the KV pool is sized
-    batches_in_flight async scheduling keeps one more batch in flight than pipeline stages
-    tokens_of_group   "GPU KV cache size" counts one group's blocks instead of concurrency x context
-    sampler_bytes     activation peak per (sequence x vocabulary entry), where the sampler sets it
-    """
-
-    number: tuple[int, int]
-    utilization: float
-    graphs_in_budget: bool
-    batches_in_flight: bool
-    tokens_of_group: bool
-
-    @property
-    def label(self) -> str:
-        return f"vllm@{self.number[0]}.{self.number[1]}"
-
-    @property
-    def hybrid_groups(self) -> bool:
-        """Windows keep no more than the window where a model mixes them with full attention (hybrid manager, 0.9.1)."""
-        return self.number >= (0, 9)
-
-    @property
-    def caches_states(self) -> bool:
-        """Prefix caching of recurrent states is on by default ("align" mode).
-
-        Logs of 0.14 (Nemotron-3-Super) and 0.19 (vllm-project/vllm#40691) have one block per state and request.
-        """
-        return self.number >= (0, 21)
-
-    @property
-    def refuses_float16(self) -> bool:
-        """Models that float16 breaks are refused in it; 0.8 ran them (vllm-project/vllm#15766)."""
-        return self.number >= (0, 9)
-
-
-def parse_engine(text: str) -> Version:
-    """`vllm`, `vllm@0.33`, `vllm@0.11.0`."""
-    name, _, number = text.partition("@")
-    if name != "vllm":
-        raise UsageError(f"--engine {text!r}: is not an engine kvplan models; use vllm or vllm@VERSION")
-    if not number:
-        return version(NEWEST)
-    fields = number.removeprefix("v").split(".")
-    if len(fields) not in (2, 3) or not all(field.isascii() and field.isdigit() and len(field) < 4 for field in fields):
-        raise UsageError(f"--engine {text!r}: is not a version; write vllm@0.33 or vllm@0.11.0")
-    return version((int(fields[0]), int(fields[1])))
 
 
 def version(number: tuple[int, int]) -> Version:
@@ -79,13 +27,7 @@ def version(number: tuple[int, int]) -> Version:
             f"--engine vllm@{number[0]}.{number[1]}: kvplan knows vLLM {OLDEST[0]}.{OLDEST[1]} to "
             f"{NEWEST[0]}.{NEWEST[1]}; use one of those"
         )
-    return Version(
-        number,
-        utilization=0.92 if number >= (0, 19) else 0.90,
-        graphs_in_budget=number >= (0, 21),
-        batches_in_flight=number >= (0, 21),
-        tokens_of_group=number < (0, 21),
-    )
+    return Version(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +67,17 @@ class EngineArgs:
     num_speculative_tokens: int = 0
     performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
     usage: Literal["server", "offline"] = "server"
+    # SGLang's own; those that have a counterpart above go by its name (page_size is block_size).
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+    swa_full_tokens_ratio: float | None = None
+    mamba_full_memory_ratio: float | None = None
+    cuda_graph_max_bs: int | None = None
+
+
+SGLANG_ONLY = (
+    "mem_fraction_static", "max_total_tokens", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "cuda_graph_max_bs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +118,10 @@ def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
 
 def is_v0(release: Version, sm: int) -> bool:
     """The first engine: everywhere before 0.8, and until 0.11 on GPUs older than Ampere."""
-    return release.number < (0, 8) or (release.number < (0, 11) and 0 < sm < AMPERE)
+    return not release.has("v1") or (not release.has("v1_only") and 0 < sm < AMPERE)
 
 
-LATENT_KEPT = (0, 7)  # from 0.7.1 on the pool holds latents
+LATENT_KEPT = since("latent_cache")
 V0_CHUNKED_FROM = 32_768  # V0 turned chunked prefill on by itself for longer contexts
 
 
@@ -221,7 +174,7 @@ def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None 
         raise UsageError(f"--dtype {asked!r}: is not one vLLM takes; use auto, bfloat16, float16 or float32")
     if old and name == "bfloat16":
         raise UsageError(f"--dtype {asked}: needs compute capability 8.0, this GPU has {sm / 10:.1f}; use float16")
-    if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.refuses_float16):
+    if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
         raise UsageError(f"--dtype {asked}: vLLM refuses {spec.name} in float16; use bfloat16 or float32")
     return name
 
@@ -302,6 +255,12 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
 
     Raises UsageError for a context beyond the model's, or flags that contradict each other.
     """
+    for name in SGLANG_ONLY:
+        if getattr(args, name) is not None:
+            cure = "; vLLM's is --gpu-memory-utilization" if name == "mem_fraction_static" else ""
+            raise UsageError(
+                f"--{name.replace('_', '-')}: is a flag of SGLang{cure}; leave it out or add --engine sglang"
+            )
     asked = args.max_model_len
     context = spec.max_model_len if asked in (None, "auto") else asked
     assert isinstance(context, int)
@@ -335,7 +294,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         )
     seqs = min(seqs, tokens)
     stages = args.pipeline_parallel_size
-    batches = stages + 1 if release.batches_in_flight and args.async_scheduling else stages
+    batches = stages + 1 if release.has("async_scheduling") and args.async_scheduling else stages
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     return Settings(
         version=release,

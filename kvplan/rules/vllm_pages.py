@@ -114,7 +114,7 @@ class Paging:
 
 
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
-    prefix_caching = args.enable_prefix_caching and (settings.version.caches_states or not vllm.has_states(spec))
+    prefix_caching = args.enable_prefix_caching and (settings.version.has("cached_states") or not vllm.has_states(spec))
     one_block = vllm.has_states(spec) and not (prefix_caching and vllm.has_attention(spec))
     return Paging(
         sm=sm,
@@ -125,9 +125,9 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         dcp=args.decode_context_parallel_size,
         block_size=args.block_size,
         prefix_caching=prefix_caching,
-        flat=args.disable_hybrid_kv_cache_manager or not settings.version.hybrid_groups,
+        flat=args.disable_hybrid_kv_cache_manager or not settings.version.has("hybrid_groups"),
         first_engine=settings.first_engine,
-        checkpoints=settings.version.caches_states,
+        checkpoints=settings.version.has("cached_states"),
         spec_tokens=args.num_speculative_tokens,
         ssm_dtype=args.mamba_ssm_cache_dtype,
         context=settings.max_model_len if one_block else 0,

@@ -195,7 +195,7 @@ def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list
     if args.num_gpu_blocks_override is not None:
         blocks = args.num_gpu_blocks_override
     concurrency = blocks / charged
-    if settings.version.tokens_of_group:
+    if not settings.version.has("tokens_by_concurrency"):
         tokens = blocks // len(layout.groups) * layout.block_size * layout.dcp
     else:
         tokens = int(concurrency * context)

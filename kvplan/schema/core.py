@@ -93,6 +93,11 @@ ARGS = record(
     num_speculative_tokens=COUNT,
     performance_mode={"enum": ["balanced", "interactivity", "throughput"]},
     usage={"enum": ["server", "offline"]},
+    mem_fraction_static=maybe(NUMBER),
+    max_total_tokens=maybe(SIZE),
+    swa_full_tokens_ratio=maybe(NUMBER),
+    mamba_full_memory_ratio=maybe(NUMBER),
+    cuda_graph_max_bs=maybe(SIZE),
 )
 SETTINGS = record(
     "What the server runs with.",

@@ -126,6 +126,8 @@ def argument(how: Argument) -> Schema:
             return either(NUMBER, BYTES_FORM, "GiB, or a size with its unit.")
         case "fraction":
             return SHARE
+        case "ratio":
+            return NUMBER
         case "choice":
             whole = [int(choice) for choice in how.choices if choice.isdigit()]
             return {"enum": [*how.choices, *whole]}

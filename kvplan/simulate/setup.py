@@ -46,6 +46,8 @@ class Setup:
 def check(plan: Plan) -> None:
     """Refuse what the simulation does not model, with what to do instead."""
     args, name = plan.request.args, plan.request.spec.name
+    if plan.request.release.engine != "vllm":
+        raise UsageError("simulate: only vLLM's scheduler is modelled in time; use --engine vllm")
     if not plan.fits:
         raise UsageError(f"simulate: {name} does not fit on {plan.request.gpu.name}; `kvplan estimate` says what would")
     refused = {

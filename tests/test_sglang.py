@@ -1,0 +1,281 @@
+"""SGLang's rules against what its servers logged, and the command line in front of them."""
+
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import catalog
+from kvplan.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.flags import serve_command
+from kvplan.gpu import custom_gpu, gpu, gpu_names
+from kvplan.plan import Plan, Request, plan
+from kvplan.rules import sglang
+from kvplan.rules.engines import parse_engine
+from kvplan.rules.sglang import SglangPool
+from kvplan.rules.vllm import EngineArgs
+from kvplan.units import GIB
+from tests.cli import Run
+from tests.cli import run as run  # the fixture
+
+
+def sglang_plan(model: str, gpu_name: str, engine: str = "sglang", **args: Any) -> Plan:
+    return plan(Request(catalog.load(model), gpu(gpu_name), EngineArgs(**args), parse_engine(engine)))
+
+
+class TestThePoolAsServersLoggedIt:
+    def test_llama_3_8b_on_h200(self) -> None:
+        """sgl-project/sglang#6753: 0.8718 and chunks of 16,384 gave 871,371 tokens in 106.36 GiB."""
+        answer = sglang_plan(
+            "llama-3-8b", "h200", mem_fraction_static=0.8717961202189594, max_num_batched_tokens=16_384
+        )
+        assert answer.capacity.tokens == pytest.approx(871_371, rel=0.002)
+        assert answer.available == pytest.approx(106.36 * GIB, rel=0.002)
+        assert answer.available_low < 106.36 * GIB < answer.available_high
+
+    def test_an_rtx_4090_by_its_defaults_and_what_larger_graphs_cost(self) -> None:
+        """MuhammadHaseebUlHaqq/llm-inference-optimization, sglang main at 141febf3, Qwen2.5-0.5B, 12,288 B a token:
+        1,330,288 tokens by default, 14,110 fewer with graphs up to 128 in place of 48; 4,096 requests.
+        """
+        default = sglang_plan("qwen2.5-0.5b", "rtx-4090")
+        wide = sglang_plan("qwen2.5-0.5b", "rtx-4090", cuda_graph_max_bs=128)
+        assert default.bytes_per_token == 12_288
+        assert default.capacity.tokens == pytest.approx(1_330_288, rel=0.01)
+        assert default.capacity.tokens - wide.capacity.tokens == pytest.approx(14_110, rel=0.01)
+        assert default.settings.max_num_seqs == 4096
+
+    def test_a_stated_pool_takes_the_bytes_that_were_logged(self) -> None:
+        """sgl-project/sglang#4257: max_total_tokens=10240 on two A100-40G, K and V of 0.47 GiB each."""
+        answer = sglang_plan(
+            "deepseek-r1-distill-qwen-14b", "a100-40g", "sglang@0.4.3", tensor_parallel_size=2, max_total_tokens=10_240,
+            max_model_len=8192,
+        )  # fmt: skip
+        assert answer.capacity.tokens == 10_240
+        assert answer.memory.kv_cache == pytest.approx(0.94 * GIB, abs=0.01 * GIB)
+        assert answer.settings.gpu_memory_utilization == 0.87  # logged too: the table by tensor parallel size
+
+    def test_states_and_tokens_of_what_a_qwen_3_5_27b_had(self) -> None:
+        """A log of August 2026 (H100, Qwen3.8-27B-FP8, the same layers): pools of 10.08 + 10.08 + 0.34 + 17.58 GiB hold
+        124 slots and 330,323 tokens.
+        """
+        spec = catalog.load("qwen3.5-27b")
+        release, args = parse_engine("sglang"), EngineArgs(mem_fraction_static=0.85, max_num_seqs=32)
+        settings = sglang.resolve(spec, gpu("h100-80g"), args, release)
+        pool = sglang.pool(spec, sglang.paging(spec, settings, args, 90), None, release)
+        pages, slots, _ = sglang.pages_in(pool, args, [int(38.08 * GIB)])
+        assert slots == 124
+        assert pages == pytest.approx(330_323, rel=0.001)  # two decimals of a GiB, four times
+        assert sglang.max_requests(pool, settings, args, pages, slots) == 32
+        unlimited = EngineArgs(mem_fraction_static=0.85)
+        assert sglang.max_requests(pool, settings, unlimited, pages, slots) == 124 // 3
+
+    def test_window_layers_have_a_pool_of_four_fifths(self) -> None:
+        """gpt-oss-20b: 12 layers in full, 12 in windows, 2,048 B each a token: 1 + 0.8 of them for each token."""
+        answer = sglang_plan("gpt-oss-20b", "h100-80g", mem_fraction_static=0.83)
+        assert answer.capacity.tokens == 10 * answer.available // (12 * 2048 * 18)
+        pool = answer.pool
+        assert isinstance(pool, SglangPool)
+        windows = int(answer.capacity.tokens * 0.8)  # a log of gemma-4-E4B has 644,444 beside 805,556
+        assert answer.memory.kv_cache == 12 * 2048 * (answer.capacity.tokens + 1 + windows + 1)
+
+    def test_a_latent_is_whole_on_every_rank(self) -> None:
+        """Kimi-K2 in SGLang: 61 layers x 576 x 2 B whatever the ranks (facts of the logs); DeepSeek-V3 has the same."""
+        assert sglang_plan("deepseek-v3", "h200", tensor_parallel_size=8).bytes_per_token == 61 * 576 * 2
+
+
+class TestTheDefaultFraction:
+    @pytest.mark.parametrize(
+        ("engine", "gpu_name", "tp", "logged"),
+        [
+            ("sglang@0.4.7", "h100-80g", 1, 0.874),  # sgl-project/sglang#7495, 0.4.7.post1
+            ("sglang@0.4.3.post4", "a100-40g", 2, 0.87),  # sgl-project/sglang#4257
+            ("sglang@0.4.0.post1", "rtx-3060-12g", 1, 0.88),  # sgl-project/sglang#2527, an RTX 3070
+        ],
+    )
+    def test_is_what_older_servers_logged(self, engine: str, gpu_name: str, tp: int, logged: float) -> None:
+        args = EngineArgs(tensor_parallel_size=tp)
+        found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(gpu_name), args, parse_engine(engine))
+        assert found == logged
+
+    def test_counts_the_graphs_of_a_prefill(self) -> None:
+        assert sglang.num_prefill_graphs(8192) == 58  # 8 + 14 + 8 + 8 + 12 of the table, 8 more to 8,192
+        assert sglang.num_prefill_graphs(4096) == 50
+
+    def test_keeps_back_at_least_ten_gib_of_a_large_gpu(self) -> None:
+        """512 + 1.5 x 2,048 + 128 = 3,712 MiB without graphs, so the floor decides: 1 - 10,240 / 81,559."""
+        args = EngineArgs(enforce_eager=True, max_num_batched_tokens=2048)
+        found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu("h100-80g"), args, parse_engine("sglang"))
+        assert found == round(1 - 10_240 / 81_559, 3)
+
+    def test_is_lower_for_a_model_that_sees(self) -> None:
+        text, image = (sglang_plan(model, "h100-80g") for model in ("qwen2.5-7b", "qwen2.5-vl-7b"))
+        assert image.settings.gpu_memory_utilization == round(text.settings.gpu_memory_utilization * 0.95, 3)
+
+
+class TestThePlan:
+    @pytest.mark.parametrize("model", catalog.model_names())
+    def test_adds_up_for_every_model_that_can_be_sized(self, model: str) -> None:
+        try:
+            answer = sglang_plan(model, "b200", tensor_parallel_size=8, max_model_len=2048)
+        except (UnsupportedModelError, UsageError) as refusal:
+            pytest.skip(str(refusal))
+        memory = answer.memory
+        assert sum(getattr(memory, row) for row in memory.ROWS) == memory.total
+        assert memory.unused == memory.context + memory.outside_budget + memory.slack
+        if answer.fits:
+            pool = answer.pool
+            assert isinstance(pool, SglangPool)
+            one_page_each = pool.num_bytes(0, 0, answer.stage)
+            assert -one_page_each <= memory.slack <= pool.stage_bytes[answer.stage] + pool.state[answer.stage]
+
+    @given(
+        share=st.floats(0.3, 0.99), ratio=st.sampled_from([0.05, 0.5, 0.8, 1.0, 3.0]),
+        page=st.sampled_from([1, 16, 64]), context=st.integers(1, 131_072),
+    )  # fmt: skip
+    def test_window_pools_never_take_more_than_there_is(
+        self, share: float, ratio: float, page: int, context: int
+    ) -> None:
+        answer = sglang_plan(
+            "gpt-oss-20b", "h100-80g", mem_fraction_static=share, swa_full_tokens_ratio=ratio, block_size=page,
+            max_model_len=context,
+        )  # fmt: skip
+        pool = answer.pool
+        assert isinstance(pool, SglangPool)
+        pages = answer.capacity.num_blocks - 1
+        windows = int(pages * page * pool.swa_ratio) // page
+        if answer.fits:
+            assert (pages * 12 * 2048 + windows * 12 * 2048) * page <= answer.available
+            users, window_pages = answer.concurrency.steady_users, -(-min(context, 128) // page) + 1
+            assert users * -(-context // page) <= pages
+            if context > 128 + page:
+                assert users * window_pages <= windows + 1
+
+    def test_states_the_deficit_that_would_make_it_fit(self) -> None:
+        short = sglang_plan("llama-3.1-8b", "rtx-4090", max_model_len=131_072)
+        assert not short.fits
+        spec, release = catalog.load("llama-3.1-8b"), parse_engine("sglang")
+        pin = EngineArgs(max_model_len=131_072, mem_fraction_static=0.704)
+        more = custom_gpu(gpu("rtx-4090").total_memory + int(short.deficit / 0.704) + 2 * 131_072)
+        assert plan(Request(spec, more, pin, release)).fits
+
+    def test_fits_the_context_to_the_memory(self) -> None:
+        answer = sglang_plan("llama-3.1-8b", "rtx-4090", max_model_len="auto")
+        assert answer.capacity.max_model_len == answer.capacity.tokens
+        assert answer.concurrency.full_context_users == 1
+
+    def test_pools_of_pipeline_stages_follow_the_smallest(self) -> None:
+        one, two = (sglang_plan("llama-3.1-8b", "a100-80g", pipeline_parallel_size=n) for n in (1, 2))
+        assert two.bytes_per_token * 2 == one.bytes_per_token
+        assert two.capacity.tokens > 2 * one.capacity.tokens
+
+    @pytest.mark.parametrize("name", gpu_names())
+    def test_every_gpu_has_a_default(self, name: str) -> None:
+        found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu(name), EngineArgs(), parse_engine("sglang"))
+        assert 0.3 < found < 0.95
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("args", "said"),
+        [
+            ({"gpu_memory_utilization": 0.9}, "--mem-fraction-static"),
+            ({"kv_cache_memory_bytes": 2**30}, "max_total_tokens"),
+            ({"block_size": 48}, "1, 16, 32, 64 or 128"),
+            ({"kv_cache_dtype": "nvfp4"}, "fp8_e5m2"),
+            ({"max_loras": 1}, "adapters"),
+            ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "no such flag"),
+        ],
+    )
+    def test_flags_that_sglang_has_not(self, args: dict[str, Any], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            sglang_plan("llama-3.1-8b", "a100-80g", **args)
+
+    @pytest.mark.parametrize("name", ["mem_fraction_static", "cuda_graph_max_bs"])
+    def test_flags_that_vllm_has_not(self, name: str) -> None:
+        with pytest.raises(UsageError, match="is a flag of SGLang"):
+            sglang_plan("llama-3.1-8b", "a100-80g", "vllm", **{name: 1})
+
+    @pytest.mark.parametrize("model", ["llama-4-scout", "gemma-4-e4b", "deepseek-v4-flash"])
+    def test_pools_that_are_not_modelled(self, model: str) -> None:
+        with pytest.raises(KvplanError, match="use vllm"):
+            sglang_plan(model, "b200", tensor_parallel_size=8)
+
+    @pytest.mark.parametrize("engine", ["sglang@0.3", "sglang@0.6", "sglang@1", "sglang@0.4.x", "trtllm"])
+    def test_releases_that_are_not_known(self, engine: str) -> None:
+        with pytest.raises(UsageError, match="--engine"):
+            parse_engine(engine)
+
+
+class TestTheCommandLine:
+    COMMAND = (
+        "python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --tp 2 --mem-fraction-static 0.8 "
+        "--context-length 16384 --kv-cache-dtype fp8_e5m2 --disable-radix-cache --host 0.0.0.0 --trust-remote-code"
+    )
+
+    def test_reads_a_pasted_command(self, run: Run) -> None:
+        done = run("estimate", "--gpu", "a100-80g", "--from-command", self.COMMAND, "--format", "json")
+        assert done.code == 0, done.err
+        inputs = done.json["inputs"]
+        assert inputs["engine"] == "sglang@0.5"
+        assert inputs["settings"]["max_model_len"] == 16_384
+        assert (inputs["num_gpus"], inputs["settings"]["kv_dtype"]) == (2, "fp8_e5m2")
+        assert inputs["args"]["enable_prefix_caching"] is False
+
+    @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "qwen3-next-80b-a3b", "deepseek-v3"])
+    def test_the_printed_command_is_the_same_plan(self, run: Run, model: str) -> None:
+        first = sglang_plan(model, "h200", tensor_parallel_size=8, max_model_len=8192)
+        words = shlex.join(serve_command(first))
+        done = run("estimate", "--gpu", "h200", "--from-command", words, "--format", "json")
+        assert done.code == 0, done.err
+        again = done.json
+        assert again["kv"]["tokens"] == first.capacity.tokens
+        assert again["flags"]["command"] == words
+
+    @pytest.mark.parametrize(
+        ("flags", "said"),
+        [
+            ("--speculative-algorithm EAGLE", "drafts in SGLang"),
+            ("--enable-dp-attention", "not modelled"),
+            ("--chunked-prefill-size -1", "without chunked prefill"),
+            ("--tp 4 --ep-size 2", "experts over all"),
+            ("--mem-fraction-static 1.5", "outside"),
+            ("--disable-radix-cache yes", "without a flag"),
+        ],
+    )
+    def test_refuses_what_it_cannot_size(self, run: Run, flags: str, said: str) -> None:
+        command = f"sglang serve --model-path qwen3-8b {flags}"
+        done = run("estimate", "--gpu", "h200", "--from-command", command)
+        assert done.code in (2, 3), done.err
+        assert said in done.err
+        assert len(done.err.strip().splitlines()) == 1
+
+    def test_says_which_flags_it_did_not_count(self, run: Run) -> None:
+        command = "sglang serve --model-path qwen3-8b --attention-backend triton --new-flag 3 --port 1"
+        done = run("estimate", "--gpu", "h200", "--from-command", command)
+        assert done.code == 0
+        assert "--new-flag" in done.err
+        assert "--attention-backend" in done.err
+
+    def test_stands_beside_vllm_in_a_sweep(self, run: Run) -> None:
+        done = run(
+            "sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "vllm,sglang", "--format", "csv"
+        )
+        assert done.code == 0, done.err
+        assert "sglang@0.5" in done.out
+        assert "vllm@" in done.out
+
+    def test_explains_itself_without_vllms_words(self, run: Run) -> None:
+        done = run("estimate", "qwen3-next-80b-a3b", "--gpu", "h200", "--tp", "2", "--engine", "sglang", "--explain")
+        assert done.code == 0, done.err
+        assert "mem_fraction_static" in done.out
+        for word in ("vLLM may", "Maximum concurrency", "null block", "--max-num-seqs"):
+            assert word not in done.out
+
+    @pytest.mark.parametrize("command", ["recommend", "simulate"])
+    def test_commands_that_know_vllm_alone_say_so(self, run: Run, command: str) -> None:
+        more = ["--users", "4"] if command == "recommend" else ["--rate", "1"]
+        done = run(command, "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", *more)
+        assert done.code == 2
+        assert "vLLM" in done.err
