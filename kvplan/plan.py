@@ -5,6 +5,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, assert_never
 
 from kvplan import overheads, users, weights
+from kvplan.allocator import weights_reserved
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate
@@ -270,20 +271,34 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
 KEPT_BACK = "within what SGLang keeps back; it measures none"
 
 
+def loaded_beside(request: Request, settings: Settings, stage: int, held: int) -> int:
+    """What the device has less of once the weights are loaded, beyond them: SGLang measures whole segments."""
+    spec, layout = request.spec, own_layout(request, stage)
+    known = spec.quantization is None or spec.quantization.known
+    if layout is None or not known:
+        return overheads.loaded(spec, settings, request.args, layout).total
+    return max(0, weights_reserved(spec, layout) - held)
+
+
 def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
     """What one stage's rank has left for KV under SGLang: a share of what was free before loading, less what loads.
 
     Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
     """
-    gpu, spec, args = request.gpu, request.spec, request.args
+    gpu, args = request.gpu, request.args
     groups = rank_weights(request, stage)
     held = sum(groups.values())
-    loaded = overheads.loaded(spec, settings, args, own_layout(request, stage)).total
+    loaded = loaded_beside(request, settings, stage, held)
     context = request.measured.get("context", overheads.context(gpu, args))
     none = Estimate(0, 0, 0, KEPT_BACK, sglang.SOURCE, "exact")
     estimates = {
         "buffers": Estimate(
-            loaded, loaded, loaded, f"rotary tables and alignment {loaded:,} B", sglang.SOURCE, "formula"
+            loaded,
+            loaded,
+            loaded,
+            f"{loaded:,} B: rotary tables, and what torch's segments round up",
+            sglang.SOURCE,
+            "formula",
         ),
         **dict.fromkeys(("activations", "cuda_graphs", "non_torch", "lora"), none),
         "context": context,

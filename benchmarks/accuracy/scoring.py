@@ -12,9 +12,10 @@ from kvplan.gpu import GpuSpec, custom_gpu
 from kvplan.layout import bytes_per_token
 from kvplan.log_rows import activation_peak, loaded_weights
 from kvplan.plan import Request, plan, rank_weights, weight_layout
-from kvplan.rules import vllm, vllm_pages, vllm_pool
-from kvplan.rules.releases import since
-from kvplan.rules.vllm import OLDEST, Settings
+from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
+from kvplan.rules.engines import parse_engine
+from kvplan.rules.releases import Version, since
+from kvplan.rules.vllm import OLDEST, EngineArgs, Settings
 from kvplan.spec import (
     ChunkedAttention,
     FullAttention,
@@ -300,6 +301,57 @@ def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
     yield within("tokens given KV", (low, likely, high), m["kv_cache_tokens"], 1)
 
 
+def sglang_budget(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """From the inputs alone: the pool of a server that was told its share, or whose release has a known default."""
+    m = case.measured
+    kv, tokens = m.get("available_kv_gib"), m.get("kv_cache_tokens")
+    if kv is None and tokens is None:
+        return
+    if inputs.gpu is None:
+        raise NotStated(inputs.why_no_gpu)
+    args = sglang_args(case, inputs)
+    release = sglang_release(case)
+    if args.mem_fraction_static is None and release is None:
+        raise NotStated("its default share of the memory is that of a release which is not modelled")
+    found = plan(Request(inputs.spec, inputs.gpu, args, release or sglang.version(sglang.NEWEST)))
+    total = found.request.gpu.total_memory
+    if kv is not None:
+        available = found.capacity.num_blocks * found.capacity.bytes_per_block / GIB
+        yield Score("available_kv", available, kv, share=abs(available - kv) * GIB / total)
+    if tokens is not None:
+        yield Score("tokens", float(found.capacity.tokens), tokens)
+
+
+SGLANG_FLAGS = ("mem_fraction_static", "max_total_tokens", "chunked_prefill_size")
+
+
+def sglang_args(case: Case, inputs: Inputs) -> EngineArgs:
+    """The arguments that only SGLang has, from the flags in words."""
+    said = dict(re.findall(r"--?([a-z-]+)[ =]([0-9.]+)", case.flags)) | dict(
+        re.findall(r"([a-z_]+)=([0-9.]+)", case.flags)
+    )
+    flags = {name.replace("-", "_"): text for name, text in said.items()}
+    share, most, chunk = (
+        flags.get(name) for name in ("mem_fraction_static", "max_total_tokens", "chunked_prefill_size")
+    )
+    return replace(
+        inputs.args,
+        mem_fraction_static=float(share) if share else None,
+        max_total_tokens=int(most) if most else None,
+        max_num_batched_tokens=int(chunk) if chunk else None,
+        enable_prefix_caching="disable-radix-cache" not in case.flags and inputs.args.enable_prefix_caching,
+    )
+
+
+def sglang_release(case: Case) -> Version | None:
+    try:
+        return parse_engine(f"sglang@{case.version}") if case.version else None
+    except KvplanError:
+        return None
+
+
 Part = Callable[[Case, Inputs], Iterator[Score]]
 VLLM_PARTS: tuple[tuple[str, Part], ...] = (("weights", weights), ("pool given", given), ("budget", budget))
-SGLANG_PARTS: tuple[tuple[str, Part], ...] = (("weights", sglang_weights), ("pool given", sglang_pool))
+SGLANG_PARTS: tuple[tuple[str, Part], ...] = (
+    ("weights", sglang_weights), ("pool given", sglang_pool), ("budget", sglang_budget),
+)  # fmt: skip

@@ -19,6 +19,7 @@ INDEX_BYTES = 8  # token ids, positions and slots are int64
 # that were counted on the engine's own sampler (8 and 32 rows, vocabularies of 32,000 and 64,000, torch 2.13, CPU): a
 # constant, not a derivation. Where sampling sets the peak, agreement with that engine is no independent proof.
 SAMPLER_BYTES = 35
+WIDE_ELEMENTS = 1 << 20  # of a quantised matrix that a CPU has in float32 at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ def predict(spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0) -> Pre
     """The memory of a run before it happens; `non_torch` bytes are taken off the budget as given."""
     tp = inputs.tensor_parallel_size
     groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype))
-    held = sum(groups.values()) - groups["vision_audio"]  # the engine runs the text part alone
+    # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
+    kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
+    held = sum(groups.values()) - groups["vision_audio"] - kv_scales
     buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
     peak = activations(spec, inputs)
     block_bytes = pool_block_bytes(spec, inputs)
@@ -130,6 +133,7 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
     # Beside the layer's own: the residual stream and what the norm made of it.
     in_layer = tokens * size * (2 * hidden + widest) + expanded_latents(spec, inputs)
+    in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
     vocabulary = padded_vocabulary(spec, tp)
     # The head reads the hidden states of all tokens' last ones; sampling begins when those are gone.
     logits = size * vocabulary + (0 if inputs.dtype == "float32" else 4 * vocabulary)
@@ -138,7 +142,25 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
-    return max(in_layer, in_head, sampling) + (inputs_of_step if inputs.backend == "triton" else 0)
+    peak = max(in_layer, in_product, in_head, sampling)
+    return peak + (inputs_of_step if inputs.backend == "triton" else 0)
+
+
+def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int) -> int:
+    """While plain torch multiplies by a quantised matrix: both streams, the product, and the weights that are wide."""
+    if inputs.backend == "triton":
+        return 0
+    most, size = 0, DTYPE_BYTES[inputs.dtype]
+    for weight in spec.layer_weights[layer]:
+        scheme = weights.scheme_for(spec, weight, layer, None)
+        if scheme is None or weight.experts:
+            continue
+        columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
+        wide = min(columns * sum(rows), max(columns, WIDE_ELEMENTS))
+        # In float32, then rounded to 16 bits; beside it 4-bit values are int32, and blocks' scales are gathered.
+        each = 8 if scheme.kind == "fp8_block" else 4 + size % 4 + (4 if scheme.kind in ("awq", "gptq") else 0)
+        most = max(most, tokens * size * (2 * spec.hidden_size + sum(rows)) + each * wide)
+    return most
 
 
 def expanded_latents(spec: ModelSpec, inputs: EngineInputs) -> int:
