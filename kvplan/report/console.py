@@ -113,7 +113,8 @@ def caveats(doc: Document) -> list[str]:
         found.append(f"The scheduler runs {users['max_num_seqs']:,} of them at once ({seqs_flag(doc)}).")
     if is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole user
-        found.append(f"May not start: the low end of the range holds {low} users. {safer(doc)}")
+        risk = "May not hold it" if is_sglang(doc) else "May not start"  # SGLang starts and refuses longer requests
+        found.append(f"{risk}: the low end of the range holds {low} users. {safer(doc)}")
     return found
 
 
