@@ -113,12 +113,14 @@ class ServerSetup:
     """How a server was set up, as its page says.
 
     flags  engine arguments by name; model: the name it serves under, which need not be the model's id
-    facts  figures of the first engine, under the names of kvplan/serverlog.py
+    facts  figures of one engine, under the names of kvplan/serverlog.py: of several, of the one with fewest blocks
+    num_engines  replicas on the page, each with a pool of its own
     """
 
     kind: Kind
     flags: dict[str, str]
     facts: dict[str, str]
+    num_engines: int = 1
 
 
 def server_setup(page: str) -> ServerSetup:
@@ -127,13 +129,15 @@ def server_setup(page: str) -> ServerSetup:
     name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
     model = {} if name is None else {"model": name[:300]}
     if any(metric.startswith("vllm:") for metric, _, _ in samples):
-        labels = next((labels for metric, labels, _ in samples if metric == _CACHE_CONFIG), {})
+        configs = [labels for metric, labels, _ in samples if metric == _CACHE_CONFIG]
+        engines = {labels.get("engine", ""): labels for labels in configs}
+        labels = min(engines.values(), key=lambda one: _number(one, "num_gpu_blocks") or math.inf, default={})
         said = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
         flags = {flag: said[label] for label, flag in _FLAGS.items() if label in said}
         if said.get("user_specified_block_size") == "True" and "block_size" in said:
             flags["block_size"] = said["block_size"]
         facts = {fact: said[label] for label, fact in _FACTS.items() if _is_figure(fact, said.get(label, ""))}
-        return ServerSetup("vllm", model | flags, facts)
+        return ServerSetup("vllm", model | flags, facts, max(1, len(engines)))
     if not samples:
         raise MetricsError(_NONE_ON_IT)
     first = {metric: value for metric, _, value in reversed(samples) if metric in _SGLANG_FACTS}

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from kvplan.cli.main import main
 from kvplan.gpu import gpu
-from kvplan.logged import LogRow, merged, model_of, same_names
+from kvplan.log_request import model_of, same_names
+from kvplan.log_rows import LogRow
+from kvplan.logged import merged
 from kvplan.serverlog import parse_log
 from kvplan.units import GIB
 from tests.cli import Run, config_file, refused, run
@@ -180,6 +182,10 @@ def test_a_path_of_the_servers_machine_is_a_name_and_is_never_opened(run: Run, l
     found = model_of(parse_log("vLLM API server version 0.9\nargs: Namespace(model='/models/Meta-Llama-3-8B', n=1)"))
     assert found[0] == "llama-3-8b"
     assert found[1] == "the log's model /models/Meta-Llama-3-8B is taken as meta-llama/Meta-Llama-3-8B, by its name"
+    assert model_of(parse_log("non-default args: {'model': '/models/Llama-3.1-8B-Instruct/'}"))[1] == (
+        "the log's model /models/Llama-3.1-8B-Instruct/ is taken as meta-llama/Llama-3.1-8B, by its name"
+    )
+    assert model_of(parse_log(r"non-default args: {'model': 'D:\\models\\qwen3-8b'}"))[0] == "qwen3-8b"
     cached = "/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64d72725edaf899c6cb9c377fd0709d9c5"
     assert model_of(parse_log(f"non-default args: {{'model': '{cached}'}}"))[0] == "qwen3-8b"
     here = config_file(tmp_path / "unknown-model")
@@ -297,8 +303,6 @@ def test_what_depends_on_the_gpu_is_left_open() -> None:
     )
 
 
-# --- SGLang -----------------------------------------------------------------------------------------------------------
-
 # sglang#6753 (Llama-3-8B on one H200): 124.23 GB free after loading 14.98, mem_fraction_static 0.8718, 871,371 tokens.
 SGLANG = """\
 [2025-05-29 23:22:50] server_args=ServerArgs(model_path='meta-llama/Meta-Llama-3-8B-Instruct', tp_size=1, \
@@ -311,6 +315,164 @@ mem usage=14.98 GB.
 [2025-05-29 23:23:03] max_total_num_tokens=871371, chunked_prefill_size=16384, max_prefill_tokens=16384, \
 max_running_requests=4097, context_len=8192
 """
+
+
+# --- a log and a command line that do not agree -----------------------------------------------------------------------
+
+# Llama-3.1-8B on one GPU of 79.19 GiB: 14.99 GiB of weights, 50 GiB of KV in 409,600 tokens of 131,072 bytes.
+H100 = """\
+INFO vLLM API server version 0.10.1
+INFO non-default args: {'model': 'llama-3.1-8b', 'max_model_len': 8192, 'tensor_parallel_size': 1}
+INFO Model loading took 14.99 GiB and 3 s
+INFO Free memory on device (78.69/79.19 GiB) on startup. Desired GPU memory utilization is (0.9, 71.27 GiB).
+INFO Available KV cache memory: 50.00 GiB
+INFO GPU KV cache size: 409,600 tokens
+"""
+NO_TOTAL = "".join(line for line in H100.splitlines(keepends=True) if "Free memory" not in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv", "fault"),
+    [
+        (H100, ("--gpu", "rtx-4090"), "--gpu rtx-4090: has 24.00 GiB at most, but the log says a GPU of 79.19 GiB"),
+        (H100, ("--gpu-memory", "40GiB"), "--gpu-memory 40GiB: has 40.00 GiB at most, but the log says a GPU of 79.19"),
+        (
+            NO_TOTAL, ("--gpu", "l40s"),
+            "--gpu l40s: has 48.00 GiB at most, but the log says 14.99 GiB of weights and 50.00 GiB of KV cache",
+        ),
+        (SGLANG, ("--gpu", "h100"), "--gpu h100-80g: has 80.00 GiB at most, but the log says 139.21 GiB free"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_cannot_have_been_it_is_refused(
+    run: Run, log: Log, text: str, argv: tuple[str, ...], fault: str
+) -> None:
+    said = refused(run("reconcile", "--log", log(text), *argv))
+    assert said.startswith(fault)
+    assert said.endswith(f"; name the GPU that it ran on, or leave {argv[0]} out")
+
+
+def test_all_that_a_gpu_has_may_be_used(run: Run, log: Log) -> None:
+    full = NO_TOTAL.replace("50.00", "9.01")  # 14.99 + 9.01 = 24: what an RTX 4090 has by its vendor
+    assert run("reconcile", "--log", log(full), "--gpu", "rtx-4090").code == 0
+    over = NO_TOTAL.replace("50.00", "9.03")
+    assert "9.03 GiB of KV cache" in refused(run("reconcile", "--log", log(over), "--gpu", "rtx-4090"))
+
+
+def test_a_gpu_that_the_log_says_otherwise_is_warned_of(run: Run, log: Log) -> None:
+    named = "INFO Using configuration from device_name=NVIDIA_A100-SXM4-80GB,x\n" + H100
+    ran = run("reconcile", "--log", log(named), "--gpu", "h200")
+    assert ran.code == 0
+    warnings = [line for line in ran.err.splitlines() if "warning" in line]
+    assert warnings[0].endswith("--gpu h200 is taken, but the log names an NVIDIA A100-SXM4-80GB (a100-80g)")
+    assert re.search(r"--gpu h200: a GPU of 139\.\d\d( to 139\.\d\d)? GiB, but the log says 79\.19 GiB", warnings[1])
+    assert "warning" in run("reconcile", "--log", log(named), "--gpu", "h200", "-q").err
+    for gpu_name in ("a100-80g", "h100-80g"):
+        assert "warning" not in run("reconcile", "--log", log(H100), "--gpu", gpu_name).err
+    assert "warning" not in run("reconcile", "--log", log(named), "--gpu", "a100-80g").err
+
+
+@pytest.mark.parametrize(
+    ("argv", "note"),
+    [
+        (("--tp", "4"), "--tensor-parallel-size 4 is taken; the log says tensor_parallel_size=1"),
+        (("--ctx", "4k"), "--ctx 4096 is taken; the log says max_model_len=8192"),
+        (("--engine-arg", "tensor_parallel_size=2"), "--tensor-parallel-size 2 is taken; the log says"),
+        (("--from-command", "vllm serve llama-3.1-8b -tp 2"), "--tensor-parallel-size 2 is taken; the log says"),
+        (("--gpu-memory-utilization", "0.8"), "--gpu-memory-utilization 0.8 is taken; the log says"),
+        (("--engine", "vllm@0.8"), "--engine vllm@0.8 is taken; the log says version 0.10.1"),
+        (("--model", "qwen2.5-7b"), "--model qwen2.5-7b is taken; the log says llama-3.1-8b"),
+    ],
+)
+def test_what_is_said_wins_over_the_log_with_a_note(run: Run, log: Log, argv: tuple[str, ...], note: str) -> None:
+    ran = run("reconcile", "--log", log(H100), "--gpu", "h100-80g", *argv)
+    assert ran.code == 0
+    (said,) = (line for line in ran.err.splitlines() if "is taken; the log says" in line)
+    assert said.startswith(f"kvplan: note: {note}")
+
+
+def test_what_is_said_as_the_log_says_it_needs_no_note(run: Run, log: Log) -> None:
+    same = (
+        "--tp", "1", "--ctx", "8k", "--engine", "vllm@0.10.1", "--model", "meta-llama/Llama-3.1-8B",
+        "--gpu-memory-utilization", "0.9", "--no-enforce-eager",
+    )  # fmt: skip
+    assert "is taken" not in run("reconcile", "--log", log(H100), "--gpu", "h100-80g", *same).err
+    assert "is taken" not in run("reconcile", "--log", log(H100), "--gpu", "h100-80g", "--ctx", "auto").err
+
+
+def test_a_flag_of_sglangs_is_named_as_sglang_does(run: Run, log: Log) -> None:
+    ran = run("reconcile", "--log", log(SGLANG), "--tp", "2")
+    assert "--tensor-parallel-size 2 is taken; the log says tp_size=1" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("'max_num_seqs': -5", "log: max_num_seqs=-5: not a whole number ('-5'); say what it was with --max-num-seqs"),
+        (
+            "'kv_cache_dtype': 'fp7'",
+            "log: kv_cache_dtype=fp7: is not one kvplan knows; say what it was with --kv-cache-dtype",
+        ),
+        (
+            "'tensor_parallel_size': 3",
+            "log: tensor_parallel_size=3: does not divide the 32 attention heads of llama-3.1-8b; "
+            "say what it was with --tensor-parallel-size",
+        ),
+        ("'max_model_len': 0", "log: max_model_len=0: must be at least 1 ('0'); say what it was with --ctx"),
+    ],
+)
+def test_an_error_of_the_logs_settings_names_them(run: Run, log: Log, said: str, fault: str) -> None:
+    text = f"vLLM API server version 0.10.0\nnon-default args: {{'model': 'llama-3.1-8b', {said}}}\n"
+    assert refused(run("reconcile", "--log", log(text))) == fault
+
+
+def test_an_error_of_the_logs_release_names_it(run: Run, log: Log) -> None:
+    text = H100.replace("0.10.1", "0.40.2")
+    assert refused(run("reconcile", "--log", log(text))) == (
+        "log: version 0.40.2: kvplan knows vLLM 0.6 to 0.33; say what it was with --engine vllm@0.33"
+    )
+    assert refused(run("reconcile", "--log", log(H100), "--engine", "vllm@0.40")).startswith("--engine vllm@0.40: ")
+    assert refused(run("reconcile", "--log", log(H100), "--tp", "3")).startswith("tensor_parallel_size 3: ")
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+REPLICAS = """\
+(APIServer pid=1) INFO vLLM API server version 0.11.0
+(APIServer pid=1) INFO non-default args: {'model': 'llama-3.1-8b', 'data_parallel_size': 2, 'max_model_len': 8192}
+(EngineCore_DP0 pid=2) INFO Model loading took 14.99 GiB and 3 s
+(EngineCore_DP1 pid=3) INFO Model loading took 14.99 GiB and 3 s
+(EngineCore_DP0 pid=2) INFO Available KV cache memory: 54.00 GiB
+(EngineCore_DP1 pid=3) INFO Available KV cache memory: 50.00 GiB
+(EngineCore_DP0 pid=2) INFO GPU KV cache size: 442,368 tokens
+(EngineCore_DP1 pid=3) INFO GPU KV cache size: 409,600 tokens
+"""
+
+
+def test_replicas_have_a_pool_each(run: Run, log: Log) -> None:
+    ran = run("reconcile", "--log", log(REPLICAS), "--gpu", "h100-80g")
+    assert "2 replicas have a pool of their own each, of 50.00 to 54.00 GiB; the smallest is compared" in ran.err
+    assert "decides for all" not in ran.err
+    assert ran.out.startswith("llama-3.1-8b on 2 replicas of h100-80g of ")
+    document = run("reconcile", "--log", log(REPLICAS), "--gpu", "h100-80g", "--format", "json").json
+    assert document["data_parallel_size"] == 2
+    assert rows_of(document, "given")["tokens"]["exact"] is True  # 50 GiB / 131,072 bytes: 409,600
+
+
+def test_within_a_replica_the_smallest_rank_decides(run: Run, log: Log) -> None:
+    text = REPLICAS.replace("'data_parallel_size': 2", "'data_parallel_size': 2, 'tensor_parallel_size': 2")
+    text = re.sub(r"EngineCore_(DP\d) pid=\d\) INFO Avail", r"Worker_\1_TP0 pid=7) INFO Avail", text)
+    ran = run("reconcile", "--log", log(text + "(Worker_DP0_TP1 pid=8) Available KV cache memory: 52.00 GiB\n"))
+    assert "2 ranks of replica DP0 have room for 52.00 to 54.00 GiB of KV; the smallest decides for all" in ran.err
+    assert "2 replicas have a pool of their own each, of 50.00 to 52.00 GiB" in ran.err
+    assert "llama-3.1-8b on 2 replicas of 2 x " in ran.out
+
+
+def test_replicas_without_a_split_ask_for_dp(run: Run, log: Log) -> None:
+    text = REPLICAS.replace("'data_parallel_size': 2, ", "")
+    assert refused(run("reconcile", "--log", log(text))).endswith("but not how the model is split; add --dp")
+
+
+# --- SGLang -----------------------------------------------------------------------------------------------------------
 
 
 def test_sglang_is_predicted_from_the_memory_it_found(run: Run, log: Log) -> None:
@@ -430,9 +592,95 @@ def test_a_pages_pool_is_reconciled(run: Run, tmp_path: Path) -> None:
     rows = rows_of(found.json, "given")
     assert (rows["tokens"]["predicted"], rows["tokens"]["exact"]) == (436_896, True)  # 27,306 x 16
     assert rows["concurrency"]["exact"] is True  # 436,896 / 8,192 = 53.33
-    assert rows_of(found.json)["weights"]["why"] == "not in the log"
+    assert rows_of(found.json)["weights"]["why"] == "not on the page"
     open_context = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json").json
-    assert rows_of(open_context)["concurrency"]["why"] == "the context is not known; add --ctx"
+    assert rows_of(open_context)["concurrency"]["why"] == "the context is derived from it; add --ctx"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "concurrency", "context", "why"),
+    [
+        # Between 436,896 / 53.335 = 8,191.5 and 436,896 / 53.325 = 8,193.07.
+        (436_896, "53.33", 8192, "8,192 (8,192 to 8,193 would do)"),
+        # Between 1,000,000 / 30.525 = 32,760.03 and 1,000,000 / 30.515 = 32,770.8: the one that is a power of two.
+        (1_000_000, "30.52", 32_768, "32,768 (32,761 to 32,770 would do)"),
+        # Between 100,000 / 5.005 = 19,980.02 and 100,000 / 4.995 = 20,020.02.
+        (100_000, "5.00", 20_000, "20,000 (19,981 to 20,020 would do)"),
+        # Between 131,072 x 3 / 3.005 = 130,853.9 and / 2.995 = 131,290.8: the model's own.
+        (393_216, "3.00", 131_072, "131,072 (130,854 to 131,290 would do)"),
+        # Between 180,000 / 1.5 and 180,000 / 0.5: the model's own, though 196,608 would be nearer to 180,000.
+        (180_000, "1", 131_072, "131,072 (120,000 to 360,000 would do)"),
+    ],
+)
+def test_a_pages_context_is_its_tokens_over_its_concurrency(
+    run: Run, tmp_path: Path, tokens: int, concurrency: str, context: int, why: str
+) -> None:
+    path = tmp_path / "page.txt"
+    path.write_text(PAGE.replace("436896", str(tokens)).replace("53.33", concurrency))
+    ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json")
+    assert ran.json["max_model_len"] == context
+    assert f"the context is taken as {why}" in ran.err
+    assert rows_of(ran.json, "given")["concurrency"]["predicted"] is None  # it would be compared with itself
+
+
+@pytest.mark.parametrize(
+    ("tokens", "concurrency"),
+    [
+        ("436896", "0.00"),
+        ("436896", "0"),
+        ("436896", "99999999.00"),
+        ("436896", "nan"),
+        ("436896", "-1"),
+        ("0", "1.00"),
+    ],
+)
+def test_a_page_that_says_no_context_has_none(run: Run, tmp_path: Path, tokens: str, concurrency: str) -> None:
+    path = tmp_path / "page.txt"
+    path.write_text(PAGE.replace("53.33", concurrency).replace("436896", tokens))
+    ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json")
+    assert ran.json["max_model_len"] == 131_072
+    assert "the context is taken as" not in ran.err
+
+
+def test_a_pages_replicas_have_a_pool_each(run: Run, tmp_path: Path) -> None:
+    lines = PAGE.splitlines()
+    first, second = (lines[1].replace("block_size=", f'engine="{name}",block_size=', 1) for name in "01")
+    path = tmp_path / "page.txt"
+    path.write_text("\n".join([lines[0], first, second.replace("27306", "27000"), ""]))
+    ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--ctx", "8k")
+    assert ran.out.startswith("llama-3.1-8b on 2 replicas of h100-80g of ")
+    assert "Given the logged pool of 27,000 blocks:" in ran.out
+    assert "2 replicas on the page have a pool of their own each; the smallest is compared" in ran.err
+
+
+def test_a_page_is_called_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "page.txt"
+    path.write_text(PAGE)
+    known = ("--engine", "vllm", "--gpu", "h100-80g")
+    assert refused(run("reconcile", "--metrics", path)).startswith("page: does not say its release; add --engine")
+    ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu-memory-utilization", "0.5", "--format", "json")
+    assert "--gpu-memory-utilization 0.5 is taken; the page says gpu_memory_utilization=0.92" in ran.err
+    assert "the page does not say on which GPU it ran" in ran.err
+    reasons = [row["why"] or "" for row in (*ran.json["rows"], *ran.json["given"])]
+    assert "not on the page" in reasons
+    assert "log" not in " ".join([*reasons, ran.err])
+    path.write_text(PAGE.replace("meta-llama/Llama-3.1-8B", "chat"))
+    assert refused(run("reconcile", "--metrics", path, *known)) == (
+        "page: its model chat is not one that `kvplan models` lists; add --model NAME or --config config.json"
+    )
+    path.write_text(PAGE.replace("0.92", "1.5"))
+    assert refused(run("reconcile", "--metrics", path, *known)).startswith("page: gpu_memory_utilization=1.5: outside")
+    path.write_text('vllm:cache_config_info{block_size="16"} 1.0\n')
+    text = refused(run("reconcile", "--metrics", path, *known, "--model", "llama-3.1-8b", "--max-error", "1%", "-q"))
+    assert text.startswith("--max-error: the page holds no figure to compare")
+
+
+def test_the_help_says_what_fills_in_what_is_missing(run: Run) -> None:
+    text = " ".join(run("reconcile", "--help").out.split())
+    for option in ("--log FILE", "--metrics URL|FILE"):
+        said = text.partition(f" {option} ")[2].partition(" FILE ")[0][:330]
+        assert all(flag in said for flag in ("--engine", "--model", "--config", "does not say")), said
+    assert "log-reconciliation" in " ".join(run("schema", "--help").out.split())
 
 
 def test_a_page_is_had_from_its_server(run: Run, server: str) -> None:
@@ -494,7 +742,7 @@ def test_reading_a_log_loads_no_heavy_library() -> None:
 
 
 def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
-    from kvplan.logged import SAMPLE_GPUS
+    from kvplan.log_request import SAMPLE_GPUS
 
     assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
 

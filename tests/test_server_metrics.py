@@ -338,6 +338,13 @@ def test_a_vllm_page_says_how_its_cache_was_set_up() -> None:
     )
 
 
+def test_of_several_engines_the_smallest_pool_is_read() -> None:
+    engines = [("0", "500"), ("1", "400"), ("2", "None")]
+    lines = [f'vllm:cache_config_info{{engine="{name}",num_gpu_blocks="{blocks}"}} 1.0' for name, blocks in engines]
+    assert server_setup("\n".join(lines)) == ServerSetup("vllm", {}, {"num_blocks": "400"}, num_engines=3)
+    assert server_setup("vllm:num_requests_running 1\n").num_engines == 1
+
+
 def test_an_older_page_says_less() -> None:
     setup = server_setup('vllm:cache_config_info{block_size="16",num_gpu_blocks="27306"} 1.0\n')
     assert setup == ServerSetup("vllm", {}, {"num_blocks": "27306"})

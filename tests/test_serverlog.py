@@ -8,8 +8,9 @@ import random
 import re
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,10 @@ from hypothesis import strategies as st
 
 from kvplan import serverlog
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError
-from kvplan.serverlog import ARGUMENT_LISTS, FACTS, WORDINGS, ServerLog, arguments, compiled, parse_log, read_log
+from kvplan.log_command import COMMANDS
+from kvplan.log_text import arguments, unwrapped
+from kvplan.log_wordings import ARGUMENT_LISTS, FACTS, WORDINGS, Wording, compiled
+from kvplan.serverlog import ServerLog, parse_log, read_log
 from tests.oracle_data import DATA, needs_oracle_data
 
 FACTS_DIR = Path(__file__).parent / "facts" / "logs"
@@ -130,7 +134,7 @@ def test_any_figures_through_any_wording_and_prefix_are_read_back(data: st.DataO
 
 
 @pytest.mark.parametrize("wording", WORDINGS, ids=lambda one: f"{one.phrase.strip()[:30]}-{one.versions}")
-def test_a_wording_names_its_facts_its_releases_and_where_it_was_seen(wording: serverlog.Wording) -> None:
+def test_a_wording_names_its_facts_its_releases_and_where_it_was_seen(wording: Wording) -> None:
     assert set(re.findall(r"<(\w+)>", wording.pattern)) <= FACTS.keys()
     assert re.findall(r"<(\w+)>", wording.pattern)
     assert wording.versions
@@ -515,6 +519,166 @@ def test_pieces_may_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (log.starts, log.text("weights"), log.first_line) == (2, "14.2488", 8)
 
 
+def test_standard_input_may_be_gzip_and_comes_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(io.BytesIO):
+        """A pipe that gives less than it is asked for."""
+
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(min(size, 700) if size and size > 0 else size)
+
+    for data in (gzip.compress(TEXT.encode()), TEXT.encode()):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=Slow(data)))
+        assert read_log("-").text("kv_tokens") == "63,776"
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(gzip.compress(TEXT.encode())[:40])))
+    with pytest.raises(InvalidInputError, match="standard input: damaged gzip"):
+        read_log("-")
+    for data in (b"", b"\x1f"):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+        with pytest.raises(InvalidInputError, match="holds no line"):
+            read_log("-")
+
+
+# --- what collectors put around a line --------------------------------------------------------------------------------
+
+# The banner, a list of arguments with quotes, colours and figures: what a collector's format escapes.
+COLLECTED = """\
+\x1b[0;36m(APIServer pid=1)\x1b[0;0m INFO 09-03 00:36:10 [utils.py:1] \u2588  version 0.19.0
+INFO 09-03 [utils.py:1] non-default args: {'model': "org/it's", 'max_model_len': 4096, 'dtype': 'bfloat16'}
+(Worker_TP0 pid=5) INFO 09-03 [gpu_model_runner.py:1] Model loading took 7.12 GiB and 3 seconds
+(Worker_TP1 pid=6) INFO 09-03 [gpu_model_runner.py:1] Model loading took 7.25 GiB and 3 seconds
+INFO 09-03 [kv_cache_utils.py:1] GPU KV cache size: 63,776 tokens
+"""
+
+
+def docker(line: str, ensure_ascii: bool = True) -> str:
+    """Docker's json-file driver, as its documentation shows a record."""
+    record = {"log": line + "\n", "stream": "stderr", "time": "2025-09-03T00:36:10.123456789Z"}
+    return json.dumps(record, ensure_ascii=ensure_ascii)
+
+
+def kubernetes(line: str) -> str:
+    return f"2025-09-03T00:36:10.123456789Z stderr F {line}"
+
+
+COLLECTORS = {
+    "docker": lambda line: docker(line, ensure_ascii=False),
+    "docker, ASCII": docker,
+    "kubernetes": kubernetes,
+    "docker in kubernetes": lambda line: kubernetes(docker(line)),
+    "journal": lambda line: f"Sep 03 00:36:10 host vllm[812]: {line}",
+    "structured": lambda line: json.dumps({"severity": "INFO", "message": line}),
+    "spaced": lambda line: json.dumps({"stream": "stderr", "log": line}, indent=None, separators=(" , ", " : ")),
+}
+
+
+@pytest.mark.parametrize("collector", COLLECTORS.values(), ids=COLLECTORS)
+def test_a_collectors_records_are_the_lines_they_hold(collector: Callable[[str], str]) -> None:
+    plain = parse_log(COLLECTED)
+    assert (plain.release, plain.model, plain.flags["max_model_len"]) == ((0, 19), "org/it's", "4096")
+    assert [one.text for one in plain.by_rank("weights").values()] == ["7.12", "7.25"]
+    found = parse_log("".join(collector(line) + "\n" for line in COLLECTED.splitlines()))
+    assert (found.flags, found.readings) == (plain.flags, plain.readings)
+
+
+def test_a_record_that_was_cut_is_read_as_far_as_it_goes() -> None:
+    whole = docker("Model loading took 7.12 GiB and \u2588 more")
+    for end in range(whole.index("and"), len(whole)):
+        assert parse_log(whole[:end]).text("weights") == "7.12", whole[:end]
+        assert '"' not in unwrapped(whole[:end])[0]
+    assert unwrapped('{"log":"half a letter \\ud83d"}') == ["half a letter ?"]
+
+
+def test_a_record_of_several_lines_is_several_lines() -> None:
+    record = json.dumps({"message": COLLECTED})
+    assert [one.rank for one in parse_log(record).all("weights")] == ["TP0", "TP1"]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+FIGURES = """\
+INFO LLM engine (v0.10.1) with config: model='org/resolved', max_seq_len=8192, dtype=torch.bfloat16
+Model loading took 7.51 GiB and 3 s
+GPU KV cache size: 819,200 tokens
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("+ vllm serve org/a -tp 2 --max-model-len 8k", {"tensor_parallel_size": "2", "max_model_len": "8000"}),
+        ("root@host:/# vllm serve org/a \\\n   --block-size 32 \\\n --enforce-eager", {"block_size": "32"}),
+        ("exec /usr/bin/vllm serve org/a --gpu_memory_utilization=0.8 &", {"gpu_memory_utilization": "0.8"}),
+        ("CMD: 'vllm serve org/a --enable-lora --max-lora-rank 64'", {"enable_lora": "True", "max_lora_rank": "64"}),
+        (
+            "/usr/bin/python3 -m vllm.entrypoints.openai.api_server --model org/a --api-key x --kv-cache-dtype fp8",
+            {"kv_cache_dtype": "fp8"},
+        ),
+        (
+            'vllm serve org/a --speculative-config \'{"method": "eagle", "num_speculative_tokens": 3}\' -pp 2',
+            {"speculative_config": '{"method": "eagle", "num_speculative_tokens": 3}', "pipeline_parallel_size": "2"},
+        ),
+        ("vllm serve org/a --cpu-offload-gb 4", {"cpu_offload_gb": "4"}),
+    ],
+)
+def test_a_command_stands_for_a_list_of_arguments(command: str, flags: dict[str, str]) -> None:
+    log = parse_log(f"{command}\n{FIGURES}")
+    assert log.flags == log.flags | flags | {"model": "org/a"}
+    assert "api_key" not in log.flags
+    assert log.notes[0] == "no list of arguments in the log: they are taken from the command on line 1 of the log"
+    listed = parse_log(f"{command}\nnon-default args: {{'model': 'org/b', 'block_size': 64}}\n{FIGURES}")
+    assert (listed.model, listed.flags["block_size"], listed.notes) == ("org/b", "64", ())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m sglang.launch_server --model-path org/a --tp 4 --mem-fraction-static=0.85 --disable-cuda-graph",
+        "sglang serve --model org/a --tp-size 4 --mem-fraction-static 0.85 --disable-cuda-graph --port 1",
+    ],
+)
+def test_sglangs_command_has_the_names_of_its_list(command: str) -> None:
+    log = parse_log(f"$ {command}\nLoad weight begin. avail mem=78.0 GB\nmax_total_num_tokens=5, context_len=8\n")
+    assert log.flags == {
+        "model_path": "org/a", "tp_size": "4", "mem_fraction_static": "0.85", "disable_cuda_graph": "True"
+    }  # fmt: skip
+
+
+def test_the_command_of_the_last_start_is_taken() -> None:
+    log = parse_log(f"vllm serve org/a -tp 4\n{FIGURES}vllm serve org/b -tp 2\n{FIGURES}")
+    assert (log.starts, log.model, log.flags["tensor_parallel_size"]) == (2, "org/b", "2")
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("vllm serve org/a 'x", "the quotes do not match"),
+        ("vllm serve $MODEL -tp 2", "is a shell variable"),
+        ("vllm serve org/a -tp two", "not a whole number"),
+        ("vllm serve org/a --tensor-paralel-size 2", "is not a flag of vLLM"),
+        ("vllm serve org/a --hf-overrides '{}'", "changes the model's config"),
+        ("vllm serve MODEL ...", "is not a whole command"),
+    ],
+)
+def test_a_command_that_cannot_be_read_is_left_out_and_said(command: str, fault: str) -> None:
+    log = parse_log(f"\n{command}\n{FIGURES}")
+    assert log.model == "org/resolved"
+    (note,) = log.notes
+    assert note.startswith("the command on line 2 of the log is not read: ")
+    assert fault in note
+    assert "--from-command" not in note
+
+
+@pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\\\n", "\\\n" * 9_000])
+def test_a_command_may_end_in_the_middle(end: str) -> None:
+    assert parse_log(f"{FIGURES}vllm serve org/a -tp 2 {end}").flags["tensor_parallel_size"] == "2"
+
+
+def test_a_mention_of_the_command_says_nothing() -> None:
+    assert parse_log(f"use `vllm serve <model>` instead\n{FIGURES}").notes == ()
+    with pytest.raises(InvalidInputError, match="holds no line"):
+        parse_log("vllm serve org/a\n")
+
+
 # --- hostile logs -----------------------------------------------------------------------------------------------------
 
 
@@ -525,7 +689,7 @@ def hostile(size: int) -> Iterator[tuple[str, bytes]]:
         data = (line + "\n").encode()
         return data * (size // len(data))
 
-    phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in ARGUMENT_LISTS]
+    phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
     yield "near misses", fill("INFO Model loading took 1.5.5.5 XiB and " + "9" * 30)
     yield "matches", fill("INFO Model loading took 1.5 GiB and 3 seconds")
     yield "every phrase on each line", fill(" ".join(phrases))
@@ -539,6 +703,10 @@ def hostile(size: int) -> Iterator[tuple[str, bytes]]:
     yield "ranks", fill("(Worker_TP1 " * 1_000 + "Model loading took 1 GiB")
     yield "no line ends", b"Load weight end. avail mem=" * (size // 27)
     yield "empty lines", b"\n" * size
+    yield "records of many lines", fill('{"log":"Model loading took 1 XiB' + "\\n# GPU blocks: x" * 900 + '"}')
+    yield "open records", fill('{"log":"' * 1_000 + "Model loading took 1" + "\\" * 4_000)
+    yield "commands", fill("vllm serve " + "'a' -" * 1_500)
+    yield "commands without an end", fill("vllm serve \\")
     draw = random.Random(1)
     words = [*phrases, "1.5 GiB", "\x1b[0m", "(Worker_TP0 pid=1)", "{'a': [", "é", "9" * 40]
     noise = "".join(draw.choice(words) + draw.choice((" ", "\n", "\r", "")) for _ in range(4_000)).encode()
@@ -590,13 +758,31 @@ def test_50_mb_of_hostile_lines_take_less_than_5_s(tmp_path: Path, name: str) ->
 @given(st.data())
 @settings(max_examples=300)
 def test_whatever_a_log_holds_it_is_read_or_refused(data: st.DataObject) -> None:
-    phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in ARGUMENT_LISTS]
+    phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
     part = st.one_of(
         st.sampled_from(phrases),
         st.sampled_from(TEXT.splitlines()),
         st.text(max_size=20),
         st.sampled_from(
-            ["\n", "\r", "1.5", " GiB", "-", "9" * 25, "(Worker_TP1 pid=3)", "'", "{", "=", "\x1b[3m", "٣"]
+            [
+                "\n",
+                "\r",
+                "1.5",
+                " GiB",
+                "-",
+                "9" * 25,
+                "(Worker_TP1 pid=3)",
+                "'",
+                "{",
+                "=",
+                "\x1b[3m",
+                "٣",
+                "\\",
+                "\\\n",
+                '{"log":"',
+                '"}',
+                "-tp",
+            ]
         ),
     )
     text = "".join(data.draw(st.lists(part, max_size=30)))

@@ -4,37 +4,43 @@ import csv
 import io
 import json
 import re
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from kvplan import catalog
 from kvplan.cli import asked, output
 from kvplan.cli.asked import Asked
-from kvplan.cli.options import PlanOptions, flag_of
+from kvplan.cli.options import FLAGS, PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.command import ARGUMENTS
-from kvplan.errors import InvalidInputError, UsageError
+from kvplan.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec, with_memory
-from kvplan.logged import (
-    LogReconciliation,
-    LogRow,
+from kvplan.log_request import (
+    agrees,
+    check_gpu,
     check_model,
-    compares_nothing,
-    document,
+    derived_context,
     draft_of,
     engine_of,
-    exceeds,
     flags_of,
     gpus_of,
     log_of_page,
+    logged_as,
     model_of,
-    reconcile_log,
     sample_gpus,
 )
+from kvplan.log_rows import LogRow
+from kvplan.log_vllm import Context
+from kvplan.logged import LogReconciliation, compares_nothing, document, exceeds, reconcile_log
+from kvplan.plan import Request
 from kvplan.report.lines import Line, columns, line, write
+from kvplan.rules.vllm import NEWEST
 from kvplan.serverlog import ServerLog, read_log
 from kvplan.units import GIB, MIB, format_gib
 
+NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
 ENOUGH_MEMORY = "1TiB"  # stands for a GPU until the log's own is put in its place
 
 
@@ -43,7 +49,8 @@ def reconcile_server(options: ReconcileOptions, limit: float | None) -> int:
     log = log_of(options)
     result = compared(options, log)
     if limit is not None and compares_nothing(result):
-        raise InvalidInputError("--max-error: the log holds no figure to compare; name one that has the whole start-up")
+        wanted = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
+        raise InvalidInputError(f"--max-error: the {log.called} holds no figure to compare; name {wanted}")
     show(result, options)
     over = [] if limit is None else exceeds(result, limit)
     if over:
@@ -67,30 +74,48 @@ def log_of(options: ReconcileOptions) -> ServerLog:
 
 def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
     """The comparison; notes of what was taken from where go to standard error."""
-    wanted, notes = completed(options, log)
-    found = asked.read(replace(wanted, gpu=None, gpu_memory=ENOUGH_MEMORY))
-    if len(found.requests) > 1:
-        raise UsageError("--ctx: names several contexts; a server has one")
-    request = found.requests[0]
-    check_model(log, request.spec)
-    machines, gpu_notes = machines_of(options, log)
-    requests = [replace(request, gpu=one, measured=asked.measured_on(wanted, one)) for one in machines or sample_gpus()]
-    result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context_known=wanted.max_model_len is not None)
-    said = Asked(
-        [], 1, notes=[*result.notes, *notes, *gpu_notes, *found.notes], hints=found.hints, warnings=found.warnings
-    )
+    wanted = completed(options, log)
+    try:
+        found = asked.read(replace(wanted.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
+        if len(found.requests) > 1:
+            raise UsageError("--ctx: names several contexts; a server has one")
+        request, context_notes = at_its_context(wanted, found.requests[0])
+        check_model(log, request.spec)
+        machines, warnings, gpu_notes = machines_of(options, log)
+        measured = [(one, asked.measured_on(wanted.options, one)) for one in machines or sample_gpus()]
+        requests = [replace(request, gpu=one, measured=constants) for one, constants in measured]
+        context: Context = "derived" if wanted.derived else "unknown" if request.args.max_model_len is None else "known"
+        result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context=context)
+    except KvplanError as error:
+        raise in_the_logs_words(error, log, wanted.taken) from error
+    notes = [*result.notes, *wanted.notes, *contradictions(options, log, request), *context_notes, *gpu_notes]
+    said = Asked([], 1, [*notes, *found.notes], found.hints, [*found.warnings, *warnings])
     asked.say(said, quiet=options.quiet)
     return replace(result, notes=tuple(dict.fromkeys([*said.notes, *said.warnings])))
 
 
-def completed(options: ReconcileOptions, log: ServerLog) -> tuple[PlanOptions, list[str]]:
-    """The plan's options: what was said to kvplan, else what the log says, and notes of both."""
-    notes = []
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The plan's options: what was said to kvplan, else what the log says.
+
+    taken    argument -> its text, of those taken from the log
+    derived  the context that a page's figures leave open (a log states its own): the likeliest, the least and the most
+             tokens
+    """
+
+    options: PlanOptions
+    taken: dict[str, str]
+    notes: list[str]
+    derived: tuple[int, int, int] | None
+
+
+def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
+    notes, taken = list[str](), dict[str, str]()
     plain = {field.name: getattr(options, field.name) for field in fields(PlanOptions)}
     if plain["model"] is None and options.from_command is None:
         name, note = model_of(log)
         if name is None:
-            raise InvalidInputError(f"log: {unknown_model(log)}; add --model NAME or --config config.json")
+            raise InvalidInputError(f"{log.called}: {unknown_model(log)}; add --model NAME or --config config.json")
         plain["model"] = name
         notes += [] if note is None else [note]
     if plain["engine"] is None and log.engine == "vllm":
@@ -98,14 +123,72 @@ def completed(options: ReconcileOptions, log: ServerLog) -> tuple[PlanOptions, l
         if plain["engine"] is None and options.from_command is None:
             version = log.text("version")
             said = "does not say its release" if version is None else f"{printable(version, 40)} is no release"
-            raise InvalidInputError(f"log: {said}; add --engine vllm@0.11, or whichever it was")
+            raise InvalidInputError(f"{log.called}: {said}; add --engine vllm@0.11, or whichever it was")
+        if plain["engine"] is not None:
+            taken["engine"] = plain["engine"]
     for name, text in flags_of(log).items():
-        if plain[name] is None and not is_said(options, name):
-            plain[name] = value_of(name, text)
+        if name in plain and plain[name] is None and not is_said(options, name):
+            plain[name] = value_of(log, name, text)
+            taken[name] = text
+    derived = None
+    if plain["max_model_len"] is None and not is_said(options, "max_model_len"):
+        derived = derived_context(log)
+        plain["max_model_len"] = None if derived is None else [str(derived[0])]
     if draft_of(log) and options.draft_model is None:
         method = printable(draft_of(log).get("method", draft_of(log).get("model", "speculation")), 40)
         notes.append(f"the server drafts tokens ({method}); add --draft-model to size what drafts")
-    return PlanOptions(**plain), notes
+    return Wanted(PlanOptions(**plain), taken, notes, derived)
+
+
+def at_its_context(wanted: Wanted, request: Request) -> tuple[Request, list[str]]:
+    """The request with a derived context, which is the model's own where that will do, and a note of it."""
+    if wanted.derived is None:
+        return request, []
+    tokens, low, high = wanted.derived
+    if low <= request.spec.max_model_len <= high:
+        tokens = request.spec.max_model_len
+    others = "" if low == high else f" ({low:,} to {high:,} would do)"
+    note = f"the context is taken as {tokens:,}{others}, the page's tokens over its concurrency; --ctx says it"
+    return replace(request, args=replace(request.args, max_model_len=tokens)), [note]
+
+
+def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) -> list[str]:
+    """A note for each argument that was said to kvplan, and that the log gives otherwise."""
+    notes = []
+    for name, text in flags_of(log).items():
+        value = getattr(request.args, name, None)
+        if value is None or (getattr(options, name, None) is None and not is_said(options, name)):
+            continue
+        if not agrees(log, name, value):
+            notes.append(f"{as_flag(name, value)} is taken; the {log.called} says {logged_as(log, name, text)}")
+    if log.engine == "vllm" and engine_of(log) not in (None, request.release.label):
+        version = printable(log.text("version") or "", 40)
+        notes.append(f"--engine {request.release.label} is taken; the {log.called} says version {version}")
+    logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.name)
+    if logged is not None and named is not None and logged != named:
+        notes.append(f"--model {named} is taken; the {log.called} says {printable(log.model or '', 100)}")
+    return notes
+
+
+def as_flag(name: str, value: Any) -> str:
+    """An argument as it is typed."""
+    if isinstance(value, bool):
+        return flag_of(name) if value else f"--no-{flag_of(name).removeprefix('--')}"
+    return f"{FLAGS.get(name, flag_of(name))} {printable(str(value), 60)}"
+
+
+def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, str]) -> KvplanError:
+    """An error about what was taken from the log names that, and not a flag that nobody typed."""
+    for name, text in taken.items():
+        flag = FLAGS.get(name, flag_of(name))
+        found = re.match(rf"(?:{flag}|{flag_of(name)}|{name})(?![\w-])[^:]{{0,200}}: ", str(error))
+        if found is None:
+            continue
+        said = f"version {printable(log.text('version') or '', 40)}" if name == "engine" else logged_as(log, name, text)
+        what = str(error)[found.end() :]
+        example = f" {NEWEST_ENGINE}" if name == "engine" else ""
+        return type(error)(f"{log.called}: {said}: {what.partition('; ')[0]}; say what it was with {flag}{example}")
+    return error
 
 
 def is_said(options: ReconcileOptions, name: str) -> bool:
@@ -116,12 +199,12 @@ def is_said(options: ReconcileOptions, name: str) -> bool:
     return name in pairs or re.search(flag, options.from_command or "") is not None
 
 
-def value_of(name: str, text: str) -> Any:
+def value_of(log: ServerLog, name: str, text: str) -> Any:
     """A logged argument as its option would hold it."""
     if ARGUMENTS[name].kind == "flag":
         if text not in ("True", "False"):
             raise InvalidInputError(
-                f"log: {name} is neither True nor False ({printable(text, 40)}); add {flag_of(name)}"
+                f"{log.called}: {logged_as(log, name, text)} is neither True nor False; add {flag_of(name)}"
             )
         return text == "True"
     return [text] if name == "max_model_len" else text
@@ -133,20 +216,26 @@ def unknown_model(log: ServerLog) -> str:
     return f"its model {printable(log.model, 120)} is not one that `kvplan models` lists"
 
 
-def machines_of(options: ReconcileOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str]]:
-    """The GPU said to kvplan, with the total that was logged; else those that the log may mean."""
+def machines_of(options: ReconcileOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
+    """(the GPU said to kvplan, with the total that was logged, else those that the log may mean; warnings; notes)."""
     if options.gpu is None and options.gpu_memory is None:
         found, note = gpus_of(log)
         if not found:
-            note = "the log does not say on which GPU it ran: what depends on it is not compared; --gpu NAME says it"
-        return found, [] if note is None else [note]
+            note = (
+                f"the {log.called} does not say on which GPU it ran: what depends on it is not compared; --gpu NAME "
+                "says it"
+            )
+        return found, [], [] if note is None else [note]
     named = asked.gpus_of(options)
     if len(named) > 1:
         raise UsageError("--gpu: names several GPUs; a server ran on one kind")
+    memory = options.gpu_memory
+    flag = f"--gpu {named[0].name}" if memory is None else f"--gpu-memory {printable(memory, 40)}"
+    warnings = check_gpu(log, named[0], flag)
     logged = log.first("total_memory")
-    if options.gpu_memory is None and logged is not None and logged.size > 0:
-        return [with_memory(named[0], logged.size)], []
-    return named, []
+    if memory is None and logged is not None and logged.size > 0:
+        return [with_memory(named[0], logged.size)], warnings, []
+    return named, warnings, []
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -172,6 +261,8 @@ def title(result: LogReconciliation) -> str:
     ranks = result.args.tensor_parallel_size * result.args.pipeline_parallel_size
     total = "" if not result.gpus else f" of {format_gib(result.gpus[0].total_memory)}"
     machines = f"{ranks} x {where[0]}" if ranks > 1 else where[0]
+    replicas = result.args.data_parallel_size
+    machines = f"{replicas} replicas of {machines}" if replicas > 1 else machines
     tokens = f"{result.max_model_len:,} tokens per request"
     return f"{printable(result.model)} on {machines}{total}, {printable(result.engine, 60)}, {tokens}"
 

@@ -126,10 +126,22 @@ class ReconcileOptions(PlanOptions):
         Text, typer.Argument(metavar="RUN_DIR", help="What `kvplan profile -o` wrote.", show_default=False)
     ] = None
     log: Annotated[
-        Text, option("--log", help="A vLLM or SGLang server's start-up log, .gz too; - reads it.", metavar="FILE")
+        Text,
+        option(
+            "--log",
+            help="A vLLM or SGLang server's start-up log, .gz too; - reads it. --engine, --model or --config, and the "
+            "flags of `estimate` fill in what it does not say.",
+            metavar="FILE",
+        ),
     ] = None
     metrics: Annotated[
-        Text, option("--metrics", help="A server's /metrics page, by its URL or as a file.", metavar="URL|FILE")
+        Text,
+        option(
+            "--metrics",
+            help="A server's /metrics page, by its URL or as a file; it names no release: add --engine. --model or "
+            "--config and --ctx fill in what else it does not say.",
+            metavar="URL|FILE",
+        ),
     ] = None
     model: Annotated[
         Text,

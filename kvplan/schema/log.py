@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvplan.logged import PARTS, POOL
+from kvplan.log_rows import PARTS, POOL
 from kvplan.schema.core import FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
 
 _SIGNED: Final[Schema] = {"type": "number"}

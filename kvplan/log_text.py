@@ -1,0 +1,98 @@
+"""A log's text, before anything is known of servers: what a collector put around its lines, and lists of arguments."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Final
+
+MAX_LINE: Final = 16 << 10
+
+# --- what a collector put around a line -------------------------------------------------------------------------------
+
+MOST_LINES_OF_A_RECORD: Final = 16  # a record is one line; some collectors put a few into one
+MOST_WRAPPINGS: Final = 3  # a collector's records, collected by another one
+# Kubernetes: "2025-08-21T18:18:05.123456789Z stderr F text" (kubernetes.io, CRI logging format).
+_CRI: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}(?:\.[0-9]{1,9})?(?:Z|[+-][0-9]{2}:[0-9]{2}) std(?:out|err) "
+    r"[A-Z](?::\S{1,9})? "
+)
+# Docker's json-file driver: {"log":"text\n","stream":"stderr","time":"..."}; structured logs call it "message", "msg"
+# or "textPayload". Read by its key, so that a record that was cut is read as far as it goes.
+_JSON: Final = re.compile(r'"(?:log|message|msg|textPayload)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)', re.DOTALL)
+
+
+def unwrapped(text: str) -> list[str]:
+    """A line as the server wrote it, without what Docker or Kubernetes put around it; several where a record has."""
+    for _ in range(MOST_WRAPPINGS):
+        found = _CRI.match(text)
+        if found is not None:
+            text = text[found.end() :]
+            continue
+        record = _JSON.search(text) if text.lstrip().startswith('{"') else None
+        said = None if record is None else _from_json(record[1])
+        if said is None:
+            break
+        text = said
+    return [line for line in re.split(r"(?<!\\)[\r\n]+", text, maxsplit=MOST_LINES_OF_A_RECORD - 1) if line]
+
+
+def _from_json(text: str) -> str | None:
+    """What a JSON string stands for, without an escape that was cut off at its end; None for what is none."""
+    for cut in (0, *range(1, 7)):
+        try:
+            said = json.loads(f'"{text[: len(text) - cut]}"', strict=False)
+        except ValueError:
+            continue
+        return str(said).encode("utf-8", "replace").decode()  # half a surrogate pair cannot be printed
+    return None
+
+
+# --- lists of arguments -----------------------------------------------------------------------------------------------
+
+
+_TOKEN: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[][(){},'"]|[^][(){},'"]+""")
+_ITEM: Final = re.compile(r"""\s{0,4}(['"]?)([A-Za-z_]\w{0,60})\1\s{0,4}[=:]\s{0,4}(.*)""", re.DOTALL)
+
+
+def arguments(text: str) -> dict[str, str]:
+    """`name=value` or `'name': value` up to the bracket that closes, or the end; values as text, `None` left out.
+
+    Text in quotes loses them; a nested list or object stays as it is written. Nothing is evaluated.
+    """
+    found: dict[str, str] = {}
+    for item in _items(text):
+        match = _ITEM.match(item)
+        value = _plain(match[3]) if match else None
+        if match and value is not None:
+            found[match[2]] = value
+    return found
+
+
+def _items(text: str) -> Iterable[str]:
+    """The parts between commas outside brackets."""
+    depth, parts = 0, list[str]()
+    for token in _TOKEN.finditer(text[:MAX_LINE]):
+        word = token[0]
+        if word in ("'", '"'):  # a text that is not closed: what follows cannot be told apart
+            break
+        if word in "([{":
+            depth += 1
+        elif word in ")]}":
+            depth -= 1
+            if depth < 0:
+                break
+        elif word == "," and depth == 0:
+            yield "".join(parts)
+            parts.clear()
+            continue
+        parts.append(word)
+    yield "".join(parts)
+
+
+def _plain(value: str) -> str | None:
+    value = value.strip()
+    if value[:1] in ("'", '"') and len(value) > 1 and value[-1] == value[0]:
+        return value[1:-1].replace("\\\\", "\\")
+    if value[:1] not in ("(", "[", "{") and "(" not in value:
+        value = value.split(None, 1)[0] if value else ""
+    return None if value in ("None", "null", "") else value

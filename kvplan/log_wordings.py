@@ -1,0 +1,264 @@
+"""What vLLM and SGLang servers write at their start: one table, each row with its releases and where it was seen.
+
+Every pattern is of bounded repetitions. "GB" in these lines is 2^30 bytes in both servers.
+
+Sources: `vllm#N` and `sglang#N` are issues of github.com/vllm-project/vllm and github.com/sgl-project/sglang that quote
+the line; a file is the server's own, of the release named.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal
+
+Engine = Literal["vllm", "sglang"]
+
+SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
+COUNT: Final = r"[0-9](?:[0-9,]{0,18}[0-9])?"
+SHARE: Final = r"[0-9]{1,7}(?:\.[0-9]{1,8})?"
+# Fact -> how its figure is written. Sizes are GiB of one rank.
+FACTS: Final[dict[str, str]] = {
+    "total_memory": SIZE,
+    "free_at_start": SIZE,
+    "budget": SIZE,
+    "utilization": SHARE,
+    "weights": SIZE,
+    "consumed": SIZE,  # weights + what grew outside torch
+    "activations": SIZE,
+    "peak_torch": SIZE,  # weights + activations
+    "non_torch": SIZE,
+    "cuda_graphs": SIZE,
+    "cuda_graphs_estimated": SIZE,
+    "available_kv": SIZE,
+    "kv_in_use": SIZE,
+    "key_size": SIZE,
+    "value_size": SIZE,
+    "conv_state": SIZE,
+    "ssm_state": SIZE,
+    "free_before_load": SIZE,
+    "free_after_load": SIZE,
+    "free_after_pool": SIZE,
+    "free_at_end": SIZE,
+    "num_blocks": COUNT,
+    "kv_tokens": COUNT,
+    "kv_tokens_refused": COUNT,  # the pool of a server that did not start for it
+    "pool_tokens": COUNT,  # of one pool; a hybrid model has several
+    "max_concurrency": SHARE,
+    "concurrency_context": COUNT,
+    "context": COUNT,
+    "max_batched_tokens": COUNT,
+    "padding_layers": COUNT,
+    "attention_block_size": COUNT,
+    "context_parallel": COUNT,
+    "max_running": COUNT,
+    "repeated": COUNT,
+    "version": r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,60}",
+    "model": r"[^\s'\",]{1,300}",
+    "gpu": r"[A-Za-z0-9][A-Za-z0-9_. -]{2,60}?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """One message of a server.
+
+    phrase    what a line must hold for the pattern to be tried, from LEAD characters before it on
+    pattern   <fact> stands for its figure (FACTS); the rest is a regular expression
+    versions  the releases in which it was seen
+    """
+
+    engine: Engine
+    phrase: str
+    pattern: str
+    versions: str
+    source: str
+
+
+LEAD: Final = 32
+REACH: Final = 700  # characters of a message, at most
+DEVICES: Final = ("GPU", "CUDA", "cuda", "rocm", "hpu", "xpu", "neuron")  # "# cuda blocks: 7054"; not "# CPU blocks"
+_V0_PROFILE: Final = ("0.6.5-0.11 (V0)", "vllm#11899; vllm#20069")
+_SUMMARY: Final = ("0.10.2-0.26", "vLLM 0.11 v1/worker/gpu_worker.py")
+
+WORDINGS: Final[tuple[Wording, ...]] = (
+    # which release, which model
+    Wording("vllm", "vLLM API server version ", "vLLM API server version v?<version>", "0.4-0.14", "vllm#10702"),
+    Wording(
+        "vllm", "\u2588  version ", r"\u2588  version <version>\s{0,40}$", "0.15-0.33", "vLLM 0.19 entrypoints/utils.py"
+    ),
+    Wording(
+        "vllm", "\u2588  model ", r"\u2588  model {1,4}<model>\s{0,40}$", "0.15-0.33", "vLLM 0.19 entrypoints/utils.py"
+    ),
+    Wording("vllm", "LLM engine (v", r"LLM engine \(v<version>\) with", "0.2-0.33", "vllm#10702; vllm#16692"),
+    Wording("vllm", "Starting to load model ", r"Starting to load model <model>\.\.\.", "0.6-0.33", "vllm#16692"),
+    Wording("vllm", "Using max model len ", "Using max model len <context>", "0.9-0.33", "vLLM 0.11 config/model.py"),
+    Wording(
+        "vllm", "enabled with max_num_batched_tokens=", "enabled with max_num_batched_tokens=<max_batched_tokens>",
+        "0.5-0.33", "vllm#10702; vLLM 0.11 config/scheduler.py",
+    ),
+    Wording("vllm", "device_name=", r"device_name=<gpu>(?:,|\.json)", "0.4-0.33", "vllm#26612"),
+    Wording(
+        "vllm", " has a total capacity of ", "GPU [0-9]{1,2} has a total capacity of <total_memory> GiB", "any",
+        "vllm#16712 (torch, out of memory)",
+    ),
+    Wording("vllm", "GPU 0: ", r"GPU 0: <gpu>(?: \(UUID|\s{0,40}$)", "any", "vLLM collect_env.py, pasted with a log"),
+    # weights
+    Wording(
+        "vllm", "Loading model weights took ", "Loading model weights took <weights> GB", "0.3-0.7.3",
+        "vllm#10116; vllm#15004",
+    ),
+    Wording("vllm", "Model loading took ", "Model loading took <weights> GB", "0.7.4-0.8.2", "vllm#14601; vllm#16378"),
+    Wording("vllm", "Model loading took ", "Model loading took <weights> GiB", "0.8.3-0.33", "vllm#16301; vllm#16692"),
+    # what V0's profile found
+    Wording(
+        "vllm", "Memory profiling results: ",
+        rf"Memory profiling results: total_gpu_memory=<total_memory>GiB initial_memory_usage={SIZE}GiB "
+        rf"peak_torch_memory=<peak_torch>GiB memory_usage_post_profile={SIZE}GiB non_torch_memory=<non_torch>GiB "
+        "kv_cache_size=<available_kv>GiB gpu_memory_utilization=<utilization>",
+        "0.6.4", "vllm#10702; vllm#10517",
+    ),
+    Wording(
+        "vllm", "total_gpu_memory (",
+        r"total_gpu_memory \(<total_memory>GiB\) x (?:gpu_memory_utilization )?\(?<utilization>\)?(?: = <budget>GiB)?",
+        *_V0_PROFILE,
+    ),
+    Wording("vllm", "model weights take ", "model weights take <weights>GiB", *_V0_PROFILE),
+    Wording("vllm", "non_torch_memory ", "non_torch_memory (?:takes )?<non_torch>GiB", *_V0_PROFILE),
+    Wording("vllm", "activation peak memory takes ", "activation peak memory takes <activations>GiB", *_V0_PROFILE),
+    Wording("vllm", "KV Cache is ", "KV Cache is (?:only )?<available_kv>GiB", *_V0_PROFILE),
+    # the pool
+    *(
+        Wording("vllm", f"# {device} blocks: ", f"# {device} blocks: <num_blocks>", "0.2-0.11", "vllm#2310; vllm#20069")
+        for device in DEVICES
+    ),
+    Wording(
+        "vllm", "Available KV cache memory: ", "Available KV cache memory: <available_kv> GiB", "0.9.2-0.33",
+        "vllm#27508",
+    ),
+    Wording(
+        "vllm", "GiB memory for KV Cache as specified", "reserved <available_kv> GiB memory for KV Cache as specified",
+        "0.11-0.33", "vLLM 0.33 v1/worker/gpu_worker.py",
+    ),
+    Wording(
+        "vllm", "GPU KV cache size", r"GPU KV cache size:? {0,20}\*{0,2}<kv_tokens> tokens", "0.7-0.33",
+        "vllm#16301; vllm#19490",
+    ),
+    Wording(
+        "vllm", "Maximum concurrency for ",
+        "Maximum concurrency for <concurrency_context> tokens per request: <max_concurrency>x", "0.6.2-0.33",
+        "vllm#10116; vllm#16301",
+    ),
+    Wording(
+        "vllm", "that can be stored in KV cache (", r"that can be stored in KV cache \(<kv_tokens_refused>\)",
+        "0.2-0.8", "vllm#4588; vllm#13061",
+    ),
+    # CUDA graphs
+    Wording(
+        "vllm", "Graph capturing finished in ", "Graph capturing finished in [0-9]{1,6} secs?, took <cuda_graphs> GiB",
+        "0.6.4-0.33", "vllm#10702; vllm#16301",
+    ),
+    Wording(
+        "vllm", "Estimated CUDA graph memory: ", "Estimated CUDA graph memory: <cuda_graphs_estimated> GiB",
+        "0.19-0.33", "local-inference-lab/rtx6kpro models/glm5.1",
+    ),
+    Wording(
+        "vllm", "CUDA graph pool memory: ",
+        r"CUDA graph pool memory: <cuda_graphs> GiB \(actual\), <cuda_graphs_estimated> GiB \(estimated\)", "0.21-0.33",
+        "vLLM 0.33 v1/worker/gpu_worker.py",
+    ),
+    # the summary after start-up
+    Wording(
+        "vllm", "Free memory on device (",
+        r"Free memory on device \(<free_at_start>/<total_memory> GiB\) on startup\. Desired GPU memory utilization is "
+        r"\(<utilization>, <budget> GiB\)", "0.10.2-0.33", "vLLM 0.33 v1/worker/gpu_worker.py",
+    ),
+    Wording(
+        "vllm", "Actual usage is ",
+        "Actual usage is <weights> GiB for weight, <activations> GiB for peak activation, <non_torch> GiB for "
+        "non-torch memory, and <cuda_graphs> GiB for CUDAGraph memory", *_SUMMARY,
+    ),
+    Wording(
+        "vllm", "Actual usage is ",
+        r"Actual usage is <consumed> GiB for consumed memory \(weights \+ non-torch\), <activations> GiB for peak "
+        r"activation, and <cuda_graphs> GiB for CUDAGraph memory", "0.27-0.33", "vllm#57936",
+    ),
+    Wording(
+        "vllm", "Current kv cache memory in use is ", "Current kv cache memory in use is <kv_in_use> GiB",
+        "0.10.2-0.33", "vLLM 0.33 v1/worker/gpu_worker.py",
+    ),
+    # what changes the meaning of the figures
+    Wording(
+        "vllm", "The current --gpu-memory-utilization=", "The current --gpu-memory-utilization=<utilization> is",
+        "0.20-0.33", "noonghunna/club-3090#104",
+    ),
+    Wording(
+        "vllm", " padding layers, may waste", "Add <padding_layers> padding layers", "0.8.5-0.33",
+        "vLLM 0.10 v1/core/kv_cache_utils.py",
+    ),
+    Wording(
+        "vllm", "Setting attention block size to ", "Setting attention block size to <attention_block_size> tokens",
+        "0.10-0.33", "NVIDIA-NeMo/Nemotron usage-cookbook",
+    ),
+    Wording(
+        "vllm", "by the dcp_world_size ", "by the dcp_world_size <context_parallel>", "0.11-0.20",
+        "vllm-project/recipes moonshotai/Kimi-K2-Think.md",
+    ),
+    Wording("vllm", "[repeated ", r"\[repeated <repeated>x across cluster\]", "any", "vllm#13535 (Ray)"),
+    # SGLang
+    Wording(
+        "sglang", "Load weight begin. avail mem=", "Load weight begin. avail mem=<free_before_load> GB", "0.1-0.5",
+        "sglang 0.4 srt/model_executor/model_runner.py",
+    ),
+    Wording(
+        "sglang", "Load weight end.",
+        "Load weight end\\..{0,300}?avail mem=<free_after_load> GB(?:, mem usage=<weights> GB)?", "0.1-0.5",
+        "sglang#565; sglang#5668",
+    ),
+    Wording(
+        "sglang", "KV Cache is allocated.",
+        r"KV Cache is allocated\.(?: dtype: [\w.]{1,40},)?(?: #tokens: <pool_tokens>,)? K size: <key_size> GB, "
+        "V size: <value_size> GB", "0.4-0.5", "sglang#4351; sglang#5668",
+    ),
+    Wording(
+        "sglang", "KV Cache is allocated.",
+        r"KV Cache is allocated\.(?: dtype: [\w.]{1,40},)?(?: #tokens: <pool_tokens>,)? KV size: <key_size> GB",
+        "0.4-0.5", "sglang 0.4 srt/mem_cache/memory_pool.py (latent attention)",
+    ),
+    Wording(
+        "sglang", "Mamba Cache is allocated.",
+        r"Mamba Cache is allocated\..{0,120}?conv_state size: <conv_state> ?GB,? ssm_state size: <ssm_state> ?GB",
+        "0.5", "sglang 0.5 srt/mem_cache/memory_pool.py",
+    ),
+    Wording(
+        "sglang", "Memory pool end. avail mem=", "Memory pool end. avail mem=<free_after_pool> GB", "0.1-0.5",
+        "sglang#565",
+    ),
+    Wording(
+        "sglang", "raph end. ", r"raph end\. .{0,80}?mem usage=<cuda_graphs> GB[.,]{1,2} avail mem=<free_at_end> GB",
+        "0.4.4-0.5", "sglang#6753",
+    ),
+    Wording(
+        "sglang", "raph end. ", r"raph end\. .{0,80}?avail mem=<free_at_end> GB[.,]{1,2} mem usage=<cuda_graphs> GB",
+        "0.4.3", "sglang#4257",
+    ),
+    Wording(
+        "sglang", "max_total_num_tokens=",
+        "max_total_num_tokens=<kv_tokens>(?:, (?!max_running|context)[a-z_]{1,40}=[0-9]{1,12}){0,6}"
+        "(?:, max_running_requests=<max_running>)?, context_len=<context>", "0.1-0.5", "sglang#565; sglang#4257",
+    ),
+)  # fmt: skip
+
+
+@cache
+def compiled(wording: Wording) -> re.Pattern[str]:
+    return re.compile(re.sub(r"<(\w+)>", lambda match: f"(?P<{match[1]}>{FACTS[match[1]]})", wording.pattern))
+
+
+# What opens a list of arguments: the newest that a start has is read, each kind for itself.
+ARGUMENT_LISTS: Final[tuple[tuple[Engine, str], ...]] = (
+    ("vllm", "with config: "),  # resolved settings, so of most worth for what was not asked for
+    ("vllm", "args: Namespace("),  # 0.2 to 0.9, defaults included
+    ("vllm", "non-default args: {"),  # from 0.9 on
+    ("sglang", "server_args=ServerArgs("),
+)
+ASKED_FOR: Final = ARGUMENT_LISTS[1:]  # what the server was told, not what it made of it
