@@ -24,14 +24,24 @@ SGLANG_NAMES: Final = {
     "pp_size": "pipeline_parallel_size",
     "dp_size": "data_parallel_size",
     "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "page_size": "block_size",
     "disable_cuda_graph": "enforce_eager",
+    "disable_radix_cache": "enable_prefix_caching",
+    "mamba_ssm_dtype": "mamba_ssm_cache_dtype",
 }
+SGLANG_VALUES: Final = {
+    ("enable_prefix_caching", "True"): "False",  # the one says off, the other on
+    ("enable_prefix_caching", "False"): "True",
+    ("kv_cache_dtype", "bf16"): "bfloat16",
+    ("max_num_batched_tokens", "-1"): "",
+}
+# Flags that both servers have by one name, of which SGLang's effect is not modelled.
+NOT_SGLANGS: Final = frozenset({"gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"})
 # What a server resolved, under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
 # Not taken from a log: it says them for any server, asked for or not.
-NOT_ASKED: Final = frozenset(
-    {"quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "mem_fraction_static"}
-)
+NOT_ASKED: Final = frozenset({"quantization", "max_loras", "max_lora_rank", "num_speculative_tokens"})
 ONLY_BYTES: Final = "custom"  # a GPU of which nothing but its memory is known
 SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 
@@ -51,7 +61,7 @@ def flags_of(log: ServerLog) -> dict[str, str]:
     said = {RESOLVED_NAMES.get(name, name): text for name, text in log.flags.items() if name in RESOLVED_NAMES}
     said |= {name: text for name, text in log.flags.items() if name not in RESOLVED_NAMES}
     if log.engine == "sglang":
-        said = {SGLANG_NAMES.get(name, name): text for name, text in said.items() if name != "gpu_memory_utilization"}
+        return _sglang_flags(log, said)
     facts = {
         "max_model_len": log.first("context"),
         "max_num_batched_tokens": log.first("max_batched_tokens"),
@@ -77,6 +87,25 @@ def flags_of(log: ServerLog) -> dict[str, str]:
     if tokens is not None:
         found["num_speculative_tokens"] = tokens
     return {name: text for name, text in found.items() if text not in ("auto", "")}
+
+
+def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
+    """The same of a list of SGLang's arguments, which has every one, asked for or resolved."""
+    named = {SGLANG_NAMES.get(name, name): _plain(text) for name, text in said.items()}
+    found = {name: SGLANG_VALUES.get((name, text), text) for name, text in named.items()}
+    chunk, context = log.first("max_batched_tokens"), log.first("context")
+    if context is not None:
+        found["max_model_len"] = context.text.replace(",", "")
+    if chunk is not None:
+        found.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
+    if said.get("enable_dp_attention") == "True":
+        found.pop("data_parallel_size", None)  # ranks of one server, not replicas
+    dropped = NOT_ASKED | NOT_SGLANGS
+    return {
+        name: text
+        for name, text in found.items()
+        if name in ARGUMENTS and name not in dropped and text not in ("auto", "", "None")
+    }
 
 
 def logged_as(log: ServerLog, name: str, text: str) -> str:
@@ -144,7 +173,10 @@ def draft_of(log: ServerLog) -> dict[str, str]:
 
 
 def engine_of(log: ServerLog) -> str | None:
-    """`vllm@0.11`, as --engine takes it; None where the log names no release."""
+    """`vllm@0.11`, as --engine takes it; None where the log names no release. Any SGLang is sized by its newest rules:
+    its list of arguments holds what its release resolved."""
+    if log.engine == "sglang":
+        return "sglang"
     return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
 
 

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.log_request import check_log
 from kvplan.log_rows import LogRow, smallest_kv
 from kvplan.log_vllm import Context, vllm_given, vllm_rows
 from kvplan.logged_sglang import sglang_given, sglang_rows
-from kvplan.plan import Request
-from kvplan.rules import vllm
+from kvplan.plan import Request, settings_of
 from kvplan.rules.vllm import EngineArgs
 from kvplan.serverlog import Reading, ServerLog
 from kvplan.units import GIB, format_gib
@@ -46,7 +45,7 @@ def reconcile_log(
     errors: list[KvplanError] = []
     for request in requests:
         try:
-            rows, of_pool = _compare(log, request, context=context)
+            rows, of_pool = _compare(log, request, context=context, gpu_known=gpu_known)
             compared.append((request, _in_its_words(log, rows), _in_its_words(log, of_pool)))
         except KvplanError as error:
             errors.append(error)
@@ -55,7 +54,7 @@ def reconcile_log(
     first = compared[0][0]
     names = [request.gpu.name for request, _, _ in compared]
     given = merged([rows for _, _, rows in compared], names)
-    settings = vllm.resolve(first.spec, first.gpu, first.args, first.release)
+    settings = settings_of(first)
     return LogReconciliation(
         engine=_engine_label(log, first),
         model=first.spec.name,
@@ -137,10 +136,14 @@ def _given_from(log: ServerLog) -> str:
     return "" if blocks is None else f"{blocks.count:,} blocks"
 
 
-def _compare(log: ServerLog, request: Request, *, context: Context) -> tuple[tuple[LogRow, ...], tuple[LogRow, ...]]:
+def _compare(
+    log: ServerLog, request: Request, *, context: Context, gpu_known: bool
+) -> tuple[tuple[LogRow, ...], tuple[LogRow, ...]]:
     check_log(log, request.args)
+    if log.engine != request.release.engine:
+        raise UsageError(f"--engine {request.release.label}: the {log.called} is one of {log.engine}; leave it out")
     if log.engine == "sglang":
-        return sglang_rows(log, request), sglang_given(log, request)
+        return sglang_rows(log, request, gpu_known=gpu_known), sglang_given(log, request)
     return vllm_rows(log, request, context=context), vllm_given(log, request, context=context)
 
 

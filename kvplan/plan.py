@@ -458,6 +458,12 @@ def sglang_answer(request: Request) -> _Answer:
     )  # fmt: skip
 
 
+def settings_of(request: Request) -> Settings:
+    """What the server runs with, its pool not yet known."""
+    resolve = vllm.resolve if request.release.engine == "vllm" else sglang.resolve
+    return resolve(request.spec, request.gpu, request.args, request.release)
+
+
 def answer_of(request: Request) -> _Answer:
     match request.release.engine:
         case "vllm":

@@ -164,6 +164,8 @@ FLAGS: Final = frozenset(
         "async_scheduling", "enforce_eager", "disable_cuda_graph", "performance_mode", "mamba_ssm_cache_dtype",
         "enable_lora", "max_loras", "max_lora_rank", "fully_sharded_loras", "speculative_config", "speculative_model",
         "speculative_algorithm", "num_speculative_tokens", "cpu_offload_gb", "revision", "device",
+        "enable_dp_attention", "disable_radix_cache", "max_total_tokens", "swa_full_tokens_ratio",
+        "mamba_full_memory_ratio", "mamba_ssm_dtype", "cuda_graph_max_bs",
     }
 )  # fmt: skip
 

@@ -485,7 +485,35 @@ def test_sglang_is_predicted_from_the_memory_it_found(run: Run, log: Log) -> Non
     assert rows["kv_cache"]["logged"] == round(106.36 * GIB)
     assert rows["tokens"]["relative"] == pytest.approx(0, abs=0.0005)
     assert rows_of(found, "given")["tokens"]["exact"] is True
-    assert rows["activations"]["why"] == "SGLang does not log it"
+    assert "keeps back" in rows["activations"]["why"]
+
+
+def test_sglang_is_predicted_from_its_inputs_where_the_gpu_is_known(run: Run, log: Log) -> None:
+    """The log has 106.36 GiB and 871,371 tokens; nothing of its free memory is needed."""
+    text = "".join(line for line in SGLANG.splitlines(keepends=True) if "Load weight" not in line)
+    rows = rows_of(run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json)
+    assert rows["kv_cache"]["relative"] == pytest.approx(0, abs=0.002)
+    assert rows["tokens"]["relative"] == pytest.approx(0, abs=0.002)
+    assert rows["kv_cache"]["kind"] == "calibrated"
+
+
+def test_memory_that_somebody_else_held_is_the_reason_of_a_difference(run: Run, log: Log) -> None:
+    """sglang#7495: 75.02 GB were free on an H100 that has 78.7; here 20 are missing on the H200."""
+    text = SGLANG.replace("139.21 GB", "119.21 GB")
+    rows = rows_of(run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json)
+    assert rows["kv_cache"]["why"] == "119.21 GiB were free before loading, where 139.31 were expected"
+
+
+def test_a_log_of_sglang_is_no_log_of_vllm(run: Run, log: Log) -> None:
+    said = refused(run("reconcile", "--log", log(SGLANG), "--engine", "vllm@0.11"))
+    assert said == "--engine vllm@0.11: the log is one of sglang; leave it out"
+
+
+def test_dp_attention_is_not_taken_for_replicas(run: Run, log: Log) -> None:
+    text = SGLANG.replace("page_size=1,", "page_size=1, dp_size=4, enable_dp_attention=True,")
+    found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
+    assert found["data_parallel_size"] == 1
+    assert rows_of(found)["kv_cache"]["why"] == "DP attention is not modelled"
 
 
 def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:

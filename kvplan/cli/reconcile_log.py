@@ -118,7 +118,7 @@ def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
             raise InvalidInputError(f"{log.called}: {unknown_model(log)}; add --model NAME or --config config.json")
         plain["model"] = name
         notes += [] if note is None else [note]
-    if plain["engine"] is None and log.engine == "vllm":
+    if plain["engine"] is None:
         plain["engine"] = engine_of(log)
         if plain["engine"] is None and options.from_command is None:
             version = log.text("version")
