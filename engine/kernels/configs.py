@@ -1,19 +1,24 @@
 """Launch parameters: how large a tile each kernel works on, with how many warps and pipeline stages.
 
-Nothing tunes itself at run time. The lines come from compiling for sm_80, 89, 90 and 100, where they fit the shared
-memory and spill no register (tests/compile_kernels.py prints the table); none has been timed on a GPU yet.
+Nothing tunes itself at run time. Where tiles.json beside this file has an entry for the GPU and the shape, it is used:
+benchmarks/tune_kernels.py timed it there. Elsewhere the tables below are: their lines come from compiling for sm_80,
+89, 90 and 100, where they fit the shared memory and spill no register (tests/compile_kernels.py prints the table).
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import torch
 import triton
 
 from engine.kernels.numerics import INTERPRETED
+from engine.kernels.tiles import PROGRAMS_PER_PROCESSOR, AttentionTile, Kind, read_tiles
 from kvplan.errors import EnvironmentProblem
 
-PROGRAMS_PER_PROCESSOR = 3  # decode programs that run at once on one multiprocessor, by their shared memory
+__all__ = ["PROGRAMS_PER_PROCESSOR", "AttentionTile"]  # what others know by this module's name, besides its own
+
+TILES = Path(__file__).with_name("tiles.json")
 ROW_ELEMENTS = 2048  # elements of a row-wise kernel's tile, where rows are shorter
 
 # Shared memory that one program may have, in bytes, by compute capability in tenths (CUDA programming guide, compute
@@ -31,21 +36,6 @@ SHARED_MEMORY = {
 }
 MAX_HEAD_DIM = 256
 SIZES = (101_376, 166_912, 232_448)  # the columns of the tables below
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTile:
-    """block_n tokens of KV at a time.
-
-    block_m   rows of queries times heads; decode has as many as its heads need
-    mask_all  prefill: one loop that masks every tile, where a second one for whole tiles would spill registers
-    """
-
-    block_n: int
-    num_warps: int
-    num_stages: int
-    block_m: int = 16
-    mask_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +90,67 @@ GEMM = {
 }
 
 
-def decode_tile(arch: int, head_dim: int, stored: torch.dtype, compute: torch.dtype) -> AttentionTile:
-    return DECODE[_kind(stored, compute), _padded(head_dim)][_column(arch)]
+@cache
+def tuned() -> dict[tuple[object, ...], AttentionTile]:
+    """The checked-in table by the fields of tiles.Key, read once; raises InvalidInputError for a damaged one."""
+    return {tuple(key): entry.tile for key, entry in read_tiles(TILES).items()}  # a launch has no time to name fields
 
 
-def prefill_tile(arch: int, head_dim: int, stored: torch.dtype, compute: torch.dtype, rows: int) -> AttentionTile:
-    """rows: queries of the longest chunk, times the heads that share a KV head."""
-    tile = PREFILL[_kind(stored, compute), _padded(head_dim)][_column(arch)]
+def decode_tile(
+    arch: int,
+    head_dim: int,
+    stored: torch.dtype,
+    compute: torch.dtype,
+    *,
+    group: int | None = None,
+    block_size: int | None = None,
+) -> AttentionTile:
+    """group: query heads that share a KV head; without it or the block size, the tile that was never timed."""
+    kind = kind_of(stored, compute)
+    if group and block_size and (tile := tuned().get(("decode", arch, head_dim, group, kind, block_size))):
+        return tile
+    return DECODE[kind, _padded(head_dim)][_column(arch)]
+
+
+def prefill_tile(
+    arch: int,
+    head_dim: int,
+    stored: torch.dtype,
+    compute: torch.dtype,
+    rows: int,
+    *,
+    group: int | None = None,
+    block_size: int | None = None,
+) -> AttentionTile:
+    """rows: queries of the longest chunk, times the heads that share a KV head; the rest as decode_tile has it."""
+    kind = kind_of(stored, compute)
+    tile = PREFILL[kind, _padded(head_dim)][_column(arch)]
+    if group and block_size:
+        tile = tuned().get(("prefill", arch, head_dim, group, kind, block_size), tile)
     return replace(tile, block_m=64) if rows <= 64 < tile.block_m else tile
 
 
 def max_heads_per_kv(arch: int, head_dim: int, stored: torch.dtype, compute: torch.dtype) -> int:
     """Query heads that may share a KV head: prefill's largest tile holds one query of them all."""
-    return PREFILL[_kind(stored, compute), _padded(head_dim)][_column(arch)].block_m
+    return PREFILL[kind_of(stored, compute), _padded(head_dim)][_column(arch)].block_m
 
 
-def latent_tile(arch: int, num_heads: int, dtype: torch.dtype) -> AttentionTile:
-    return LATENT[_kind(dtype, dtype), 16 if num_heads <= 16 else 64][_column(arch)]
+def latent_tile(
+    arch: int, num_heads: int, dtype: torch.dtype, *, width: int | None = None, block_size: int | None = None
+) -> AttentionTile:
+    """width: of a stored row; without it or the block size, the tile that was never timed."""
+    kind = kind_of(dtype, dtype)
+    if width and block_size and (tile := tuned().get(("latent", arch, width, num_heads, kind, block_size))):
+        return tile
+    return LATENT[kind, 16 if num_heads <= 16 else 64][_column(arch)]
 
 
 def gemm_tile(arch: int, rows_per_expert: int, dtype: torch.dtype) -> GemmTile:
     most = next((most for most in (16, 64) if rows_per_expert <= most), 128)
-    return GEMM[_kind(dtype, dtype), most][_column(arch)]
+    return GEMM[kind_of(dtype, dtype), most][_column(arch)]
 
 
-def _kind(stored: torch.dtype, compute: torch.dtype) -> str:
+def kind_of(stored: torch.dtype, compute: torch.dtype) -> Kind:
     """Products of float32 take no tensor cores and most registers, whatever is stored."""
     if compute == torch.float32:
         return "float32"
@@ -167,3 +193,21 @@ def _arch_of(driver: object, device: int) -> int:
 def num_processors(device: torch.device) -> int:
     """Multiprocessors of a GPU; 1 for any other device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+# --- products with 4-bit weights --------------------------------------------------------------------------------------
+
+# (dtype, most tokens) -> tile for 99, 163 and 227 KiB of shared memory; block_k counts words, of eight inputs each.
+INT4 = {
+    ("float32", 16): (G(16, 32, 16, 4, 2), G(16, 32, 16, 4, 2), G(16, 32, 16, 4, 2)),
+    ("float32", 64): (G(32, 32, 16, 4, 2), G(32, 32, 16, 4, 2), G(32, 32, 16, 4, 2)),
+    ("float32", 128): (G(32, 32, 16, 4, 2), G(32, 32, 16, 4, 2), G(32, 32, 16, 4, 2)),
+    ("16-bit", 16): (G(16, 64, 32, 4, 3), G(16, 64, 32, 4, 3), G(16, 64, 32, 4, 3)),
+    ("16-bit", 64): (G(64, 64, 32, 4, 3), G(64, 64, 32, 4, 3), G(64, 64, 32, 4, 3)),
+    ("16-bit", 128): (G(128, 64, 32, 8, 3), G(128, 64, 32, 8, 3), G(128, 64, 32, 8, 3)),
+}
+
+
+def int4_tile(arch: int, num_tokens: int, dtype: torch.dtype) -> GemmTile:
+    most = next((most for most in (16, 64) if num_tokens <= most), 128)
+    return INT4["float32" if dtype == torch.float32 else "16-bit", most][_column(arch)]

@@ -1,0 +1,251 @@
+"""What the engine and its kernels are meant to reach on a GPU, and what was measured: reports/goals.md.
+
+    python -m benchmarks.goals [SUMMARY]
+
+Writes reports/goals.md from reports/goals.json. SUMMARY, the summary.json that benchmarks/gpu.py leaves, first puts
+what its stages measured into reports/goals.json. What no GPU has measured stays "not yet run on a GPU".
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_stages.evidence import write_json, write_whole
+from kvplan.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.files import load_json, printable, shown
+
+SCHEMA, SUMMARY_SCHEMA = "kvplan/goals@1", "kvplan/gpu@1"
+REPORTS = Path(__file__).resolve().parents[1] / "reports"
+EVIDENCE, PAGE = REPORTS / "goals.json", REPORTS / "goals.md"
+NOT_RUN = "not yet run on a GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One number and where it must lie; without limits it is told and not judged.
+
+    name  as stages report it in numbers["goals"]
+    form  how it reads
+    """
+
+    name: str
+    form: str
+    least: float | None = None
+    most: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    what: str
+    goal: str
+    needs: tuple[Need, ...]
+
+
+GOALS = (
+    Goal(
+        "paged decode attention, Llama-8B shape, two sequences or more with 64 MB of KV per layer or more",
+        "≥ 85 % of the measured copy bandwidth; ≥ 1.0x of the best importable peer",
+        (Need("decode-bandwidth", "{:.0%}", least=0.85), Need("decode-peer", "{:.2f}x", least=1.0)),
+    ),
+    Goal(
+        "the same with fp8 KV",
+        "≥ 75 %; relative error on top of the cache 3e-4",
+        (
+            Need("decode-fp8-bandwidth", "{:.0%}", least=0.75),
+            Need("decode-fp8-error", "{:.1e}", most=3.5e-4),  # 3e-4 has one digit
+        ),
+    ),
+    Goal(
+        "one sequence of 8k to 128k",
+        "within 1.2x of the best peer; ≥ 60 % of the copy bandwidth at 128k",
+        (
+            Need("decode-single-peer", "{:.2f}x the time", most=1.2),
+            Need("decode-single-bandwidth", "{:.0%}", least=0.6),
+        ),
+    ),
+    Goal("prefill attention, 8k", "≥ 50 % of the measured matmul rate", (Need("prefill-matmul", "{:.0%}", least=0.5),)),
+    Goal(
+        "decode, Llama-3.1-8B, 64 sequences of 2048",
+        "≥ 80 % of the roofline",
+        (Need("decode-roofline", "{:.0%}", least=0.8),),
+    ),
+    Goal(
+        "nano-vllm's workload, Qwen3-0.6B",
+        "≥ 25,000 output tokens/s (bound 35,600)",
+        (Need("nano-vllm", "{:,.0f} tokens/s", least=25_000),),
+    ),
+    Goal(
+        "requests/s against transformers' generate one by one, Llama-3.1-8B, 64 requests of 512 in, 128 out",
+        "≥ 24x; the ratio to its best static batch beside it",
+        (Need("transformers-single", "{:.1f}x", least=24), Need("transformers-batch", "{:.1f}x its best batch")),
+    ),
+    Goal(
+        "paged against contiguous in the same pool, max_model_len 8192, azure-2023-conv lengths",
+        "≥ 3.5x requests/s; waste < 4 % against > 60 %",
+        (
+            Need("paged-contiguous", "{:.2f}x", least=3.5),
+            Need("paged-waste", "{:.1%} waste", most=0.04),
+            Need("contiguous-waste", "against {:.0%}", least=0.6),
+        ),
+    ),
+    Goal(
+        "900 shared prefix tokens, clinical notes",
+        "≥ 45 % lower time to first token for later requests",
+        (Need("prefix", "{:.0%} lower", least=0.45),),
+    ),
+)
+NAMES = tuple(need.name for goal in GOALS for need in goal.needs)
+ROWS = {"decode-roofline": ("decode", "decode B=64 L=2048: of the limit")}  # goals whose number is a stage's row
+
+
+# --- what was measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A number, the stage and the commit that it is from, and when it was taken."""
+
+    value: float
+    stage: str
+    commit: str
+    utc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one GPU showed; without a GPU nothing is measured."""
+
+    gpu: str | None
+    measured: Mapping[str, Measured]
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Raises InvalidInputError, in one line, for a file that is no evidence."""
+    document = load_json(path)
+    if document.get("schema") != SCHEMA or not isinstance(document.get("measured"), dict):
+        raise InvalidInputError(f"{shown(path)}: is not {SCHEMA}; write it with `python -m benchmarks.goals`")
+    try:
+        measured = {name: Measured(**value) for name, value in document["measured"].items()}
+    except TypeError as error:
+        raise InvalidInputError(f"{shown(path)}: measured cannot be read ({error}); write it anew") from error
+    for name, entry in measured.items():
+        _check(path, name, entry.value)
+    if measured and not document.get("gpu"):
+        raise InvalidInputError(f"{shown(path)}: has numbers and no GPU; write it anew")
+    return Evidence(document.get("gpu"), measured)
+
+
+def _check(path: Path, name: str, value: Any) -> None:
+    if name not in NAMES:
+        raise InvalidInputError(f"{shown(path)}: {printable(name, 40)!r} is no goal; there are {', '.join(NAMES)}")
+    if type(value) not in (int, float) or not isfinite(value):
+        raise InvalidInputError(f"{shown(path)}: {name} is no number ({printable(str(value), 40)}); measure it anew")
+
+
+def read_summary(path: Path, known: Evidence) -> Evidence:
+    """The goals' numbers in a summary.json, over what is known of the same GPU."""
+    summary = load_json(path)
+    stages = summary.get("stages")
+    if summary.get("schema") != SUMMARY_SCHEMA or not isinstance(stages, list):
+        raise InvalidInputError(f"{shown(path)}: is not {SUMMARY_SCHEMA}; name the summary.json of benchmarks/gpu.py")
+    gpu = str(summary.get("device"))
+    if gpu == "cpu":
+        raise UsageError(f"{shown(path)}: was measured on a CPU, of which the goals say nothing; run it on a GPU")
+    found = dict(known.measured) if known.gpu == gpu else {}
+    for number, stage in enumerate(stages):
+        if not isinstance(stage, dict) or not isinstance(stage.get("numbers"), dict) or "name" not in stage:
+            what = f"stage {number} is no stage ({printable(str(stage), 40)})"
+            raise InvalidInputError(f"{shown(path)}: {what}; name the summary.json of benchmarks/gpu.py")
+        for name, value in numbers_of(stage).items():
+            _check(path, name, value)
+            found[name] = Measured(value, stage["name"], str(stage.get("commit")), str(stage.get("utc")))
+    return Evidence(gpu, found)
+
+
+def numbers_of(stage: dict[str, Any]) -> dict[str, float]:
+    """What a stage says of the goals, however far it came."""
+    found: dict[str, float] = dict(stage.get("numbers", {}).get("goals", {}))
+    for name, (owner, metric) in ROWS.items():
+        for row in stage.get("rows", []) if stage.get("name") == owner else []:
+            if row["metric"] == metric:
+                found[name] = row["value"]
+    return found
+
+
+def write_evidence(path: Path, evidence: Evidence) -> None:
+    measured = {
+        name: {"value": found.value, "stage": found.stage, "commit": found.commit, "utc": found.utc}
+        for name in NAMES
+        if (found := evidence.measured.get(name)) is not None
+    }
+    write_json(path, {"schema": SCHEMA, "gpu": evidence.gpu, "measured": measured})
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def cells(values: Mapping[str, float]) -> list[tuple[str, str, str, str]]:
+    """(what, goal, measured, met) of each goal."""
+    return [(goal.what, goal.goal, *_judged(goal, values)) for goal in GOALS]
+
+
+def _judged(goal: Goal, values: Mapping[str, float]) -> tuple[str, str]:
+    """A goal is met when all of its numbers are there and all of them are in bounds."""
+    if not any(need.name in values for need in goal.needs):
+        return NOT_RUN, ""
+    told = [need.form.format(values[need.name]) if need.name in values else NOT_RUN for need in goal.needs]
+    if any(need.name in values and not need.is_met(values[need.name]) for need in goal.needs):
+        return "; ".join(told), "no"
+    return "; ".join(told), "yes" if all(need.name in values for need in goal.needs) else "in part"
+
+
+def table(values: Mapping[str, float]) -> str:
+    rows = [("what", "goal", "measured", "met"), ("---",) * 4, *cells(values)]
+    return "\n".join("| " + " | ".join(cell or " " for cell in row) + " |" for row in rows)
+
+
+def page(evidence: Evidence) -> str:
+    """reports/goals.md."""
+    values = {name: found.value for name, found in evidence.measured.items()}
+    lines = [
+        "# Goals on a GPU",
+        "",
+        "For one H200, in bfloat16 unless said. `python -m benchmarks.goals SUMMARY` makes this page from the summary",
+        "of a run of `make gpu`; a number that no GPU has measured is not guessed.",
+        "",
+        f"Measured on: {evidence.gpu or 'no GPU yet'}.",
+        "",
+        table(values),
+    ]
+    if evidence.measured:
+        sources = sorted({(found.stage, found.commit, found.utc) for found in evidence.measured.values()})
+        lines += ["", *(f"* stage {stage}, commit {commit}, {utc}" for stage, commit, utc in sources)]
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("summary", type=Path, nargs="?", metavar="SUMMARY", help="of benchmarks/gpu.py")
+    options = parser.parse_args(argv)
+    try:
+        evidence = read_evidence(EVIDENCE)
+        if options.summary is not None:
+            evidence = read_summary(options.summary, evidence)
+            write_evidence(EVIDENCE, evidence)
+        write_whole(PAGE, page(evidence).encode())
+    except KvplanError as error:
+        print(f"goals.py: error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(table({name: found.value for name, found in evidence.measured.items()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What benchmarks/kernels.py and benchmarks/tune_kernels.py share: problems with random data, and who solves them."""
