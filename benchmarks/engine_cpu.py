@@ -1,6 +1,6 @@
 """The engine on a CPU against transformers, paged memory against contiguous, and what a step costs beside the model.
 
-    python benchmarks/engine_cpu.py [--rounds 4] [--threads 2] [--csv FILE]
+    python -m benchmarks.engine_cpu [--rounds 4] [--threads 2] [--csv FILE]
 
 The model has SmolLM2-135M's shape and random weights in float32, the same for both sides; 32 requests of 16-256 tokens
 ask for 16-128 more, all at once. A round is the engine on all 32, then transformers on a quarter of them as a batch of
@@ -28,8 +28,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import transformers
-from planner import HEADER, measured_with
 
+from benchmarks.planner import HEADER, measured_with
 from engine import Engine, EngineConfig, SamplingParams
 from engine.bench import (
     BenchRequest,

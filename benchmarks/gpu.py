@@ -80,9 +80,15 @@ STAGES = (
     fp8_stage("gemma-3-12b"),
     fp8_stage("gpt-oss-20b"),
     profile_stage("llama-3.1-8b", "--baseline", "contiguous", name="contiguous", group="serving"),
-    Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 80),
-    Stage("kernels", "kernels", "attention: share of the copy bandwidth", ("-m", f"{MODULES}.kernels"), 20, 90),
     Stage("decode", "engine", "tokens/s beside the physical limit", ("-m", f"{MODULES}.decode"), 35, 120),
+    Stage("nano-vllm", "engine", "nano-vllm's workload, output tokens/s", ("-m", f"{MODULES}.nano_vllm"), 30, 100),
+    Stage("kernels", "kernels", "kernels: share of the copy bandwidth, peers", ("-m", f"{MODULES}.kernels"), 40, 180),
+    Stage("generate", "engine", "requests/s against transformers", ("-m", f"{MODULES}.generate"), 35, 120),
+    Stage("allocators", "serving", "paged against contiguous, one pool", ("-m", f"{MODULES}.allocators"), 40, 150),
+    Stage("overhead", "engine", "what the host adds to a step", ("-m", f"{MODULES}.overhead"), 25, 80),
+    Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 80),
+    Stage("prefill", "engine", "prompt tokens/s beside the matrix rate", ("-m", f"{MODULES}.prefill"), 20, 70),
+    Stage("tune", "kernels", "launch parameters for engine/kernels/tiles.json", ("-m", f"{MODULES}.tune"), 60, 180),
 )
 
 

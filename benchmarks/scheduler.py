@@ -1,6 +1,6 @@
 """What a step costs before the device has work: schedule() + update(), and the sampler's set-up, at 256 sequences.
 
-    python benchmarks/scheduler.py [--steps 300] [--csv FILE]
+    python -m benchmarks.scheduler [--steps 300] [--csv FILE]
 
 All sequences decode, with prompts of 2,000 tokens behind them; a block has 16 tokens.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from planner import HEADER, measured_with, spread
 
+from benchmarks.planner import HEADER, measured_with, spread
 from engine.block_manager import FullGroup, Group, WindowGroup
 from engine.config import SamplingParams
 from engine.sampler import Sampler

@@ -1,6 +1,6 @@
 """What a simulation costs: the Azure conversation trace's shape, an hour of it, for Llama-3.1-8B on one A100.
 
-    python benchmarks/simulate.py [--runs 3] [--csv FILE]
+    python -m benchmarks.simulate [--runs 3] [--csv FILE]
 
 19,366 requests of the profile azure-2023-conv at its own 5.53 per second, on one core; beside it the same run with
 every step taken singly, which gives the same figures (tests/test_simulate_exact.py).
@@ -13,8 +13,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from planner import HEADER, measured_with
-
+from benchmarks.planner import HEADER, measured_with
 from kvplan import catalog
 from kvplan.gpu import gpu
 from kvplan.plan import Request, plan

@@ -244,3 +244,30 @@ def test_reading_one_model_parses_one_entry() -> None:
     catalog._read.cache_clear()
     catalog.load("llama-3.1-8b")
     assert entries.entry.cache_info().currsize == 1
+
+
+LLAMA_3_ROPE = [
+    name for name in NAMES if (config := catalog.expand(catalog.facts(name)["config"]))["model_type"] == "llama"
+    and (config.get("rope_scaling") or {}).get("rope_type") == "llama3"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LLAMA_3_ROPE)
+def test_llama_3s_rope_turns_as_transformers_turns_it(name: str) -> None:
+    """The published configs name two frequencies, for which transformers has no default."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from engine.rotary import frequencies
+
+    spec = catalog.load(name)
+    ropes = {layer.attention.rotary for layer in spec.decoder.layers} if spec.decoder else set()
+    (rope,) = filter(None, ropes)
+    config = catalog.expand(catalog.facts(name)["config"])
+    kept = ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings", "rope_theta", "rope_scaling")
+    own = config.get("text_config", config)
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](
+        LlamaConfig(**{key: own[key] for key in kept if key in own}), torch.device("cpu")
+    )
+    assert frequencies(rope).tolist() == pytest.approx(theirs.tolist(), rel=1e-5)

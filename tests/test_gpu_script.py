@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu_stages import checks, evidence, profiles, runner, stage
-from benchmarks.gpu_stages.decode import Limits
+from benchmarks.gpu_stages.roofline import Limits
 from benchmarks.gpu_stages.runner import Stage
 from engine import memory
 from kvplan.errors import EnvironmentProblem
@@ -359,6 +360,22 @@ def test_every_model_but_the_one_with_latents_is_profiled_with_bf16_and_then_fp8
     assert all(names.index(model) < names.index(f"{model}-fp8") for model in models)
 
 
+def test_the_profiles_come_before_the_kernels_and_tuning_comes_last() -> None:
+    names = [stage.name for stage in gpu.STAGES]
+    assert max(i for i, name in enumerate(names) if name.startswith("profile-")) < names.index("kernels")
+    assert names[-1] == "tune"
+
+
+@pytest.mark.parametrize("module", ["kernels", "tune"])
+def test_a_search_that_may_go_on_for_ever_ends_before_it_is_ended(module: str) -> None:
+    """Its own limit, of which --help speaks, is at least 20 s below the stage's: a last case may be under way."""
+    (each,) = (stage for stage in gpu.STAGES if stage.argv[1].endswith(f".{module}"))
+    text = subprocess.run([sys.executable, *each.argv, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    limit = re.search(r"--limit SECONDS\s+for the \w+ \((\d+)\)", text.stdout)
+    assert limit is not None
+    assert int(limit[1]) <= each.timeout_s - 20
+
+
 def profile_task(folder: Path) -> stage.Task:
     options = argparse.Namespace(model="llama-3.1-8b", kv_cache_dtype=None, baseline=None)
     return stage.Task(folder, torch.device("cpu"), options)
@@ -529,7 +546,11 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["contiguous"]["numbers"]["contiguous"]["num_finished"] == 3
     assert found["prefix"]["numbers"]["prefix"] == 90
     assert found["kernels"]["numbers"]["failures"] == {}
+    assert found["tune"]["numbers"]["timed"] > 0
     assert any(row["unit"] == "tokens/s" for row in found["decode"]["rows"])
+    assert found["nano-vllm"]["numbers"]["goals"]["nano-vllm"] > 0
+    assert found["generate"]["numbers"]["missing"] == {}
+    assert found["allocators"]["numbers"]["goals"]["paged-waste"] < 1
     packed = members(tmp_path / "evidence-llama.tar.gz")
     assert "profile-llama-3.1-8b/run/run.json" in packed
     assert b"weights" in packed["profile-llama-3.1-8b/reconciliation.md"]
