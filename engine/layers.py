@@ -11,11 +11,14 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
+from engine import quantized
 from engine.kv_cache import HeadKV, LatentKV, LayerKV
 from engine.loader import WeightSource
+from engine.quantized import Matrix, Piece
 from engine.step import StepTensors
 from engine.tp import TensorParallel
-from kvplan.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp
+from kvplan.quant import scheme_of
+from kvplan.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp, Quantization, Scheme
 
 LATENT_NORM_EPS = 1e-6  # DeepSeek's own code and transformers' norm latents with it, whatever rms_norm_eps says
 VOCAB_PAD = 64  # rows of a vocabulary table are padded to a multiple of this, so that GEMMs stay aligned
@@ -24,13 +27,14 @@ ALL = slice(None)
 
 @dataclass(slots=True)
 class Builder:
-    """Allocates and fills weights for one rank."""
+    """Allocates and fills weights for one rank; linear layers as `quantization` stores them."""
 
     source: WeightSource
     tp: TensorParallel
     kernels: ModuleType
     dtype: torch.dtype
     device: torch.device
+    quantization: Quantization | None = None
     weights: list[torch.Tensor] = field(default_factory=list)  # every tensor made here
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -46,47 +50,67 @@ class Builder:
     def norm(self, name: str, size: int) -> torch.Tensor:
         return self.vector(f"{name}.weight", size)
 
-    def outputs(self, rows: list[tuple[str, int, slice]], inputs: int, *, bias: bool = False) -> "Linear":
+    def outputs(
+        self, rows: list[tuple[str, int, slice]], inputs: int, *, bias: bool = False, quantizable: bool = True
+    ) -> "Linear":
         """A linear layer fused from several; of each (name, outputs, part) the rows `part` are held."""
-        counts = [len(range(outputs)[part]) for _, outputs, part in rows]
-        weight = self.empty(sum(counts), inputs)
+        pieces = [Piece(name, outputs, inputs, part) for name, outputs, part in rows]
+        weight = self._matrix(pieces, self._scheme(pieces) if quantizable else None)
+        counts = [len(piece.local_rows) for piece in pieces]
         offset = self.empty(sum(counts)) if bias else None
-        for view, (name, outputs, part) in zip(weight.split(counts), rows, strict=True):
-            self.source.fill(view, f"{name}.weight", (outputs, inputs), (part, ALL))
         if offset is not None:
-            for view, (name, outputs, part) in zip(offset.split(counts), rows, strict=True):
-                self.source.fill(view, f"{name}.bias", (outputs,), (part,))
-        return Linear(weight, offset)
+            for view, piece in zip(offset.split(counts), pieces, strict=True):
+                self.source.fill(view, f"{piece.name}.bias", (piece.outputs,), (piece.rows,))
+        return Linear(weight, offset, self.kernels)
 
     def inputs(self, name: str, outputs: int, inputs: int, part: slice, *, bias: bool = False) -> "SummedLinear":
         """A linear layer of which the columns `part` are held; its results are summed over the ranks."""
-        weight = self.empty(outputs, len(range(inputs)[part]))
-        self.source.fill(weight, f"{name}.weight", (outputs, inputs), (ALL, part))
+        pieces = [Piece(name, outputs, inputs, columns=part)]
+        weight = self._matrix(pieces, self._scheme(pieces))
         offset = self.vector(f"{name}.bias", outputs) if bias else None
-        return SummedLinear(weight, offset, self.tp)
+        return SummedLinear(weight, offset, self.kernels, self.tp)
+
+    def _scheme(self, pieces: list[Piece]) -> Scheme | None:
+        """How the checkpoint stores these layers; None: in the model's dtype."""
+        if self.quantization is None:
+            return None
+        names = [piece.name.removeprefix("model.layers.").partition(".") for piece in pieces]
+        return scheme_of(self.quantization, int(names[0][0]), tuple(name for _, _, name in names))
+
+    def _matrix(self, pieces: list[Piece], scheme: Scheme | None) -> Matrix:
+        """The pieces, one below the other."""
+        if scheme is not None and self.quantization is not None:
+            return quantized.load(scheme, self.quantization.method, pieces, self.source, self.empty)
+        counts = [len(piece.local_rows) for piece in pieces]
+        weight = self.empty(sum(counts), len(pieces[0].local_columns))
+        for view, piece in zip(weight.split(counts), pieces, strict=True):
+            self.source.fill(view, f"{piece.name}.weight", (piece.outputs, piece.inputs), (piece.rows, piece.columns))
+        return weight
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """x [num_tokens, inputs] -> [num_tokens, outputs]."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
+    weight: Matrix
+    bias: torch.Tensor | None
+    kernels: ModuleType
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return quantized.product(self.kernels, x, self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
     """A linear layer whose inputs are split over the ranks; the bias is added once, after the sum."""
 
-    weight: torch.Tensor
+    weight: Matrix
     bias: torch.Tensor | None
+    kernels: ModuleType
     tp: TensorParallel
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.tp.all_reduce(F.linear(x, self.weight))
+        y = self.tp.all_reduce(quantized.product(self.kernels, x, self.weight, None))
         return y if self.bias is None else y + self.bias
 
 
@@ -169,18 +193,24 @@ class GroupedAttention:
         q_width, k_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         q, k, v = self.qkv_proj(x).split([q_width, k_width, self.num_kv_heads * self.head_dim_v], -1)
         q, k = q.unflatten(-1, (-1, self.head_dim)), k.unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q = self.kernels.rms_norm(q, self.q_norm, self.norm_eps, unit_offset=self.unit_offset)
-            k = self.kernels.rms_norm(k, self.k_norm, self.norm_eps, unit_offset=self.unit_offset)
-        if self.rotary is not None and self.facts.rotary is not None:
-            interleaved = self.facts.rotary.interleaved
-            q, k = self.kernels.rotate(q, k, self.rotary, step.positions, interleaved=interleaved)
-        self._store(k, v.unflatten(-1, (-1, self.head_dim_v)), step, kv)
+        q = self._store(q, k, v.unflatten(-1, (-1, self.head_dim_v)), step, kv)
         return self.o_proj(self._attend(q, step, kv).flatten(1))
 
-    def _store(self, k: torch.Tensor, v: torch.Tensor, step: StepTensors, kv: HeadKV) -> None:
-        slots = step.groups[kv.group].slot_mapping
-        self.kernels.store_kv(k, v, kv.k, kv.v, slots, k_scale=kv.scale, v_scale=kv.scale)
+    def _store(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
+        """Norm and turn q and k where this layer does, and write k and v into their slots; returns q."""
+        slots, scales = step.groups[kv.group].slot_mapping, {"k_scale": kv.scale, "v_scale": kv.scale}
+        norm = {"unit_offset": self.unit_offset}
+        if self.rotary is not None and self.facts.rotary is not None:
+            turned: torch.Tensor = self.kernels.rotate_and_store(
+                q, k, v, self.rotary, step.positions, kv.k, kv.v, slots, interleaved=self.facts.rotary.interleaved,
+                q_norm=self.q_norm, k_norm=self.k_norm, norm_eps=self.norm_eps, **norm, **scales,
+            )  # fmt: skip
+            return turned
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.kernels.rms_norm(q, self.q_norm, self.norm_eps, **norm)
+            k = self.kernels.rms_norm(k, self.k_norm, self.norm_eps, **norm)
+        self.kernels.store_kv(k, v, kv.k, kv.v, slots, **scales)
+        return q
 
     def _attend(self, q: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
         """The step's sequences: first those that decode, one token each, then those in prefill."""
@@ -195,7 +225,8 @@ class GroupedAttention:
         parts = []
         if n:
             decode = self.kernels.paged_decode
-            parts.append(decode(q[:n], kv.k, kv.v, tables[:n], step.context_lens[:n], self.facts.scale, **options))
+            lens, work = step.context_lens[:n], step.groups[kv.group].work
+            parts.append(decode(q[:n], kv.k, kv.v, tables[:n], lens, self.facts.scale, work=work, **options))
         if step.num_prefills:
             parts.append(
                 self.kernels.paged_prefill(
@@ -267,7 +298,9 @@ class LatentAttentionLayer:
 
     def _up(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(keys [heads, nope_dim, rank], values [heads, v_head_dim, rank]) of the latent: views of kv_b_proj."""
-        up = self.kv_b_proj.weight.view(self.num_heads, -1, self.kv_lora_rank)
+        weight = self.kv_b_proj.weight
+        assert isinstance(weight, torch.Tensor)  # a quantised one is refused before it is loaded
+        up = weight.view(self.num_heads, -1, self.kv_lora_rank)
         return up[:, : self.nope_dim], up[:, self.nope_dim :]
 
     def _decode(self, q_nope: torch.Tensor, q_rope: torch.Tensor, step: StepTensors, kv: LatentKV) -> torch.Tensor:
@@ -276,7 +309,7 @@ class LatentAttentionLayer:
         absorbed = torch.einsum("thd,hdr->thr", q_nope, up_k)
         out = self.kernels.latent_decode(
             torch.cat([absorbed, q_rope], -1), kv.cache, step.groups[kv.group].block_tables[:n],
-            step.context_lens[:n], self.facts.scale, latent_dim=self.kv_lora_rank,
+            step.context_lens[:n], self.facts.scale, latent_dim=self.kv_lora_rank, work=step.groups[kv.group].work,
         )  # fmt: skip
         return torch.einsum("thr,hdr->thd", out, up_v)
 
@@ -335,7 +368,7 @@ class Moe:
         names = EXPERT_NAMES[facts.names]
         name = f"{name.removesuffix('mlp')}{names.block}"
         self.router = builder.outputs(
-            [(f"{name}.{names.router}", facts.num_experts, ALL)], hidden, bias=facts.router_bias
+            [(f"{name}.{names.router}", facts.num_experts, ALL)], hidden, bias=facts.router_bias, quantizable=False
         )
         self.correction = (
             builder.vector(f"{name}.{names.router}.e_score_correction_bias", facts.num_experts, dtype=torch.float32)

@@ -19,21 +19,47 @@ from kvplan.errors import InvalidInputError, UnsupportedModelError
 
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names
+INTEGERS_AND_FP8 = {torch.int32: "I32", torch.float8_e4m3fn: "F8_E4M3"}  # are read as they are stored, or not at all
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16} | {
+    name: dtype for dtype, name in INTEGERS_AND_FP8.items()
+}
 INDEX = "model.safetensors.index.json"
 BLOCK_ELEMENTS = 1 << 24  # of a random tensor that are drawn at once: 32 MiB in bfloat16
+FP8_MAX = 448.0  # largest float8_e4m3fn
+SPREAD = 0.02  # standard deviation of random weights
+FP8_SPREAD = 64.0  # of random fp8 values, before their scale: seven of them reach the largest, 448
+INT4_SPREAD = (15 * 17 / 12) ** 0.5  # of sixteen values that are equally likely
+MIDDLE = 0x77777777  # zero points of 7, or of 8 less one: either is the middle of sixteen values
+CONSTANTS = {"weight_scale": SPREAD / FP8_SPREAD, "weight_scale_inv": SPREAD / FP8_SPREAD, "input_scale": 0.05}
 # What a checkpoint may hold beside the decoder: tables that are computed here, other modalities.
 IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$"
+    r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\.|masked_bias$|"
+    # Of quantised checkpoints: scales of an fp8 KV cache, which here has its own; a bound that activations are cut at.
+    r"\.self_attn\.([qkv]_proj\.|attn\.)?([qkv]|output)_scale$|\.input_scale_ub$"
 )
 # What a multi-token prediction layer has and a plain one has not: only so is a layer after the last no mistake.
 DRAFT = ("eh_proj", "enorm", "hnorm", "shared_head", "embed_tokens")
+
+
+def _trimmed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape less its last axes of one element."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
 
 
 class WeightSource(Protocol):
     """Fills tensors that a layer has allocated."""
 
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
-        """Put the `part` of the tensor called `name`, whose whole shape is `shape`, into out (any view)."""
+        """Put the `part` of the tensor called `name`, whose whole shape is `shape`, into out (any view).
+
+        Floats are converted to out's dtype; int32 and fp8 are what is stored, or refused. Axes of one element at the
+        end of a stored shape count for nothing: scales are stored with and without them.
+        """
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        """The dtype the tensor is stored in; None for one that is not stored."""
 
     def finish(self, num_layers: int) -> None:
         """Raise when something that belongs to the model was left over."""
@@ -44,6 +70,9 @@ class NoWeights:
 
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
         return
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        return None
 
     def finish(self, num_layers: int) -> None:
         return
@@ -62,8 +91,9 @@ class RandomWeights:
         self._generator = torch.Generator(device)
 
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
-        if name.endswith("norm.weight"):
-            out.fill_(1)
+        constant = self._constant(name)
+        if constant is not None:
+            out.fill_(constant)
             return
         rows = range(shape[0])[part[0] if part else slice(None)]
         block_rows = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
@@ -73,12 +103,17 @@ class RandomWeights:
             if first == last:
                 continue
             wanted, block_shape = out[first:last], (stop - start, *shape[1:])
-            if wanted.shape == block_shape and wanted.is_contiguous():
+            is_fp8 = out.dtype == torch.float8_e4m3fn  # of which torch draws none
+            if wanted.shape == block_shape and wanted.is_contiguous() and not is_fp8:
                 self._draw(wanted, name, start)
             else:
-                block = torch.empty(block_shape, dtype=out.dtype, device=out.device)
+                block = torch.empty(block_shape, dtype=torch.float32 if is_fp8 else out.dtype, device=out.device)
                 inside = slice(rows[first] - start, rows[last - 1] - start + 1, rows.step)
-                wanted.copy_(self._draw(block, name, start)[(inside, *part[1:])])
+                drawn = self._draw(block, name, start)[(inside, *part[1:])]
+                wanted.copy_((drawn * (FP8_SPREAD / SPREAD)).clamp(-FP8_MAX, FP8_MAX) if is_fp8 else drawn)
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        return None
 
     def finish(self, num_layers: int) -> None:
         return
@@ -86,7 +121,24 @@ class RandomWeights:
     def _draw(self, block: torch.Tensor, name: str, start: int) -> torch.Tensor:
         """The block of rows from `start` on, in place; its seed is the same in every process, unlike hash(name)."""
         seed = blake2b(f"{self._seed} {name} {start}".encode(), digest_size=8).digest()
-        return block.normal_(0, 0.02, generator=self._generator.manual_seed(int.from_bytes(seed, "big")))
+        generator = self._generator.manual_seed(int.from_bytes(seed, "big"))
+        if block.dtype == torch.int32:  # eight 4-bit values each
+            return block.random_(-(2**31), 2**31, generator=generator)
+        return block.normal_(0, SPREAD, generator=generator)
+
+    @staticmethod
+    def _constant(name: str) -> float | None:
+        """What all of a tensor is that is not drawn: norms, and what scales quantised values to usual sizes."""
+        *_, last = name.split(".")
+        match last:
+            case "weight" if name.endswith("norm.weight"):
+                return 1
+            case "scales":
+                return SPREAD / INT4_SPREAD
+            case "qzeros":
+                return MIDDLE
+            case _:
+                return CONSTANTS.get(last)
 
 
 class Checkpoint:
@@ -106,23 +158,51 @@ class Checkpoint:
         file = self._file_of[own]
         try:
             stored = self._open(file).get_slice(own)
-            found = tuple(stored.get_shape())
-            if found != shape:
-                raise InvalidInputError(
-                    f"{self.directory / file}: tensor {own!r} has shape {list(found)}, the config says {list(shape)}; "
-                    "weights and config.json do not belong together"
-                )
-            if stored.get_dtype() not in FLOATS:
-                raise UnsupportedModelError(
-                    f"{self.directory / file}: tensor {own!r} is stored as {stored.get_dtype()}, as quantised weights "
-                    "are; the engine runs unquantised ones"
-                )
-            whole = tuple(slice(p.start, p.stop) for p in part) or (slice(None),) * len(shape)
-            strides = tuple(slice(None, None, p.step) for p in part) or ...  # a file is read without gaps
-            out.copy_(stored[whole][strides])
+            self._check(f"{self.directory / file}: tensor {own!r}", stored, shape, out.dtype)
+            if not stored.get_shape():  # of a single value there are no slices
+                out.fill_(self._open(file).get_tensor(own))
+            else:
+                whole = tuple(slice(p.start, p.stop) for p in part) or (slice(None),) * len(shape)
+                strides = tuple(slice(None, None, p.step) for p in part) or ...  # a file is read without gaps
+                out.copy_(stored[whole].flatten(len(shape) - 1)[strides])
         except SafetensorError as error:
             raise InvalidInputError(f"{self.directory / file}: tensor {own!r} cannot be read ({error})") from error
         self._unused.discard(own)
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        own = self._own_name(name)
+        if own not in self._file_of:
+            return None
+        path = self.directory / self._file_of[own]
+        try:
+            stored = self._open(path.name).get_slice(own).get_dtype()
+        except SafetensorError as error:
+            raise InvalidInputError(f"{path}: tensor {own!r} cannot be read ({error})") from error
+        if stored not in TORCH_DTYPES:
+            raise UnsupportedModelError(
+                f"{path}: tensor {own!r} is stored as {stored}; the engine reads {', '.join(TORCH_DTYPES)}"
+            )
+        return TORCH_DTYPES[stored]
+
+    def _check(self, where: str, stored: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Refuse a tensor of another shape, or whose values a tensor of this dtype could not stand for."""
+        found, name = tuple(stored.get_shape()), stored.get_dtype()
+        if _trimmed(found) != _trimmed(shape) or 0 < len(found) < len(shape):
+            raise InvalidInputError(
+                f"{where} has shape {list(found)}, the config says {list(shape)}; "
+                "weights and config.json do not belong together"
+            )
+        if dtype in INTEGERS_AND_FP8:
+            if name != INTEGERS_AND_FP8[dtype]:
+                raise InvalidInputError(
+                    f"{where} is stored as {name}, the config's quantization_config says {INTEGERS_AND_FP8[dtype]}; "
+                    "weights and config.json do not belong together"
+                )
+        elif name not in FLOATS:
+            raise UnsupportedModelError(
+                f"{where} is stored as {name}, as quantised weights are, and the config's quantization_config does "
+                "not say so; the engine reads no others"
+            )
 
     def finish(self, num_layers: int) -> None:
         drafts = self._draft_layers(num_layers)
@@ -138,7 +218,14 @@ class Checkpoint:
     def _is_beside_the_model(self, name: str, drafts: set[int]) -> bool:
         layer = self._layer_and_part(name)
         is_draft = layer is not None and layer[0] in drafts
-        return is_draft or IGNORED.search(name) is not None or name == self._own_name("lm_head.weight")
+        is_head = name == self._own_name("lm_head.weight")
+        return is_draft or is_head or IGNORED.search(name) is not None or self._is_empty_bias(name)
+
+    def _is_empty_bias(self, name: str) -> bool:
+        """Whether this is the bias of zeros that some packers of GPTQ wrote for a layer without one."""
+        if not name.endswith(".bias") or name.removesuffix("bias") + "qweight" not in self._file_of:
+            return False
+        return not self._open(self._file_of[name]).get_tensor(name).any()
 
     def _draft_layers(self, num_layers: int) -> set[int]:
         """The layers after the config's last that are known to predict further tokens, for which nothing runs here."""

@@ -7,6 +7,7 @@ import torch
 from engine.kv_cache import KVCache
 from engine.layers import Builder, GroupedAttention, LatentAttentionLayer, Mlp, Moe, Vocabulary
 from engine.loader import WeightSource
+from engine.quantized import check_runs
 from engine.rotary import rotary_table
 from engine.step import StepTensors
 from engine.tp import TensorParallel
@@ -59,14 +60,11 @@ class Model:
         max_model_len: int,
     ) -> None:
         """Raises UnsupportedModelError for what cannot be run, InvalidInputError for weights that do not fit."""
-        if spec.quantization is not None:
-            raise UnsupportedModelError(
-                f"{spec.name}: its weights are quantised ({spec.quantization.method}); the engine runs unquantised ones"
-            )
+        check_runs(spec)
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
         self.buffers: dict[Rotary, torch.Tensor] = {}
-        builder = Builder(source, tp, kernels, dtype, device)
+        builder = Builder(source, tp, kernels, dtype, device, spec.quantization)
         self.embedding = Vocabulary(builder, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self.embedding_scale = torch.tensor(self.decoder.embedding_scale, dtype=dtype, device=device)
         self.layers = [Layer(self, builder, spec, i) for i in range(spec.num_layers)]

@@ -48,10 +48,12 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
         case "compressed-tensors":
             return compressed_tensors(config, kv_dtype)
         case "awq" | "awq_marlin":
-            scheme = Scheme("awq", four_bit_group(config), zeros=True)
+            scheme = Scheme("awq", four_bit_group(config), zeros=True, variant=awq_variant(config))
             return plain(config, "awq", scheme, "modules_to_not_convert", kv_dtype)
         case "gptq" | "gptq_marlin":
-            return plain(config, "gptq", Scheme("gptq", four_bit_group(config)), "modules_to_not_convert", kv_dtype)
+            group = four_bit_group(config)
+            scheme = Scheme("gptq", group, variant=gptq_variant(config, group))
+            return plain(config, "gptq", scheme, "modules_to_not_convert", kv_dtype)
         case "mxfp4":
             return Quantization("mxfp4", None, patterns=((r".*\.experts(\..*)?$", Scheme("mxfp4", 32)),))
         case "modelopt" | "modelopt_fp4" | "modelopt_mixed":
@@ -94,6 +96,24 @@ def four_bit_group(config: Config) -> int | None:
     if group == -1:
         return None
     return config.whole("group_size", group)
+
+
+def awq_variant(config: Config) -> str:
+    """The packing, where it is not the usual `gemm`. Source: AutoAWQ's WQLinear_GEMM and its other linear layers."""
+    version = config.text("version", "gemm").lower()
+    return "" if version == "gemm" else printable(version, 40)
+
+
+def gptq_variant(config: Config, group: int | None) -> str:
+    """What differs from the usual packing: how zero points are stored, or which inputs make a group.
+
+    Sources: GPTQModel's checkpoint_format; with desc_act groups are made in the order of the activations, which changes
+    nothing where all inputs are one group.
+    """
+    form = config.text("checkpoint_format", "gptq").lower()
+    if config.flag("desc_act") and group is not None:
+        return "desc_act"
+    return "" if form == "gptq" else printable(form, 40)
 
 
 def names_of(config: Config, *keys: str) -> list[str]:

@@ -228,6 +228,7 @@ class Scheme:
     static      input scales are stored too
     zeros       zero points are stored beside the scales
     scale_bytes bytes of one block scale of fp8 blocks
+    variant     the method's own name for a packing that is not its usual one: "gptq_v2", "desc_act", "gemv"
     """
 
     kind: Literal[
@@ -250,6 +251,7 @@ class Scheme:
     static: bool = False
     zeros: bool = False
     scale_bytes: int = 4
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -169,19 +169,24 @@ def test_pickled_weights_are_not_opened(other: str | None, folder: Path) -> None
     assert refusal(folder) == "DIR: holds no .safetensors file; pickled weights are not read, convert them first"
 
 
-QUANTISED = {
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True},
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"},
-    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+QUANTISED = {  # all of them: tests/test_quantized.py
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}, "qweight"),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, "qweight"),
+    "fp8": ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "weight"),
 }
 
 
 @pytest.mark.parametrize("method", QUANTISED)
-def test_quantised_weights_are_refused_by_method(method: str, folder: Path) -> None:
+def test_plain_weights_under_a_quantised_models_config_are_refused(method: str, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTISED[method]}))
-    assert refusal(folder, UnsupportedModelError) == (
-        f"llama: its weights are quantised ({method}); the engine runs unquantised ones"
+    changes, first = QUANTISED[method]
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": changes}))
+    name = f"model.layers.0.self_attn.q_proj.{first}"
+    assert refusal(folder) == (
+        f"{WHOLE}: tensor '{name}' is stored as F32, the config's quantization_config says F8_E4M3; "
+        "weights and config.json do not belong together"
+        if method == "fp8"
+        else f"DIR: tensor '{name.replace('qweight', 'scales')}' is missing; the checkpoint is not complete"
     )
 
 
@@ -202,7 +207,8 @@ def test_quantised_weights_of_which_the_config_says_nothing_are_refused(
 ) -> None:
     change(folder, lambda tensors: tensors.update({Q_PROJ: tensors[Q_PROJ].to(dtype)}))
     assert refusal(folder, UnsupportedModelError) == (
-        f"{WHOLE}: tensor '{Q_PROJ}' is stored as {name}, as quantised weights are; the engine runs unquantised ones"
+        f"{WHOLE}: tensor '{Q_PROJ}' is stored as {name}, as quantised weights are, and the config's "
+        "quantization_config does not say so; the engine reads no others"
     )
 
 
@@ -287,6 +293,9 @@ class Noted:
     def fill(self, out: torch.Tensor, name: str, shape: tuple[int, ...], part: Part = ()) -> None:
         self.weights.fill(out, name, shape, part)
         self.asked.setdefault(name, []).append((shape, part, out))
+
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        return self.weights.dtype_of(name)
 
     def finish(self, num_layers: int) -> None:
         self.weights.finish(num_layers)

@@ -1,0 +1,74 @@
+"""Products with quantised weights in plain torch: a few rows at a time in full, multiplied, and forgotten.
+
+What is held stays quantised. Weights are widened in float32 and rounded once, to the dtype of the activations; these
+are not quantised.
+"""
+
+import torch
+
+# Weights that are wide at once: on a CPU they stay in its caches, a GPU wants larger products.
+WIDE_BYTES = {"cpu": 4 << 20}
+WIDE_BYTES_ELSEWHERE = 64 << 20
+NIBBLES = 8
+
+
+def fp8_linear(
+    x: torch.Tensor, values: torch.Tensor, row_scales: torch.Tensor, *, input_scale: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x @ (values * scales).T.
+
+    x            [num_tokens, inputs] float32, float16 or bfloat16
+    values       [outputs, inputs] float8_e4m3fn; row_scales [outputs] float32
+    input_scale  what a GPU's product of fp8 with fp8 divides activations by; of no use here
+    returns      [num_tokens, outputs], dtype of x
+    """
+    y = x.new_empty(x.shape[0], values.shape[0])
+    for rows in _slices(values.shape, x):
+        weight = values[rows].float().mul_(row_scales[rows, None]).to(x.dtype)
+        torch.mm(x, weight.T, out=y[:, rows])
+    return y
+
+
+def fp8_block_linear(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]
+) -> torch.Tensor:
+    """x @ (values * scales).T with one scale for each block of (rows, columns).
+
+    scales  [ceil(outputs / rows), ceil(inputs / columns)] float32; the rest as in fp8_linear
+    """
+    y = x.new_empty(x.shape[0], values.shape[0])
+    row_blocks = torch.arange(values.shape[0], device=x.device) // block[0]
+    wide = scales.repeat_interleave(block[1], 1)[:, : values.shape[1]]
+    for rows in _slices(values.shape, x):
+        weight = values[rows].float().mul_(wide[row_blocks[rows]]).to(x.dtype)
+        torch.mm(x, weight.T, out=y[:, rows])
+    return y
+
+
+def int4_linear(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """x @ ((values - zeros) * scales).
+
+    x        [num_tokens, inputs] float32, float16 or bfloat16
+    words    [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold the value of input j * inputs / 8 + r
+    scales   [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbours
+    zeros    [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c are output 8c + j's
+    returns  [num_tokens, outputs], dtype of x
+    """
+    y = x.new_empty(x.shape[0], words.shape[1])
+    shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=x.device)
+    for columns in _slices((words.shape[1], NIBBLES * words.shape[0]), x, NIBBLES):
+        values = (words[:, columns] >> shifts[:, None, None]).bitwise_and_(15)
+        packed = zeros[:, columns.start // NIBBLES : columns.stop // NIBBLES]
+        points = ((packed[:, :, None] >> shifts) & 15).flatten(1)
+        grouped = values.flatten(0, 1).unflatten(0, (scales.shape[0], -1)).sub_(points[:, None])
+        weight = grouped.float().mul_(scales[:, None, columns]).to(x.dtype)
+        torch.mm(x, weight.flatten(0, 1), out=y[:, columns])
+    return y
+
+
+def _slices(shape: tuple[int, ...], x: torch.Tensor, multiple: int = 1) -> list[slice]:
+    """Outputs of a matrix [outputs, inputs], so many at a time that they are wide together."""
+    outputs, inputs = shape
+    limit = WIDE_BYTES.get(x.device.type, WIDE_BYTES_ELSEWHERE)
+    size = max(multiple, limit // (4 * inputs) // multiple * multiple)
+    return [slice(start, min(start + size, outputs)) for start in range(0, outputs, size)]

@@ -1,0 +1,97 @@
+"""A product of fp8 weights with activations rounded to fp8, on GPUs that multiply fp8: sm_89 and newer."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A Triton kernel's parameters have no Python types.
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels import configs, dequantize
+from engine.kernels.checks import FIRST_FP8_ARCH, FLOATS, need, need_one_device, need_rows, need_shape, need_supported
+from engine.kernels.numerics import FP8_MAX, cast
+
+FP8 = torch.float8_e4m3fn
+ALIGNMENT = 16  # bytes: cuBLAS multiplies fp8 matrices whose widths are multiples of it
+BLOCK = 2048
+
+
+@triton.jit
+def fp8_rows_kernel(values_ptr, scales_ptr, x_ptr, given_ptr, width, stride_x, BLOCK: tl.constexpr):
+    """values[row] = x[row] / scales[row]; the scale is the given one, or what brings the row's largest to 448.
+
+    Grid (num_rows,).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    if given_ptr is None:
+        most = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, width, BLOCK):
+            x = tl.load(x_ptr + row * stride_x + start + columns, mask=start + columns < width, other=0.0)
+            most = tl.maximum(most, tl.abs(x.to(tl.float32)))
+        scale = tl.maximum(tl.max(most, 0), 1e-10) / FP8_MAX  # a row of zeros is not divided by 0
+    else:
+        scale = tl.load(given_ptr)
+    tl.store(scales_ptr + row, scale)
+    for start in range(0, width, BLOCK):
+        mask = start + columns < width
+        x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(values_ptr + row * width + start + columns, cast(x / scale, values_ptr.dtype.element_ty), mask=mask)
+
+
+def fp8_rows(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of x rounded to fp8, and what each was divided by.
+
+    x        [num_rows, width] float32, float16 or bfloat16; strided, last dimension contiguous
+    scale    one float32 for all; None: each row's largest becomes 448
+    returns  [num_rows, width] float8_e4m3fn, contiguous, and [num_rows, 1] float32
+    """
+    need_rows("x", x, 2, FLOATS)
+    need_supported("values", FP8, configs.arch())
+    if scale is not None:
+        need("scale", scale.numel() == 1 and scale.dtype == torch.float32, "one float32", scale)
+    num_rows, width = x.shape
+    values = torch.empty((num_rows, width), dtype=FP8, device=x.device)
+    scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
+    if values.numel() > 0:
+        block = min(BLOCK, triton.next_power_of_2(width))
+        fp8_rows_kernel[(num_rows,)](
+            values, scales, x, scale, width, x.stride(0), BLOCK=block, num_warps=configs.row_warps(block)
+        )
+    return values, scales
+
+
+def fp8_linear(
+    x: torch.Tensor, values: torch.Tensor, row_scales: torch.Tensor, *, input_scale: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x @ (values * scales).T, with x rounded to fp8 where the GPU multiplies fp8, and weights widened elsewhere.
+
+    x            [num_tokens, inputs] float32, float16 or bfloat16; strided, last dimension contiguous
+    values       [outputs, inputs] float8_e4m3fn; row_scales [outputs] float32
+    input_scale  what x is divided by, one float32; None: each token's own largest over 448
+    returns      [num_tokens, outputs], dtype of x
+    """
+    need_rows("x", x, 2, FLOATS)
+    num_outputs, num_inputs = values.shape
+    need_shape("values", values, (num_outputs, x.shape[1]))
+    need("values", values.dtype == FP8, "float8_e4m3fn", values.dtype)
+    need_shape("row_scales", row_scales, (num_outputs,))
+    need("row_scales", row_scales.dtype == torch.float32, "float32", row_scales.dtype)
+    need_one_device(x=x, values=values, row_scales=row_scales, input_scale=input_scale)
+    if configs.arch() < FIRST_FP8_ARCH or num_outputs % ALIGNMENT or num_inputs % ALIGNMENT:
+        return dequantize.fp8_linear(x, values, row_scales)
+    return scaled_product(*fp8_rows(x, input_scale), values, row_scales, x.dtype)
+
+
+def scaled_product(
+    x: torch.Tensor, x_scales: torch.Tensor, values: torch.Tensor, row_scales: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """(x * x_scales) @ (values * row_scales).T, summed in float32, in dtype.
+
+    x       [num_tokens, inputs] fp8; x_scales [num_tokens, 1] float32
+    values  [outputs, inputs] fp8; row_scales [outputs] float32
+    """
+    if dtype == torch.bfloat16:  # the one dtype for which every torch and GPU scales rows inside the product
+        return torch._scaled_mm(x, values.T, scale_a=x_scales, scale_b=row_scales[None], out_dtype=dtype)
+    one = torch.ones((), device=x.device)
+    y = torch._scaled_mm(x, values.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
+    return (y * x_scales * row_scales).to(dtype)

@@ -1,0 +1,162 @@
+"""A product with 4-bit weights, which become 16-bit ones tile by tile on their way to the tensor cores."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A Triton kernel's parameters have no Python types.
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels import configs
+from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.numerics import cast, dot, dot_dtype
+
+NIBBLES = tl.constexpr(8)  # 4-bit values in a word
+FEW_TOKENS = 64  # up to which one row of programs does, and the inputs are split
+PROGRAMS_PER_PROCESSOR = 2  # that a product of few tokens is split into, so that enough loads are under way
+
+
+@triton.jit(do_not_specialize=["num_tokens", "split_words"])
+def int4_matmul_kernel(
+    y_ptr,
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    zeros_ptr,
+    num_tokens,
+    num_outputs,
+    num_words,
+    group_size,
+    split_words,
+    stride_x,
+    WHOLE_TILES: tl.constexpr,
+    WHOLE_GROUPS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """y[split] = x @ ((values - zeros) * scales), over the inputs of one split.
+
+    Grid (cdiv(num_tokens, BLOCK_M), cdiv(num_outputs, BLOCK_N), splits). A tile of words is read once and makes eight
+    tiles of weights: nibble j of row r is input j * num_words + r.
+
+    split_words   rows of words in a split: whole tiles
+    WHOLE_TILES   num_words is a multiple of BLOCK_R
+    WHOLE_GROUPS  all inputs of a tile of weights are of one group
+    """
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = (rows < num_tokens)[:, None]
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = outputs < num_outputs
+    shifts = 4 * (outputs % NIBBLES)
+    steps = tl.arange(0, BLOCK_R)
+    first = tl.program_id(2) * split_words
+    last = tl.minimum(first + split_words, num_words)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(first, last, BLOCK_R):
+        is_word = (start + steps < num_words) | WHOLE_TILES
+        word_ptrs = words_ptr + (start + steps)[:, None] * num_outputs + outputs[None, :]
+        words = tl.load(word_ptrs, mask=is_word[:, None] & is_output[None, :], other=0)
+        for j in tl.static_range(8):
+            inputs = j * num_words + start + steps
+            x_ptrs = x_ptr + rows[:, None] * stride_x + inputs[None, :]
+            x = tl.load(x_ptrs, mask=is_row & is_word[None, :], other=0.0)
+            if WHOLE_GROUPS:
+                group = (j * num_words + start) // group_size
+                scale = tl.load(scales_ptr + group * num_outputs + outputs, mask=is_output, other=0.0)[None, :]
+                zero_ptrs = zeros_ptr + group * (num_outputs // NIBBLES) + outputs // NIBBLES
+                zero = ((tl.load(zero_ptrs, mask=is_output, other=0) >> shifts) & 15)[None, :]
+            else:
+                groups = (inputs // group_size)[:, None]
+                mask = is_word[:, None] & is_output[None, :]
+                scale = tl.load(scales_ptr + groups * num_outputs + outputs[None, :], mask=mask, other=0.0)
+                zero_ptrs = zeros_ptr + groups * (num_outputs // NIBBLES) + (outputs // NIBBLES)[None, :]
+                zero = (tl.load(zero_ptrs, mask=mask, other=0) >> shifts[None, :]) & 15
+            weight = (((words >> (4 * j)) & 15) - zero).to(tl.float32) * scale.to(tl.float32)
+            acc += dot(x, weight, DOT)
+    y_row = tl.program_id(2).to(tl.int64) * num_tokens + rows
+    y_ptrs = y_ptr + y_row[:, None] * num_outputs + outputs[None, :]
+    tl.store(y_ptrs, cast(acc, y_ptr.dtype.element_ty), mask=is_row & is_output[None, :])
+
+
+def int4_linear(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor,
+    *,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """x @ ((values - zeros) * scales); weights are rounded to the dtype of x, sums are float32.
+
+    x           [num_tokens, inputs] float32, float16 or bfloat16; strided, last dimension contiguous
+    words       [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold the value of input j * inputs / 8 + r
+    scales      [groups, outputs] float16 or bfloat16; a group is inputs / groups neighbours
+    zeros       [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c are output 8c + j's
+    num_splits  parts of the inputs that are summed apart; None: as many as fill the GPU
+    returns     [num_tokens, outputs], dtype of x
+    """
+    need_rows("x", x, 2, FLOATS)
+    num_tokens, num_inputs = x.shape
+    need("words", words.dim() == 2 and 8 * words.shape[0] == num_inputs, "[{} / 8, outputs]", words.shape, num_inputs)
+    num_words, num_outputs = words.shape
+    need_shape("words", words, (num_words, num_outputs))
+    need("words", words.dtype == torch.int32 and num_outputs % 8 == 0, "int32, of 8n outputs", words.dtype)
+    num_groups = scales.shape[0]
+    need_shape("scales", scales, (num_groups, num_outputs))
+    need("scales", scales.dtype in (torch.float16, torch.bfloat16), "of 16 bits", scales.dtype)
+    need(
+        "scales",
+        num_groups > 0 and num_inputs % num_groups == 0,
+        "of whole groups of {} inputs",
+        num_groups,
+        num_inputs,
+    )
+    need_shape("zeros", zeros, (num_groups, num_outputs // 8))
+    need("zeros", zeros.dtype == torch.int32, "int32", zeros.dtype)
+    need("num_splits", num_splits is None or num_splits >= 1, "at least 1", num_splits)
+    need_one_device(x=x, words=words, scales=scales, zeros=zeros)
+    if num_tokens == 0:
+        return x.new_empty(0, num_outputs)
+    group_size = num_inputs // num_groups
+    tile = configs.int4_tile(configs.arch(), num_tokens, x.dtype)
+    whole_groups = num_words % tile.block_k == 0 and group_size % tile.block_k == 0
+    if not whole_groups:  # a scale for each weight is loaded, which the smallest tile without a pipeline has room for
+        tile = replace(configs.int4_tile(configs.arch(), 1, x.dtype), num_stages=1)
+    grid = (triton.cdiv(num_tokens, tile.block_m), triton.cdiv(num_outputs, tile.block_n))
+    num_tiles = triton.cdiv(num_words, tile.block_k)
+    tiles_per_split = triton.cdiv(num_tiles, min(num_splits or _splits(num_tokens, grid[1], x.device), num_tiles))
+    splits = triton.cdiv(num_tiles, tiles_per_split)
+    y = torch.empty((splits, num_tokens, num_outputs), dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
+    int4_matmul_kernel[(*grid, splits)](
+        y,
+        x,
+        words,
+        scales,
+        zeros,
+        num_tokens,
+        num_outputs,
+        num_words,
+        group_size,
+        tiles_per_split * tile.block_k,
+        x.stride(0),
+        WHOLE_TILES=num_words % tile.block_k == 0,
+        WHOLE_GROUPS=whole_groups,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_R=tile.block_k,
+        DOT=dot_dtype(x.dtype, x.dtype),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return y[0] if splits == 1 else y.sum(0).to(x.dtype)
+
+
+def _splits(num_tokens: int, num_columns: int, device: torch.device) -> int:
+    """The same for all numbers of tokens that share a tile: another would be another kernel, compiled meanwhile."""
+    if num_tokens > FEW_TOKENS:
+        return 1
+    return max(1, PROGRAMS_PER_PROCESSOR * configs.num_processors(device) // num_columns)

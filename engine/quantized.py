@@ -1,0 +1,378 @@
+"""Quantised weights: a checkpoint's tensors as the ones that are held, byte for byte as many, and products with them.
+
+Layouts, each w [outputs, inputs]:
+
+fp8         float8_e4m3fn values and a float32 scale for each tensor of the checkpoint, for each row, or for each block;
+            w = value * scale. Source: compressed-tensors' float-quantized, Hugging Face's fp8, DeepSeek's block scales.
+awq, gptq   4-bit values in int32 words, and for each group of inputs a 16-bit scale and a 4-bit zero point;
+            w = (value - zero) * scale. Source: the packing of AutoAWQ's gemm version and of GPTQModel.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import assert_never
+
+import torch
+import torch.nn.functional as F
+
+from engine.loader import WeightSource
+from kvplan.errors import InvalidInputError, UnsupportedModelError, UsageError
+from kvplan.quant import scheme_of
+from kvplan.spec import LatentHeads, ModelSpec, Quantization, Scheme
+
+ALL = slice(None)
+FP8 = torch.float8_e4m3fn
+PACK = 8  # 4-bit values in a word
+IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which nibble of a word holds its first output, its second, ...
+SCALE_DTYPES = (torch.float16, torch.bfloat16)
+# Variants of a method's packing that are read; the others are refused by name.
+VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
+FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
+
+Empty = Callable[..., torch.Tensor]  # a Builder's: allocates and remembers
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank holds of a linear layer of the checkpoint: some of its rows (outputs), some of its columns."""
+
+    name: str
+    outputs: int
+    inputs: int
+    rows: slice = field(default_factory=lambda: ALL)
+    columns: slice = field(default_factory=lambda: ALL)
+
+    @property
+    def local_rows(self) -> range:
+        return range(self.outputs)[self.rows]
+
+    @property
+    def local_columns(self) -> range:
+        return range(self.inputs)[self.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """values [outputs, inputs] fp8, and float32 scales: one for each row, or one for each of `parts`.
+
+    parts         outputs of each tensor that was fused here
+    input_scales  [len(parts)] float32, what activations were divided by when it was calibrated; None: their own largest
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    parts: tuple[int, ...]
+    input_scales: torch.Tensor | None = None
+
+    @property
+    def row_scales(self) -> torch.Tensor:
+        """[outputs] float32."""
+        if self.scales.numel() == self.values.shape[0]:
+            return self.scales
+        return torch.cat([scale.expand(size) for scale, size in zip(self.scales, self.parts, strict=True)])
+
+    @property
+    def input_scale(self) -> torch.Tensor | None:
+        """The largest of the fused tensors' scales: one copy of the activations serves them all, and none is cut."""
+        return None if self.input_scales is None else self.input_scales.amax()
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8BlockMatrix:
+    """values [outputs, inputs] fp8; scales float32, one for each block of (rows, columns), the last ones cut off."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Matrix:
+    """4-bit values, whatever the checkpoint's own order of them.
+
+    words   [inputs / 8, outputs] int32: bits 4j to 4j + 3 of row r hold input j * inputs / 8 + r, so that each nibble
+            of a tile of words is a tile of the matrix
+    scales  [groups, outputs] float16 or bfloat16
+    zeros   [groups, outputs / 8] int32: bits 4j to 4j + 3 of column c hold output 8c + j
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+
+
+Matrix = torch.Tensor | Fp8Matrix | Fp8BlockMatrix | Int4Matrix
+
+
+def product(kernels: ModuleType, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [num_tokens, inputs] -> x @ w.T + bias [num_tokens, outputs], dtype of x."""
+    y: torch.Tensor
+    match matrix:
+        case torch.Tensor():
+            return F.linear(x, matrix, bias)
+        case Fp8Matrix():
+            y = kernels.fp8_linear(x, matrix.values, matrix.row_scales, input_scale=matrix.input_scale)
+        case Fp8BlockMatrix():
+            y = kernels.fp8_block_linear(x, matrix.values, matrix.scales, matrix.block)
+        case Int4Matrix():
+            y = kernels.int4_linear(x, matrix.words, matrix.scales, matrix.zeros)
+        case _:
+            assert_never(matrix)
+    return y if bias is None else y.add_(bias)
+
+
+# --- what can be run --------------------------------------------------------------------------------------------------
+
+
+def check_runs(spec: ModelSpec) -> None:
+    """Refuse, by name and before anything is allocated, quantised weights that the engine does not run."""
+    found = spec.quantization
+    if found is None:
+        return
+    if not found.known:
+        raise _refusal(spec, found.method)
+    for index, weights in enumerate(spec.layer_weights):
+        for weight in weights:
+            scheme = scheme_of(found, index, weight.sources or (weight.name,)) if weight.quantizable else None
+            if scheme is None:
+                continue
+            if not is_run(found.method, scheme):
+                variant = f" {scheme.variant}" if scheme.variant else ""
+                raise _refusal(spec, f"{found.method}: {scheme.kind}{variant} of {weight.name}")
+            if weight.experts:
+                raise _refusal(spec, f"{found.method}, experts among them")
+    if any(isinstance(layer.attention, LatentHeads) for layer in spec.decoder.layers):
+        _check_latent(spec, found)
+
+
+def _check_latent(spec: ModelSpec, found: Quantization) -> None:
+    """Latent attention multiplies by kv_b_proj in parts, in two orders: it is not run on a quantised one."""
+    if any(scheme_of(found, index, ("self_attn.kv_b_proj",)) is not None for index in range(spec.num_layers)):
+        raise _refusal(spec, f"{found.method}, under latent attention")
+
+
+def is_run(method: str, scheme: Scheme) -> bool:
+    match scheme.kind:
+        case "fp8_tensor" | "fp8_channel":
+            return method in FP8_METHODS
+        case "fp8_block":
+            return method in ("fp8", "compressed-tensors") and scheme.scale_bytes == 4 and not scheme.static
+        case "awq" | "gptq":
+            return method == scheme.kind and scheme.variant in VARIANTS[scheme.kind]
+        case _:
+            return False
+
+
+def _refusal(spec: ModelSpec, how: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{spec.name}: its weights are quantised ({how}); the engine runs unquantised ones, and dense layers in fp8 "
+        "or in AWQ's or GPTQ's 4 bits"
+    )
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def load(scheme: Scheme, method: str, pieces: list[Piece], source: WeightSource, empty: Empty) -> Matrix:
+    """The pieces one below the other, as one matrix."""
+    match scheme.kind:
+        case "fp8_tensor" | "fp8_channel":
+            return _fp8(scheme, pieces, source, empty)
+        case "fp8_block":
+            return _fp8_block(scheme, method, pieces, source, empty)
+        case "awq" | "gptq":
+            return _int4(scheme, pieces, source, empty)
+        case kind:
+            raise AssertionError(f"{kind} is refused before anything is loaded")
+
+
+def _sizes(pieces: list[Piece]) -> tuple[list[int], int]:
+    """(rows of each piece, columns of all)."""
+    (columns,) = {len(piece.local_columns) for piece in pieces}
+    return [len(piece.local_rows) for piece in pieces], columns
+
+
+def _fp8_values(pieces: list[Piece], source: WeightSource, empty: Empty) -> torch.Tensor:
+    rows, columns = _sizes(pieces)
+    values = empty(sum(rows), columns, dtype=FP8)
+    for view, piece in zip(values.split(rows), pieces, strict=True):
+        source.fill(view, f"{piece.name}.weight", (piece.outputs, piece.inputs), (piece.rows, piece.columns))
+    return values
+
+
+def _fp8(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty) -> Fp8Matrix:
+    rows, _ = _sizes(pieces)
+    values = _fp8_values(pieces, source, empty)
+    if scheme.kind == "fp8_channel":
+        scales = empty(sum(rows), dtype=torch.float32)
+        for view, piece in zip(scales.split(rows), pieces, strict=True):
+            source.fill(view, f"{piece.name}.weight_scale", (piece.outputs,), (piece.rows,))
+    else:
+        scales = _one_each(pieces, "weight_scale", source, empty)
+    input_scales = _one_each(pieces, "input_scale", source, empty) if scheme.static else None
+    return Fp8Matrix(values, scales, tuple(rows), input_scales)
+
+
+def _one_each(pieces: list[Piece], suffix: str, source: WeightSource, empty: Empty) -> torch.Tensor:
+    scales = empty(len(pieces), dtype=torch.float32)
+    for view, piece in zip(scales.split(1), pieces, strict=True):
+        source.fill(view, f"{piece.name}.{suffix}", (1,))
+    return scales
+
+
+def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightSource, empty: Empty) -> Fp8BlockMatrix:
+    assert scheme.block is not None
+    tall, wide = scheme.block
+    rows, columns = _sizes(pieces)
+    for piece in pieces:
+        _need_whole(piece, "rows", piece.local_rows, piece.outputs, tall, "blocks")
+        _need_whole(piece, "columns", piece.local_columns, piece.inputs, wide, "blocks")
+    for piece, size in zip(pieces[:-1], rows, strict=False):
+        if size % tall:  # the next piece's first block would begin within this one's last
+            raise UnsupportedModelError(
+                f"{piece.name}: {size} rows before those of {pieces[-1].name} are no whole blocks of {tall}; "
+                "the engine joins whole blocks only"
+            )
+    values = _fp8_values(pieces, source, empty)
+    counts = [-(-size // tall) for size in rows]
+    scales = empty(sum(counts), -(-columns // wide), dtype=torch.float32)
+    suffix = "weight_scale_inv" if method == "fp8" else "weight_scale"
+    for view, piece in zip(scales.split(counts), pieces, strict=True):
+        whole = (-(-piece.outputs // tall), -(-piece.inputs // wide))
+        part = (_divided(piece.local_rows, tall), _divided(piece.local_columns, wide))
+        source.fill(view, f"{piece.name}.{suffix}", whole, part)
+    return Fp8BlockMatrix(values, scales, scheme.block)
+
+
+def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty) -> Int4Matrix:
+    rows, columns = _sizes(pieces)
+    group = min(scheme.group_size or pieces[0].inputs, pieces[0].inputs)
+    for piece in pieces:
+        _check_packs(piece, group)
+    words = empty(columns // PACK, sum(rows), dtype=torch.int32)
+    num_groups = columns // group if group < pieces[0].inputs else 1
+    scales = empty(num_groups, sum(rows), dtype=_scale_dtype(pieces, source))
+    zeros = empty(num_groups, sum(rows) // PACK, dtype=torch.int32)
+    if words.is_meta:  # sizes alone are asked for
+        return Int4Matrix(words, scales, zeros)
+    views = zip(
+        pieces, words.split(rows, 1), scales.split(rows, 1), zeros.split([n // PACK for n in rows], 1), strict=True
+    )
+    for piece, words_view, scales_view, zeros_view in views:
+        whole = (piece.inputs // group, piece.outputs)
+        groups = _divided(piece.local_columns, group) if group < piece.inputs else ALL
+        source.fill(scales_view, f"{piece.name}.scales", whole, (groups, piece.rows))
+        packed_rows = _divided(piece.local_rows, PACK)
+        _fill_zeros(zeros_view, scheme, piece, (whole[0], whole[1] // PACK), (groups, packed_rows), source)
+        _check_group_order(piece, group, source, words.device)
+        words_view.copy_(packed_words(_int4_values(scheme, piece, source, words.device)))
+    return Int4Matrix(words, scales, zeros)
+
+
+def _scale_dtype(pieces: list[Piece], source: WeightSource) -> torch.dtype:
+    """The scales' own dtype, which the fused layers must have in common: none is rounded."""
+    found = {piece.name: source.dtype_of(f"{piece.name}.scales") or torch.float16 for piece in pieces}
+    dtypes = set(found.values())
+    if len(dtypes) > 1 or not dtypes <= set(SCALE_DTYPES):
+        names = ", ".join(f"{name}.scales {str(dtype).removeprefix('torch.')}" for name, dtype in found.items())
+        raise UnsupportedModelError(f"{names}: the engine runs 4-bit weights with scales of one 16-bit dtype")
+    return dtypes.pop()
+
+
+def _check_packs(piece: Piece, group: int) -> None:
+    """Each rank's part must lie on whole words and whole groups."""
+    if piece.inputs % group or piece.outputs % PACK or piece.inputs % PACK:
+        raise UnsupportedModelError(
+            f"{piece.name}: {piece.outputs} x {piece.inputs} does not divide into groups of {group} inputs and words "
+            f"of {PACK} values; the engine runs whole ones"
+        )
+    _need_whole(piece, "outputs", piece.local_rows, 0, PACK, "words")
+    _need_whole(piece, "inputs", piece.local_columns, 0, PACK, "words")
+    if group < piece.inputs:
+        _need_whole(piece, "inputs", piece.local_columns, 0, group, "groups")
+
+
+def _need_whole(piece: Piece, what: str, held: range, end: int, size: int, units: str) -> None:
+    """Refuse a rank's part that cuts through a unit; one that ends where the tensor does (`end`) does not."""
+    if held.start % size or (held.stop % size and held.stop != end):
+        raise UsageError(
+            f"tensor_parallel_size: {what} {held.start} to {held.stop} of {piece.name} cut through the {units} of "
+            f"{size} that its quantised weights are stored in; use fewer ranks"
+        )
+
+
+def _divided(held: range, size: int) -> slice:
+    return slice(held.start // size, -(-held.stop // size))
+
+
+def _fill_zeros(
+    out: torch.Tensor,
+    scheme: Scheme,
+    piece: Piece,
+    whole: tuple[int, int],
+    part: tuple[slice, slice],
+    source: WeightSource,
+) -> None:
+    """Zero points as they are meant, in the order of the outputs."""
+    stored = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+    source.fill(stored, f"{piece.name}.qzeros", whole, part)
+    zeros = unpacked(stored, AWQ_ORDER if scheme.kind == "awq" else IN_ORDER)
+    if scheme.kind == "gptq" and scheme.variant != "gptq_v2":
+        # Stored less one. What is left of a zero point of 0 differs by packer, and some spoilt its neighbours with it.
+        if bool((zeros == 15).any()):
+            raise InvalidInputError(
+                f"{piece.name}.qzeros: holds a zero point of 0 less one, of which the format 'gptq' leaves no certain "
+                "trace; convert the checkpoint to 'gptq_v2'"
+            )
+        zeros = zeros + 1
+    out.zero_()
+    for j in range(PACK):
+        out |= zeros[:, j::PACK].int() << (4 * j)
+
+
+def _check_group_order(piece: Piece, group: int, source: WeightSource, device: torch.device) -> None:
+    """GPTQ's g_idx, where there is one, must say what the group size says."""
+    name = f"{piece.name}.g_idx"
+    if source.dtype_of(name) is None:
+        return
+    found = torch.empty(piece.inputs, dtype=torch.int32, device=device)
+    source.fill(found, name, (piece.inputs,))
+    if not torch.equal(found, torch.arange(piece.inputs, dtype=torch.int32, device=device) // group):
+        raise UnsupportedModelError(
+            f"{name}: groups inputs in the order of their activations (desc_act); the engine runs groups of {group} "
+            "neighbours only"
+        )
+
+
+def _int4_values(scheme: Scheme, piece: Piece, source: WeightSource, device: torch.device) -> torch.Tensor:
+    """[inputs, outputs] uint8: the rank's values, 0 to 15."""
+    rows, columns = piece.local_rows, piece.local_columns
+    name = f"{piece.name}.qweight"
+    if scheme.kind == "awq":
+        stored = torch.empty(len(columns), len(rows) // PACK, dtype=torch.int32, device=device)
+        source.fill(stored, name, (piece.inputs, piece.outputs // PACK), (piece.columns, _divided(rows, PACK)))
+        return unpacked(stored, AWQ_ORDER)
+    stored = torch.empty(len(columns) // PACK, len(rows), dtype=torch.int32, device=device)
+    source.fill(stored, name, (piece.inputs // PACK, piece.outputs), (_divided(columns, PACK), piece.rows))
+    values = torch.empty(len(columns), len(rows), dtype=torch.uint8, device=device)
+    for j in range(PACK):
+        values[j::PACK] = (stored >> (4 * j)) & 15
+    return values
+
+
+def unpacked(words: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """[n, m] int32 -> [n, 8m] uint8: the values along the rows, of which the j-th of a word is nibble order[j]."""
+    values = torch.empty(words.shape[0], PACK * words.shape[1], dtype=torch.uint8, device=words.device)
+    for j, nibble in enumerate(order):
+        values[:, j::PACK] = (words >> (4 * nibble)) & 15
+    return values
+
+
+def packed_words(values: torch.Tensor) -> torch.Tensor:
+    """[inputs, outputs] uint8 -> [inputs / 8, outputs] int32 in Int4Matrix's order."""
+    words = torch.zeros(values.shape[0] // PACK, values.shape[1], dtype=torch.int32, device=values.device)
+    for j, rows in enumerate(values.chunk(PACK)):
+        words |= rows.int() << (4 * j)
+    return words
