@@ -1,14 +1,17 @@
 """Compile the kernels for GPUs that are not here, through the launchers themselves, and read what came out.
 
-    python -m tests.compile_kernels --table [ARCH ...]  every kernel, for every architecture or those named
-    python -m tests.compile_kernels                     `JOB ARCH` per line of stdin, its rows as JSON on stdout
+    python -m tests.compile_kernels --table [ARCH ...]     every kernel, for every architecture or those named
+    python -m tests.compile_kernels --csv FILE [ARCH ...]  the same as a CSV file
+    python -m tests.compile_kernels                        `JOB ARCH` per line of stdin, its rows as JSON on stdout
 
 A launcher is called with tensors that have shapes and no memory, and triton is told that the device is the named
 architecture: so each kernel is specialised as it would be there, and nothing runs. What was compiled is kept in
 $XDG_CACHE_HOME/kvplan (~/.cache/kvplan) under a hash of the sources, triton's own files in $TRITON_CACHE_DIR or beside.
 """
 
+import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -28,14 +31,38 @@ if TYPE_CHECKING:
 
 ARCHS = (80, 89, 90, 100)
 HEAD_DIMS = (64, 80, 96, 128, 256)
+WARP = 32  # threads
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessor:
+    """What the programs on one multiprocessor share; shared: bytes of memory, of which each program takes 1 KiB more.
+
+    registers  come to a warp in units of 256, from its quarter of the multiprocessor
+    """
+
+    warps: int
+    programs: int
+    shared: int
+    registers: int = 65_536
+
+
+# CUDA C++ programming guide, "Technical Specifications per Compute Capability"
+MULTIPROCESSORS = {
+    80: Multiprocessor(64, 32, 164 * 1024),
+    89: Multiprocessor(48, 24, 100 * 1024),
+    90: Multiprocessor(64, 32, 228 * 1024),
+    100: Multiprocessor(64, 32, 228 * 1024),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One compiled kernel. spills: bytes of stack, which these kernels use for nothing else; shared: bytes.
 
-    hash: of the code before ptxas and its options; the same kernel may serve several jobs
+    config  warps and pipeline stages, "w4 s3"
+    hash    of the code before ptxas and its options; the same kernel may serve several jobs
     """
 
     job: str
@@ -47,6 +74,14 @@ class Row:
     shared: int
     instructions: int
     hash: str
+
+    @property
+    def programs(self) -> int:
+        """How many run at once on one multiprocessor: what its warps, registers and shared memory hold."""
+        has, warps = MULTIPROCESSORS[self.arch], int(self.config.split()[0].removeprefix("w"))
+        warp_registers = -(-self.registers * WARP // 256) * 256
+        by_registers = has.registers // 4 // warp_registers * 4 // warps
+        return min(has.programs, has.warps // warps, by_registers, has.shared // (self.shared + 1024))
 
 
 # --- what to compile: a name says kernel, dtypes, sizes and features --------------------------------------------------
@@ -65,7 +100,6 @@ def jobs() -> dict[str, Callable[[], object]]:
         found[f"{kernel} bfloat16 64 window sinks"] = partial(
             _attention, kernel, "bfloat16", 64, window=128, sinks=True
         )
-    found["decode bfloat16 128 splits"] = partial(_attention, "decode", "bfloat16", 128, num_splits=8)
     found["prefill bfloat16 128 short"] = partial(_attention, "prefill", "bfloat16", 128, max_query_len=16)
     # As the steps of a server call it: any part of the batch, block tables of any width.
     for kernel in ("decode", "prefill"):
@@ -80,12 +114,23 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["norm bfloat16 128 unit offset"] = partial(_norm, (64, 32, 128), unit_offset=True)
     found["rotate bfloat16 128"] = partial(_rotate, interleaved=False)
     found["rotate bfloat16 128 interleaved"] = partial(_rotate, interleaved=True)
+    for name, stored in (("bfloat16", "bfloat16"), ("bfloat16+fp8", "float8_e4m3fn")):
+        found[f"turn+store {name}"] = partial(_rotate_and_store, stored)
+        found[f"turn+store {name} norm"] = partial(_rotate_and_store, stored, norm=True)
+    found["turn+store bfloat16 norm 32 of 128"] = partial(_rotate_and_store, "bfloat16", norm=True, rotary_dim=32)
     for kind in ("gelu_tanh", "gelu"):
         found[f"gate bfloat16 {kind}"] = partial(_gate, kind)
     found["moe bfloat16 few"] = partial(_moe, "bfloat16", 8, "silu")
     found["moe bfloat16 some"] = partial(_moe, "bfloat16", 128, "silu")
     found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
     found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
+    for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 64), ("bfloat16", 2048), ("float32", 2048)):
+        found[f"int4 {dtype} {num_tokens}"] = partial(_int4, dtype, num_tokens, 4096, 32)
+    found["int4 bfloat16 8 groups of 16"] = partial(_int4, "bfloat16", 8, 4096, 256)
+    found["int4 bfloat16 2048 odd inputs"] = partial(_int4, "bfloat16", 2048, 4888, 1)
+    found["int4 bfloat16 8 splits"] = partial(_int4, "bfloat16", 8, 14336, 112, num_splits=4)
+    found["fp8 rows"] = partial(_fp8_rows, 4096)
+    found["fp8 rows given"] = partial(_fp8_rows, 4096, given=True)
     return found
 
 
@@ -102,7 +147,6 @@ def _attention(
     *,
     sinks: bool = False,
     max_query_len: int = 2048,
-    num_splits: int = 1,
     first: int = 0,
     width: int = 256,
     **features: float,
@@ -117,7 +161,8 @@ def _attention(
     extra: dict[str, Any] = {"sinks": empty(num_heads) if sinks else None, **features}
     q = empty(first + 64, num_heads, head_dim, dtype=dtype)[first:]
     if kernel == "decode":
-        triton_backend.paged_decode(q, cache, cache, tables, lens, 0.1, num_splits=num_splits, **extra)
+        work = _work(extra.get("window"))
+        triton_backend.paged_decode(q, cache, cache, tables, lens, 0.1, work=work, **extra)
     else:
         starts = empty(first + 65, dtype="int32")[first:]
         triton_backend.paged_prefill(q, cache, cache, tables, starts, lens, 0.1, max_query_len=max_query_len, **extra)
@@ -129,7 +174,15 @@ def _latent(dtype: str, num_heads: int, *, first: int = 0, width: int = 64) -> N
     cache = empty(4096, 64, 576, dtype=dtype)
     q = empty(first + 64, num_heads, 576, dtype=dtype)[first:]
     tables, lens = empty(first + 64, width, dtype="int32")[first:], empty(first + 64, dtype="int32")[first:]
-    triton_backend.latent_decode(q, cache, tables, lens, 0.1, latent_dim=512, num_splits=1)
+    triton_backend.latent_decode(q, cache, tables, lens, 0.1, latent_dim=512, work=_work(None))
+
+
+def _work(window: int | None) -> Any:
+    """A plan for 64 sequences, some of them cut: the kernels that write partial outputs and merge them."""
+    from engine.kernels.work_list import Sizes, WorkList
+
+    sizes = Sizes(num_items=113, num_merges=49, num_slots=98)
+    return WorkList(empty(sizes.num_rows, 4, dtype="int32"), sizes, 64, window)
 
 
 def _parts(launch: Callable[..., None]) -> None:
@@ -165,6 +218,15 @@ def _rotate(*, interleaved: bool) -> None:
     triton_backend.rotate(q, k, cos_sin, empty(64, dtype="int64"), interleaved=interleaved)
 
 
+def _rotate_and_store(stored: str, *, norm: bool = False, rotary_dim: int = 128) -> None:
+    from engine.kernels import triton_backend
+
+    q, k, cache = empty(64, 32, 128), empty(64, 8, 128), empty(4096, 16, 8, 128, dtype=stored)
+    weight, slots = empty(128) if norm else None, empty(64, dtype="int64")
+    turns = (empty(8192, rotary_dim, dtype="float32"), slots)
+    triton_backend.rotate_and_store(q, k, k, *turns, cache, cache, slots, q_norm=weight, k_norm=weight)
+
+
 def _gate(kind: Any) -> None:
     from engine.kernels import triton_backend
 
@@ -179,6 +241,22 @@ def _moe(dtype: str, num_tokens: int, kind: Any, *, biases: bool = False) -> Non
     b13, b2 = (empty(8, 2 * 768, dtype=dtype), empty(8, 2048, dtype=dtype)) if biases else (None, None)
     ids, weights = empty(num_tokens, 2, dtype="int64"), empty(num_tokens, 2, dtype="float32")
     triton_backend.moe_mlp(x, w13, w2, ids, weights, kind, b13=b13, b2=b2, limit=7.0, alpha=1.702)
+
+
+def _int4(dtype: str, num_tokens: int, num_inputs: int, num_groups: int, *, num_splits: int = 1) -> None:
+    """With 4096 outputs."""
+    from engine.kernels import triton_backend
+
+    words, zeros = empty(num_inputs // 8, 4096, dtype="int32"), empty(num_groups, 4096 // 8, dtype="int32")
+    scales = empty(num_groups, 4096, dtype="float16")
+    x = empty(num_tokens, num_inputs, dtype=dtype)
+    triton_backend.int4_linear(x, words, scales, zeros, num_splits=num_splits)
+
+
+def _fp8_rows(width: int, *, given: bool = False) -> None:
+    from engine.kernels import fp8
+
+    fp8.fp8_rows(empty(64, width), empty(1, dtype="float32") if given else None)
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -265,7 +343,8 @@ def cache_folder() -> Path:
 
 def source_hash() -> str:
     """Of everything that decides what comes out: the kernels, this file, triton's version."""
-    sources = [*sorted((ROOT / "engine" / "kernels").glob("*.py")), Path(__file__)]
+    folder = ROOT / "engine" / "kernels"
+    sources = [*sorted(folder.glob("*.py")), *sorted(folder.glob("*.json")), Path(__file__)]
     digest = hashlib.sha256(version("triton").encode())
     for path in sources:
         digest.update(path.read_bytes())
@@ -299,19 +378,44 @@ class Answers:
             return {"error": f"{type(error).__name__}: {error}"}
 
 
+COLUMNS = ("job", "kernel", "config", "arch", "registers", "spills", "shared", "instructions", "programs")
+
+
 def table(archs: tuple[int, ...]) -> Iterator[str]:
-    """Lines of a table of every kernel."""
+    """Lines of a table of every kernel; regs of a thread, programs of a multiprocessor."""
+    yield (
+        f"{'job':34} {'kernel':24} {'config':8} {'arch':>6} {'regs':>5} {'spills':>6} {'shared':>7} {'instr':>6} "
+        "programs"
+    )
+    for found in results(archs):
+        match found:
+            case Row() as row:
+                yield (
+                    f"{row.job:34} {row.kernel:24} {row.config:8} sm_{row.arch:<3} {row.registers:5} {row.spills:6} "
+                    f"{row.shared:7} {row.instructions:6} {row.programs:8}"
+                )
+            case refusal:
+                yield refusal
+
+
+def results(archs: tuple[int, ...]) -> Iterator[Row | str]:
+    """Every kernel that these architectures run, and a line for each job that they refuse."""
     answers = Answers()
-    yield f"{'job':34} {'kernel':24} {'config':8} {'arch':>6} {'regs':>5} {'spills':>6} {'shared':>7} {'instr':>6}"
     for arch, job in product(archs, jobs()):
         answer = answers.rows(job, arch)
         if "error" in answer:
             yield f"{job:34} sm_{arch}: {answer['error'].splitlines()[0][:120]}"
-        for row in (Row(**row) for row in answer.get("rows", ())):
-            yield (
-                f"{row.job:34} {row.kernel:24} {row.config:8} sm_{row.arch:<3} {row.registers:5} {row.spills:6} "
-                f"{row.shared:7} {row.instructions:6}"
-            )
+        yield from (Row(**row) for row in answer.get("rows", ()))
+
+
+def csv_text(archs: tuple[int, ...]) -> str:
+    """The table as CSV, without what is refused."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    rows = (row for row in results(archs) if isinstance(row, Row))
+    writer.writerows([getattr(row, column) for column in COLUMNS] for row in rows)
+    return text.getvalue()
 
 
 def main() -> None:
@@ -319,6 +423,8 @@ def main() -> None:
         case ["--table", *archs]:
             for line in table(tuple(map(int, archs)) or ARCHS):
                 print(line, flush=True)
+        case ["--csv", path, *archs]:
+            Path(path).write_text(csv_text(tuple(map(int, archs)) or ARCHS), encoding="utf-8")
         case []:
             answers = Answers()
             for line in sys.stdin:

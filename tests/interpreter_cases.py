@@ -34,7 +34,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Decode(Attention):
-    num_splits: int = 1  # 0: the launcher's choice
+    chunk: int = 0  # tokens of an item, a multiple of every tile; 0: the launcher's own plan
     lens: tuple[int, ...] = CONTEXT_LENS
 
 
@@ -50,7 +50,7 @@ class Latent:
     latent_dim: int = 512
     rope_dim: int = 64
     block_size: int = 16
-    num_splits: int = 1
+    chunk: int = 0
     lens: tuple[int, ...] = (1, 17, 75, 0)
 
 
@@ -91,6 +91,15 @@ class Rotate:
 
 
 @dataclass(frozen=True, slots=True)
+class RotateStore(Store):
+    heads: int = 4
+    rotary_dim: int = 64
+    interleaved: bool = False
+    norm: bool = False
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     kind: Activation
     dtype: str = "float32"
@@ -109,14 +118,38 @@ class Moe:
     biases: bool = False
 
 
-Case = Decode | Prefill | Latent | Store | StoreLatent | Norm | Rotate | Gate | Moe
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """Products with 4-bit weights: groups 1 is one scale for each output."""
+
+    dtype: str = "float32"
+    tokens: int = 5
+    inputs: int = 256
+    outputs: int = 40
+    groups: int = 2
+    scales: str = "float16"
+    num_splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """Activations rounded to fp8, and with outputs their product with fp8 weights."""
+
+    dtype: str = "float32"
+    tokens: int = 5
+    inputs: int = 80
+    outputs: int = 0  # 0: the rounding alone
+    given: bool = False  # one scale for all rows
+
+
+Case = Decode | Prefill | Latent | Store | StoreLatent | Norm | Rotate | RotateStore | Gate | Moe | Int4 | Fp8Rows
 
 DTYPES = (("float32", ""), ("float16", ""), ("bfloat16", ""), ("bfloat16", "float8_e4m3fn"))
 KINDS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
 
 
 def case_id(case: Case) -> str:
-    """The kind and every field that is not its default: decode[head_dim=80,num_splits=3]."""
+    """The kind and every field that is not its default: decode[head_dim=80,chunk=64]."""
     told = [f"{f.name}={getattr(case, f.name)}" for f in fields(case) if getattr(case, f.name) != f.default]
     return f"{type(case).__name__.lower()}[{','.join(told)}]".replace(" ", "")
 
@@ -124,22 +157,23 @@ def case_id(case: Case) -> str:
 def _decode() -> list[Case]:
     return [
         *(
-            Decode(dtype, stored, head_dim=head_dim, num_splits=splits)
-            for (dtype, stored), head_dim, splits in product(DTYPES, (64, 128), (1, 3))
+            Decode(dtype, stored, head_dim=head_dim, chunk=chunk)
+            for (dtype, stored), head_dim, chunk in product(DTYPES, (64, 128), (0, 64))
         ),
         *(Decode(heads=heads, kv_heads=1, lens=(1, 37)) for heads in (1, 2, 3, 5, 6, 7, 8)),
         *(Decode(heads=heads, kv_heads=4, lens=(1, 37)) for heads in (4, 32)),
-        *(Decode("bfloat16", head_dim=head_dim, num_splits=3, lens=(1, 75)) for head_dim in (80, 96, 256)),
-        *(Decode(head_dim=192, head_dim_v=128, num_splits=splits, lens=(17, 75)) for splits in (1, 3)),
+        *(Decode("bfloat16", head_dim=head_dim, chunk=64, lens=(1, 75)) for head_dim in (80, 96, 256)),
+        *(Decode(head_dim=192, head_dim_v=128, chunk=chunk, lens=(17, 75)) for chunk in (0, 64)),
         *(Decode(block_size=size, lens=(1, size - 1, size, size + 1, 2 * size)) for size in (32, 64, 128)),
         *(Decode(layout="HND", dtype=dtype, stored=stored) for dtype, stored in DTYPES[:1] + DTYPES[3:]),
-        *(Decode(window=window, num_splits=splits) for window, splits in product((1, 16, 65, 200), (1, 3))),
-        *(Decode(softcap=20.0, num_splits=splits) for splits in (1, 3)),
-        *(Decode(sinks=True, num_splits=splits) for splits in (1, 3)),
-        Decode("bfloat16", heads=16, window=24, sinks=True, num_splits=3),
+        *(Decode(window=window, chunk=chunk) for window, chunk in product((1, 16, 65, 200), (0, 64))),
+        *(Decode(softcap=20.0, chunk=chunk) for chunk in (0, 64)),
+        *(Decode(sinks=True, chunk=chunk) for chunk in (0, 64)),
+        Decode("bfloat16", heads=16, window=90, sinks=True, chunk=64),
         Decode("float16", window=24, softcap=20.0),
-        Decode(num_splits=0, lens=(1, 75)),
-        Decode("bfloat16", "float8_e4m3fn", window=24, softcap=20.0, sinks=True, num_splits=2),
+        Decode(kv_heads=1, lens=(300,)),  # three items of at least 128 tokens: what a device of one processor runs
+        Decode(chunk=32, lens=(900, 31)),  # more parts than are merged at once
+        Decode("bfloat16", "float8_e4m3fn", window=24, softcap=20.0, sinks=True, chunk=64),
     ]
 
 
@@ -162,10 +196,12 @@ def _prefill() -> list[Case]:
 
 def _others() -> list[Case]:
     return [
-        *(Latent(dtype, num_splits=splits) for dtype, splits in product(("float32", "bfloat16"), (1, 3))),
+        *(Latent(dtype, chunk=chunk) for dtype, chunk in product(("float32", "bfloat16"), (0, 32))),
         Latent("float16", heads=5, lens=(16, 33)),
+        Latent("bfloat16", heads=5, chunk=48, lens=(75,)),  # an item that begins within a tile
         Latent(heads=70, block_size=64, lens=(64, 65)),
-        Latent(heads=4, latent_dim=96, rope_dim=8, num_splits=2),
+        Latent(heads=4, latent_dim=96, rope_dim=8, chunk=32),
+        Latent(lens=(0, 300)),
         *(Store(dtype, stored) for dtype, stored in DTYPES),
         *(Store(dtype, "float8_e4m3fn") for dtype in ("float32", "float16")),
         *(Store(dtype, stored, layout="HND") for dtype, stored in DTYPES[2:]),
@@ -187,11 +223,30 @@ def _others() -> list[Case]:
         ),
         *(Rotate(head_dim=80, rotary_dim=40, interleaved=interleaved) for interleaved in (False, True)),
         Rotate(heads=33, kv_heads=1, head_dim=256, rotary_dim=256),
+        *(RotateStore(dtype, stored, norm=norm) for (dtype, stored), norm in product(DTYPES, (False, True))),
+        RotateStore("bfloat16", layout="HND", interleaved=True),
+        RotateStore("float32", "bfloat16", kv_heads=3, heads=6, head_dim=80, rotary_dim=32, norm=True),
+        RotateStore(
+            "bfloat16", "float8_e4m3fn", head_dim=80, rotary_dim=40, interleaved=True, norm=True, unit_offset=True
+        ),
+        RotateStore("bfloat16", heads=33, kv_heads=1, head_dim=192, head_dim_v=128, rotary_dim=192, block_size=64),
+        RotateStore("float16", heads=2, kv_heads=40, rotary_dim=2),
         *(Gate(kind, dtype) for kind, dtype in product(KINDS, ("float32", "bfloat16"))),
         *(Moe(dtype) for dtype in ("float32", "float16", "bfloat16")),
         Moe(kind="clamped_swiglu", biases=True),
         Moe(tokens=1, experts=8, top_k=1),
         Moe("bfloat16", tokens=40, experts=2, hidden=64, inner=64, biases=True),
+        *(Int4(dtype) for dtype in ("float32", "float16", "bfloat16")),
+        *(Int4("bfloat16", inputs=512, groups=groups) for groups in (1, 2, 16, 64)),  # of 512, 256, 32 and 8 inputs
+        *(Int4(inputs=inputs, groups=groups) for inputs, groups in ((8, 1), (96, 3), (208, 1), (272, 2), (384, 8))),
+        *(Int4(tokens=tokens, outputs=outputs) for tokens, outputs in ((1, 8), (16, 64), (17, 72), (70, 136))),
+        *(Int4(dtype, inputs=640, num_splits=splits) for dtype in ("float32", "bfloat16") for splits in (2, 3, 99)),
+        Int4("float16", scales="bfloat16", tokens=130, outputs=136),
+        *(Fp8Rows(dtype, given=given) for dtype in ("float32", "float16", "bfloat16") for given in (False, True)),
+        Fp8Rows("bfloat16", inputs=5000),
+        *(Fp8Rows(dtype, outputs=48, given=given) for dtype in ("float32", "bfloat16") for given in (False, True)),
+        Fp8Rows("float16", outputs=32),
+        Fp8Rows("bfloat16", inputs=72, outputs=40),  # of widths that fp8 products do not take: weights are widened
     ]
 
 
@@ -211,7 +266,7 @@ def _every_combination() -> list[Case]:
     ]
     told = [{f.name: getattr(case, f.name) for f in fields(case)} for case in shared]
     return [
-        *(Decode(**case, num_splits=splits, lens=(1, 33, 130)) for case in told for splits in (1, 3)),
+        *(Decode(**case, chunk=chunk, lens=(1, 33, 130)) for case in told for chunk in (0, 64)),
         *(Prefill(**case, queries=((5, 37), (33, 33))) for case in told),
     ]
 

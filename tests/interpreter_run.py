@@ -15,22 +15,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import triton.runtime.interpreter as interpreter
 
-from engine.kernels import reference, triton_backend
+from engine.kernels import fp8, reference, triton_backend
+from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.interpreter_cases import (
     CASES,
     FULL_CASES,
     Attention,
     Case,
     Decode,
+    Fp8Rows,
     Gate,
+    Int4,
     Latent,
     Moe,
     Norm,
     Prefill,
     Rotate,
+    RotateStore,
     Store,
     StoreLatent,
 )
@@ -79,8 +84,10 @@ def run(case: Case) -> dict[str, Any]:
                 error, tolerance = run_prefill(case, faults)
             case Latent():
                 error, tolerance = run_latent(case, faults)
+            case RotateStore():
+                error, tolerance = run_rotate_store(case, faults)
             case Store():
-                error, tolerance = run_store(case)
+                error, tolerance = run_store(case, faults)
             case StoreLatent():
                 error, tolerance = run_store_latent(case)
             case Norm():
@@ -91,6 +98,10 @@ def run(case: Case) -> dict[str, Any]:
                 error, tolerance = run_gate(case)
             case Moe():
                 error, tolerance = run_moe(case)
+            case Int4():
+                error, tolerance = run_int4(case, faults)
+            case Fp8Rows():
+                error, tolerance = run_fp8(case, faults)
     return {"error": error, "tolerance": tolerance, "faults": faults}
 
 
@@ -104,8 +115,8 @@ def against(
     cost.
     """
     assert got.shape == exact.shape
-    if not got.isfinite().all():
-        return float("inf"), 0.0
+    if not got.float().isfinite().all():
+        return float("inf"), 1.0
     rows = [x.double().flatten(1) for x in (got, exact, exact.to(got.dtype), exact if rounded is None else rounded)]
     floors = (rows[2] - rows[1]).abs().amax(1)
     errors = (rows[0] - rows[3]).abs().amax(1)
@@ -177,6 +188,13 @@ def pool(num_blocks: int, case: Attention | Store, head_dim: int) -> torch.Tenso
     return whole if case.layout == "NHD" else whole.transpose(1, 2)
 
 
+def is_overrun(cache: torch.Tensor) -> bool:
+    """Whether anything but NaN lies beside a pool."""
+    whole = cache._base
+    assert whole is not None
+    return not all(block.float().isnan().all() for block in (whole[0], whole[-1]))
+
+
 def fill(cache: torch.Tensor, tables: torch.Tensor, lens: tuple[int, ...]) -> None:
     """Zeros in the null block; values up to 1 in each sequence's slots, stale ones after them in its last block.
 
@@ -201,6 +219,22 @@ def block_tables(lens: tuple[int, ...], block_size: int) -> tuple[torch.Tensor, 
     return tables[:, :-1], unused + 1  # rows further apart than they are wide
 
 
+def work_of(case: Decode | Latent) -> WorkList | None:
+    """The case's lengths in chunks of its size; None: the launcher's own plan."""
+    if case.chunk == 0:
+        return None
+    return padded_work(case.lens, case.chunk, case.window or None if isinstance(case, Decode) else None)
+
+
+def padded_work(lens: tuple[int, ...], chunk: int, window: int | None, device: str | None = None) -> WorkList:
+    """A plan in which rows are not there, as in a CUDA graph's; windows begin anywhere in a kernel's tile."""
+    plan = cut(np.array(lens, np.int32), window, chunk, 16)
+    gap = np.full((2, 4), -1, np.int32)
+    items, merges = (np.concatenate([rows[:1], gap, rows[1:], gap]) for rows in plan.split())
+    rows = torch.from_numpy(np.concatenate([items, merges])).to(device or torch.get_default_device())
+    return WorkList(rows, Sizes(len(items), len(merges), plan.sizes.num_slots), len(lens), window)
+
+
 def features(case: Attention) -> dict[str, Any]:
     fp8 = case.stored == "float8_e4m3fn"
     return {
@@ -222,10 +256,8 @@ def run_decode(case: Decode, faults: list[str]) -> tuple[float, float]:
     fill(v, tables, case.lens)
     q = strided((len(case.lens), case.heads, case.head_dim), dtype_of(case.dtype))
     args = (k, v, tables, torch.tensor(case.lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
-    more = features(case)
-    got = unchanged(
-        faults, lambda: triton_backend.paged_decode(q, *args, **more, num_splits=case.num_splits or None), q=q, k=k, v=v
-    )
+    more, work = features(case), work_of(case)
+    got = unchanged(faults, lambda: triton_backend.paged_decode(q, *args, **more, work=work), q=q, k=k, v=v)
     return against(got, reference.paged_decode(q.double(), *args, **more))
 
 
@@ -253,14 +285,14 @@ def run_latent(case: Latent, faults: list[str]) -> tuple[float, float]:
     args = (cache, tables, torch.tensor(case.lens, dtype=torch.int32), 2 * width**-0.5)
     got = unchanged(
         faults,
-        lambda: triton_backend.latent_decode(q, *args, latent_dim=case.latent_dim, num_splits=case.num_splits),
+        lambda: triton_backend.latent_decode(q, *args, latent_dim=case.latent_dim, work=work_of(case)),
         q=q,
         cache=cache,
     )
     return against(got, reference.latent_decode(q.double(), *args, latent_dim=case.latent_dim))
 
 
-def run_store(case: Store) -> tuple[float, float]:
+def run_store(case: Store, faults: list[str]) -> tuple[float, float]:
     head_dim_v = case.head_dim_v or case.head_dim
     k_cache, v_cache = (pool(4, case, dim) for dim in (case.head_dim, head_dim_v))
     k_expected, v_expected = k_cache.clone(), v_cache.clone()
@@ -272,6 +304,7 @@ def run_store(case: Store) -> tuple[float, float]:
     scales = (0.75, 1.5) if dtype_of(case.stored, case.dtype) == torch.float8_e4m3fn else (1.0, 1.0)
     triton_backend.store_kv(k, v, k_cache, v_cache, slots, *scales)
     reference.store_kv(k, v, k_expected, v_expected, slots, *scales)
+    faults += ["written beside a pool"] * any(map(is_overrun, (k_cache, v_cache)))
     return exactly(
         torch.cat([raw(k_cache).flatten(), raw(v_cache).flatten()]),
         torch.cat([raw(k_expected).flatten(), raw(v_expected).flatten()]),
@@ -322,6 +355,55 @@ def run_rotate(case: Rotate, faults: list[str]) -> tuple[float, float]:
     return against(torch.cat(got, 1), torch.cat(exact, 1))
 
 
+def run_rotate_store(case: RotateStore, faults: list[str]) -> tuple[float, float]:
+    """q and what lies in the slots against float64; elsewhere the caches stay as they are."""
+    dtype, head_dim_v = dtype_of(case.dtype), case.head_dim_v or case.head_dim
+    slots = torch.tensor([0, -1, case.block_size - 1, case.block_size, 4 * case.block_size - 1])
+    q = strided((len(slots), case.heads, case.head_dim), dtype)
+    k, v = (strided((len(slots), case.kv_heads, dim), dtype) for dim in (case.head_dim, head_dim_v))
+    k_cache, v_cache = (pool(4, case, dim) for dim in (case.head_dim, head_dim_v))
+    angles = torch.rand(9, case.rotary_dim // 2) * 6
+    cos_sin, positions = torch.cat([angles.cos(), angles.sin()], 1), torch.tensor([0, 8, 3, 3, 1])
+    scales = {"k_scale": 0.75, "v_scale": 1.5} if case.stored == "float8_e4m3fn" else {"k_scale": 1.0, "v_scale": 1.0}
+    weights = [(1 + torch.randn(case.head_dim) / 4).to(dtype) for _ in range(2)]
+    more: dict[str, Any] = {**scales, "interleaved": case.interleaved, "unit_offset": case.unit_offset}
+    if case.norm:
+        more |= {"q_norm": weights[0], "k_norm": weights[1], "norm_eps": 1e-6}
+
+    k_exact, v_exact = (torch.zeros(cache.shape, dtype=torch.float64) for cache in (k_cache, v_cache))
+    wide = (q.double(), k.double(), v.double())
+    q_exact = reference.rotate_and_store(*wide, cos_sin, positions, k_exact, v_exact, slots, **more)
+    k_before, v_before, q_parts, k_parts = k_cache.clone(), v_cache.clone(), q.clone(), k.clone()
+    got = unchanged(
+        faults,
+        lambda: triton_backend.rotate_and_store(q, k, v, cos_sin, positions, k_cache, v_cache, slots, **more),
+        k=k,
+        v=v,
+    )
+    if got.data_ptr() != q.data_ptr():
+        faults.append("not in place")
+    # With a norm the sum over a head may have another order; a GPU may round a product before a sum or not.
+    if not case.norm and q.device.type == "cpu":
+        k_apart, v_apart = k_before.clone(), v_before.clone()
+        triton_backend.rotate(q_parts, k_parts, cos_sin, positions, interleaved=case.interleaved)
+        triton_backend.store_kv(k_parts, v, k_apart, v_apart, slots, **scales)
+        apart = ((got, q_parts), (k_cache, k_apart), (v_cache, v_apart))
+        faults += ["not what its parts do to the bit" for ours, theirs in apart if exactly(ours, theirs)[0]]
+    roundings = 1 + (0 if not case.norm else 1 if case.unit_offset else 2)  # the turn, and a norm with its weight
+    verdicts = [against(got, q_exact, roundings)]
+    blocks, offsets = slots[slots >= 0] // case.block_size, slots[slots >= 0] % case.block_size
+    for cache, before, exact, scale in (
+        (k_cache, k_before, k_exact, scales["k_scale"]),
+        (v_cache, v_before, v_exact, scales["v_scale"]),
+    ):
+        new = cache.view(torch.uint8)[blocks, offsets]  # as bytes: float8 cannot be indexed everywhere
+        verdicts.append(against(new.contiguous().view(cache.dtype), exact[blocks, offsets] / scale, roundings))
+        before.view(torch.uint8)[blocks, offsets] = new
+        faults += ["another slot was written to"] * bool(exactly(cache, before)[0])
+        faults += ["written beside a pool"] * is_overrun(cache)
+    return max(verdicts, key=lambda verdict: verdict[0] / verdict[1])
+
+
 def run_gate(case: Gate) -> tuple[float, float]:
     x = strided((3, 2 * case.inner), dtype_of(case.dtype))
     x[0, : case.inner] *= 30  # where the gates are flat
@@ -353,6 +435,46 @@ def run_moe(case: Moe) -> tuple[float, float]:
     return against(got, exact, roundings=2, rounded=rounded)
 
 
+def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Contiguous and random, of about 1, with NaN before and after."""
+    numel = torch.Size(shape).numel()
+    x = torch.full((numel + 2 * GUARD,), float("nan"), dtype=dtype)[GUARD : GUARD + numel].view(shape)
+    return x.copy_(torch.randn(shape))
+
+
+def run_int4(case: Int4, faults: list[str]) -> tuple[float, float]:
+    x = strided((case.tokens, case.inputs), dtype_of(case.dtype))
+    words = torch.randint(-(2**31), 2**31, (case.inputs // 8, case.outputs), dtype=torch.int32)
+    zeros = torch.randint(-(2**31), 2**31, (case.groups, case.outputs // 8), dtype=torch.int32)
+    scales = between_nans((case.groups, case.outputs), dtype_of(case.scales))
+    scales.mul_(0.1 * case.inputs**-0.5)
+    args = (x, words, scales, zeros)
+    got = unchanged(faults, lambda: triton_backend.int4_linear(*args, num_splits=case.num_splits), x=x, words=words)
+    return against(got, reference.int4_linear(x.double(), words, scales, zeros))
+
+
+def run_fp8(case: Fp8Rows, faults: list[str]) -> tuple[float, float]:
+    x = strided((case.tokens, case.inputs), dtype_of(case.dtype))
+    x[0] = 0  # a row that nothing brings to 448
+    x[1, :2] = torch.tensor([-60.0, 1e-6])
+    scale = torch.tensor(0.02) if case.given else None  # -60 is cut
+    if not case.outputs:
+        got, scales = fp8.fp8_rows(x, scale)
+        expected, expected_scales = reference.fp8_rows(x, scale)
+        wrong, _ = exactly(scales, expected_scales)
+        error, tolerance = exactly(got, expected)
+        return error + wrong, tolerance
+    values = (torch.randn(case.outputs, case.inputs) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+    row_scales = between_nans((case.outputs,), torch.float32).abs_().mul_(0.01 * case.inputs**-0.5)
+    got = unchanged(
+        faults, lambda: triton_backend.fp8_linear(x, values, row_scales, input_scale=scale), x=x, values=values
+    )
+    if case.inputs % 16:  # x as it is
+        weight = values.double() * row_scales.double()[:, None]
+        return against(got, x.double() @ weight.T, roundings=2, rounded=(x @ weight.to(x.dtype).T).double())
+    return against(got, reference.fp8_linear(x, values, row_scales, input_scale=scale))
+
+
 # --- that wrong kernels and wrong arguments are seen ------------------------------------------------------------------
 
 
@@ -370,7 +492,7 @@ def planted(what: str) -> dict[str, Any]:
         **more: Any,
     ) -> torch.Tensor:
         if what == "stale slot":
-            lens = lens + 1
+            more["work"] = padded_work((2, 76), 32, None)
         out = true_kernel(q, k, v, tables, lens, *args, **more)
         if what == "value":
             out[-1, -1, -1] += 1e-3
@@ -384,7 +506,7 @@ def planted(what: str) -> dict[str, Any]:
 
     triton_backend.paged_decode = wrong_kernel  # type: ignore[assignment]  # called with these arguments only
     try:
-        return run(Decode(lens=(1, 17), num_splits=3))
+        return run(Decode(lens=(1, 75), chunk=32))
     finally:
         triton_backend.paged_decode = true_kernel
 
@@ -413,7 +535,9 @@ def refusal(what: str) -> str:
         "sinks": torch.zeros(2),
         "window": 0,
         "k_scale": 2.0,
-        "num_splits": 0,
+        "work": padded_work((1, 1, 1), 64, None),
+        "work window": padded_work((1, 1), 64, 7),
+        "work device": padded_work((1, 1), 64, None, "meta"),
     }
     try:
         triton_backend.paged_decode(**{**args, what.split()[0]: wrong[what]})

@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FAST, SLOW = ("llama", "gemma2", "deepseek_v3"), ("gpt_oss", "qwen3_moe", "mistral", "gemma3_text", "llama_yarn")
 
 
-def interpreted(family: str, kv_dtype: str = "auto") -> list[list[int]]:
+def interpreted(family: str, kv_dtype: str = "auto", *more: str) -> list[list[int]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.triton_engine", str(saved_model(family)), kv_dtype],
+        [sys.executable, "-m", "tests.triton_engine", str(saved_model(family)), kv_dtype, *more],
         env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -39,6 +39,12 @@ def test_triton_kernels_give_the_tokens_of_transformers(family: str) -> None:
         for fault in wrong_greedy_tokens(family, prompt, tokens)
     ]
     assert faults == []
+
+
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("deepseek_v3", marks=pytest.mark.full)])
+def test_triton_kernels_give_the_same_tokens_on_a_graphs_tensors(family: str) -> None:
+    """Work lists of fixed size there: rows that are not there, and sequences of no tokens."""
+    assert interpreted(family, "auto", "graphs") == interpreted(family)
 
 
 @pytest.mark.full

@@ -4,7 +4,9 @@ The interpreter accepts much that the compiler does not, and says nothing about 
 `python -m tests.compile_kernels --table` prints what is checked here.
 """
 
+import csv
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import product
 
 import pytest
@@ -12,12 +14,12 @@ import torch
 
 from engine.kernels.checks import need_supported
 from kvplan.errors import EnvironmentProblem
-from tests.compile_kernels import ARCHS, Row, jobs
+from tests.compile_kernels import ARCHS, COLUMNS, ROOT, Row, jobs
 from tests.line_process import LineProcess
 
 # Bytes that one program may use: CUDA programming guide, "Technical Specifications per Compute Capability".
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-MAX_KERNELS = 60  # per architecture: what a full run on one core can compile in a minute
+MAX_KERNELS = 90  # per architecture: what a full run on one core can compile in a minute
 
 JOBS = tuple(jobs())
 FP8_ON_SM_80 = [(job, 80) for job in JOBS if "fp8" in job]
@@ -82,10 +84,48 @@ def test_the_check_stays_small(compiler: LineProcess, arch: int) -> None:
     assert len({row.hash for row in rows}) <= MAX_KERNELS
 
 
+def compiled_report() -> list[dict[str, str]]:
+    with (ROOT / "reports" / "kernels" / "compiled.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(version("triton") != "3.6.0", reason="the report is of what triton 3.6.0 compiles")
+def test_the_report_is_what_compiles(compiler: LineProcess) -> None:
+    found = [row for arch in ARCHS for job in JOBS if (job, arch) in PAIRS for row in compiled(compiler, job, arch)]
+    assert compiled_report() == [{column: str(getattr(row, column)) for column in COLUMNS} for row in found]
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "registers", "shared", "programs"),
+    [
+        # 79 * 32 = 2528 registers of a warp are 2560 in units of 256; 16384 / 2560 = 6 warps in each quarter, 24 in
+        # all, 6 programs of 4; 228 KiB hold three times 71 KiB.
+        (90, "w4 s3", 79, 71_680, 3),
+        (90, "w4 s3", 79, 0, 6),
+        (90, "w4 s3", 114, 39_424, 4),  # 3648 are 3840: 4 warps in each quarter
+        (90, "w4 s3", 78, 39_424, 5),  # 6 by registers; 233472 / 40448 = 5.8
+        (90, "w8 s2", 171, 94_720, 1),  # 5472 are 5632: 2 warps in each quarter, 8 in all
+        (90, "w8 s3", 128, 94_720, 2),
+        (89, "w4 s3", 16, 0, 12),  # 48 warps
+        (90, "w1 s3", 16, 0, 32),  # 64 warps, but 32 programs
+        (89, "w1 s3", 16, 0, 24),
+        (80, "w4 s3", 32, 166_912, 1),  # the largest program: 163 KiB, and 1 KiB that the system takes
+        (100, "w4 s3", 32, 115_712, 2),  # 113 KiB and 1 KiB, twice, are 228 KiB
+        (100, "w4 s3", 32, 115_713, 1),
+    ],
+)
+def test_programs_share_a_multiprocessors_registers_warps_and_memory(
+    arch: int, config: str, registers: int, shared: int, programs: int
+) -> None:
+    assert Row("", "", config, arch, registers, 0, shared, 900, "").programs == programs
+
+
 @pytest.mark.parametrize(("job", "arch"), FP8_ON_SM_80)
 def test_float8_on_a_gpu_without_it_is_refused_by_name(compiler: LineProcess, job: str, arch: int) -> None:
     answer = compiler.ask(f"{job} {arch}")
-    assert answer["error"].startswith("EnvironmentProblem: sm_80: k_cache is torch.float8_e4m3fn")
+    cached = "values" if job.startswith("fp8 rows") else "k_cache"
+    assert answer["error"].startswith(f"EnvironmentProblem: sm_80: {cached} is torch.float8_e4m3fn")
 
 
 def test_float8_is_refused_below_8_9_only() -> None:

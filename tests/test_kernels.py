@@ -7,14 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from engine.kernels import triton_backend
-from engine.kernels.split_kv import choose_num_splits
 from kvplan.errors import EnvironmentProblem
 from tests.interpreter_cases import CASES, FULL_CASES
 from tests.line_process import LineProcess
@@ -81,67 +79,13 @@ def test_a_planted_fault_is_seen(interpreter: LineProcess, fault: str) -> None:
         ("sinks", "sinks: must be of shape (4,) (torch.Size([2]))"),
         ("window", "window: must be at least 1 (0)"),
         ("k_scale", "k_scale: must be 1.0 for a torch.float32 cache (2.0)"),
-        ("num_splits", "num_splits: must be at least 1 (0)"),
+        ("work", "work: must be planned for 2 sequences like q (3)"),
+        ("work window", "work: must be planned for window None (7)"),
+        ("work device", "work: must be on cpu like q (meta)"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(interpreter: LineProcess, argument: str, message: str) -> None:
     assert interpreter.ask(f"refused {argument}") == {"error": message}
-
-
-@pytest.mark.parametrize(
-    ("num_programs", "max_context_len", "num_splits"),
-    [
-        (8, 131_072, 64),  # 132 processors, 3 programs each: 396 / 8 is 49.5, and 64 the next power of two
-        (100, 131_072, 4),  # 3.96
-        (317, 131_072, 1),  # four fifths of 396: nearly full without
-        (316, 131_072, 2),
-        (8, 1_000, 4),  # parts of at least 128 tokens: 7, and 4 the last power of two
-        (8, 1_024, 8),
-        (8, 100, 1),
-        (1, 131_072, 64),  # the most that are merged
-    ],
-)
-def test_contexts_are_split_until_the_device_is_full(
-    monkeypatch: pytest.MonkeyPatch, num_programs: int, max_context_len: int, num_splits: int
-) -> None:
-    monkeypatch.setattr("engine.kernels.configs.num_processors", lambda device: 132)
-    assert choose_num_splits(num_programs, max_context_len, torch.device("cpu")) == num_splits
-
-
-def test_a_server_compiles_few_numbers_of_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.kernels.configs.num_processors", lambda device: 132)
-    sizes = product(range(1, 257), range(0, 131_073, 128))
-    seen = {choose_num_splits(num_seqs * 8, context, torch.device("cpu")) for num_seqs, context in sizes}
-    assert seen == {1, 2, 4, 8, 16, 32, 64}
-
-
-class LaunchRecorder:
-    """Takes the place of a kernel: keeps the grids it is launched on, and computes nothing."""
-
-    def __init__(self) -> None:
-        self.grids: list[tuple[int, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args, **options: self.grids.append(grid)
-
-
-@pytest.mark.parametrize(
-    ("window", "num_splits"),
-    [(None, 64), (100, 1), (128, 1), (1_024, 8), (1_000_000, 64)],  # 128 tokens to a part, of 131,072 at most
-)
-def test_a_window_is_split_by_what_it_sees(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, num_splits: int
-) -> None:
-    kernel = LaunchRecorder()
-    monkeypatch.setattr("engine.kernels.decode.decode_kernel", kernel)
-    monkeypatch.setattr("engine.kernels.split_kv.reduce_splits_kernel", LaunchRecorder())
-    monkeypatch.setattr("engine.kernels.configs.arch", lambda: 90)
-    monkeypatch.setattr("engine.kernels.configs.num_processors", lambda device: 132)
-    q, cache = torch.empty(1, 32, 128, device="meta"), torch.empty(4, 16, 8, 128, device="meta")
-    tables = torch.empty(1, 8192, dtype=torch.int32, device="meta")
-    lens = torch.empty(1, dtype=torch.int32, device="meta")
-    triton_backend.paged_decode(q, cache, cache, tables, lens, 0.1, window=window)
-    assert kernel.grids == [(8, num_splits, 1)]
 
 
 # --- what the kernels cannot run is known before a step -------------------------------------------------------------

@@ -27,6 +27,7 @@ from tests.interpreter_cases import (
     Norm,
     Prefill,
     Rotate,
+    RotateStore,
     case_id,
 )
 from tests.test_engine_models import teacher_forced
@@ -53,7 +54,7 @@ def freed() -> Iterator[None]:
 
 
 def decode_of(**case: Any) -> Decode:
-    return Decode(**{"dtype": "bfloat16", "num_splits": 0, "lens": (4096, 1, 777, 2048), **case})
+    return Decode(**{"dtype": "bfloat16", "lens": (4096, 1, 777, 2048), **case})
 
 
 def prefill_of(**case: Any) -> Prefill:
@@ -78,16 +79,18 @@ SHAPES: tuple[dict[str, Any], ...] = (
 REAL: tuple[Case, ...] = (
     *(decode_of(**shape) for shape in SHAPES),
     *(prefill_of(**shape) for shape in SHAPES),
-    decode_of(**LLAMA_8B, num_splits=1),
+    decode_of(**LLAMA_8B, chunk=256),
     decode_of(**LLAMA_8B, lens=(65_536,)),
     decode_of(**LLAMA_8B, lens=(512,) * 256),
-    Latent("bfloat16", num_splits=0, lens=(4096, 1, 777, 2048)),  # DeepSeek-V2-Lite
-    Latent("bfloat16", heads=128, num_splits=0, lens=(4096, 1, 777)),  # DeepSeek-V3
-    Latent("float32", num_splits=0, lens=(2048, 33)),
+    Latent("bfloat16", lens=(4096, 1, 777, 2048)),  # DeepSeek-V2-Lite
+    Latent("bfloat16", heads=128, lens=(4096, 1, 777)),  # DeepSeek-V3
+    Latent("float32", lens=(2048, 33)),
 )
 ODD = tuple(case for case in CASES.values() if isinstance(case, Decode | Prefill | Latent))[::4]
 ROW_WISE = tuple(
-    case for case in CASES.values() if isinstance(case, Norm | Rotate | Gate | Moe) and case.dtype != "float32"
+    case
+    for case in CASES.values()
+    if isinstance(case, Norm | Rotate | RotateStore | Gate | Moe) and case.dtype != "float32"
 )
 
 
@@ -130,7 +133,7 @@ def attention_problem(case: Decode | Prefill) -> Problem:
     else:
         lens, num_queries = case.lens, len(case.lens)
         kernel, exact = triton.paged_decode, reference.paged_decode
-        options = {"num_splits": case.num_splits or None}
+        options = {"work": interpreter_run.work_of(case)}
     tables, num_blocks = interpreter_run.block_tables(lens, case.block_size)
     widths = (case.head_dim, case.head_dim_v or case.head_dim)
     k, v = (interpreter_run.pool(num_blocks, case, width) for width in widths)
@@ -150,7 +153,7 @@ def latent_problem(case: Latent) -> Problem:
     interpreter_run.fill(rows, tables, case.lens)
     q = interpreter_run.strided((len(case.lens), case.heads, width), interpreter_run.dtype_of(case.dtype))
     rest = (tables, torch.tensor(case.lens, dtype=torch.int32), 2 * width**-0.5)
-    options = {"latent_dim": case.latent_dim, "num_splits": case.num_splits or None}
+    options = {"latent_dim": case.latent_dim, "work": interpreter_run.work_of(case)}
     kernel = load_triton().latent_decode
     values = rows[..., : case.latent_dim]
     return Problem(kernel, reference.paged_decode, q, [rows[:, :, 0]], rows, values, rest, {}, options)
@@ -237,7 +240,8 @@ def engine_on_gpu(family: str, **changes: Any) -> Engine:
 def forced_logits(family: str, **changes: Any) -> list[torch.Tensor]:
     """Logits on the CPU for the same three texts, whatever the engine: 24 tokens after prompts of PROMPT_LENS."""
     texts = small_engines.random_tokens(*(n + 24 for n in PROMPT_LENS), seed=7)
-    rows = teacher_forced(engine_on_gpu(family, **changes), texts, PROMPT_LENS)
+    # Without overlap: tokens that are not sampled cannot be in flight.
+    rows = teacher_forced(engine_on_gpu(family, async_scheduling=False, **changes), texts, PROMPT_LENS)
     return [logits.cpu() for logits in rows]
 
 

@@ -221,6 +221,27 @@ def test_rotation_by_neighbours_is_a_complex_product_and_the_rest_of_a_head_stay
         assert torch.equal(got[..., 12:], x[..., 12:])
 
 
+def test_keys_are_normed_then_turned_then_stored() -> None:
+    """As in transformers' models that norm q and k: the norm is of each head, before its rotation."""
+    q, k, v, positions = randn(3, 4, 32), randn(3, 2, 32), randn(3, 2, 24), torch.tensor([0, 7, 2])
+    norms = [llama.LlamaRMSNorm(32, 1e-5).double() for _ in range(2)]
+    for norm in norms:
+        norm.weight.data = randn(32)
+    table = torch.cat([f(angles(torch.arange(8), 16)) for f in (torch.cos, torch.sin)], 1)
+    both = angles(positions, 16).repeat(1, 2)[None]
+    normed = (heads_first(norm(x)) for norm, x in zip(norms, (q, k), strict=True))
+    q_turned, k_turned = llama.apply_rotary_pos_emb(*normed, both.cos(), both.sin())
+
+    k_cache, v_cache = randn(2, 16, 2, 32) * 0, randn(2, 16, 2, 24) * 0
+    weights: dict[str, Any] = {"q_norm": norms[0].weight.data, "k_norm": norms[1].weight.data, "norm_eps": 1e-5}
+    slots = torch.tensor([17, -1, 0])
+    got = reference.rotate_and_store(q, k, v, table, positions, k_cache, v_cache, slots, **weights)
+    torch.testing.assert_close(heads_first(got), q_turned, **SINGLE)  # their norm goes through float32
+    torch.testing.assert_close(k_cache[[1, 0], [1, 0]], k_turned[0].transpose(0, 1)[[0, 2]], **SINGLE)
+    assert torch.equal(v_cache[[1, 0], [1, 0]], v[[0, 2]])
+    assert v_cache.count_nonzero() == 2 * 2 * 24
+
+
 def test_gates_are_torchs() -> None:
     x = randn(3, 40)
     gate, up = x.chunk(2, -1)

@@ -115,6 +115,28 @@ def test_norm_and_rotation(unit_offset: bool) -> None:
         assert all(near(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_rotation_and_storing_in_one_call(dtype: torch.dtype, normed: bool) -> None:
+    q, k, v, table = torch.randn(4, 6, 12), torch.randn(4, 2, 12), torch.randn(4, 2, 8), torch.randn(40, 8)
+    positions, slots = torch.tensor([0, 5, 39, 1]), torch.tensor([3, -1, 40, 7])
+    scales = {"k_scale": 2.0, "v_scale": 0.5} if dtype == torch.float8_e4m3fn else {}
+    weights = {"q_norm": torch.randn(12), "k_norm": torch.randn(12), "norm_eps": 1e-6} if normed else {}
+    found = []
+    for module in (torch_backend, reference):
+        caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, width).to(dtype) for width in (12, 8)]
+        options: dict[str, Any] = {**scales, **weights, "interleaved": True}
+        turned = module.rotate_and_store(q.clone(), k.clone(), v, table, positions, *caches, slots, **options)
+        found.append((turned, *(cache.float() for cache in caches)))
+    (ours, our_k, our_v), (theirs, their_k, their_v) = found
+    assert near(ours, theirs)
+    assert torch.equal(our_v, their_v)
+    if dtype == torch.float32:
+        assert near(our_k, their_k)
+    else:  # a value between two of fp8's may go either way
+        assert ((our_k - their_k).abs() <= their_k.abs() / 8 + 2**-9).all()
+
+
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu", "clamped_swiglu"])
 def test_activations_and_experts(kind: Any) -> None:
     limits: dict[str, Any] = {"limit": 1.0, "alpha": 1.7} if kind == "clamped_swiglu" else {}

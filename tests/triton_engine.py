@@ -1,6 +1,7 @@
 """A program: serve two prompts with the Triton kernels in the interpreter and print their greedy tokens as JSON.
 
-`python -m tests.triton_engine FOLDER KV_DTYPE`, with TRITON_INTERPRET=1, which must be set before triton is imported.
+`python -m tests.triton_engine FOLDER KV_DTYPE [graphs]`, with TRITON_INTERPRET=1, which must be set before triton is
+imported. With `graphs` decode steps run on the tensors of CUDA graphs, which a CPU runs again instead of replaying.
 """
 
 import json
@@ -8,7 +9,7 @@ import sys
 
 import torch
 
-from engine import Engine, EngineConfig, SamplingParams
+from engine import Engine, EngineConfig, SamplingParams, cuda_graphs
 
 # A prompt prefilled in two chunks beside another's decode, across a block boundary.
 PROMPTS = (tuple(range(5, 25)), (7, 8, 9))
@@ -16,7 +17,7 @@ TOKENS = 3
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder, kv_dtype = sys.argv[1:]
+    folder, kv_dtype, *graphs = sys.argv[1:]
     engine = Engine(
         folder,
         EngineConfig(
@@ -24,5 +25,10 @@ if __name__ == "__main__":
             max_model_len=48, max_num_seqs=2, max_num_batched_tokens=16,
         ),
     )  # fmt: skip
+    if graphs == ["graphs"]:
+        cuda_graphs.SIZES = (4,)  # more rows than there are requests
+        cuda_graphs.capture = lambda run, pool: run
+        engine.runner.graphs = engine.runner._capture_graphs()
+        assert engine.runner.graphs.planners
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     print(json.dumps([output.token_ids for output in engine.generate([list(p) for p in PROMPTS], params)]))

@@ -8,21 +8,23 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import need, need_attention
-from engine.kernels.numerics import cast, dot_dtype
+from engine.kernels.numerics import dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
-from engine.kernels.split_kv import choose_num_splits, reduce_splits, scratch
+from engine.kernels.split_kv import load_item, merge, need_work, own_work_list, scratch, store_item
+from engine.kernels.work_list import Planner, WorkList
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def decode_kernel(
     out_ptr,
+    partial_ptr,
     lse_ptr,
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
     block_tables_ptr,
-    context_lens_ptr,
+    items_ptr,
     sinks_ptr,
     scale,
     v_scale,
@@ -39,41 +41,25 @@ def decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr,
-    WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Grid (num_kv_heads, NUM_SPLITS, num_seqs): the GROUP query heads of one KV head over one part of one context.
+    """Grid (num_kv_heads, num_items): the GROUP query heads of one KV head over one item of the work list.
 
-    The parts follow from the context length in here, so that one grid serves every length (CUDA graphs). With one
-    part the output is final; else it and its log-sum-exp wait for reduce_splits_kernel.
+    A program knows neither context lengths nor windows, only the tokens of its item: one kernel serves all of them.
     """
     kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    seq = tl.program_id(2)
-    num_kv_heads = tl.num_programs(0)
-
-    context_len = tl.load(context_lens_ptr + seq)
-    first_token = tl.maximum(context_len - WINDOW, 0) if WINDOW > 0 else 0
-    first_tile = first_token // BLOCK_N
-    num_tiles = tl.cdiv(context_len, BLOCK_N) - first_tile
-    tiles_per_split = tl.cdiv(num_tiles, NUM_SPLITS)
-    first_tile += split * tiles_per_split
-    last_tile = tl.minimum(first_tile + tiles_per_split, tl.cdiv(context_len, BLOCK_N))
+    seq, first_token, end_token, slot = load_item(items_ptr, tl.program_id(1))
+    if seq < 0:
+        return
 
     rows = tl.arange(0, BLOCK_M)
     heads = kv_head * GROUP + rows
     is_head = rows < GROUP
-    out_rows = ((seq * num_kv_heads * GROUP + heads) * NUM_SPLITS + split).to(tl.int64)
-    if NUM_SPLITS > 1 and first_tile >= last_tile:
-        tl.store(lse_ptr + out_rows, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=is_head)
-        return
-
     columns = tl.arange(0, BLOCK_D)
     columns_v = tl.arange(0, BLOCK_DV)
     in_tile = tl.arange(0, BLOCK_N)
@@ -86,28 +72,54 @@ def decode_kernel(
     v_base = v_cache_ptr + kv_head * stride_v_head
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
 
-    top, total, acc = start_rows(sinks_ptr, heads, is_head, split == 0, BLOCK_M, BLOCK_DV)
-    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, context_len, BLOCK_SIZE)
-    for tile in range(first_tile, last_tile):
+    # A sink counts once: here where the item is the whole of its sequence, else where the parts are merged.
+    top, total, acc = start_rows(sinks_ptr, heads, is_head, slot < 0, BLOCK_M, BLOCK_DV)
+    first_tile = first_token // BLOCK_N
+    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, end_token, BLOCK_SIZE)
+    for tile in range(first_tile, tl.cdiv(end_token, BLOCK_N)):
         tokens = tile * BLOCK_N + in_tile
         # Page ids one tile ahead: waiting for them here would leave no key or value in flight.
-        next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
+        next_pages = load_pages(table_ptr, tokens + BLOCK_N, end_token, BLOCK_SIZE)
         k_rows = slot_offsets(pages, tokens, stride_k_block, stride_k_slot, BLOCK_SIZE)
         v_rows = slot_offsets(pages, tokens, stride_v_block, stride_v_slot, BLOCK_SIZE)
         k = load_columns(k_base, k_rows, columns, HEAD_DIM, BLOCK_D)
         v = load_rows(v_base, v_rows, columns_v, HEAD_DIM_V, BLOCK_DV)
         scores = attention_scores(q, k, scale, SOFTCAP, DOT)
-        visible = (tokens >= first_token) & (tokens < context_len)
+        visible = (tokens >= first_token) & (tokens < end_token)
         scores = tl.where(visible[None, :], scores, float("-inf"))
         top, total, acc = add_tile(scores, v, top, total, acc, DOT)
         pages = next_pages
 
-    out = finish_rows(total, acc) * v_scale
-    out_mask = is_head[:, None] & (columns_v < HEAD_DIM_V)[None, :]
-    out_offsets = out_rows[:, None] * HEAD_DIM_V + columns_v[None, :]
-    tl.store(out_ptr + out_offsets, cast(out, out_ptr.dtype.element_ty), mask=out_mask)
-    if NUM_SPLITS > 1:
-        tl.store(lse_ptr + out_rows, top + tl.log2(total), mask=is_head)
+    store_item(
+        out_ptr,
+        partial_ptr,
+        lse_ptr,
+        finish_rows(total, acc) * v_scale,
+        top,
+        total,
+        seq,
+        slot,
+        tl.num_programs(0) * GROUP,
+        heads,
+        is_head,
+        columns_v,
+        HEAD_DIM_V,
+    )
+
+
+def decode_planner(
+    num_heads: int, k_cache: torch.Tensor, v_cache: torch.Tensor, compute: torch.dtype, window: int | None
+) -> Planner:
+    """What plans the work of paged_decode on these caches, for num_heads queries of dtype `compute`."""
+    tile, num_kv_heads = _tile(num_heads, k_cache, v_cache, compute), k_cache.shape[2]
+    num_programs = configs.num_processors(k_cache.device) * tile.programs
+    return Planner(num_kv_heads, num_programs, tile.block_n, window)
+
+
+def _tile(num_heads: int, k_cache: torch.Tensor, v_cache: torch.Tensor, compute: torch.dtype) -> configs.AttentionTile:
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    widest, group = max(head_dim, v_cache.shape[3]), num_heads // num_kv_heads
+    return configs.decode_tile(configs.arch(), widest, k_cache.dtype, compute, group=group, block_size=block_size)
 
 
 def paged_decode(
@@ -123,7 +135,7 @@ def paged_decode(
     sinks: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    num_splits: int | None = None,
+    work: WorkList | None = None,
 ) -> torch.Tensor:
     """Attend one query token per sequence over its paged KV, that token's own included.
 
@@ -137,7 +149,8 @@ def paged_decode(
     window        the last so many tokens are seen, this one included
     sinks         [num_heads] one more logit per head, without a value
     k_scale       float8 caches only: key = stored * k_scale; v_scale alike
-    num_splits    parts of each context that are read in parallel; None: as many as fill the device
+    work          what decode_planner() planned from these lengths, which are then not read; None: planned here, which
+                  waits for the device
     returns       [num_seqs, num_heads, head_dim_v], dtype of q
     """
     arch = configs.arch()
@@ -145,25 +158,23 @@ def paged_decode(
     num_seqs, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, head_dim_v = v_cache.shape
     need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
-    if num_splits is None:
-        max_context_len = block_tables.shape[1] * block_size
-        max_seen = max_context_len if window is None else min(window, max_context_len)
-        num_splits = choose_num_splits(num_seqs * num_kv_heads, max_seen, q.device)
-    need("num_splits", num_splits >= 1, "at least 1", num_splits)
-
     out = torch.empty((num_seqs, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
     if num_seqs == 0:
         return out
-    partial, lse = (out, out) if num_splits == 1 else scratch(num_seqs, num_heads, num_splits, head_dim_v, out)
-    tile = configs.decode_tile(arch, max(head_dim, head_dim_v), k_cache.dtype, q.dtype)
-    decode_kernel[(num_kv_heads, num_splits, num_seqs)](
+    if work is None:
+        work = own_work_list(decode_planner(num_heads, k_cache, v_cache, q.dtype, window), context_lens)
+    need_work(work, num_seqs, window, q.device)
+    partial, lse = scratch(work, num_heads, head_dim_v, q.device)
+    tile = _tile(num_heads, k_cache, v_cache, q.dtype)
+    decode_kernel[(num_kv_heads, work.sizes.num_items)](
+        out,
         partial,
         lse,
         q,
         k_cache,
         v_cache,
         block_tables,
-        context_lens,
+        work.items,
         sinks,
         scale * k_scale,
         v_scale,
@@ -175,9 +186,7 @@ def paged_decode(
         GROUP=group,
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,
-        NUM_SPLITS=num_splits,
         BLOCK_M=max(16, triton.next_power_of_2(group)),
         BLOCK_N=tile.block_n,
         BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
@@ -186,6 +195,5 @@ def paged_decode(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if num_splits > 1:
-        reduce_splits(out, partial, lse)
+    merge(out, partial, lse, work, sinks)
     return out

@@ -8,20 +8,22 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_cache, need_one_device, need_rows, need_table
-from engine.kernels.numerics import LOG2_E, cast, dot, dot_dtype
+from engine.kernels.numerics import LOG2_E, dot, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, finish_rows, start_rows
-from engine.kernels.split_kv import choose_num_splits, reduce_splits, scratch
+from engine.kernels.split_kv import load_item, merge, need_work, own_work_list, scratch, store_item
+from engine.kernels.work_list import Planner, WorkList
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def latent_decode_kernel(
     out_ptr,
+    partial_ptr,
     lse_ptr,
     q_ptr,
     cache_ptr,
     block_tables_ptr,
-    context_lens_ptr,
+    items_ptr,
     scale,
     num_heads,
     stride_q_seq,
@@ -32,33 +34,22 @@ def latent_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     LATENT_DIM: tl.constexpr,
     ROPE_DIM: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_R: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Grid (cdiv(num_heads, BLOCK_M), NUM_SPLITS, num_seqs): BLOCK_M heads over one part of one context.
+    """Grid (cdiv(num_heads, BLOCK_M), num_items): BLOCK_M heads over one item of the work list.
 
     Programs that read the same rows are neighbours in the grid, so that all but the first find them in L2.
     """
-    split = tl.program_id(1)
-    seq = tl.program_id(2)
-
-    context_len = tl.load(context_lens_ptr + seq)
-    num_tiles = tl.cdiv(context_len, BLOCK_N)
-    tiles_per_split = tl.cdiv(num_tiles, NUM_SPLITS)
-    first_tile = split * tiles_per_split
-    last_tile = tl.minimum(first_tile + tiles_per_split, num_tiles)
+    seq, first_token, end_token, slot = load_item(items_ptr, tl.program_id(1))
+    if seq < 0:
+        return
 
     heads = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_head = heads < num_heads
-    out_rows = ((seq * num_heads + heads) * NUM_SPLITS + split).to(tl.int64)
-    if NUM_SPLITS > 1 and first_tile >= last_tile:
-        tl.store(lse_ptr + out_rows, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=is_head)
-        return
-
     columns = tl.arange(0, BLOCK_L)
     rope_columns = tl.arange(0, BLOCK_R)
     in_tile = tl.arange(0, BLOCK_N)
@@ -72,24 +63,48 @@ def latent_decode_kernel(
     table_ptr = block_tables_ptr + seq.to(tl.int64) * stride_table
 
     top, total, acc = start_rows(None, heads, is_head, False, BLOCK_M, BLOCK_L)
-    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, context_len, BLOCK_SIZE)
-    for tile in range(first_tile, last_tile):
+    first_tile = first_token // BLOCK_N
+    pages = load_pages(table_ptr, first_tile * BLOCK_N + in_tile, end_token, BLOCK_SIZE)
+    for tile in range(first_tile, tl.cdiv(end_token, BLOCK_N)):
         tokens = tile * BLOCK_N + in_tile
         # Page ids one tile ahead: waiting for them here would leave no row in flight.
-        next_pages = load_pages(table_ptr, tokens + BLOCK_N, context_len, BLOCK_SIZE)
+        next_pages = load_pages(table_ptr, tokens + BLOCK_N, end_token, BLOCK_SIZE)
         rows = slot_offsets(pages, tokens, stride_block, stride_slot, BLOCK_SIZE)
         latent = load_rows(cache_ptr, rows, columns, LATENT_DIM, BLOCK_L)
         rope = load_rows(cache_ptr + LATENT_DIM, rows, rope_columns, ROPE_DIM, BLOCK_R)
         scores = (dot(q, tl.trans(latent), DOT) + dot(q_rope, tl.trans(rope), DOT)) * (scale * LOG2_E)
-        scores = tl.where((tokens < context_len)[None, :], scores, float("-inf"))
+        visible = (tokens >= first_token) & (tokens < end_token)
+        scores = tl.where(visible[None, :], scores, float("-inf"))
         top, total, acc = add_tile(scores, latent, top, total, acc, DOT)
         pages = next_pages
 
-    out_mask = is_head[:, None] & (columns < LATENT_DIM)[None, :]
-    out_offsets = out_rows[:, None] * LATENT_DIM + columns[None, :]
-    tl.store(out_ptr + out_offsets, cast(finish_rows(total, acc), out_ptr.dtype.element_ty), mask=out_mask)
-    if NUM_SPLITS > 1:
-        tl.store(lse_ptr + out_rows, top + tl.log2(total), mask=is_head)
+    store_item(
+        out_ptr,
+        partial_ptr,
+        lse_ptr,
+        finish_rows(total, acc),
+        top,
+        total,
+        seq,
+        slot,
+        num_heads,
+        heads,
+        is_head,
+        columns,
+        LATENT_DIM,
+    )
+
+
+def latent_planner(num_heads: int, cache: torch.Tensor) -> Planner:
+    """What plans the work of latent_decode on this cache."""
+    tile = _tile(num_heads, cache)
+    num_programs = configs.num_processors(cache.device) * tile.programs
+    return Planner(triton.cdiv(num_heads, tile.block_m), num_programs, tile.block_n)
+
+
+def _tile(num_heads: int, cache: torch.Tensor) -> configs.AttentionTile:
+    _, block_size, width = cache.shape
+    return configs.latent_tile(configs.arch(), num_heads, cache.dtype, width=width, block_size=block_size)
 
 
 def latent_decode(
@@ -100,7 +115,7 @@ def latent_decode(
     scale: float,
     *,
     latent_dim: int,
-    num_splits: int | None = None,
+    work: WorkList | None = None,
 ) -> torch.Tensor:
     """Attend one query token per row over paged latents; its own row is stored already.
 
@@ -110,7 +125,8 @@ def latent_decode(
                   those of block 0 (the null block) too
     block_tables  [num_seqs, max_blocks] int32; entries past a sequence's last block are never read
     context_lens  [num_seqs] int32, this token included; 0 for a row that only pads a CUDA graph: zeros come out
-    num_splits    parts of each context that are read in parallel; None: as many as fill the device
+    work          what latent_planner() planned from these lengths, which are then not read; None: planned here, which
+                  waits for the device
     returns       [num_seqs, num_heads, latent_dim], dtype of q: still to be multiplied with each head's value matrix
     """
     arch = configs.arch()
@@ -124,23 +140,22 @@ def latent_decode(
     need_table(block_tables, context_lens)
     need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
     need_one_device(q=q, cache=cache, block_tables=block_tables, context_lens=context_lens)
-    tile = configs.latent_tile(arch, num_heads, q.dtype)
-    head_tiles = triton.cdiv(num_heads, tile.block_m)
-    if num_splits is None:
-        num_splits = choose_num_splits(num_seqs * head_tiles, block_tables.shape[1] * block_size, q.device)
-    need("num_splits", num_splits >= 1, "at least 1", num_splits)
-
     out = torch.empty((num_seqs, num_heads, latent_dim), dtype=q.dtype, device=q.device)
     if num_seqs == 0:
         return out
-    partial, lse = (out, out) if num_splits == 1 else scratch(num_seqs, num_heads, num_splits, latent_dim, out)
-    latent_decode_kernel[(head_tiles, num_splits, num_seqs)](
+    if work is None:
+        work = own_work_list(latent_planner(num_heads, cache), context_lens)
+    need_work(work, num_seqs, None, q.device)
+    partial, lse = scratch(work, num_heads, latent_dim, q.device)
+    tile = _tile(num_heads, cache)
+    latent_decode_kernel[(triton.cdiv(num_heads, tile.block_m), work.sizes.num_items)](
+        out,
         partial,
         lse,
         q,
         cache,
         block_tables,
-        context_lens,
+        work.items,
         scale,
         num_heads,
         *q.stride()[:2],
@@ -149,7 +164,6 @@ def latent_decode(
         BLOCK_SIZE=block_size,
         LATENT_DIM=latent_dim,
         ROPE_DIM=width - latent_dim,
-        NUM_SPLITS=num_splits,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_L=max(16, triton.next_power_of_2(latent_dim)),
@@ -158,6 +172,5 @@ def latent_decode(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if num_splits > 1:
-        reduce_splits(out, partial, lse)
+    merge(out, partial, lse, work)
     return out

@@ -11,6 +11,12 @@ from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need
 from engine.kernels.numerics import cast
 
 
+@triton.jit
+def weighed(normed, weight, UNIT_OFFSET: tl.constexpr, DTYPE: tl.constexpr):
+    """A normalised row times its weight, float32; Llama rounds it to DTYPE before, Gemma only afterwards."""
+    return normed * (1 + weight) if UNIT_OFFSET else cast(normed, DTYPE).to(tl.float32) * weight
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     y_ptr,
@@ -48,7 +54,7 @@ def rms_norm_kernel(
         x = rounded.to(tl.float32)  # what is normalised is the sum that the next layer adds to
     weight = tl.load(weight_ptr + columns, mask=columns < WIDTH, other=0.0).to(tl.float32)
     normed = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
-    normed = normed * (1 + weight) if UNIT_OFFSET else cast(normed, y_ptr.dtype.element_ty).to(tl.float32) * weight
+    normed = weighed(normed, weight, UNIT_OFFSET, y_ptr.dtype.element_ty)
     tl.store(y_ptr + out, cast(normed, y_ptr.dtype.element_ty), mask=mask)
 
 

@@ -171,7 +171,10 @@ def paged_prefill(
     out = torch.empty((num_tokens, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
-    tile = configs.prefill_tile(arch, max(head_dim, head_dim_v), k_cache.dtype, q.dtype, max_query_len * group)
+    tile = configs.prefill_tile(
+        arch, max(head_dim, head_dim_v), k_cache.dtype, q.dtype, max_query_len * group, group=group,
+        block_size=block_size,
+    )  # fmt: skip
     need("q", group <= tile.block_m, "of at most {} heads per KV head", group, tile.block_m)
     prefill_kernel[(triton.cdiv(max_query_len, tile.block_m // group), num_kv_heads, num_seqs)](
         out,

@@ -54,11 +54,11 @@ def paged_decode(
     sinks: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    num_splits: int | None = None,
+    work: object = None,
 ) -> torch.Tensor:
     """One query token per sequence: q [num_seqs, num_heads, head_dim] -> [num_seqs, num_heads, head_dim_v].
 
-    num_splits changes how a GPU works, not what comes out.
+    work changes how a GPU works, not what comes out.
     """
     query_start = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
     return paged_prefill(
@@ -148,7 +148,7 @@ def latent_decode(
     scale: float,
     *,
     latent_dim: int,
-    num_splits: int | None = None,
+    work: object = None,
 ) -> torch.Tensor:
     """q [num_seqs, num_heads, width] over cache [num_blocks, block_size, width] -> [num_seqs, num_heads, latent_dim].
 
@@ -194,6 +194,41 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
     y = x.clone()
     y[..., first] = (a * cos - b * sin).to(x.dtype)
     y[..., second] = (b * cos + a * sin).to(x.dtype)
+    return y
+
+
+def rotate_and_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    unit_offset: bool = False,
+) -> torch.Tensor:
+    """rms_norm of q and k where they have weights, rotate, store_kv; returns the q that comes out."""
+    if q_norm is not None:
+        q = _norm(q, q_norm, norm_eps, unit_offset)
+    if k_norm is not None:
+        k = _norm(k, k_norm, norm_eps, unit_offset)
+    q, k = rotate(q, k, cos_sin, positions, interleaved=interleaved)
+    store_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return q
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
+    """rms_norm without a residual."""
+    y = rms_norm(x, weight, eps, unit_offset=unit_offset)
+    assert isinstance(y, torch.Tensor)
     return y
 
 
@@ -243,3 +278,32 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """x [inputs] through weight [outputs, inputs], in float64."""
     y = weight.double() @ x.double()
     return y if bias is None else y + bias.double()
+
+
+# --- products with quantised weights ----------------------------------------------------------------------------------
+
+
+def int4_linear(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, *, num_splits: int | None = None
+) -> torch.Tensor:
+    """x [num_tokens, inputs] @ ((values - zeros) * scales) [inputs, outputs]; the weights are not rounded."""
+    num_inputs, num_groups = 8 * words.shape[0], scales.shape[0]
+    values = torch.cat([words.long() >> (4 * j) & 15 for j in range(8)])
+    points = torch.stack([zeros[:, n // 8].long() >> (4 * (n % 8)) & 15 for n in range(words.shape[1])], 1)
+    group = torch.arange(num_inputs) // (num_inputs // num_groups)
+    return (x.double() @ ((values - points[group]).double() * scales.double()[group])).to(x.dtype)
+
+
+def fp8_rows(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [num_rows, width] over a scale for each row, in float32 and rounded to fp8; and the scales [num_rows, 1]."""
+    largest = x.float().abs().amax(1, keepdim=True).clamp(min=1e-10) / FP8_MAX
+    scales = largest if scale is None else scale.view(1, 1).repeat(x.shape[0], 1)
+    return (x.float() / scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
+
+
+def fp8_linear(
+    x: torch.Tensor, values: torch.Tensor, row_scales: torch.Tensor, *, input_scale: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x, rounded to fp8, @ (values * scales).T; float64."""
+    rounded, x_scales = fp8_rows(x, input_scale)
+    return (rounded.double() * x_scales.double()) @ (values.double() * row_scales.double()[:, None]).T

@@ -81,19 +81,9 @@ def rotate(
     positions    [num_tokens] int32 or int64
     interleaved  False: pairs are (i, i + rotary_dim / 2); True: (2i, 2i + 1)
     """
-    need_rows("q", q, 3, FLOATS)
-    need_rows("k", k, 3, (q.dtype,))
-    num_tokens, num_heads, head_dim = q.shape
-    need("k", k.shape[0] == num_tokens, "of {} tokens like q", k.shape[0], num_tokens)
-    need("k", k.shape[2] == head_dim, "of head_dim {} like q", k.shape[2], head_dim)
-    need_rows("cos_sin", cos_sin, 2, (torch.float32,))
-    rotary_dim = cos_sin.shape[1]
-    need("cos_sin", rotary_dim % 2 == 0 and rotary_dim <= head_dim, "even and at most {} wide", rotary_dim, head_dim)
-    need_shape("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim))
-    need_shape("positions", positions, (num_tokens,))
-    need("positions", positions.dtype in (torch.int32, torch.int64), "int32 or int64", positions.dtype)
-    need_one_device(q=q, k=k, cos_sin=cos_sin, positions=positions)
-    half = rotary_dim // 2
+    need_rotation(q, k, cos_sin, positions)
+    num_tokens, num_heads, _ = q.shape
+    half = cos_sin.shape[1] // 2
     block_half = triton.next_power_of_2(half)
     most_heads = triton.next_power_of_2(max(num_heads, k.shape[1]))
     block_heads = min(most_heads, max(1, configs.ROW_ELEMENTS // block_half))
@@ -114,3 +104,19 @@ def rotate(
             num_warps=configs.row_warps(block_heads * block_half),
         )
     return q, k
+
+
+def need_rotation(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> None:
+    """What turning queries and keys asks, whatever else is done to them on the way."""
+    need_rows("q", q, 3, FLOATS)
+    need_rows("k", k, 3, (q.dtype,))
+    num_tokens, _, head_dim = q.shape
+    need("k", k.shape[0] == num_tokens, "of {} tokens like q", k.shape[0], num_tokens)
+    need("k", k.shape[2] == head_dim, "of head_dim {} like q", k.shape[2], head_dim)
+    need_rows("cos_sin", cos_sin, 2, (torch.float32,))
+    rotary_dim = cos_sin.shape[1]
+    need("cos_sin", rotary_dim % 2 == 0 and rotary_dim <= head_dim, "even and at most {} wide", rotary_dim, head_dim)
+    need_shape("cos_sin", cos_sin, (cos_sin.shape[0], rotary_dim))
+    need_shape("positions", positions, (num_tokens,))
+    need("positions", positions.dtype in (torch.int32, torch.int64), "int32 or int64", positions.dtype)
+    need_one_device(q=q, k=k, cos_sin=cos_sin, positions=positions)

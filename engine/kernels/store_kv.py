@@ -12,7 +12,15 @@ from engine.kernels.numerics import cast
 
 
 @triton.jit
-def _copy_heads(
+def stored(x, scale, DTYPE: tl.constexpr):
+    """float32 x as the cache's dtype, divided by the scale where that is float8."""
+    if DTYPE.is_fp8():
+        x = tl.div_rn(x, tl.full(x.shape, scale, tl.float32))
+    return cast(x, DTYPE)
+
+
+@triton.jit
+def copy_heads(
     to_ptr,
     from_ptr,
     scale,
@@ -28,9 +36,7 @@ def _copy_heads(
     columns = tl.arange(0, BLOCK_WIDTH)[None, :]
     mask = (heads < HEADS) & (columns < WIDTH)
     x = tl.load(from_ptr + heads * stride_from + columns, mask=mask, other=0.0).to(tl.float32)
-    if to_ptr.dtype.element_ty.is_fp8():
-        x = tl.div_rn(x, tl.full([BLOCK_HEADS, BLOCK_WIDTH], scale, tl.float32))
-    tl.store(to_ptr + heads * stride_to + columns, cast(x, to_ptr.dtype.element_ty), mask=mask)
+    tl.store(to_ptr + heads * stride_to + columns, stored(x, scale, to_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -67,7 +73,7 @@ def store_kv_kernel(
         return
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
-    _copy_heads(
+    copy_heads(
         k_cache_ptr + block * stride_k_block + offset * stride_k_slot,
         k_ptr + token * stride_new_k_token,
         k_scale,
@@ -78,7 +84,7 @@ def store_kv_kernel(
         BLOCK_HEADS,
         BLOCK_K,
     )
-    _copy_heads(
+    copy_heads(
         v_cache_ptr + block * stride_v_block + offset * stride_v_slot,
         v_ptr + token * stride_new_v_token,
         v_scale,
@@ -109,7 +115,7 @@ def store_latent_kernel(
     if slot < 0:
         return
     row = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot
-    _copy_heads(cache_ptr + row, latent_ptr + token * stride_token, 1.0, 0, 0, 1, WIDTH, 1, BLOCK_WIDTH)
+    copy_heads(cache_ptr + row, latent_ptr + token * stride_token, 1.0, 0, 0, 1, WIDTH, 1, BLOCK_WIDTH)
 
 
 def store_kv(
@@ -128,21 +134,9 @@ def store_kv(
     slot_mapping  [num_tokens] int64, block_id * block_size + offset; a negative one is skipped
     k_scale       float8_e4m3fn caches only: stored = value / scale, to nearest, saturating at +-448
     """
-    need_rows("k", k, 3, FLOATS)
-    need_rows("v", v, 3, FLOATS)
+    need_new_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     num_tokens, num_kv_heads, head_dim = k.shape
     head_dim_v = v.shape[2]
-    arch = configs.arch()
-    need_cache("k_cache", k_cache, 4, arch)
-    need_cache("v_cache", v_cache, 4, arch)
-    need("v", v.shape[:2] == k.shape[:2], "of {} tokens and heads like k", v.shape, tuple(k.shape[:2]))
-    need("k_cache", k_cache.shape[2:] == k.shape[1:], "[..., {}, {}]", k_cache.shape, num_kv_heads, head_dim)
-    need("v_cache", v_cache.shape[2:] == v.shape[1:], "[..., {}, {}]", v_cache.shape, num_kv_heads, head_dim_v)
-    need("v_cache", v_cache.shape[:2] == k_cache.shape[:2], "of k_cache's blocks", v_cache.shape)
-    need("v_cache", v_cache.dtype == k_cache.dtype, "{} like k_cache", v_cache.dtype, k_cache.dtype)
-    _need_slots(slot_mapping, num_tokens)
-    need_unscaled(k_cache.dtype, k_scale, v_scale)
-    need_one_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
     if num_tokens == 0:
         return
     store_kv_kernel[(num_tokens,)](
@@ -180,7 +174,7 @@ def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.
     need("cache", cache.dtype in FLOATS, "of one of {}", cache.dtype, FLOATS)
     num_tokens, width = latent.shape
     need("cache", cache.shape[2] == width, "of width {} like latent", cache.shape[2], width)
-    _need_slots(slot_mapping, num_tokens)
+    need_slots(slot_mapping, num_tokens)
     need_one_device(latent=latent, cache=cache, slot_mapping=slot_mapping)
     if num_tokens == 0:
         return
@@ -197,6 +191,33 @@ def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.
     )
 
 
-def _need_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
+def need_new_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float,
+    v_scale: float,
+) -> None:
+    """What storing keys and values asks, whatever else is done to them on the way."""
+    need_rows("k", k, 3, FLOATS)
+    need_rows("v", v, 3, FLOATS)
+    num_tokens, num_kv_heads, head_dim = k.shape
+    head_dim_v = v.shape[2]
+    arch = configs.arch()
+    need_cache("k_cache", k_cache, 4, arch)
+    need_cache("v_cache", v_cache, 4, arch)
+    need("v", v.shape[:2] == k.shape[:2], "of {} tokens and heads like k", v.shape, tuple(k.shape[:2]))
+    need("k_cache", k_cache.shape[2:] == k.shape[1:], "[..., {}, {}]", k_cache.shape, num_kv_heads, head_dim)
+    need("v_cache", v_cache.shape[2:] == v.shape[1:], "[..., {}, {}]", v_cache.shape, num_kv_heads, head_dim_v)
+    need("v_cache", v_cache.shape[:2] == k_cache.shape[:2], "of k_cache's blocks", v_cache.shape)
+    need("v_cache", v_cache.dtype == k_cache.dtype, "{} like k_cache", v_cache.dtype, k_cache.dtype)
+    need_slots(slot_mapping, num_tokens)
+    need_unscaled(k_cache.dtype, k_scale, v_scale)
+    need_one_device(k=k, v=v, k_cache=k_cache, v_cache=v_cache, slot_mapping=slot_mapping)
+
+
+def need_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
     need_shape("slot_mapping", slot_mapping, (num_tokens,))
     need("slot_mapping", slot_mapping.dtype == torch.int64, "int64", slot_mapping.dtype)

@@ -10,6 +10,10 @@ Two findings on CPUs shape the attention: gathering blocks into one contiguous t
 import torch
 import torch.nn.functional as F
 
+from engine.kernels.dequantize import fp8_block_linear as fp8_block_linear  # a backend has it
+from engine.kernels.dequantize import fp8_linear as fp8_linear
+from engine.kernels.dequantize import int4_linear as int4_linear
+
 FP8_MAX = 448.0  # largest float8_e4m3fn
 GATHER_BYTES = 4 << 20  # stays in a core's caches until it is read, and keeps short contexts from being padded to long
 
@@ -70,9 +74,9 @@ def paged_decode(
     sinks: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-    num_splits: int | None = None,
+    work: object = None,
 ) -> torch.Tensor:
-    """Attend one query token per sequence over its paged KV; num_splits is the Triton kernel's and changes nothing.
+    """Attend one query token per sequence over its paged KV; work is the Triton kernel's and changes nothing.
 
     q             [num_seqs, num_heads, head_dim]
     k_cache       [num_blocks, block_size, num_kv_heads, head_dim]; v_cache alike, head_dim_v wide
@@ -168,7 +172,7 @@ def latent_decode(
     scale: float,
     *,
     latent_dim: int,
-    num_splits: int | None = None,
+    work: object = None,
 ) -> torch.Tensor:
     """MLA, absorbed: attend one query per sequence over cached latents; K is a whole row, V its first latent_dim.
 
@@ -303,6 +307,41 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
     pairs = (a * cos - b * sin, b * cos + a * sin)
     y = (torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)).to(x.dtype)
     return y if dim == x.shape[-1] else torch.cat([y, x[..., dim:]], -1)
+
+
+def rotate_and_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos_sin: torch.Tensor,
+    positions: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    unit_offset: bool = False,
+) -> torch.Tensor:
+    """rms_norm of q and k where they have weights, rotate, store_kv, one after the other; returns q."""
+    if q_norm is not None:
+        q = _norm(q, q_norm, norm_eps, unit_offset)
+    if k_norm is not None:
+        k = _norm(k, k_norm, norm_eps, unit_offset)
+    q, k = rotate(q, k, cos_sin, positions, interleaved=interleaved)
+    store_kv(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return q
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
+    """rms_norm without a residual."""
+    y = rms_norm(x, weight, eps, unit_offset=unit_offset)
+    assert isinstance(y, torch.Tensor)
+    return y
 
 
 def gated_activation(x: torch.Tensor, kind: str, *, limit: float = 0.0, alpha: float = 0.0) -> torch.Tensor:

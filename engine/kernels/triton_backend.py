@@ -5,22 +5,32 @@ import torch
 from engine.kernels import configs
 from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, is_block_size, need_supported
-from engine.kernels.decode import paged_decode
-from engine.kernels.latent import latent_decode
+from engine.kernels.decode import decode_planner, paged_decode
+from engine.kernels.dequantize import fp8_block_linear
+from engine.kernels.fp8 import fp8_linear
+from engine.kernels.int4 import int4_linear
+from engine.kernels.latent import latent_decode, latent_planner
 from engine.kernels.moe import moe_mlp
 from engine.kernels.norm import rms_norm
 from engine.kernels.prefill import paged_prefill
 from engine.kernels.rope import rotate
+from engine.kernels.rope_store import rotate_and_store
 from engine.kernels.store_kv import store_kv, store_latent
 
 __all__ = [
+    "decode_planner",
+    "fp8_block_linear",
+    "fp8_linear",
     "gated_activation",
+    "int4_linear",
     "latent_decode",
+    "latent_planner",
     "moe_mlp",
     "paged_decode",
     "paged_prefill",
     "rms_norm",
     "rotate",
+    "rotate_and_store",
     "store_kv",
     "store_latent",
     "unsupported",
