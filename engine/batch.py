@@ -19,7 +19,7 @@ class BatchArrays:
 
     seqs: list[Sequence]
     num_decodes: int
-    token_ids: Longs
+    token_ids: Longs  # ~row: the token that this row of the step before samples, which only the device knows yet
     positions: Longs
     context_lens: Ints
     query_start: Ints
@@ -27,9 +27,21 @@ class BatchArrays:
     block_tables: tuple[Ints, ...]  # per KV group
     slot_mapping: tuple[Longs, ...]
 
+    block_sizes: tuple[int, ...] = ()  # per KV group
+
     @property
     def prefill_lens(self) -> NDArray[np.int32]:
         return np.diff(self.query_start)
+
+    def written_blocks(self, seq: Sequence) -> set[int]:
+        """The blocks in which a sequence stores its tokens of this step; none where it has no part in it."""
+        if seq not in self.seqs:
+            return set()
+        row = self.seqs.index(seq)
+        start = int(self.last_tokens[row - 1]) + 1 if row else 0
+        own = slice(start, int(self.last_tokens[row]) + 1)
+        sized = zip(self.slot_mapping, self.block_sizes, strict=True)
+        return {block for slots, block_size in sized for block in (slots[own] // block_size).tolist()}
 
 
 class BatchBuilder:
@@ -42,16 +54,25 @@ class BatchBuilder:
         ]
         self._written = np.zeros((len(groups), max_num_seqs), np.int64)  # leading entries of each row that are there
         self._first = np.zeros_like(self._written)  # entries of each row before its first real block
+        self._quiet = np.zeros(max_num_seqs, np.int64)  # tokens up to which each row's tables stay as they are
         self._row_of: dict[Sequence, int] = {}
         self._free_rows = list(range(max_num_seqs))
+        self._last_seqs: list[Sequence] = []  # of the last arrays, in order
+        self._last_place: dict[Sequence, int] = {}  # the same by sequence
+        self._last_rows: Longs = np.zeros(0, np.int64)  # their rows here
 
     def build(self, batch: Batch) -> BatchArrays:
         """Arrays for a batch as schedule() returned it: num_computed_tokens includes the step's tokens."""
         self._forget_the_gone(batch)
-        seqs = sorted(batch.num_tokens, key=lambda seq: batch.num_tokens[seq] > 1)  # stable: decodes first
-        rows = np.fromiter((self._row(seq) for seq in seqs), np.int64, len(seqs))
-        query_lens = np.fromiter((batch.num_tokens[seq] for seq in seqs), np.int64, len(seqs))
-        context_lens = np.fromiter((seq.num_computed_tokens for seq in seqs), np.int64, len(seqs))
+        seqs = list(batch.num_tokens)
+        lens = list(batch.num_tokens.values())
+        if max(lens) > 1:
+            seqs.sort(key=lambda seq: batch.num_tokens[seq] > 1)  # stable: decodes first
+            lens = [batch.num_tokens[seq] for seq in seqs]
+        query_lens = np.array(lens, np.int64)
+        context_lens = np.array([seq.num_computed_tokens for seq in seqs], np.int64)
+        token_ids = self._token_ids(seqs, lens)
+        rows = self._rows(seqs, context_lens)
         num_decodes = int((query_lens == 1).sum())
         starts = np.concatenate(([0], np.cumsum(query_lens)))
         row_of_token = np.repeat(rows, query_lens)
@@ -59,14 +80,28 @@ class BatchBuilder:
         return BatchArrays(
             seqs=seqs,
             num_decodes=num_decodes,
-            token_ids=_token_ids(seqs, query_lens.tolist(), int(starts[-1])),
+            token_ids=token_ids,
             positions=positions,
             context_lens=context_lens.astype(np.int32),
             query_start=(starts[num_decodes:] - starts[num_decodes]).astype(np.int32),
             last_tokens=starts[1:] - 1,
             block_tables=tuple(self._table(g, rows, context_lens) for g in range(len(self._tables))),
             slot_mapping=tuple(self._slots(g, row_of_token, positions) for g in range(len(self._tables))),
+            block_sizes=tuple(self.block_sizes),
         )
+
+    def _token_ids(self, seqs: list[Sequence], query_lens: list[int]) -> Longs:
+        """Each sequence's tokens of this step, one after the other; called before the last step's places change."""
+        ids: list[int] = []
+        for seq, n in zip(seqs, query_lens, strict=True):
+            end = seq.num_computed_tokens
+            if n > 1:
+                ids += seq.token_ids[end - n : end]
+            elif end <= len(seq.token_ids):
+                ids.append(seq.token_ids[end - 1])
+            else:
+                ids.append(~self._last_place[seq])
+        return np.array(ids, np.int64)
 
     def _table(self, g: int, rows: Longs, context_lens: Longs) -> Ints:
         width = -(-int(context_lens.max()) // self.block_sizes[g])
@@ -77,12 +112,26 @@ class BatchBuilder:
         blocks: Longs = self._tables[g][rows, positions // block_size].astype(np.int64)
         return blocks * block_size + positions % block_size
 
+    def _rows(self, seqs: list[Sequence], context_lens: Longs) -> Longs:
+        """The sequences' rows, with the blocks they got since the last step written into them."""
+        if seqs != self._last_seqs:
+            self._last_seqs, self._last_place = seqs, {seq: place for place, seq in enumerate(seqs)}
+            self._last_rows = np.array([self._row(seq) for seq in seqs], np.int64)
+        rows = self._last_rows
+        for i in np.flatnonzero(context_lens > self._quiet[rows]).tolist():
+            self._write(seqs[i], rows[i])
+        return rows
+
     def _row(self, seq: Sequence) -> int:
-        """The sequence's row, with the blocks it got since the last step written into it."""
         row = self._row_of.get(seq)
         if row is None:
             row = self._row_of[seq] = self._free_rows.pop()
-            self._written[:, row] = self._first[:, row] = 0
+            self._written[:, row] = self._first[:, row] = self._quiet[row] = 0
+        return row
+
+    def _write(self, seq: Sequence, row: int) -> None:
+        """Bring a row up to its sequence's tables."""
+        self._quiet[row] = seq.num_quiet_tokens
         for g, table in enumerate(seq.block_table):
             start, end = self._written[g, row], len(table)
             if start < end:
@@ -94,25 +143,15 @@ class BatchBuilder:
                 self._tables[g][row, first] = NULL_BLOCK
                 first += 1
             self._first[g, row] = first
-        return row
 
     def _forget_the_gone(self, batch: Batch) -> None:
         """Free the rows of sequences that lost their blocks since the last step, resumed ones included."""
         resumed = set(batch.resumed)
-        for seq in [seq for seq in self._row_of if seq in resumed or seq.status != "running"]:
+        gone = [seq for seq in self._row_of if seq in resumed or seq.status != "running"]
+        if gone:
+            self._last_seqs = []  # one that comes back gets another row
+        for seq in gone:
             row = self._row_of.pop(seq)
             for table in self._tables:
                 table[row] = 0
             self._free_rows.append(row)
-
-
-def _token_ids(seqs: list[Sequence], query_lens: list[int], total: int) -> Longs:
-    """Each sequence's tokens of this step, one after the other."""
-    ids: list[int] = []
-    for seq, n in zip(seqs, query_lens, strict=True):
-        end = seq.num_computed_tokens
-        if n == 1:
-            ids.append(seq.token_ids[end - 1])
-        else:
-            ids += seq.token_ids[end - n : end]
-    return np.array(ids, np.int64).reshape(total)

@@ -29,6 +29,7 @@ class EngineConfig:
     backend                 kernels: "auto" is triton on a GPU and torch elsewhere
     load_format             "auto": safetensors of the directory; "dummy": random from `seed`
     reserve_full_prompt     admit a request when its whole prompt fits; False: when the first step's part of it does
+    async_scheduling        schedule and launch a step while the one before runs; None: on a GPU
     """
 
     device: str = "auto"
@@ -53,6 +54,7 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     reserve_full_prompt: bool = True
+    async_scheduling: bool | None = None
 
     def __post_init__(self) -> None:
         def need(name: str, ok: bool, what: str) -> None:
@@ -73,6 +75,8 @@ class EngineConfig:
         need("seed", _is_whole(self.seed), "a whole number")
         for name in ("enable_prefix_caching", "enforce_eager", "reserve_full_prompt"):
             need(name, isinstance(getattr(self, name), bool), "True or False")
+        need("async_scheduling", self.async_scheduling is None or isinstance(self.async_scheduling, bool),
+             "True, False or None")  # fmt: skip
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
@@ -82,6 +86,11 @@ class EngineConfig:
             ("scheduling_policy", ("fcfs", "priority")),
         ):
             need(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+    def batches_in_flight(self, device_type: str) -> int:
+        """Steps scheduled and not yet taken in, at most; a CPU, host and device in one, gains nothing by a second."""
+        is_async = device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
+        return 2 if is_async else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
-from engine.batch import BatchArrays
+from engine.batch import BatchArrays, Ints
+from engine.kernels.work_list import COLUMNS, Planner, WorkList
 from engine.memory import device_memory
-from engine.step import GroupTensors, StepTensors, on_device
+from engine.staging import Outbox
+from engine.step import GroupTensors, StepTensors
 
 # Batch sizes that are captured; a batch runs in the next larger one, its last rows not there.
 SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
@@ -32,9 +35,14 @@ class DecodeGraphs:
         num_groups: int,
         max_blocks: int,
         hidden: torch.Tensor,
+        outbox: Outbox,
+        planners: tuple[Planner, ...] = (),
     ) -> None:
-        """hidden: [largest size, hidden_size], where every graph leaves its result."""
-        self.forward, self.hidden = forward, hidden
+        """hidden: [largest size, hidden_size], where every graph leaves its result; outbox: where inputs lie before.
+
+        planners: one per KV group, for kernels that want their decode work planned
+        """
+        self.forward, self.hidden, self.outbox, self.planners = forward, hidden, outbox, planners
         largest, device = max(sizes), hidden.device
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -46,11 +54,15 @@ class DecodeGraphs:
             GroupTensors(zeros(largest, max_blocks, dtype=torch.int32), zeros(largest, dtype=torch.int64) - 1)
             for _ in range(num_groups)
         )
+        self.work_rows = {
+            planner: zeros(planner.capacity(largest).num_rows, COLUMNS, dtype=torch.int32) for planner in set(planners)
+        }
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.replays: dict[int, Callable[[], None]] = {}
         self.num_bytes: dict[int, int] = {}  # what capturing each size took of the device
         for size in sorted(sizes, reverse=True):  # largest first: the smaller ones reuse its memory
             before = device_memory(device)[0]
+            self._plan(np.zeros(0, np.int32), size)
             self.replays[size] = capture(partial(self._run, size), pool)
             self.num_bytes[size] = max(0, before - device_memory(device)[0])
 
@@ -66,18 +78,25 @@ class DecodeGraphs:
 
     def _write(self, arrays: BatchArrays, n: int, size: int) -> None:
         """Put a step's numbers into the first n rows and mark the others of this size as not there."""
-        device = self.hidden.device
+        put = self.outbox.put
         for ours, news in (
             (self.token_ids, arrays.token_ids),
             (self.positions, arrays.positions),
             (self.context_lens, arrays.context_lens),
         ):
-            ours[:n].copy_(on_device(news, device), non_blocking=True)
+            ours[:n].copy_(put(news), non_blocking=True)
         self.context_lens[n:size] = 0
         for group, table, slots in zip(self.groups, arrays.block_tables, arrays.slot_mapping, strict=True):
-            group.block_tables[:n, : table.shape[1]].copy_(on_device(table, device), non_blocking=True)
-            group.slot_mapping[:n].copy_(on_device(slots, device), non_blocking=True)
+            group.block_tables[:n, : table.shape[1]].copy_(put(table), non_blocking=True)
+            group.slot_mapping[:n].copy_(put(slots), non_blocking=True)
             group.slot_mapping[n:size] = -1
+        self._plan(arrays.context_lens, size)
+
+    def _plan(self, context_lens: Ints, size: int) -> None:
+        """Plan the work of these sequences and of empty ones behind them, which come out as zeros."""
+        for planner, ours in self.work_rows.items():
+            rows = planner.padded_plan(context_lens, size).rows
+            ours[: len(rows)].copy_(self.outbox.put(rows), non_blocking=True)
 
     def _run(self, size: int) -> None:
         self.hidden[:size].copy_(self.forward(self._step(size)))
@@ -85,18 +104,26 @@ class DecodeGraphs:
     def _step(self, size: int) -> StepTensors:
         """The first `size` rows as a step."""
         device = self.hidden.device
+        works: list[WorkList | None] = [self._work(planner, size) for planner in self.planners]
         return StepTensors(
             token_ids=self.token_ids[:size],
             positions=self.positions[:size],
             context_lens=self.context_lens[:size],
             query_start=torch.zeros(1, dtype=torch.int32, device=device),
             last_tokens=torch.arange(size, device=device),
-            groups=tuple(GroupTensors(group.block_tables[:size], group.slot_mapping[:size]) for group in self.groups),
+            groups=tuple(
+                GroupTensors(group.block_tables[:size], group.slot_mapping[:size], work)
+                for group, work in zip(self.groups, works or [None] * len(self.groups), strict=True)
+            ),
             num_decodes=size,
             max_query_len=0,
             prefill_starts=(0,),
             prefill_context_lens=(),
         )
+
+    def _work(self, planner: Planner, size: int) -> WorkList:
+        sizes = planner.capacity(size)
+        return WorkList(self.work_rows[planner][: sizes.num_rows], sizes, size, planner.window)
 
 
 def capture(run: Callable[[], None], pool: object) -> Callable[[], None]:

@@ -2,10 +2,11 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from itertools import count
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import compress, count
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from engine.request import (
     prompt_token_ids,
     stop_token_ids,
 )
-from engine.sampler import SampledTokens, TokenLogprobs
+from engine.sampler import SampledAhead, SampledTokens, TokenLogprobs
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.tp import join, local_rank
@@ -67,6 +68,21 @@ class Stats:
         return self.generation_tokens / self.busy_s if self.busy_s else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A batch that the device has been given and whose tokens are still to be taken in."""
+
+    batch: Batch
+    arrays: BatchArrays
+    sampled: SampledAhead | SampledTokens
+    num_prompt_tokens: int
+    disowned: set[Sequence] = field(default_factory=set)  # what it computes for these means nothing, and is known to
+
+    @property
+    def is_wanted(self) -> bool:
+        return not all(seq.is_finished for seq in self.arrays.seqs)
+
+
 class Engine:
     """A model that serves requests; under torchrun every rank has one and calls it alike."""
 
@@ -95,11 +111,13 @@ class Engine:
         source = _weight_source(directory, config, self.device)
         self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)
-        self.scheduler = Scheduler(_scheduler_config(config, self.max_model_len), self.runner.memory.num_blocks, rules)
+        limits = _scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
+        self.scheduler = Scheduler(limits, self.runner.memory.num_blocks, rules)
         self._batches = BatchBuilder(rules, config.max_num_seqs, self.max_model_len)
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
+        self._in_flight: deque[Flight] = deque()  # the oldest first; after a step at most one, of async scheduling
         self._requests: dict[str, Request] = {}  # waiting or running, by id
         self._unclaimed: list[Request] = []  # ended; the next step() gives their outputs
         self._updates: deque[tuple[Request, TokenUpdate]] = deque()  # that callbacks are still to see
@@ -199,40 +217,62 @@ class Engine:
         return [request.output() for request in ended]
 
     def _step(self) -> None:
-        """Schedule, run, update; then, with everything taken in, tell the callbacks."""
+        """Launch batches until as many are in flight as may be, take the oldest one's tokens in, tell the callbacks."""
         start = time.perf_counter()
+        if self._in_flight and not self._in_flight[0].is_wanted:  # all its sequences ended with the batch before it
+            self._take_in()
+        while len(self._in_flight) < self.scheduler.config.batch_queue_depth and self._launch():
+            pass
+        if self._in_flight:
+            self._take_in()
+        self._num_steps += 1
+        self._busy_s += time.perf_counter() - start
+        self._tell()
+
+    def _launch(self) -> bool:
+        """Schedule a batch and give it to the device; False when there is none."""
         batch = self.scheduler.schedule()
         for seq in batch.failed:
             self._end(seq)
-        if batch.num_tokens:
-            try:
-                arrays = self._batches.build(batch)
-                sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
-                self._update(batch, arrays, sampled)
-            except BaseException as error:  # the KV of these sequences is not what the scheduler believes
-                why = f"the step failed: {error!r:.200}"
-                self._fail(list(batch.num_tokens), lambda seq: why)
-                raise
-        self._count(batch, time.perf_counter() - start)
-        self._tell()
-
-    def _update(self, batch: Batch, arrays: BatchArrays, sampled: SampledTokens) -> None:
-        """Take in a step's tokens."""
         for seq in batch.new:
             self._requests[seq.request_id].num_cached_tokens = batch.hits[seq]
-        bad = [seq for seq, is_bad in zip(arrays.seqs, sampled.is_bad, strict=True) if is_bad]
-        if bad:  # a nan in a block would spread to whoever gets it next
-            self.runner.scrub(self._fail(bad, _not_a_number))
-        row_of = {seq: row for row, seq in enumerate(arrays.seqs)}
-        tokens = {seq: sampled.token_ids[row_of[seq]] for seq in batch.samples}
-        self.scheduler.update(batch, {seq.request_id: token for seq, token in tokens.items()})
-        for seq, token in tokens.items():
-            if seq not in bad:
-                self._receive(self._requests[seq.request_id], token, sampled.logprobs[row_of[seq]])
+        if not batch.num_tokens:
+            return False
+        with self._failing(batch, settle=True):
+            num_prompt_tokens = _num_prompt_tokens(batch)
+            arrays = self._batches.build(batch)
+            sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
+            self._in_flight.append(Flight(batch, arrays, sampled, num_prompt_tokens))
+        return True
+
+    def _take_in(self) -> None:
+        """Wait for the oldest batch's tokens and give them to their requests; those that ended meanwhile get none."""
+        flight = self._in_flight[0]
+        batch, arrays = flight.batch, flight.arrays
+        with self._failing(batch):
+            self._in_flight.popleft()
+            sampled = flight.sampled.wait()
+            bad = list(compress(arrays.seqs, sampled.is_bad))
+            if bad:
+                self._contain(flight, [seq for seq in bad if seq not in flight.disowned])
+            rows = dict(zip(arrays.seqs, zip(sampled.token_ids, sampled.logprobs, strict=True), strict=True))
+            self.scheduler.update(batch, {seq.request_id: rows[seq][0] for seq in batch.samples})
+            for seq in batch.samples:
+                request = self._requests.get(seq.request_id)
+                if request is not None and request.seq is seq:
+                    self._receive(request, *rows[seq])
+            self._prompt_tokens += flight.num_prompt_tokens
+            self._num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
+
+    def _request_of(self, seq: Sequence) -> Request | None:
+        """Its request while that runs or waits; another one may have its id by now."""
+        request = self._requests.get(seq.request_id)
+        return request if request is not None and request.seq is seq else None
 
     def _receive(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Take in a token that the request's sequence has already."""
         seq = request.seq
+        self._generation_tokens += 1
         if request.receive(token, logprobs):
             self.scheduler.finish(seq.request_id, "stop")
             seq.finish_reason = "stop"  # also where its length has ended it
@@ -241,21 +281,67 @@ class Engine:
         if seq.is_finished:
             self._end(seq)
 
-    def _fail(self, seqs: list[Sequence], why: Callable[[Sequence], str]) -> list[int]:
-        """End sequences whose KV cannot be trusted; their own blocks are offered to nobody, and returned."""
-        others = [seq for seq in self.scheduler.running if seq not in seqs]
-        own = _blocks(seqs) - _blocks(others)
-        self.scheduler.blocks.distrust(own)
-        for seq in seqs:
-            self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why(seq)}")
-            self._end(seq)
-        return sorted(own)
+    @contextmanager
+    def _failing(self, batch: Batch, *, settle: bool = False) -> Iterator[None]:
+        """Whatever is raised inside ends the batch's sequences: their KV is not what the scheduler believes.
+
+        settle  first take in the batches before it, which are as good as ever
+        """
+        try:
+            yield
+        except BaseException as error:
+            try:
+                while settle and self._in_flight:
+                    self._take_in()
+            finally:
+                self.scheduler.blocks.distrust(self._own_blocks(list(batch.num_tokens)))
+                for seq in batch.num_tokens:
+                    self._fail(seq, f"the step failed: {error!r:.200}")
+            raise
+
+    def _contain(self, flight: Flight, bad: list[Sequence]) -> None:
+        """End the sequences of a step whose logits are no numbers, and let their nan spread to nobody.
+
+        A batch launched since may have shared or taken over a block that they wrote: whoever has one begins again, and
+        what that batch samples for it is forgotten.
+        """
+        ahead = tuple(self._in_flight)
+        tainted, known = _written((flight, *ahead), bad), set[int]()
+        touched: list[Sequence] = []
+        while tainted != known:
+            known = tainted
+            touched = [seq for seq in self.scheduler.running if seq not in bad and _blocks([seq]) & tainted]
+            tainted = tainted | _written(ahead, touched)
+        spoilt = tainted | self._own_blocks([*bad, *touched])
+        self.scheduler.blocks.distrust(spoilt)
+        for seq in bad:
+            num_tokens = flight.arrays.context_lens[flight.arrays.seqs.index(seq)]
+            self._fail(seq, f"its logits are not numbers after {num_tokens} tokens; check the weights and the dtype")
+        for seq in touched:
+            self.scheduler.preempt(seq.request_id)
+        for later in ahead:
+            later.disowned.update(bad, touched)
+            for seq in touched:
+                if seq in later.batch.samples:
+                    later.batch.samples.remove(seq)
+                    seq.num_placeholders -= 1
+        self.runner.scrub(sorted(spoilt))
+
+    def _own_blocks(self, seqs: list[Sequence]) -> set[int]:
+        """Blocks that these sequences hold and no other does."""
+        return _blocks(seqs) - _blocks(seq for seq in self.scheduler.running if seq not in seqs)
+
+    def _fail(self, seq: Sequence, why: str) -> None:
+        """End a sequence that went wrong, unless it has ended."""
+        if not seq.is_finished:
+            self.scheduler.fail(seq.request_id, f"{seq.request_id}: {why}")
+        self._end(seq)
 
     def _end(self, seq: Sequence) -> None:
         """Keep the output of a request that has ended for the next step(); no effect on one that is kept already."""
-        request = self._requests.pop(seq.request_id, None)
+        request = self._request_of(seq)
         if request is not None:
-            self._unclaimed.append(request)
+            self._unclaimed.append(self._requests.pop(seq.request_id))
 
     def _tell(self) -> None:
         """Call the callbacks; if one raises, the next step tells the rest."""
@@ -291,23 +377,25 @@ class Engine:
             busy_s=self._busy_s,
         )
 
-    def _count(self, batch: Batch, seconds: float) -> None:
-        self._num_steps += 1
-        self._busy_s += seconds
-        self._generation_tokens += len(batch.samples)
-        self._prompt_tokens += sum(
-            max(0, min(n, seq.num_prompt_tokens - (seq.num_computed_tokens - n))) for seq, n in batch.num_tokens.items()
-        )
-        self._num_cached_tokens += sum(batch.hits[seq] for seq in batch.new)
+
+def _num_prompt_tokens(batch: Batch) -> int:
+    """Tokens of prompts that a batch computes, which was scheduled just now."""
+    total = 0
+    for seq, n in batch.num_tokens.items():
+        left = seq.num_prompt_tokens - seq.num_computed_tokens + n  # before the batch
+        if left > 0:
+            total += min(n, left)
+    return total
 
 
-def _blocks(seqs: list[Sequence]) -> set[int]:
+def _blocks(seqs: Iterable[Sequence]) -> set[int]:
     """The blocks these sequences hold."""
     return {block for seq in seqs for table in seq.block_table for block in table} - {NULL_BLOCK}
 
 
-def _not_a_number(seq: Sequence) -> str:
-    return f"its logits are not numbers after {seq.num_computed_tokens} tokens; check the weights and the dtype"
+def _written(flights: Iterable[Flight], seqs: list[Sequence]) -> set[int]:
+    """The blocks that these sequences write in these batches."""
+    return {block for flight in flights for seq in seqs for block in flight.arrays.written_blocks(seq)}
 
 
 # --- what a config says -----------------------------------------------------------------------------------------
@@ -351,7 +439,7 @@ def _weight_source(directory: Path | None, config: EngineConfig, device: torch.d
     return Checkpoint(directory)
 
 
-def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConfig:
+def _scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth: int) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -361,5 +449,6 @@ def _scheduler_config(config: EngineConfig, max_model_len: int) -> SchedulerConf
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         reserve_full_prompt=config.reserve_full_prompt,
         watermark=config.watermark,
+        batch_queue_depth=batch_queue_depth,
         allocator=config.allocator,
     )

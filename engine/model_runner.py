@@ -9,15 +9,17 @@ import torch
 
 from engine import kernels
 from engine.batch import BatchArrays
-from engine.block_manager import cdiv
+from engine.block_manager import WindowGroup, cdiv
 from engine.config import EngineConfig, SamplingParams
 from engine.cuda_graphs import DecodeGraphs, sizes_for
-from engine.kv_cache import KVCache, group_layers
+from engine.kernels.work_list import Planner
+from engine.kv_cache import HeadKV, KVCache, LatentKV, group_layers
 from engine.loader import NoWeights, WeightSource
 from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes
 from engine.models import Model
-from engine.sampler import SampledTokens, Sampler, sample
+from engine.sampler import SampledAhead, Sampler, sample
 from engine.sequence import Sequence
+from engine.staging import Inbox, Outbox
 from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
 from kvplan.errors import EnvironmentProblem, UnsupportedModelError, UsageError
@@ -60,7 +62,10 @@ class ModelRunner:
         on_stage("weights")
         with _named_when_out_of_memory(device, "the weights"):
             self.model = self._load(source, device)
-        self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed)
+        self._outbox, self._inbox = Outbox(device), Inbox(device)
+        self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed, outbox=self._outbox)
+        # What the last step's rows sampled, for the next step's token ids.
+        self.last_sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
         on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             activations = self._profile_run()
@@ -68,6 +73,7 @@ class ModelRunner:
         on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
+        self.planners = self._planners()
         self.graphs: DecodeGraphs | None = None
         if device.type == "cuda" and not config.enforce_eager and config.backend != "torch":
             on_stage("graphs")
@@ -75,22 +81,32 @@ class ModelRunner:
                 self.graphs = self._capture_graphs()
 
     @torch.inference_mode()
-    def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledTokens:
-        """One step: a token for each of the arrays' sequences, in their order."""
+    def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
+        """Launch one step: a token for each of the arrays' sequences, in their order; the host waits for nothing."""
         with self._on_device():
-            sampled = sample(self.logits(arrays), self.sampler.prepare(arrays.seqs, params))
+            logits = self.logits(arrays)
+            sampled = sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled))
             for tensor in (sampled.token_ids, sampled.is_bad):  # ranks must agree on what was sampled, to the bit
                 self.tp.broadcast(tensor)
-            return sampled.to_host()
+            self.last_sampled[: len(arrays.seqs)] = sampled.token_ids
+            return sampled.send(self._inbox)
 
     def logits(self, arrays: BatchArrays) -> torch.Tensor:
         """[num_seqs, vocab_size] float32, of each sequence's last token."""
+        self._outbox.turn()
         hidden = None if self.graphs is None else self.graphs(arrays)
-        return self.forward(step_tensors(arrays, self.device)) if hidden is None else self.model.logits(hidden)
+        if hidden is None:
+            return self.forward(step_tensors(arrays, self.device, self._outbox, self.planners))
+        return self.model.logits(hidden)
 
     def forward(self, step: StepTensors) -> torch.Tensor:
-        hidden = self.model.forward(step, self.kv)
-        return self.model.logits(hidden[step.last_tokens])
+        return self.model.logits(self._hidden(step)[step.last_tokens])
+
+    def _hidden(self, step: StepTensors) -> torch.Tensor:
+        """[num_tokens, hidden_size]; tokens that only the device knows are put into the step first."""
+        ids = step.token_ids
+        ids.copy_(torch.where(ids < 0, self.last_sampled[(~ids).clamp_(min=0)], ids))
+        return self.model.forward(step, self.kv)
 
     @torch.inference_mode()
     def scrub(self, blocks: list[int]) -> None:
@@ -122,6 +138,21 @@ class ModelRunner:
     @property
     def _is_triton(self) -> bool:
         return self.kernels.__name__.endswith("triton_backend")
+
+    def _planners(self) -> tuple[Planner, ...]:
+        """What plans each KV group's decode work once per step; none for torch, whose kernels want no plan."""
+        if not self._is_triton:
+            return ()
+        mine = self.tp.share(self.spec.num_heads, "heads")
+        num_heads, planners = mine.stop - mine.start, list[Planner]()
+        for group in self.groups:
+            window = group.rule.window if isinstance(group.rule, WindowGroup) else None
+            match self.kv.layers[group.layers[0]]:
+                case HeadKV(k=k, v=v):
+                    planners.append(self.kernels.decode_planner(num_heads, k, v, self.dtype, window))
+                case LatentKV(cache=cache):
+                    planners.append(self.kernels.latent_planner(num_heads, cache))
+        return tuple(planners)
 
     def _check_kernels(self) -> None:
         """Refuse shapes that the Triton kernels have no tile for, before anything is loaded."""
@@ -238,7 +269,7 @@ class ModelRunner:
         sizes = sizes_for(self.config.max_num_seqs)
         hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
         graphs = DecodeGraphs(
-            lambda step: self.model.forward(step, self.kv), sizes, len(self.groups), self.max_blocks, hidden
+            self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._outbox, self.planners
         )
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -12,16 +12,22 @@ needs one number per row where a race of exponentials needs one per token of the
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import log
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import SamplingParams
 from engine.sequence import Sequence
+from engine.staging import Inbox, Letter, Outbox
+from engine.step import on_device
 
 # splitmix64 (Steele, Lea, Flood 2014): stream `key` at step n is mix(key + n * GAMMA).
-GAMMA = 0x9E3779B97F4A7C15
-MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+Words = NDArray[np.uint64]
 TINY = torch.finfo(torch.float32).tiny  # smallest temperature: dividing by it still gives 0 for the best token
 
 
@@ -95,6 +101,10 @@ class SampledTokens:
     is_bad: list[bool]  # no token: see Sampled
     logprobs: list[TokenLogprobs | None]
 
+    def wait(self) -> "SampledTokens":
+        """They are here."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -114,12 +124,24 @@ class Sampled:
     top: Tensor | None = None
 
     def to_host(self) -> SampledTokens:
-        """Wait for the device and copy everything, as one tensor of int32 words."""
-        n = self.token_ids.numel()
+        """Wait for the device and copy everything."""
+        return self.read(self._words().cpu())
+
+    def send(self, inbox: Inbox) -> "SampledAhead":
+        """Begin to copy everything; nobody waits."""
+        return SampledAhead(self, inbox.send(self._words()))
+
+    def _words(self) -> Tensor:
+        """Everything as one tensor of int32 words."""
         words = [self.token_ids.int(), self.is_bad.int()]
         if self.chosen is not None and self.top_ids is not None and self.top is not None:
             words += [self.chosen.view(torch.int32), self.top_ids.flatten(), self.top.flatten().view(torch.int32)]
-        token_ids, is_bad, logprobs = torch.cat(words).cpu().split([n, n, sum(len(part) for part in words[2:])])
+        return torch.cat(words)
+
+    def read(self, words: Tensor) -> SampledTokens:
+        """What the words say, once they are on the host."""
+        n = self.token_ids.numel()
+        token_ids, is_bad, logprobs = words.split([n, n, len(words) - 2 * n])
         return SampledTokens(token_ids.tolist(), is_bad.bool().tolist(), self._host_logprobs(logprobs))
 
     def _host_logprobs(self, words: Tensor) -> list[TokenLogprobs | None]:
@@ -137,6 +159,17 @@ class Sampled:
         for row, n, value, ids, values in zip(self.wanted.order, self.wanted.nums, *columns, strict=True):
             rows[row] = TokenLogprobs(value, tuple(zip(ids[:n], values[:n], strict=True)))
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class SampledAhead:
+    """One step's tokens on their way to the host."""
+
+    sampled: Sampled
+    letter: Letter
+
+    def wait(self) -> SampledTokens:
+        return self.sampled.read(self.letter.read())
 
 
 # --- on the device -----------------------------------------------------------------------------------------------
@@ -222,60 +255,62 @@ def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sam
 # --- on the host -------------------------------------------------------------------------------------------------
 
 
-def _int64(value: int) -> int:
-    """The low 64 bits, read as a signed number: torch has no unsigned ones."""
-    value &= 2**64 - 1
-    return value - 2**64 if value >> 63 else value
+def mix(x: Words) -> Words:
+    """splitmix64's output function; products wrap."""
+    x = (x ^ (x >> np.uint64(30))) * MULTIPLIERS[0]
+    x = (x ^ (x >> np.uint64(27))) * MULTIPLIERS[1]
+    return x ^ (x >> np.uint64(31))
 
 
-def mix(x: Tensor) -> Tensor:
-    """splitmix64's output function of int64 x, any shape; products wrap, and masks make the shifts unsigned."""
-    x = (x ^ (x >> 30 & (1 << 34) - 1)) * _int64(MULTIPLIERS[0])
-    x = (x ^ (x >> 27 & (1 << 37) - 1)) * _int64(MULTIPLIERS[1])
-    return x ^ (x >> 31 & (1 << 33) - 1)
-
-
-def uniform(keys: Tensor, positions: Tensor) -> Tensor:
-    """A float64 in [0, 1) for each int64 (key, position): the upper 53 bits of the stream's number."""
-    bits = mix(keys + (positions + 1) * _int64(GAMMA)) >> 11 & (1 << 53) - 1
-    return bits.double() * 2.0**-53
+def uniform(keys: Words, positions: Words) -> NDArray[np.float64]:
+    """A number in [0, 1) for each (key, position): the upper 53 bits of the stream's number."""
+    bits = mix(keys + (positions + np.uint64(1)) * GAMMA) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53
 
 
 class Sampler:
     """Keeps the parameters of the running set on the device from step to step, and what penalised rows have seen."""
 
-    def __init__(self, vocab_size: int, *, device: torch.device | str = "cpu", seed: int = 0) -> None:
+    def __init__(
+        self, vocab_size: int, *, device: torch.device | str = "cpu", seed: int = 0, outbox: Outbox | None = None
+    ) -> None:
+        """outbox: where what goes to the device waits for the copy, if it is turned at every step."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self._own_key = int(mix(torch.tensor(_int64(seed))))
+        self.outbox = outbox
+        self._own_key = int(mix(np.array([seed % 2**64], np.uint64))[0])
         self._seqs: list[Sequence] = []
         self._batch = SamplingBatch(0)
         self._drawn_seqs: list[Sequence] = []
-        self._keys = torch.empty(0, dtype=torch.int64)
+        self._keys: Words = np.zeros(0, np.uint64)
 
-    def prepare(self, seqs: list[Sequence], params: list[SamplingParams]) -> SamplingBatch:
+    def prepare(self, seqs: list[Sequence], params: list[SamplingParams], last: Tensor | None = None) -> SamplingBatch:
         """What sample() needs for one row per sequence, whose parameters never change.
 
         Call it after the scheduler has put the step together and before it puts together the next one: the index of
-        the token to sample counts those still in flight. Penalties know the tokens that the sequences know.
+        the token to sample counts those still in flight. Penalties know the tokens that the sequences know, and one
+        in flight: `last` [rows] int64 is what the rows of the call before this one sampled.
         """
+        before = self._seqs
         if seqs != self._seqs:
             self._seqs, self._batch = list(seqs), self._build(seqs, params)
         if self._batch.penalties is not None:
-            _count(self._batch.penalties)
+            self._count(self._batch.penalties)
+            if last is not None:
+                self._count_in_flight(self._batch.penalties, before, last)
         if self._batch.random is None:
             return self._batch
         return replace(self._batch, uniforms=self._uniforms())
 
     def _uniforms(self) -> Tensor:
         positions = [seq.num_output_tokens + max(0, seq.num_placeholders - 1) for seq in self._drawn_seqs]
-        return uniform(self._keys, torch.tensor(positions))[:, None].to(self.device, non_blocking=True)
+        return self._for_now(uniform(self._keys, np.array(positions, np.uint64)))[:, None]
 
     def _build(self, seqs: list[Sequence], params: list[SamplingParams]) -> SamplingBatch:
         drawn = [i for i, p in enumerate(params) if not p.is_greedy]
         self._drawn_seqs = [seqs[i] for i in drawn]
         seeds = [self._seed(seqs[i], params[i]) for i in drawn]
-        self._keys = mix(torch.tensor(seeds, dtype=torch.int64))
+        self._keys = mix(np.array(seeds, np.uint64))
         return SamplingBatch(
             len(seqs),
             random=self._random_rows(drawn, params) if drawn else None,
@@ -284,16 +319,16 @@ class Sampler:
         )
 
     def _seed(self, seq: Sequence, params: SamplingParams) -> int:
-        """The request's own, or one of the engine's for each arrival."""
-        return _int64(self._own_key + seq.arrival if params.seed is None else params.seed)
+        """The low 64 bits of the request's own, or of one of the engine's for each arrival."""
+        return (self._own_key + seq.arrival if params.seed is None else params.seed) % 2**64
 
     def _random_rows(self, drawn: list[int], params: list[SamplingParams]) -> RandomRows:
         chosen = [params[i] for i in drawn]
         min_ps = [log(p.min_p) if p.min_p else -torch.inf for p in chosen]
         return RandomRows(
-            rows=self._tensor(drawn, torch.int64) if len(drawn) < len(params) else None,
-            temperature=self._tensor([max(p.temperature, TINY) for p in chosen], torch.float32)[:, None],
-            log_min_p=self._tensor(min_ps, torch.float32)[:, None] if max(min_ps) > -torch.inf else None,
+            rows=self._tensor(drawn, np.int64) if len(drawn) < len(params) else None,
+            temperature=self._tensor([max(p.temperature, TINY) for p in chosen], np.float32)[:, None],
+            log_min_p=self._tensor(min_ps, np.float32)[:, None] if max(min_ps) > -torch.inf else None,
             nucleus=self._nucleus(chosen),
         )
 
@@ -303,11 +338,11 @@ class Sampler:
             return None
         top_ks = [min(params[i].top_k, self.vocab_size) if params[i].top_k > 0 else self.vocab_size for i in rows]
         return Nucleus(
-            rows=self._tensor(rows, torch.int64),
+            rows=self._tensor(rows, np.int64),
             num_sorted=max(top_ks),
-            top_k=self._tensor(top_ks, torch.int64)[:, None],
+            top_k=self._tensor(top_ks, np.int64)[:, None],
             # All of 1: no rounding of the sums may cut a tail off.
-            top_p=self._tensor([params[i].top_p if params[i].top_p < 1 else 2 for i in rows], torch.float64)[:, None],
+            top_p=self._tensor([params[i].top_p if params[i].top_p < 1 else 2 for i in rows], np.float64)[:, None],
         )
 
     def _penalties(self, seqs: list[Sequence], params: list[SamplingParams]) -> Penalties | None:
@@ -316,10 +351,10 @@ class Sampler:
             return None
         penalties = Penalties(
             seqs=tuple(seqs[i] for i in rows),
-            rows=self._tensor(rows, torch.int64),
-            repetition=self._tensor([params[i].repetition_penalty for i in rows], torch.float32)[:, None],
-            presence=self._tensor([params[i].presence_penalty for i in rows], torch.float32)[:, None],
-            frequency=self._tensor([params[i].frequency_penalty for i in rows], torch.float32)[:, None],
+            rows=self._tensor(rows, np.int64),
+            repetition=self._tensor([params[i].repetition_penalty for i in rows], np.float32)[:, None],
+            presence=self._tensor([params[i].presence_penalty for i in rows], np.float32)[:, None],
+            frequency=self._tensor([params[i].frequency_penalty for i in rows], np.float32)[:, None],
             seen=torch.zeros(len(rows), self.vocab_size, dtype=torch.bool, device=self.device),
             counts=torch.zeros(len(rows), self.vocab_size, dtype=torch.int32, device=self.device),
             num_counted=[0] * len(rows),
@@ -334,7 +369,7 @@ class Sampler:
         stay = [(at[seq], row) for row, seq in enumerate(new.seqs) if seq in at]
         if not stay:
             return
-        old_rows, new_rows = (self._tensor(list(rows), torch.int64) for rows in zip(*stay, strict=True))
+        old_rows, new_rows = (self._tensor(list(rows), np.int64) for rows in zip(*stay, strict=True))
         new.seen[new_rows] = old.seen[old_rows]
         new.counts[new_rows] = old.counts[old_rows]
         for old_row, new_row in stay:
@@ -345,23 +380,45 @@ class Sampler:
         if not wanted:
             return None
         order, nums = zip(*wanted, strict=True)
-        return LogprobRows(self._tensor(list(order), torch.int64), nums, order)
+        return LogprobRows(self._tensor(list(order), np.int64), nums, order)
 
-    def _tensor(self, values: list[int] | list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+    def _tensor(self, values: Any, dtype: type[np.generic]) -> Tensor:
+        """To be kept."""
+        return on_device(np.array(values, dtype), self.device)
 
+    def _for_now(self, array: NDArray[Any]) -> Tensor:
+        """For this step alone."""
+        return on_device(array, self.device, self.outbox)
 
-def _count(penalties: Penalties) -> None:
-    """Bring seen and counts up to the tokens that the sequences know by now."""
-    device = penalties.seen.device
-    fresh = [seq.token_ids[known:] for seq, known in zip(penalties.seqs, penalties.num_counted, strict=True)]
-    rows = [row for row, tokens in enumerate(fresh) for _ in tokens]
-    is_output = [
-        known + i >= seq.num_prompt_tokens
-        for seq, known, tokens in zip(penalties.seqs, penalties.num_counted, fresh, strict=True)
-        for i in range(len(tokens))
-    ]
-    at, tokens, output = torch.tensor([rows, list(chain(*fresh)), is_output], dtype=torch.int64).to(device)
-    penalties.seen[at, tokens] = True
-    penalties.counts.index_put_((at, tokens), output.int(), accumulate=True)
-    penalties.num_counted[:] = [seq.num_tokens for seq in penalties.seqs]
+    def _count(self, penalties: Penalties) -> None:
+        """Bring seen and counts up to the tokens that the sequences know by now."""
+        fresh = [seq.token_ids[known:] for seq, known in zip(penalties.seqs, penalties.num_counted, strict=True)]
+        rows = [row for row, tokens in enumerate(fresh) for _ in tokens]
+        if not rows:
+            return
+        is_output = [
+            known + i >= seq.num_prompt_tokens
+            for seq, known, tokens in zip(penalties.seqs, penalties.num_counted, fresh, strict=True)
+            for i in range(len(tokens))
+        ]
+        at, tokens, output = self._for_now(np.array([rows, list(chain(*fresh)), is_output], np.int64))
+        penalties.seen[at, tokens] = True
+        penalties.counts.index_put_((at, tokens), output.int(), accumulate=True)
+        penalties.num_counted[:] = [seq.num_tokens for seq in penalties.seqs]
+
+    def _count_in_flight(self, penalties: Penalties, before: list[Sequence], last: Tensor) -> None:
+        """Count what the step before this one sampled, by the rows it had, where the host has not seen it."""
+        ahead = [
+            row
+            for row, seq in enumerate(penalties.seqs)
+            if seq.num_computed_tokens > seq.num_tokens == penalties.num_counted[row]
+        ]
+        if not ahead:
+            return
+        row_of = {seq: row for row, seq in enumerate(before)}
+        at, source = self._for_now(np.array([ahead, [row_of[penalties.seqs[row]] for row in ahead]], np.int64))
+        tokens = last[source]
+        penalties.seen[at, tokens] = True
+        penalties.counts[at, tokens] += 1  # a row occurs once
+        for row in ahead:
+            penalties.num_counted[row] += 1

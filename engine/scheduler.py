@@ -157,7 +157,11 @@ class Scheduler:
         if not batch.preempted and not batch.failed:
             self._schedule_waiting(batch)
         for seq, n in batch.num_tokens.items():
-            self._advance(seq, n, batch)
+            seq.num_computed_tokens += n
+            seq.num_in_flight_tokens += n
+            if seq.num_computed_tokens >= len(seq.token_ids) + seq.num_placeholders:
+                seq.num_placeholders += 1
+                batch.samples.append(seq)
         return batch
 
     def update(self, batch: Batch, sampled: Mapping[str, int]) -> list[Sequence]:
@@ -185,7 +189,11 @@ class Scheduler:
             if seq.status != "running":  # gave way to one before it
                 continue
             n = self._num_tokens_to_run(seq, batch)
-            if n and self._make_room(seq, seq.num_computed_tokens + n, batch):
+            # Most sequences decode inside a block they have: nothing is to be asked for.
+            if n and (
+                seq.num_computed_tokens + n <= seq.num_quiet_tokens
+                or self._make_room(seq, seq.num_computed_tokens + n, batch)
+            ):
                 batch.put(seq, n)
 
     def _num_tokens_to_run(self, seq: Sequence, batch: Batch) -> int:
@@ -193,15 +201,19 @@ class Scheduler:
         total = seq.num_prompt_tokens + seq.max_tokens
         if seq.num_placeholders and seq.num_computed_tokens + 2 - seq.num_placeholders >= total:
             return 0
-        known = seq.num_tokens + seq.num_placeholders
-        room = self.config.max_model_len - 1 - seq.num_computed_tokens
-        return self._chunk(seq, seq.num_computed_tokens, min(known - seq.num_computed_tokens, room), batch)
+        known = len(seq.token_ids) + seq.num_placeholders
+        n = min(known, self.config.max_model_len - 1) - seq.num_computed_tokens
+        if n == 1 and self._state_block_size is None:
+            return 1  # most: no limit cuts a single token
+        return self._chunk(seq, seq.num_computed_tokens, n, batch)
 
     def _make_room(self, seq: Sequence, num_tokens: int, batch: Batch) -> bool:
-        """Preempt others until num_tokens tokens fit; False when the sequence itself had to go."""
+        """Preempt others until num_tokens tokens fit; False when the sequence itself had to go, or has to wait."""
         while not self.blocks.grow(seq, num_tokens):
             victim = self._victim()
             if victim is seq and len(self.running) == 1:
+                if seq.num_in_flight_tokens:  # what is in flight may end it, and is its own in any case
+                    return False
                 self._run_out(seq, num_tokens, self.blocks.num_to_hold(seq, num_tokens), batch)
                 return False
             self._preempt(victim, batch)
@@ -287,18 +299,11 @@ class Scheduler:
             return n
         return max(0, min(end // block_size * block_size, last) - num_computed)
 
-    @staticmethod
-    def _advance(seq: Sequence, n: int, batch: Batch) -> None:
-        seq.num_computed_tokens += n
-        seq.num_in_flight_tokens += n
-        if seq.num_computed_tokens >= seq.num_tokens + seq.num_placeholders:
-            seq.num_placeholders += 1
-            batch.samples.append(seq)
-
     def _append(self, seq: Sequence, token_id: int) -> None:
         seq.append(token_id, self.config.max_model_len)
-        if seq.block_table:  # not preempted meanwhile
-            self.blocks.cache_full_blocks(seq, seq.num_computed_tokens - seq.num_placeholders)
+        num_tokens = seq.num_computed_tokens - seq.num_placeholders
+        if num_tokens > seq.num_quiet_tokens and seq.block_table:  # it completes a block, and was not preempted
+            self.blocks.cache_full_blocks(seq, num_tokens)
 
     def _queue(self, seq: Sequence, *, back: bool) -> None:
         if self.config.policy == "priority":

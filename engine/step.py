@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.batch import BatchArrays
+from engine.batch import BatchArrays, Ints
+from engine.kernels.work_list import Planner, WorkList
+from engine.staging import Outbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +17,14 @@ class GroupTensors:
 
     block_tables: torch.Tensor  # [num_seqs, max_blocks] int32; 0 past a sequence's last block
     slot_mapping: torch.Tensor  # [num_tokens] int64; negative for padding
+    work: WorkList | None = None  # of the sequences that decode; None: the kernels need none, or nobody decodes
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     """The step's sequences in order: first num_decodes with one token each, then those in prefill."""
 
-    token_ids: torch.Tensor  # [num_tokens] int64
+    token_ids: torch.Tensor  # [num_tokens] int64; ~row: what that row of the step before sampled
     positions: torch.Tensor  # [num_tokens] int64
     context_lens: torch.Tensor  # [num_seqs] int32, this step included
     query_start: torch.Tensor  # [num_prefills + 1] int32, counted from the first prefill token
@@ -37,26 +40,47 @@ class StepTensors:
         return len(self.prefill_context_lens)
 
 
-def on_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+def on_device(array: np.ndarray[Any, Any], device: torch.device, outbox: Outbox | None = None) -> torch.Tensor:
     """An array as a tensor; to a GPU it travels while the host goes on."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    host = torch.from_numpy(np.ascontiguousarray(array)) if outbox is None else outbox.put(array)
+    return host.to(device, non_blocking=True)
 
 
-def step_tensors(arrays: BatchArrays, device: torch.device) -> StepTensors:
-    """The scheduler's batch on the device."""
+def step_tensors(
+    arrays: BatchArrays, device: torch.device, outbox: Outbox | None = None, planners: tuple[Planner, ...] = ()
+) -> StepTensors:
+    """The scheduler's batch on the device; outbox: where its arrays wait for the copy.
+
+    planners: one per KV group, for kernels that want their decode work planned.
+    """
+    lens = arrays.context_lens[: arrays.num_decodes]
+    works = _work_lists(planners, lens, device, outbox) or [None] * len(arrays.block_tables)
     return StepTensors(
-        token_ids=on_device(arrays.token_ids, device),
-        positions=on_device(arrays.positions, device),
-        context_lens=on_device(arrays.context_lens, device),
-        query_start=on_device(arrays.query_start, device),
-        last_tokens=on_device(arrays.last_tokens, device),
+        token_ids=on_device(arrays.token_ids, device, outbox),
+        positions=on_device(arrays.positions, device, outbox),
+        context_lens=on_device(arrays.context_lens, device, outbox),
+        query_start=on_device(arrays.query_start, device, outbox),
+        last_tokens=on_device(arrays.last_tokens, device, outbox),
         groups=tuple(
-            GroupTensors(on_device(table, device), on_device(slots, device))
-            for table, slots in zip(arrays.block_tables, arrays.slot_mapping, strict=True)
+            GroupTensors(on_device(table, device, outbox), on_device(slots, device, outbox), work)
+            for table, slots, work in zip(arrays.block_tables, arrays.slot_mapping, works, strict=True)
         ),
         num_decodes=arrays.num_decodes,
         max_query_len=int(arrays.prefill_lens.max(initial=0)),
         prefill_starts=tuple(arrays.query_start.tolist()),
         prefill_context_lens=tuple(arrays.context_lens[arrays.num_decodes :].tolist()),
     )
+
+
+def _work_lists(
+    planners: tuple[Planner, ...], context_lens: Ints, device: torch.device, outbox: Outbox | None
+) -> list[WorkList | None]:
+    """One per KV group; groups that see the same tokens have equal planners, and share a list."""
+    if len(context_lens) == 0:
+        return []
+    plans = {planner: planner.plan(context_lens) for planner in set(planners)}
+    works = {
+        planner: WorkList(on_device(plan.rows, device, outbox), plan.sizes, len(context_lens), planner.window)
+        for planner, plan in plans.items()
+    }
+    return [works[planner] for planner in planners]

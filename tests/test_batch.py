@@ -65,6 +65,39 @@ def test_two_steps_worked_by_hand() -> None:
     assert second.slot_mapping[0].tolist() == [7, 14, 16, 17]
 
 
+def test_a_token_in_flight_is_named_by_its_row_of_the_step_before() -> None:
+    groups = (FullGroup(4),)
+    sched, build = scheduler(groups, batch_queue_depth=2, max_num_batched_tokens=8), builder(groups).build
+    for name, prompt_len in (("a", 2), ("b", 3), ("c", 5)):
+        sched.add(request(name, prompt_len))
+    batches = [sched.schedule()]
+    assert build(batches[0]).token_ids.tolist() == [9700, 9701, 9800, 9801, 9802, 9900, 9901, 9902]
+    batches.append(sched.schedule())
+    arrays = build(batches[1])
+    # a and b decode what rows 0 and 1 sample; c goes on with its prompt.
+    assert [seq.request_id for seq in arrays.seqs] == ["a", "b", "c"]
+    assert arrays.token_ids.tolist() == [~0, ~1, 9903, 9904]
+    sched.update(batches[0], sampled(batches[0]))
+    sched.abort("a")
+    batches.append(sched.schedule())
+    # The rows of a's step count, not those of this one: b was the second, c the third.
+    assert build(batches[2]).token_ids.tolist() == [~1, ~2]
+    sched.update(batches[1], sampled(batches[1]))
+    sched.update(batches[2], sampled(batches[2]))
+    assert build(sched.schedule()).token_ids.tolist() == [7, 7]
+
+
+def test_the_blocks_that_a_sequence_writes_are_those_of_its_slots() -> None:
+    groups = (FullGroup(4), WindowGroup(8, 12))
+    sched, build = scheduler(groups), builder(groups).build
+    first, second, absent = request("a", 6), request("b", 9), request("c", 2)
+    sched.add(first)
+    sched.add(second)
+    arrays = build(sched.schedule())
+    # The pool gives from 1 on: a 6 tokens, so 1 and 2 of the first group and 3 of the second; b 9, so 4 to 6, 7 and 8.
+    assert [arrays.written_blocks(seq) for seq in (first, second, absent)] == [{1, 2, 3}, {4, 5, 6, 7, 8}, set()]
+
+
 def test_a_sequence_that_decodes_stands_before_one_that_was_admitted_earlier_and_is_in_prefill() -> None:
     groups = (FullGroup(4),)
     sched, build = scheduler(groups, max_num_batched_tokens=8, long_prefill_token_threshold=4), builder(groups).build

@@ -89,10 +89,13 @@ def script(engine: Engine, *tokens: int) -> None:
     """Every request samples these tokens, one after the other."""
 
     def run(arrays: BatchArrays, params: list[SamplingParams]) -> SampledTokens:
-        chosen = [tokens[min(max(0, seq.num_output_tokens), len(tokens) - 1)] for seq in arrays.seqs]
+        before = [
+            seq.num_output_tokens + max(0, seq.num_placeholders - 1) for seq in arrays.seqs
+        ]  # the one in flight too
+        chosen = [tokens[min(n, len(tokens) - 1)] for n in before]
         return SampledTokens(chosen, [False] * len(chosen), [None] * len(chosen))
 
-    engine.runner.run = run  # type: ignore[method-assign]
+    engine.runner.run = run  # type: ignore[method-assign, assignment] # tokens that are there at once will do
 
 
 def with_files(family: str, folder: Path, **files: Any) -> Path:
@@ -639,6 +642,7 @@ def test_a_spec_alone_has_no_weights() -> None:
         ("enforce_eager", "no", "True or False ('no')"),
         ("enable_prefix_caching", 1, "True or False (1)"),
         ("reserve_full_prompt", None, "True or False (None)"),
+        ("async_scheduling", 1, "True, False or None (1)"),
         ("dtype", "int8", "one of auto, float32, bfloat16, float16 ('int8')"),
         ("kv_cache_dtype", "int4", "one of auto, float32, bfloat16, float16, fp8, fp8_e4m3 ('int4')"),
         ("allocator", "slab", "one of paged, contiguous ('slab')"),

@@ -15,7 +15,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
 from engine.engine import Stats
 from engine.request import RequestOutput, TokenUpdate
-from engine.sampler import SampledTokens
+from engine.sampler import SampledAhead
 from engine.scheduler import Batch
 from engine.sequence import Sequence
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
@@ -275,7 +275,7 @@ def fail_once(engine: Engine, error: BaseException, at_step: int) -> None:
     """The step that would be the engine's `at_step`-th raises instead of running."""
     run, steps = engine.runner.run, iter(range(1, 1_000))
 
-    def failing(arrays: BatchArrays, params: list[SamplingParams]) -> SampledTokens:
+    def failing(arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
         if next(steps) == at_step:
             raise error
         return run(arrays, params)

@@ -54,7 +54,7 @@ class Forced:
 def teacher_forced(engine: Engine, texts: list[list[int]], prompt_lens: tuple[int, ...]) -> list[torch.Tensor]:
     """Per text the logits [len(text) - prompt_len, vocab_size] that predict its tokens after the prompt."""
     forced = Forced(engine, texts, {})
-    engine.runner.run = torch.inference_mode()(forced.run)  # type: ignore[method-assign]
+    engine.runner.run = torch.inference_mode()(forced.run)  # type: ignore[method-assign, assignment]
     for i, (text, n) in enumerate(zip(texts, prompt_lens, strict=True)):
         engine.add_request(text[:n], SamplingParams(max_tokens=len(text) - n, ignore_eos=True), request_id=str(i))
     while engine.has_unfinished:

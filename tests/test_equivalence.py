@@ -163,7 +163,7 @@ def teacher_forced_logits(engine: Engine, text: list[int], prompt_len: int) -> t
             rows.append(logits[0])
         return SampledTokens([text[min(done, len(text) - 1)]], [False], [None])
 
-    engine.runner.run = torch.inference_mode()(forced)  # type: ignore[method-assign]
+    engine.runner.run = torch.inference_mode()(forced)  # type: ignore[method-assign, assignment]
     engine.generate(text[:prompt_len], greedy(len(text) - prompt_len))
     return torch.stack(rows)
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -167,6 +168,27 @@ def test_what_was_seen_follows_its_sequence_while_others_come_and_go() -> None:
             seq.token_ids.append((step * 7 + row) % 5)
 
 
+def test_penalties_count_a_token_that_only_the_device_knows() -> None:
+    sampler, seqs = Sampler(6), [request("a", 0), request("b", 0), request("c", 0)]
+    params = [GREEDY, *[SamplingParams(temperature=0, presence_penalty=1.0, frequency_penalty=0.5)] * 2]
+    sampler.prepare(seqs, params)
+    last = torch.tensor([3, 4, 5])  # what that step sampled
+    for seq in seqs:
+        seq.num_computed_tokens, seq.num_placeholders = 2, 2  # the prompt's token, and one that is in flight
+    rows = [seqs[2], seqs[1]]
+    penalties = sampler.prepare(rows, params[1:], last).penalties
+    assert penalties is not None
+    seen = [[0, 0, 0, 0, 0, -1.5], [0, 0, 0, 0, -1.5, 0]]
+    assert penalize(torch.zeros(2, 6), penalties).tolist() == seen
+    for seq, token in ((seqs[1], 4), (seqs[2], 5)):  # it arrives, and is not counted again; the next one is in flight
+        seq.token_ids.append(token)
+        seq.num_computed_tokens = 3
+    penalties = sampler.prepare(rows, params[1:], torch.tensor([5, 1])).penalties
+    assert penalties is not None
+    # c has 5 twice: 1 + 2 x 0.5; b has 4 and 1.
+    assert penalize(torch.zeros(2, 6), penalties).tolist() == [[0, 0, 0, 0, 0, -2], [0, -1.5, 0, 0, -1.5, 0]]
+
+
 def test_penalties_also_move_the_greedy_choice() -> None:
     seq = request("a", 0)
     seq.token_ids += [2]
@@ -230,7 +252,7 @@ def test_draws_come_as_often_as_their_probabilities() -> None:
 def test_uniforms_are_splitmix64s() -> None:
     """Seed 1234567 has these first outputs in its authors' reference code."""
     first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    got = uniform(torch.full((4,), 1234567), torch.arange(4))
+    got = uniform(np.full(4, 1234567, np.uint64), np.arange(4, dtype=np.uint64))
     assert got.tolist() == [(word >> 11) / 2**53 for word in first]
 
 
@@ -240,8 +262,8 @@ def test_mixing_wraps_like_unsigned_64_bit_numbers() -> None:
         x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
         return x ^ x >> 31
 
-    values = [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF]
-    assert [x % 2**64 for x in mix(torch.tensor(values)).tolist()] == [by_hand(x % 2**64) for x in values]
+    values = [0, 1, 2**64 - 1, 2**63 - 1, 2**63, 0x123456789ABCDEF]
+    assert mix(np.array(values, np.uint64)).tolist() == [by_hand(x) for x in values]
 
 
 def run(sampler: Sampler, rows: list[tuple[Sequence, SamplingParams]], logits: Tensor) -> None:
@@ -374,7 +396,11 @@ def test_sampling_never_asks_the_device_for_a_value() -> None:
         SamplingParams(min_p=0.1, logprobs=2),
         SamplingParams(repetition_penalty=1.1, frequency_penalty=0.5),
     ]
-    batch = Sampler(VOCAB, device="meta").prepare(requests(4), params)
+    sampler, seqs = Sampler(VOCAB, device="meta"), requests(4)
+    sampler.prepare(seqs, params, torch.empty(4, dtype=torch.int64, device="meta"))
+    for seq in seqs:
+        seq.num_computed_tokens = 4  # the last of them in flight
+    batch = sampler.prepare(seqs, params, torch.empty(4, dtype=torch.int64, device="meta"))
     sampled = sample(torch.empty(4, VOCAB, device="meta"), batch)
     assert (sampled.token_ids.shape, sampled.token_ids.device.type) == ((4,), "meta")
     with pytest.raises(NotImplementedError):

@@ -82,6 +82,9 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
         "drawn": job("llama", 2, DRAWN),
         "unseeded": job("llama", 2, {"temperature": 1.0}),
         "small pool": job("llama", 2, num_blocks=18),
+        "overlap": job("llama", 2, async_scheduling=True),
+        "overlap, drawn": job("llama", 2, {**DRAWN, "frequency_penalty": 0.7}, async_scheduling=True),
+        "overlap, small pool": job("llama", 2, num_blocks=18, async_scheduling=True),
         "its own pool": job("llama", 2, num_blocks=None, memory_limit=4_000_000),
         "three": job("llama", 3),
     }
@@ -110,6 +113,18 @@ def test_two_ranks_preempt_alike() -> None:
     assert first["tokens"] == second["tokens"]
     for prompt, token_ids in zip(PROMPTS, first["tokens"], strict=True):
         assert wrong_greedy_tokens("llama", prompt, token_ids) == []
+
+
+@pytest.mark.parametrize("how", ["overlap", "overlap, drawn", "overlap, small pool"])
+def test_two_ranks_overlap_alike(how: str) -> None:
+    first, second = two_ranks()[how]
+    assert first["tokens"] == second["tokens"]
+    assert first["num_preemptions"] == second["num_preemptions"]
+    assert (first["num_preemptions"] > 0) == (how == "overlap, small pool")
+    if how != "overlap, drawn":
+        for prompt, token_ids in zip(PROMPTS, first["tokens"], strict=True):
+            assert len(token_ids) == NUM_TOKENS
+            assert wrong_greedy_tokens("llama", prompt, token_ids) == []
 
 
 def test_two_ranks_have_pools_of_one_size() -> None:

@@ -345,6 +345,7 @@ def manifest(
             "num_blocks": config.num_blocks,
             "max_blocks": 1 + config.max_num_seqs * blocks_per_seq * groups if device.type == "cpu" else None,
             "backend": "torch" if device.type == "cpu" or config.backend == "torch" else "triton",
+            "batches_in_flight": config.batches_in_flight(device.type),
         },
         "engine": asdict(config),
         "workload": {

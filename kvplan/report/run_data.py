@@ -474,8 +474,10 @@ def contexts_table(run: Run) -> Table:
         is_contiguous = (run.manifest.get("engine") or {}).get("allocator") == "contiguous"
         windows = [0] * len(windows_of(run)) if is_contiguous else windows_of(run)
 
+        in_flight = inputs.batches_in_flight * inputs.max_num_batched_tokens
+
         def blocks(tokens: int) -> int:
-            return blocks_per_request(tokens, windows, inputs.block_size, inputs.max_num_batched_tokens)
+            return blocks_per_request(tokens, windows, inputs.block_size, in_flight)
 
         for tokens in contexts(blocks, usable, inputs.block_size, inputs.max_model_len, context_limit(run)):
             rows.append((tokens, blocks(tokens), blocks(tokens) * memory["block_bytes"], usable // blocks(tokens)))

@@ -30,6 +30,7 @@ class EngineInputs:
     num_blocks  as given; None: what gpu_memory_utilization leaves
     max_blocks  most blocks the engine makes where it has memory to spare (a CPU); None: no limit
     backend     whose temporaries count
+    batches_in_flight  2 where a step is scheduled while the one before runs: windows hold both steps' tokens
     """
 
     total: int
@@ -44,6 +45,7 @@ class EngineInputs:
     num_blocks: int | None = None
     max_blocks: int | None = None
     backend: Literal["torch", "triton"] = "triton"
+    batches_in_flight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
