@@ -69,7 +69,10 @@ def fixes(plan_: Plan) -> list[Fix]:
             found.append(Fix(flag, answer))
         return answer is not None
 
-    for flag, changed in smaller_needs(args):
+    if args.max_total_tokens is not None:
+        context = plan_.settings.max_model_len
+        offer(f"--max-total-tokens {context}", replace(request, args=replace(args, max_total_tokens=context)))
+    for flag, changed in smaller_needs(args) if request.release.engine == "vllm" else ():
         if offer(flag, replace(request, args=changed)):
             break
     if args.kv_cache_dtype == "auto":

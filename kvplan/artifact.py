@@ -255,6 +255,11 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
             f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
         )
         yield "weights", text
+    elif args.max_total_tokens is not None and args.max_total_tokens < capacity.max_model_len:
+        yield (
+            "max_total_tokens",
+            f"--max-total-tokens {args.max_total_tokens:,} is less than a request of {capacity.max_model_len:,} tokens",
+        )
     elif plan.available <= 0:
         text = f"weights and overheads leave nothing of the budget of {format_gib(memory.budget)} for the KV cache"
         yield "budget", text
@@ -289,7 +294,8 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
     if max(users) > settings.max_num_seqs:
         yield (
             "max_num_seqs",
-            f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise --max-num-seqs",
+            f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise "
+            f"{'--max-running-requests' if plan.request.release.engine == 'sglang' else '--max-num-seqs'}",
         )
     yield from _stage(plan)
 
@@ -474,7 +480,8 @@ def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:
     if name in ("max_num_seqs", "replicas"):
         return _ruled(plan, "vLLM engine/arg_utils.py")
     if name in ("steady_users", "mean_length_users"):  # this is kvplan's own count, which the server does not print
-        return "formula" if kind == "exact" else kind, HELD_SOURCE
+        source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else HELD_SOURCE
+        return "formula" if kind == "exact" else kind, source
     if name == "length_users" and plan.concurrency.length_users is not None:
         return "formula" if kind == "exact" else kind, plan.concurrency.length_users.method
     return pool

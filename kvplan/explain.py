@@ -358,6 +358,10 @@ def _sglang_users(plan: Plan) -> Iterator[str]:
     given = " (or --engine-arg max_total_tokens, if less)" if args.max_total_tokens else ""
     yield f"tokens: {capacity.tokens:,} in {pages:,} pages of {plural(plan.pool.block_size, 'token')}{given}"
     yield f"full-context users: {pages:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
+    if args.max_num_seqs is not None:
+        most = f"max_running_requests {plan.settings.max_num_seqs:,}"
+        yield f"{most}: as asked, at most half the tokens and what states allow"
+        return
     yield (
         f"max_running_requests {plan.settings.max_num_seqs:,}: {sglang.REQUESTS_PER_CONTEXT} per context held, from "
         f"{sglang.LEAST_REQUESTS:,} to {sglang.MOST_REQUESTS:,}, at most half the tokens and what states allow"
@@ -534,7 +538,8 @@ def _thumb(plan: Plan) -> Iterator[str]:
 
 
 def _overheads(plan: Plan) -> int:
-    return sum(estimate.likely for estimate in plan.estimates.values())
+    kept_back = max(0, plan.memory.outside_budget) if plan.request.release.engine == "sglang" else 0
+    return sum(estimate.likely for estimate in plan.estimates.values()) + kept_back
 
 
 def _off(theirs: int, ours: int) -> str:

@@ -102,6 +102,8 @@ def state_bytes(
     state: RecurrentState, dtype: str, tp: int, *, spec_tokens: int = 0, ssm_dtype: str | None = None
 ) -> int:
     """Bytes of one sequence's state in one layer: the convolution's columns and the recurrence."""
+    if ssm_dtype not in (None, *ELEMENT_BYTES):
+        raise UsageError(f"mamba_ssm_cache_dtype {ssm_dtype!r}: is not one of {', '.join(ELEMENT_BYTES)}; use one")
     columns = state.conv_kernel - 1 + spec_tokens
     channels = sum(local_units(part, tp) * part.width for part in state.convolution)
     recurrence = local_units(Part(state.heads), tp) * state.head_shape[0] * state.head_shape[1] if state.heads else 0

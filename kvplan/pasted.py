@@ -1,8 +1,13 @@
 """A pasted command of either server."""
 
+import re
+
 from kvplan import command, sglang_command
 from kvplan.command import MAX_COMMAND_CHARS, ServeCommand
 from kvplan.errors import UsageError
+from kvplan.rules.engines import parse_engine
+
+_IMAGE = r"(?:[\w.:-]+/)*[\w.-]*sglang[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:-[\w.-]+)?"
 
 
 def read_command(text: str) -> ServeCommand:
@@ -13,5 +18,9 @@ def read_command(text: str) -> ServeCommand:
         for words in command.split(text):
             following = sglang_command.start(words)
             if following is not None:
-                return sglang_command.read(following)
+                found = sglang_command.read(following)
+                image = next(filter(None, (re.fullmatch(_IMAGE, word) for word in words)), None)
+                if image is not None:
+                    found.engine = parse_engine(f"sglang@{image[1]}").label
+                return found
     return command.read_command(text)

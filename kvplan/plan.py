@@ -14,6 +14,7 @@ from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
+from kvplan.units import MIB
 from kvplan.users import UserAnswer
 from kvplan.weights import Layout
 
@@ -314,14 +315,14 @@ def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
 
 
 def breakdown(
-    request: Request, stage: _Budget, capacity: Capacity, *, kv_cache: int, load_peak: int
+    request: Request, stage: _Budget, kv_cache: int, given_out: int | None, *, load_peak: int
 ) -> MemoryBreakdown:
     total = request.gpu.total_memory
     rows = {name: stage.estimates[name].likely for name in BUDGET_ROWS}
     held = sum(stage.groups.values())
     unused = total - held - sum(rows.values()) - kv_cache
     context = stage.estimates["context"].likely
-    slack = stage.available[1] - kv_cache
+    slack = stage.available[1] - (kv_cache if given_out is None else given_out)
     return MemoryBreakdown(
         total=total,
         budget=stage.budget,
@@ -389,7 +390,8 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
         )
     others = sum(stage.groups.values()) + sum(stage.estimates[name].likely for name in BUDGET_ROWS)
     stated = blocks * capacity.bytes_per_block
-    if stated + others > request.gpu.total_memory:
+    is_stated = args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
+    if is_stated and stated + others > request.gpu.total_memory:
         notes.append(
             f"the pool that was stated takes {stated:,} bytes and the rest {others:,}: more than the GPU's "
             f"{request.gpu.total_memory:,}"
@@ -403,6 +405,7 @@ class _Answer:
 
     ends      concurrency when what is estimated is at its worst and best
     kv_cache  bytes of the pool on the rank that decides
+    given_out what of them counts against the budget; None: all
     """
 
     settings: Settings
@@ -412,6 +415,7 @@ class _Answer:
     ends: tuple[float, float]
     kv_cache: int
     notes: tuple[str, ...] = ()
+    given_out: int | None = None
 
 
 def vllm_answer(request: Request) -> _Answer:
@@ -437,10 +441,12 @@ def vllm_answer(request: Request) -> _Answer:
 
 
 def sglang_answer(request: Request) -> _Answer:
-    args, spec = request.args, request.spec
     if request.draft is not None:
         raise UsageError("--draft-model: drafts in SGLang are not modelled; leave it out")
-    settings = sglang.resolve(spec, request.gpu, args, request.release)
+    settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
+    # Replicas are servers of their own, which share nothing: each is planned alone.
+    request = replace(request, args=replace(request.args, data_parallel_size=1))
+    args, spec = request.args, request.spec
     vllm.check_parallel(spec, args)
     vllm.check_capability(spec, args, request.gpu.sm)
     check_load(request, settings.max_model_len)
@@ -452,9 +458,12 @@ def sglang_answer(request: Request) -> _Answer:
     pages, slots, worst = sglang.pages_in(pool, args, rooms[1])
     most = sglang.max_requests(pool, settings, args, pages, slots)
     low, high = (sglang.pages_in(pool, args, rooms[end])[0] / capacity.blocks_per_request for end in (0, 2))
+    reserved = int(sglang.reserved_mib(spec, request.gpu, args, request.release) * MIB)
+    kept = request.gpu.total_memory - stages[worst].estimates["context"].likely - stages[worst].budget
+    notes = [*sglang.notes(args, settings, spec, kept, reserved), sglang.slots_note(pool, slots, worst)]
     return _Answer(
         replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low, high),
-        pool.num_bytes(pages, slots, worst), tuple(sglang.notes(spec, request.gpu, args, request.release, slots)),
+        pool.num_bytes(pages, slots, worst), tuple(filter(None, notes)), given_out=pool.given_out(pages, slots, worst),
     )  # fmt: skip
 
 
@@ -504,7 +513,7 @@ def plan(request: Request) -> Plan:
         settings=answer.settings,
         pool=answer.pool,
         capacity=capacity,
-        memory=breakdown(request, stage, capacity, kv_cache=kv_cache, load_peak=max(peak, held)),
+        memory=breakdown(request, stage, kv_cache, answer.given_out if fits else None, load_peak=max(peak, held)),
         weight_groups=stage.groups,
         estimates=stage.estimates,
         concurrency=concurrency,

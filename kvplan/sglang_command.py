@@ -4,10 +4,21 @@ Read like vLLM's (kvplan/command.py): split as a shell would, never run; numbers
 Source: sglang 0.5.23 srt/server_args.py.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvplan.command import MOST_UNKNOWN, ServeCommand, flag_name, flag_text, is_value, literal, one, read_argument
+from kvplan.command import (
+    ARGUMENTS,
+    MOST_UNKNOWN,
+    ServeCommand,
+    flag_name,
+    flag_text,
+    is_value,
+    literal,
+    one,
+    read_argument,
+)
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.files import printable
 
@@ -71,6 +82,10 @@ HARMLESS: Final = frozenset(
         "watchdog_timeout",
     }
 )  # fmt: skip
+KNOWN: Final = (
+    frozenset(NAMES) | frozenset(MODEL) | frozenset(EXPERTS) | SWITCHED.keys() | REFUSED.keys() | UNMODELLED | SWITCHES
+    | HARMLESS | {"revision"}
+)  # fmt: skip
 KV_DTYPES: Final = {"bf16": "bfloat16"}
 
 
@@ -95,6 +110,7 @@ def read(words: list[str]) -> ServeCommand:
         if is_value(word):
             raise UsageError(f"--from-command: a word without a flag ({printable(word, 60)!r}); quote values")
         name, value = flag_name(word)
+        name = _whole(name, word)
         values = [] if value is None else [value]
         while value is None and name not in SWITCHES | SWITCHED.keys() and at < len(words) and is_value(words[at]):
             values.append(words[at])
@@ -106,6 +122,25 @@ def read(words: list[str]) -> ServeCommand:
             raise UnsupportedModelError("--from-command --ep-size: only experts over all tensor ranks are modelled")
         found.args["enable_expert_parallel"] = True
     return found
+
+
+def _whole(name: str, word: str) -> str:
+    """The flag that a name stands for, as argparse takes the beginning of one. Refuses vLLM's and misspelt ones."""
+    if name in KNOWN:
+        return name
+    option = f"--from-command {printable(flag_text(word), 60)}"
+    longer = {NAMES.get(one, one) for one in KNOWN if one.startswith(name)}
+    if len(longer) == 1:
+        return next(one for one in KNOWN if one.startswith(name))
+    if name.removeprefix("no_") in ARGUMENTS:
+        other = "; its --mem-fraction-static counts otherwise" if name == "gpu_memory_utilization" else ""
+        raise UsageError(f"{option}: is a flag of vLLM, not of SGLang{other}; write SGLang's")
+    import difflib
+
+    near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.85)
+    if near and near[0] not in SWITCHES | HARMLESS:
+        raise UsageError(f"{option}: is not a flag of SGLang; did you mean --{near[0].replace('_', '-')}?")
+    return name
 
 
 def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
@@ -136,4 +171,10 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
 def _value(name: str, text: str, option: str) -> Any:
     if name == "max_num_batched_tokens" and text == "-1":
         raise UnsupportedModelError(f"{option} -1: SGLang without chunked prefill is not modelled; give a size")
+    if ARGUMENTS[name].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
+        raise UsageError(
+            f"{option}: is no whole number ({printable(text, 40)!r}), as SGLang wants it; write digits only"
+        )
+    if ARGUMENTS[name].kind == "fraction" and text.endswith("%"):
+        raise UsageError(f"{option}: is no number ({printable(text, 40)!r}), as SGLang wants it; write 0.9")
     return read_argument(name, KV_DTYPES.get(text, text) if name == "kv_cache_dtype" else text, option)

@@ -1,6 +1,7 @@
 """SGLang's rules against what its servers logged, and the command line in front of them."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,9 +110,24 @@ class TestTheDefaultFraction:
         found = sglang.default_fraction(catalog.load("qwen3-0.6b"), gpu("h100-80g"), args, parse_engine("sglang"))
         assert found == round(1 - 10_240 / 81_559, 3)
 
-    def test_is_lower_for_a_model_that_sees(self) -> None:
-        text, image = (sglang_plan(model, "h100-80g") for model in ("qwen2.5-7b", "qwen2.5-vl-7b"))
-        assert image.settings.gpu_memory_utilization == round(text.settings.gpu_memory_utilization * 0.95, 3)
+    @pytest.mark.parametrize(
+        ("model", "factor"),
+        [
+            # 27 layers of 1,152: 1.4238 times a ViT-L of 24 layers of 1,024, so 0.95 x (1 - 0.04238)
+            ("gemma-3-27b", 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1))),
+            # its config has `depth` in place of num_hidden_layers, so SGLang takes 24: 0.95 x (1 - 0.05625)
+            ("qwen2.5-vl-7b", 0.95 * 0.94375),
+            ("qwen2.5-7b", 1),
+        ],
+    )
+    def test_is_lower_the_larger_the_vision_tower(self, model: str, factor: float) -> None:
+        found = sglang_plan(model, "h100-80g", max_model_len=1024).settings.gpu_memory_utilization
+        assert found == pytest.approx(0.83 * factor, rel=1e-12)  # 0.83: 1 - 13,904 / 81,559
+
+    @pytest.mark.parametrize("args", [{"max_num_batched_tokens": 100_000}, {"cuda_graph_max_bs": 60_000}])
+    def test_that_leaves_nothing_is_asked_back(self, args: dict[str, Any]) -> None:
+        with pytest.raises(UsageError, match="leaves nothing of 81,559 MiB"):
+            sglang_plan("llama-3.1-8b", "h100-80g", **args)
 
 
 class TestThePlan:
@@ -127,11 +143,11 @@ class TestThePlan:
         if answer.fits:
             pool = answer.pool
             assert isinstance(pool, SglangPool)
-            one_page_each = pool.num_bytes(0, 0, answer.stage)
-            assert -one_page_each <= memory.slack <= pool.stage_bytes[answer.stage] + pool.state[answer.stage]
+            window_page = pool.block_size * pool.windows[answer.stage]  # both pools are cut to whole pages
+            assert 0 <= memory.slack <= pool.stage_bytes[answer.stage] + window_page + pool.state[answer.stage]
 
     @given(
-        share=st.floats(0.3, 0.99), ratio=st.sampled_from([0.05, 0.5, 0.8, 1.0, 3.0]),
+        share=st.floats(0.3, 0.99), ratio=st.sampled_from([0.0001, 0.05, 0.5, 0.80049, 1.0, 3.0]),
         page=st.sampled_from([1, 16, 64]), context=st.integers(1, 131_072),
     )  # fmt: skip
     def test_window_pools_never_take_more_than_there_is(
@@ -165,10 +181,54 @@ class TestThePlan:
         assert answer.capacity.max_model_len == answer.capacity.tokens
         assert answer.concurrency.full_context_users == 1
 
-    def test_pools_of_pipeline_stages_follow_the_smallest(self) -> None:
-        one, two = (sglang_plan("llama-3.1-8b", "a100-80g", pipeline_parallel_size=n) for n in (1, 2))
-        assert two.bytes_per_token * 2 == one.bytes_per_token
-        assert two.capacity.tokens > 2 * one.capacity.tokens
+    def test_pipeline_stages_share_the_least_room(self) -> None:
+        """Free memory is the least of all ranks, whichever stage it is on."""
+        spec, release = catalog.load("deepseek-r1-distill-llama-70b"), parse_engine("sglang")
+        args = EngineArgs(pipeline_parallel_size=2)
+        settings = sglang.resolve(spec, gpu("b200"), args, release)
+        pool = sglang.pool(spec, sglang.paging(spec, settings, args, 100), None, release)
+        assert pool.full == (40 * 8 * 128 * 2 * 2,) * 2
+        pages, slots, _ = sglang.pages_in(pool, args, [50 * GIB, 40 * GIB])
+        assert (pages, slots) == (40 * GIB // pool.full[0], 0)
+
+    def test_replicas_are_servers_of_their_own(self) -> None:
+        """Without DP attention nothing is shared: each holds every expert, and needs no NCCL for the others."""
+        one, two = (sglang_plan("qwen3-30b-a3b", "h200", data_parallel_size=n, max_model_len=8192) for n in (1, 2))
+        assert two.memory == one.memory
+        assert two.concurrency.replicas == 2
+
+    def test_no_slot_for_states_is_no_server(self) -> None:
+        short = sglang_plan("qwen3-next-80b-a3b", "h200", tensor_parallel_size=2, mamba_full_memory_ratio=0.00001)
+        assert not short.fits
+
+    def test_a_pool_that_was_stated_too_small_says_so(self, run: Run) -> None:
+        done = run(
+            "estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "32k", "--engine", "sglang", "--max-total-tokens",
+            "20000",
+        )  # fmt: skip
+        assert "--max-total-tokens 20,000 is less than a request of 32,768 tokens" in done.out
+        assert "--max-total-tokens 32768" in done.out
+
+    def test_sparse_attention_has_pages_of_64_tokens(self) -> None:
+        assert sglang_plan("deepseek-v3.2", "h200", tensor_parallel_size=8).capacity.tokens % 64 == 0
+
+    def test_a_plan_that_fits_is_never_over_its_budget(self) -> None:
+        answer = sglang_plan("llama-3.1-8b", "h100-80g", block_size=64, max_model_len=8192)
+        assert 0 <= answer.memory.slack < answer.capacity.bytes_per_block
+
+    @pytest.mark.parametrize(
+        ("argv", "note"),
+        [
+            (("llama-3.1-8b", "--ctx", "8k"), "SGLang's rule of thumb gives 0.83"),
+            (("llama-3.1-8b", "--ctx", "8k", "--mem-fraction-static", "0.99"), "0.79 GiB are kept back"),
+            (("qwen3.5-9b", "--ctx", "8k"), "slots for recurrent states"),
+            (("gemma-2-9b", "--ctx", "4k"), "counted in full"),
+        ],
+    )
+    def test_what_no_row_shows_is_a_note(self, run: Run, argv: tuple[str, ...], note: str) -> None:
+        done = run("estimate", *argv, "--gpu", "h100-80g", "--engine", "sglang")
+        assert note in done.err
+        assert note not in run("estimate", *argv, "--gpu", "h100-80g", "--engine", "sglang", "-q").err
 
     @pytest.mark.parametrize("name", gpu_names())
     def test_every_gpu_has_a_default(self, name: str) -> None:
@@ -186,6 +246,10 @@ class TestRefusals:
             ({"kv_cache_dtype": "nvfp4"}, "fp8_e5m2"),
             ({"max_loras": 1}, "adapters"),
             ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "no such flag"),
+            ({"enable_chunked_prefill": False}, "no such flag"),
+            ({"performance_mode": "throughput"}, "no such flag"),
+            ({"pipeline_parallel_size": 3}, "does not divide the 32 layers"),
+            ({"quantization": "experts_int8"}, "not one that is modelled for SGLang"),
         ],
     )
     def test_flags_that_sglang_has_not(self, args: dict[str, Any], said: str) -> None:
@@ -196,6 +260,15 @@ class TestRefusals:
     def test_flags_that_vllm_has_not(self, name: str) -> None:
         with pytest.raises(UsageError, match="is a flag of SGLang"):
             sglang_plan("llama-3.1-8b", "a100-80g", "vllm", **{name: 1})
+
+    def test_states_before_0_5(self) -> None:
+        with pytest.raises(UnsupportedModelError, match=r"use sglang@0\.5"):
+            sglang_plan("qwen3-next-80b-a3b", "h200", "sglang@0.4.9", tensor_parallel_size=2)
+
+    @pytest.mark.parametrize("engine", ["vllm", "sglang"])
+    def test_a_dtype_of_states_that_does_not_exist(self, engine: str) -> None:
+        with pytest.raises(UsageError, match="mamba_ssm_cache_dtype 'foo': is not one of float32"):
+            sglang_plan("qwen3-next-80b-a3b", "h200", engine, tensor_parallel_size=2, mamba_ssm_cache_dtype="foo")
 
     @pytest.mark.parametrize("model", ["llama-4-scout", "gemma-4-e4b", "deepseek-v4-flash"])
     def test_pools_that_are_not_modelled(self, model: str) -> None:
@@ -242,6 +315,11 @@ class TestTheCommandLine:
             ("--tp 4 --ep-size 2", "experts over all"),
             ("--mem-fraction-static 1.5", "outside"),
             ("--disable-radix-cache yes", "without a flag"),
+            ("--mem-fraction-statc 0.5", "did you mean --mem-fraction-static"),
+            ("--gpu-memory-utilization 0.5", "is a flag of vLLM"),
+            ("--context-length 32k", "no whole number"),
+            ("--context-length -1", "no whole number"),
+            ("--mem-fraction-static 90%", "is no number"),
         ],
     )
     def test_refuses_what_it_cannot_size(self, run: Run, flags: str, said: str) -> None:
@@ -250,6 +328,30 @@ class TestTheCommandLine:
         assert done.code in (2, 3), done.err
         assert said in done.err
         assert len(done.err.strip().splitlines()) == 1
+
+    @pytest.mark.parametrize("flag", ["--mem-fraction", "--mem-fraction-static"])
+    def test_takes_the_beginning_of_a_flag_as_argparse_does(self, run: Run, flag: str) -> None:
+        command = f"sglang serve --model qwen3-8b {flag} 0.5 --tensor-parallel 2"
+        inputs = run("estimate", "--gpu", "h200", "--from-command", command, "--format", "json").json["inputs"]
+        assert inputs["args"]["mem_fraction_static"] == 0.5
+        assert inputs["num_gpus"] == 2
+
+    def test_reads_the_release_from_an_image(self, run: Run) -> None:
+        image = "lmsysorg/sglang:v0.4.3.post4-cu124"
+        command = f"docker run --gpus all {image} python3 -m sglang.launch_server --model-path qwen3-8b"
+        inputs = run("estimate", "--gpu", "h200", "--from-command", command, "--format", "json").json["inputs"]
+        assert inputs["engine"] == "sglang@0.4.3"
+        assert inputs["settings"]["gpu_memory_utilization"] == 0.88
+
+    def test_a_rule_about_headroom_is_refused(self, run: Run, tmp_path: Path) -> None:
+        policy = tmp_path / "p.yaml"
+        policy.write_text(
+            "version: 1\ntargets:\n  - id: a\n    model: qwen3-8b\n    gpu: h200\n    engine: sglang\n"
+            "    max_model_len: 8k\n    rules: {min_headroom: 5%}\n"
+        )
+        done = run("check", policy)
+        assert done.code == 2
+        assert "min_headroom: is not modelled for SGLang" in done.err
 
     def test_says_which_flags_it_did_not_count(self, run: Run) -> None:
         command = "sglang serve --model-path qwen3-8b --attention-backend triton --new-flag 3 --port 1"

@@ -287,13 +287,13 @@ def sglang_weights(case: Case, inputs: Inputs) -> Iterator[Score]:
 def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
     """Tokens from the K and V sizes of the same log: a cell per token and layer, and one page more than are counted.
 
-    Source: SGLang 0.5 mem_cache/memory_pool.py. Pools of windows and states are sized apart, which is not modelled.
+    Source: SGLang 0.5 mem_cache/memory_pool.py. Windows and states have pools of their own.
     """
     m = case.measured
     if not {"sgl_k_gb", "sgl_v_gb", "kv_cache_tokens"} <= set(m):
         return
     if vllm.caches_of(inputs.spec) - {FullAttention, LatentAttention}:
-        raise NotStated("SGLang's pools of windows and states are not modelled")
+        raise NotStated("its K and V sizes are of one of several pools, and the log does not say of which")
     settings = settings_of(inputs, inputs.gpu or UNNAMED)
     cell = bytes_per_token(inputs.spec, settings.kv_dtype, inputs.args.tensor_parallel_size)
     middle = (m["sgl_k_gb"] + m["sgl_v_gb"]) * GIB

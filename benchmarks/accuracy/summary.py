@@ -65,7 +65,10 @@ def family(scored: Scored) -> str:
 
 
 def release(scored: Scored) -> str:
-    return f"{'SGLang ' if scored.case.engine == 'sglang' else ''}0.{scored.inputs.number[1]}"
+    if scored.case.engine == "sglang":  # whose builds are no releases of vLLM
+        numbered = re.match(r"0\.[0-9]+", scored.case.version or "")
+        return f"SGLang {numbered[0] if numbered else 'of ' + (scored.case.version or 'no date')}"
+    return f"0.{scored.inputs.number[1]}"
 
 
 def device(scored: Scored) -> str:

@@ -22,11 +22,22 @@ def estimate(options: EstimateOptions) -> int:
         asked = read(options, lambda context, spec: load_of(options, context, spec))
         say(asked, quiet=options.quiet)
         tables = answer(asked)
+        if not options.quiet:
+            say_of_start(tables)
         for report in reports:
             report.save(render(report.format, tables, options))
         show(tables, options)
     fits = all(isinstance(it, Plan) and it.fits for table in tables for _, it in table)
     return int(options.exit_code and not fits)
+
+
+def say_of_start(tables: list[Table]) -> None:
+    """What the rules have to say of the one plan that was asked for, beside what was read into its config."""
+    plans = plans_of(tables)
+    if len(plans) == 1:
+        for text in plans[0].notes:
+            if text not in plans[0].request.spec.notes:
+                output.tell("note", text)
 
 
 # --- answering --------------------------------------------------------------------------------------------------------

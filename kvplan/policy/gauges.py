@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvplan import advise, users
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.plan import Plan, Request
 from kvplan.policy.file import Rule, Target, Workload, exists
@@ -101,6 +101,13 @@ def requests_at_once(plan: Plan) -> str:
         return told
     each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
     return f"{told} ({answer.low:.1f}-{answer.high:.1f}; {each})"
+
+
+def free_bytes(plan: Plan) -> int:
+    """What is left of a GPU; raises UsageError for SGLang, which keeps memory back without saying for what."""
+    if plan.request.release.engine == "sglang":
+        raise UsageError("min_headroom: is not modelled for SGLang, which keeps a share back; use min_concurrency")
+    return plan.memory.unused
 
 
 def headroom(plan: Plan) -> str:
@@ -339,9 +346,7 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
 
 
 GAUGES: Final[Mapping[str, Gauge]] = {
-    "min_headroom": Gauge(
-        lambda plan: plan.memory.unused, "bytes", True, lambda n: format_bytes(int(n)), headroom, more_left
-    ),
+    "min_headroom": Gauge(free_bytes, "bytes", True, lambda n: format_bytes(int(n)), headroom, more_left),
     "min_concurrency": Gauge(
         lambda plan: plan.concurrency.max, "requests", True, plain, requests_at_once, more_requests
     ),

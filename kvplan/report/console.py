@@ -136,7 +136,7 @@ def is_sglang(doc: Document) -> bool:
 def mark(doc: Document) -> str:
     """The same for a cell of a table; empty where there is nothing to say."""
     if is_marginal(doc):
-        return "may not start"
+        return "may not hold it" if is_sglang(doc) else "may not start"
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 
@@ -162,7 +162,7 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
         text = start(row_label(name, size), abs(size))
         share, note = bar(size, total, blocks=blocks), notes.get(name, "")
         lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
-    utilization = inputs["settings"]["gpu_memory_utilization"]
+    utilization = f"{inputs['settings']['gpu_memory_utilization']:.6g}"
     limit = f"vLLM may use {format_gib(memory['budget'])} of it (utilisation {utilization})"
     if is_sglang(doc):
         limit = f"weights and KV may take {format_gib(memory['budget'])} (mem_fraction_static {utilization})"

@@ -210,7 +210,7 @@ def verdict(row: Row) -> str:
     if not row.fits:
         return f"{format_gib(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:
-        return "may not start"
+        return "may not hold it" if row.engine.startswith("sglang") else "may not start"
     pools = (row.length_users, row.mean_length_users, row.full_context_users)
     pool = next((users for users in pools if users is not None), 0)
     most = row.max_num_seqs or 0

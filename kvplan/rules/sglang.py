@@ -8,7 +8,7 @@ Source: sglang 0.5.23 srt/arg_groups/memory_hook.py and srt/mem_cache/kv_cache_c
 srt/server_args.py for the older defaults. The pool rule agrees with logged pools to 0.1 % (tests/test_sglang.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -32,7 +32,7 @@ from kvplan.spec import (
     SlidingWindow,
     WindowLatent,
 )
-from kvplan.units import MIB
+from kvplan.units import MIB, format_gib
 from kvplan.weights import stage_layers
 
 NEWEST, OLDEST = (0, 5), (0, 4)
@@ -60,7 +60,9 @@ CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 gra
 PREFILL_GRAPHS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
 PREFILL_STEP = 512  # beyond the last
 MLA_GRAPHS_MIB = 1536
-VISION_FACTOR = 0.95  # of the fraction, for a vision tower like ViT-L; 0.76 to 0.9975 by its size
+VISION_FACTOR = 0.95  # of the fraction, for a vision tower like ViT-L, whose size is 24 layers of 1,024
+VISION_SIZE = (24, 1024)
+VISION_STEP, VISION_RANGE = 0.1, (0.8, 1.05)  # a tenth less for each time that the tower is larger
 SLOTS_PER_REQUEST = 3  # of recurrent states, while the radix cache may keep some
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
 PAGE_SIZES = (1, 16, 32, 64, 128)
@@ -82,6 +84,8 @@ SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_group
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
+DP_ATTENTION = "SGLang's DP attention is not modelled"
+QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
 VLLM_ONLY = {
     "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
     "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
@@ -93,17 +97,35 @@ VLLM_ONLY = {
 }
 
 
+NO_FLAG = (
+    "enable_chunked_prefill", "async_scheduling", "performance_mode", "usage", "max_lora_rank", "fully_sharded_loras",
+    "decode_context_parallel_size",
+)  # fmt: skip
+
+
 def check_args(spec: ModelSpec, args: EngineArgs) -> None:
     """Refuse flags that SGLang has not, and what is not modelled of it."""
     for name, cure in VLLM_ONLY.items():
         if getattr(args, name) not in (None, False, 0):
             raise UsageError(f"--{name.replace('_', '-')}: {cure}")
-    if args.decode_context_parallel_size > 1:
-        raise UsageError("--decode-context-parallel-size: SGLang has no such flag; leave it out")
+    for name in NO_FLAG:
+        if getattr(args, name) != getattr(EngineArgs(), name):
+            raise UsageError(f"--{name.replace('_', '-')}: SGLang has no such flag; leave it out")
+    if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
+        raise UsageError(
+            f"--quantization {args.quantization}: is not one that is modelled for SGLang; name a quantised checkpoint"
+        )
+    if spec.num_layers % args.pipeline_parallel_size:
+        raise UsageError(
+            f"--pipeline-parallel-size {args.pipeline_parallel_size}: does not divide the {spec.num_layers} layers of "
+            f"{spec.name}, and SGLang's split of the rest is not modelled; use a divisor"
+        )
     if args.data_parallel_size > 1 and args.enable_expert_parallel:
-        raise UsageError("--enable-expert-parallel with replicas: SGLang's DP attention is not modelled; use --dp 1")
+        raise UsageError(f"--enable-expert-parallel with replicas: {DP_ATTENTION}; use --dp 1")
     if args.block_size is not None and args.block_size not in PAGE_SIZES:
-        raise UsageError(f"--block-size {args.block_size}: SGLang's pages have 1, 16, 32, 64 or 128 tokens; use one")
+        raise UsageError(
+            f"--block-size (page_size) {args.block_size}: SGLang's pages have 1, 16, 32, 64 or 128 tokens; use one"
+        )
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype!r}: is not one that is modelled for SGLang; "
@@ -171,7 +193,26 @@ def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: V
         fraction = _older_fraction(total, ranks, release)
     else:
         fraction = round((total - reserved_mib(spec, gpu, args, release)) / total, 3)
-    return round(fraction * VISION_FACTOR, 3) if spec.multimodal else fraction
+    if fraction <= 0:
+        raise UsageError(
+            f"--mem-fraction-static: SGLang's rule of thumb leaves nothing of {total:,} MiB for weights and KV; state "
+            "it, or lower --max-num-batched-tokens (chunked_prefill_size)"
+        )
+    return fraction * vision_factor(spec)
+
+
+def vision_factor(spec: ModelSpec) -> float:
+    """By which the default is lowered for a model with a vision tower: by the tower's layers x width squared."""
+    tower = spec.config.get("vision_config")
+    if not spec.multimodal or not isinstance(tower, Mapping):
+        return 1.0
+    layers, width = (
+        tower[name] if isinstance(tower.get(name), int) else usual
+        for name, usual in zip(("num_hidden_layers", "hidden_size"), VISION_SIZE, strict=True)
+    )
+    times = layers * width**2 / (VISION_SIZE[0] * VISION_SIZE[1] ** 2)
+    least, most = VISION_RANGE
+    return VISION_FACTOR * max(least, min(most, 1 - VISION_STEP * (times - 1)))
 
 
 def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
@@ -231,6 +272,13 @@ class SglangPool(Pool):
     def shared(self, num_tokens: int) -> int:
         return num_tokens // self.block_size
 
+    def given_out(self, pages: int, slots: int, stage: int) -> int:
+        """What counts against the budget: the pages that requests can have, and every slot."""
+        page = self.block_size
+        swa_pages = floor(pages * page * self.swa_ratio) // page
+        states = (slots + 1) * self.state[stage] if self.state[stage] else 0
+        return pages * page * self.full[stage] + swa_pages * page * self.windows[stage] + states
+
     def num_bytes(self, pages: int, slots: int, stage: int) -> int:
         """What the buffers take: each pool holds one page more than is counted, the slots one more."""
         page = self.block_size
@@ -240,10 +288,15 @@ class SglangPool(Pool):
         return full + windows + ((slots + 1) * self.state[stage] if self.state[stage] else 0)
 
 
+def page_size(spec: ModelSpec, args: EngineArgs) -> int:
+    """Sparse attention has pages of 64 tokens, whatever is asked for. Source: srt/server_args.py (DSA)."""
+    return 64 if vllm.is_sparse_mla(spec) else args.block_size or 1
+
+
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
     return Paging(
         sm=sm, kv_dtype=settings.kv_dtype, dtype=settings.dtype, tp=args.tensor_parallel_size,
-        pp=args.pipeline_parallel_size, dcp=1, block_size=args.block_size or 1,
+        pp=args.pipeline_parallel_size, dcp=1, block_size=page_size(spec, args),
         prefix_caching=args.enable_prefix_caching, flat=False, first_engine=False, checkpoints=False, spec_tokens=0,
         ssm_dtype=args.mamba_ssm_cache_dtype, context=0, encoder=0,
     )  # fmt: skip
@@ -262,6 +315,8 @@ def pool(spec: ModelSpec, how: Paging, ratio: float | None, release: Version) ->
         raise UnsupportedModelError(
             f"{spec.name}: some layers share the KV of others, of which SGLang allocates some all the same; use vllm"
         )
+    if vllm.has_states(spec) and release.number < NEWEST:
+        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for states are not modelled; use sglang@0.5")
     mixed = SlidingWindow in vllm.caches_of(spec) and len(vllm.caches_of(spec)) > 1
     if mixed and release.number < NEWEST:
         raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for windows are not modelled; use sglang@0.5")
@@ -280,7 +335,7 @@ def pool(spec: ModelSpec, how: Paging, ratio: float | None, release: Version) ->
     if not full:
         raise UnsupportedModelError(f"{spec.name}: no layer keeps all tokens; SGLang's pool for it is not modelled")
     stages: list[range] = stage_layers(spec.num_layers, how.pp)
-    share = Fraction(SWA_RATIO if ratio is None else ratio).limit_denominator(1000)
+    share = Fraction(str(SWA_RATIO if ratio is None else ratio))
     by_stage = [
         tuple(sum(each.page for i, each in layers if i in stage) // page for stage in stages)
         for layers in (full, windows)
@@ -315,7 +370,8 @@ def num_slots(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> in
 def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tuple[int, int, int]:
     """(pages that every stage can hold, slots, the stage that decides)."""
     found = []
-    for stage, room in enumerate(available):
+    room = min(available)  # all ranks agree on the least
+    for stage in range(len(available)):
         slots = num_slots(layout, args, room, stage)
         per_token = layout.full[stage] + layout.swa_ratio * layout.windows[stage]
         if per_token:
@@ -323,7 +379,8 @@ def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tupl
             tokens = floor(max(0, room - taken) / per_token)
             found.append((min(tokens, args.max_total_tokens or tokens) // layout.block_size, stage, slots))
     pages, stage, _ = min(found)
-    return pages, min(slots for _, _, slots in found), stage
+    with_states = [slots for _, at, slots in found if layout.state[at]]
+    return pages, min(with_states, default=0), stage
 
 
 def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> int:
@@ -331,7 +388,9 @@ def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages
     tokens = pages * layout.block_size
     most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
     most = min(args.max_num_seqs or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
-    return most if not slots else min(most, slots // (SLOTS_PER_REQUEST if args.enable_prefix_caching else 1))
+    if not any(layout.state):
+        return most
+    return min(most, slots // (SLOTS_PER_REQUEST if args.enable_prefix_caching else 1))
 
 
 def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
@@ -369,16 +428,30 @@ def _largest_context(layout: SglangPool, settings: Settings, limit: int, pages: 
     return low
 
 
-def notes(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version, slots: int) -> Iterator[str]:
-    """What the answer rests on that no row shows."""
-    if args.mem_fraction_static is None:
-        fraction = default_fraction(spec, gpu, args, release)
-        vision = ", lowered for the vision tower by a factor that depends on its size" if spec.multimodal else ""
+def notes(request_args: EngineArgs, settings: Settings, spec: ModelSpec, kept: int, wanted: int) -> Iterator[str]:
+    """What the answer rests on that no row shows.
+
+    kept, wanted  bytes kept back for activations and graphs, and what SGLang's own rule of thumb would keep
+    """
+    if request_args.mem_fraction_static is None:
+        fraction = f"{settings.gpu_memory_utilization:.6g}"
+        yield f"no --mem-fraction-static: SGLang's rule of thumb gives {fraction}; the command states it"
+        if spec.multimodal:
+            yield "what SGLang sets aside for images beside its lower default is not modelled"
+    elif kept < wanted:
         yield (
-            f"no --mem-fraction-static: SGLang's rule of thumb for {smi_mib(gpu):,} MiB gives {fraction}{vision}; the "
-            "command states it"
+            f"{format_gib(max(0, kept))} are kept back for activations and CUDA graphs; SGLang's rule of thumb keeps "
+            f"{format_gib(wanted)}"
         )
-    if slots:
-        yield f"{slots:,} slots for recurrent states are set aside beside the tokens"
-    if spec.model_type in COUNTED_IN_FULL or (SlidingWindow in vllm.caches_of(spec) and release.number < NEWEST):
+    if spec.model_type in COUNTED_IN_FULL or (
+        SlidingWindow in vllm.caches_of(spec) and settings.version.number < NEWEST
+    ):
         yield "SGLang keeps every token of this model's windows: they are counted in full"
+
+
+def slots_note(layout: SglangPool, slots: int, stage: int) -> str | None:
+    """How much of the KV cache is recurrent states; None where there are none."""
+    if not layout.state[stage]:
+        return None
+    size = (slots + 1) * layout.state[stage]
+    return f"{format_gib(size)} of the KV cache are {slots:,} slots for recurrent states"
