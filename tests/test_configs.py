@@ -1,6 +1,7 @@
 """Launch parameters: a tile that was timed on a GPU is used, others fall back, and a damaged table is refused."""
 
 import copy
+import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,3 +185,30 @@ def test_a_file_that_is_no_table_is_refused_in_one_line(tmp_path: Path, text: st
 def test_a_file_that_is_missing_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"^tiles\.json: cannot be read \(No such file or directory\); make"):
         tiles.read_tiles(tmp_path / "tiles.json")
+
+
+COMPILED = Path(__file__).parents[1] / "reports" / "kernels" / "compiled.csv"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def resident() -> Iterator[tuple[AttentionTile, int]]:
+    """Each tile of decode that was compiled, and how many of its programs fit a multiprocessor of that GPU."""
+    with COMPILED.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["kernel"] not in ("decode_kernel", "latent_decode_kernel"):
+                continue
+            _, dtypes, size, *_ = row["job"].split(" ")
+            name, _, fp8 = dtypes.partition("+")
+            compute, arch, programs = DTYPES[name], int(row["arch"]), int(row["programs"])
+            if row["kernel"] == "decode_kernel":
+                stored = torch.float8_e4m3fn if fp8 else compute
+                yield configs.decode_tile(arch, int(size), stored, compute), programs
+            else:
+                yield configs.latent_tile(arch, int(size), compute), programs
+
+
+def test_no_plan_counts_on_more_programs_than_a_multiprocessor_holds() -> None:
+    found = list(resident())
+    assert len(found) > 40
+    assert [(tile, programs) for tile, programs in found if tile.programs > programs] == []
+    assert any(tile.programs == programs for tile, programs in found)

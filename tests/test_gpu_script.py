@@ -556,3 +556,14 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
     assert b"weights" in packed["profile-llama-3.1-8b/reconciliation.md"]
     assert gpu.main([*argv, "--resume", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(" kept ") == len(gpu.STAGES)
+
+
+def test_the_tests_stage_runs_every_file_with_a_test_for_a_gpu() -> None:
+    marked = {
+        f"tests/{path.name}"
+        for path in Path(__file__).parent.glob("test_*.py")
+        if re.search(
+            r"^(@pytest\.mark\.gpu|pytestmark = pytest\.mark\.gpu)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    assert marked == set(checks.TESTS)

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 from benchmarks.gpu_stages.stage import Task, parser, task
 
-TESTS = "tests/test_on_gpu.py"
+TESTS = ("tests/test_on_gpu.py", "tests/test_quantized.py", "tests/test_overlap.py")  # those with tests marked gpu
 # Without a cache folder, whatever plugins are there; another version's deprecation is no failure here.
-PYTEST = ("-m", "pytest", TESTS, "-m", "gpu", "-v", "-p", "no:cacheprovider", "-W", "default", "--tb=short")
+PYTEST = ("-m", "pytest", *TESTS, "-m", "gpu", "-v", "-p", "no:cacheprovider", "-W", "default", "--tb=short")
 COUNTED = ("tests", "failures", "errors", "skipped")
 
 

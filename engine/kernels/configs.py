@@ -49,17 +49,23 @@ class GemmTile:
 
 A, G = AttentionTile, GemmTile
 
+
+def D(block_n: int, num_warps: int, num_stages: int, programs: int, block_m: int = 16) -> AttentionTile:
+    """A tile of decode: as many programs as fit a multiprocessor (reports/kernels/compiled.csv), four at most."""
+    return A(block_n, num_warps, num_stages, block_m, programs=programs)
+
+
 # (dtype of KV, head_dim padded to a power of two) -> tile for 99, 163 and 227 KiB of shared memory
 DECODE = {
-    ("float32", 64): (A(32, 4, 2), A(32, 4, 2), A(32, 4, 2)),
-    ("float32", 128): (A(16, 4, 2), A(16, 4, 2), A(16, 4, 2)),
-    ("float32", 256): (A(16, 4, 2), A(16, 4, 2), A(16, 4, 2)),
-    ("16-bit", 64): (A(64, 4, 3), A(64, 4, 3), A(64, 4, 3)),
-    ("16-bit", 128): (A(32, 4, 3), A(64, 4, 3), A(64, 4, 3)),
-    ("16-bit", 256): (A(32, 4, 2), A(32, 4, 3), A(32, 4, 3)),
-    ("float8", 64): (A(64, 4, 3), A(64, 4, 3), A(64, 4, 3)),
-    ("float8", 128): (A(64, 4, 3), A(64, 4, 3), A(64, 4, 3)),
-    ("float8", 256): (A(32, 4, 3), A(32, 4, 3), A(32, 4, 3)),
+    ("float32", 64): (D(32, 4, 2, 3), D(32, 4, 2, 4), D(32, 4, 2, 3)),
+    ("float32", 128): (D(16, 4, 2, 3), D(16, 4, 2, 4), D(16, 4, 2, 4)),
+    ("float32", 256): (D(16, 4, 2, 1), D(16, 4, 2, 3), D(16, 4, 2, 3)),
+    ("16-bit", 64): (D(64, 4, 3, 2), D(64, 4, 3, 4), D(64, 4, 3, 4)),
+    ("16-bit", 128): (D(32, 4, 3, 2), D(64, 4, 3, 2), D(64, 4, 3, 3)),
+    ("16-bit", 256): (D(32, 4, 2, 2), D(32, 4, 3, 2), D(32, 4, 3, 3)),
+    ("float8", 64): (D(64, 4, 3, 4), D(64, 4, 3, 4), D(64, 4, 3, 4)),
+    ("float8", 128): (D(64, 4, 3, 2), D(64, 4, 3, 2), D(64, 4, 3, 2)),
+    ("float8", 256): (D(32, 4, 3, 2), D(32, 4, 3, 2), D(32, 4, 3, 3)),
 }
 PREFILL = {
     ("float32", 64): (A(32, 8, 1, 32, True), A(32, 8, 1, 32, True), A(32, 8, 1, 32, True)),
@@ -74,10 +80,10 @@ PREFILL = {
 }
 # (dtype, heads of one program) -> as above. Few heads fill no larger tile; many share what each program loads.
 LATENT = {
-    ("float32", 16): (A(16, 8, 1, 16), A(16, 8, 1, 16), A(16, 8, 1, 16)),
-    ("float32", 64): (A(16, 8, 1, 16), A(16, 8, 1, 16), A(16, 8, 1, 16)),
-    ("16-bit", 16): (A(32, 8, 2, 16), A(32, 8, 3, 16), A(32, 8, 3, 16)),
-    ("16-bit", 64): (A(16, 8, 2, 32), A(32, 8, 2, 32), A(32, 8, 2, 64)),
+    ("float32", 16): (D(16, 8, 1, 1), D(16, 8, 1, 2), D(16, 8, 1, 2)),
+    ("float32", 64): (D(16, 8, 1, 1), D(16, 8, 1, 2), D(16, 8, 1, 2)),
+    ("16-bit", 16): (D(32, 8, 2, 1), D(32, 8, 3, 1), D(32, 8, 3, 2)),
+    ("16-bit", 64): (D(16, 8, 2, 1, 32), D(32, 8, 2, 1, 32), D(32, 8, 2, 1, 64)),
 }
 # (dtype, most rows per expert) -> as above
 GEMM = {
