@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
-from kvplan.command import ServeCommand, flag_name, is_value, read_command, split
+from kvplan.command import ServeCommand, flag_name, flag_text, is_value, read_command, split
 from kvplan.errors import UsageError
 from kvplan.log_wordings import Engine
+from kvplan.sglang_command import EXPERTS, HARMLESS, MODEL, NAMES, REFUSED, SWITCHED, SWITCHES, UNMODELLED
 
 # What a line must hold for a command to be looked for; it begins there.
 COMMANDS: Final[tuple[tuple[Engine, str], ...]] = (
@@ -27,6 +28,12 @@ SGLANG_FLAGS: Final = {
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
 }
+# Of SGLang's, those that change memory in ways that are not sized, and those that do not change it; what is in no list
+# may. What a comparison says by itself of DP attention and of drafts is not said twice.
+SGLANG_SIZED: Final = frozenset({*NAMES, *MODEL, *EXPERTS, *SWITCHED, "revision"})
+SGLANG_UNSIZED: Final = frozenset({*REFUSED, *UNMODELLED})
+SGLANG_HARMLESS: Final = HARMLESS | SWITCHES
+SAID_ELSEWHERE: Final = ("enable_dp_attention", "speculative_")
 # Flags that a plan refuses, but that a log may have: they explain a difference.
 EXPLAINING: Final = ("speculative_config", "cpu_offload_gb")
 
@@ -50,7 +57,7 @@ def flags_of_command(engine: Engine, text: str) -> tuple[dict[str, str], list[st
     if not words or "..." in words:
         raise UsageError("--from-command: is not a whole command; paste the whole command")
     if engine == "sglang":
-        return _sglang_flags(words), []
+        return _sglang_flags(words), _unsized(words)
     explaining, rest = _lifted(words)
     command = read_command(shlex.join(rest))
     return _vllm_flags(command) | explaining, [*command.unmodelled, *command.unknown]
@@ -96,4 +103,15 @@ def _sglang_flags(words: Sequence[str]) -> dict[str, str]:
         if value is None:
             value = following if is_value(following) and following != "-" else "True"
         found[SGLANG_FLAGS.get(name, name)] = value
+    return found
+
+
+def _unsized(words: Sequence[str]) -> list[str]:
+    """The flags of SGLang's that are not modelled, as they were typed."""
+    found = []
+    for word in words:
+        name = flag_name(word)[0] if word.startswith("--") and not is_value(word) else ""
+        known = name in SGLANG_SIZED or (name in SGLANG_HARMLESS and name not in SGLANG_UNSIZED)
+        if name and not known and not name.startswith(SAID_ELSEWHERE):
+            found.append(flag_text(word))
     return found

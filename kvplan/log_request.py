@@ -11,6 +11,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.log_text import arguments
+from kvplan.rules import sglang
 from kvplan.rules.vllm import EngineArgs
 from kvplan.server_metrics import ServerSetup
 from kvplan.serverlog import Reading, ServerLog
@@ -172,12 +173,33 @@ def draft_of(log: ServerLog) -> dict[str, str]:
     return found
 
 
+SGLANG_RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?![0-9])")
+
+
 def engine_of(log: ServerLog) -> str | None:
-    """`vllm@0.11`, as --engine takes it; None where the log names no release. Any SGLang is sized by its newest rules:
-    its list of arguments holds what its release resolved."""
-    if log.engine == "sglang":
+    """`vllm@0.11` or `sglang@0.4.3`, as --engine takes it; None where the log names no release of vLLM.
+
+    An SGLang that says none, or one older than those that are known, is sized by the newest rules.
+    """
+    if log.engine == "vllm":
+        return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
+    found = SGLANG_RELEASE.match(log.text("version") or "")
+    if found is None or not sglang.OLDEST <= (int(found[1]), int(found[2])) <= sglang.NEWEST:
         return "sglang"
-    return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
+    return f"sglang@{found[0].removeprefix('v')}"
+
+
+def fraction_notes(log: ServerLog, args: EngineArgs) -> list[str]:
+    """What a default mem_fraction_static rests on, where the log does not say a release whose rule is known."""
+    if log.engine != "sglang" or args.mem_fraction_static is not None or engine_of(log) != "sglang":
+        return []
+    version = log.text("version")
+    release = "its release" if version is None else f"a release that kvplan knows ({printable(version, 40)})"
+    newest = "sglang@{}.{}".format(*sglang.NEWEST)
+    return [
+        f"the {log.called} says neither mem_fraction_static nor {release}: the fraction is that of {newest}'s rule; "
+        "--engine sglang@0.4.6, or whichever it was, or --mem-fraction-static says it"
+    ]
 
 
 def model_of(log: ServerLog) -> tuple[str | None, str | None]:

@@ -1,6 +1,6 @@
 """A logged figure beside its prediction, and what a server's figures count."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvplan import overheads
@@ -12,7 +12,8 @@ from kvplan.serverlog import Reading, ServerLog
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")
 POOL: Final = ("blocks", "tokens", "concurrency")
-UNITS: Final[dict[str, Unit]] = {"blocks": "blocks", "tokens": "tokens", "concurrency": "requests"}
+RUNNING: Final = "max_running_requests"  # of SGLang alone, which logs it
+UNITS: Final[dict[str, Unit]] = {"blocks": "blocks", "tokens": "tokens", "concurrency": "requests", RUNNING: "requests"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,6 @@ NOT_LOGGED: Final = "not in the log"
 
 def smallest_kv(log: ServerLog) -> Reading | None:
     """The pool's GiB on the rank with least, which decides how many blocks all have."""
-    if log.engine == "sglang":
-        key, value = log.first("key_size"), log.first("value_size")
-        if key is None:
-            return log.least("available_kv")
-        if value is None:
-            return key
-        digits = max(len(key.text.partition(".")[2]), len(value.text.partition(".")[2]))
-        return replace(key, fact="available_kv", text=f"{key.value + value.value:.{digits}f}")
     return log.least("available_kv") or log.least("kv_in_use")
 
 

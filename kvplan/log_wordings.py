@@ -43,6 +43,7 @@ FACTS: Final[dict[str, str]] = {
     "kv_tokens": COUNT,
     "kv_tokens_refused": COUNT,  # the pool of a server that did not start for it
     "pool_tokens": COUNT,  # of one pool; a hybrid model has several
+    "full_tokens": COUNT,  # of the pool that keeps all tokens
     "max_concurrency": SHARE,
     "concurrency_context": COUNT,
     "context": COUNT,
@@ -51,7 +52,6 @@ FACTS: Final[dict[str, str]] = {
     "attention_block_size": COUNT,
     "context_parallel": COUNT,
     "max_running": COUNT,
-    "repeated": COUNT,
     "version": r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,60}",
     "model": r"[^\s'\",]{1,300}",
     "gpu": r"[A-Za-z0-9][A-Za-z0-9_. -]{2,60}?",
@@ -203,8 +203,12 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "by the dcp_world_size ", "by the dcp_world_size <context_parallel>", "0.11-0.20",
         "vllm-project/recipes moonshotai/Kimi-K2-Think.md",
     ),
-    Wording("vllm", "[repeated ", r"\[repeated <repeated>x across cluster\]", "any", "vllm#13535 (Ray)"),
     # SGLang
+    Wording(
+        "sglang", "lmsysorg/sglang:v", "lmsysorg/sglang:v<version>", "0.2-0.5",
+        "hub.docker.com/r/lmsysorg/sglang (the tags of its images)",
+    ),
+    Wording("sglang", "sglang: 0.", r"\bsglang: <version>\s{0,40}$", "0.2-0.5", "sglang 0.4 check_env.py"),
     Wording(
         "sglang", "Load weight begin. avail mem=", "Load weight begin. avail mem=<free_before_load> GB", "0.1-0.5",
         "sglang 0.4 srt/model_executor/model_runner.py",
@@ -223,6 +227,11 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "sglang", "KV Cache is allocated.",
         r"KV Cache is allocated\.(?: dtype: [\w.]{1,40},)?(?: #tokens: <pool_tokens>,)? KV size: <key_size> GB",
         "0.4-0.5", "sglang 0.4 srt/mem_cache/memory_pool.py (latent attention)",
+    ),
+    Wording(
+        "sglang", "liding window memory pool.",
+        r"liding window memory pool\. full_layer_tokens=<full_tokens>(?![0-9])", "0.5",
+        "sglang 0.5 srt/mem_cache/kv_cache_configurator.py",
     ),
     Wording(
         "sglang", "Mamba Cache is allocated.",

@@ -10,11 +10,11 @@ from kvplan.gpu import GpuSpec
 from kvplan.log_request import check_log
 from kvplan.log_rows import LogRow, smallest_kv
 from kvplan.log_vllm import Context, vllm_given, vllm_rows
-from kvplan.logged_sglang import sglang_given, sglang_rows
+from kvplan.logged_sglang import given_pool, sglang_given, sglang_rows
 from kvplan.plan import Request, settings_of
 from kvplan.rules.vllm import EngineArgs
 from kvplan.serverlog import Reading, ServerLog
-from kvplan.units import GIB, format_gib
+from kvplan.units import format_gib
 
 LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
 
@@ -63,7 +63,7 @@ def reconcile_log(
         max_model_len=settings.max_model_len,
         rows=merged([rows for _, rows, _ in compared], names),
         given=given,
-        given_from=_given_from(log),
+        given_from=_given_from(log, first),
         notes=(*log.notes, *_spread(log, first.args.data_parallel_size)),
     )
 
@@ -118,7 +118,7 @@ def _figure(row: LogRow) -> str:
         return "nothing"
     if row.unit == "bytes":
         return format_gib(round(row.predicted))
-    return f"{row.predicted:,.2f}" if row.unit == "requests" else f"{row.predicted:,.0f}"
+    return f"{row.predicted:,.2f}" if row.name == "concurrency" else f"{row.predicted:,.0f}"
 
 
 def _engine_label(log: ServerLog, request: Request) -> str:
@@ -128,10 +128,13 @@ def _engine_label(log: ServerLog, request: Request) -> str:
     return request.release.label
 
 
-def _given_from(log: ServerLog) -> str:
-    if log.engine == "sglang" or smallest_kv(log) is not None:
-        kv = smallest_kv(log)
-        return "" if kv is None else f"{kv.text} GiB" if log.engine == "vllm" else format_gib(round(kv.value * GIB))
+def _given_from(log: ServerLog, request: Request) -> str:
+    if log.engine == "sglang":
+        given = given_pool(log, request)
+        return "" if given is None else format_gib(given[1].size)
+    kv = smallest_kv(log)
+    if kv is not None:
+        return f"{kv.text} GiB"
     blocks = log.least("num_blocks")
     return "" if blocks is None else f"{blocks.count:,} blocks"
 

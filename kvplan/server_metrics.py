@@ -63,9 +63,11 @@ _SGLANG_FACTS = {
     "sglang:graph_memory_usage_gb": "cuda_graphs",
     "sglang:context_len": "context",
 }
+_SGLANG_FLAGS = {"sglang:page_size": "page_size"}
 _WANTED = (
     _CACHE_CONFIG,
     *_SGLANG_FACTS,
+    *_SGLANG_FLAGS,
     *(name for table in (_VLLM, _SGLANG) for names in table.values() for name in names),
 )
 
@@ -140,9 +142,10 @@ def server_setup(page: str) -> ServerSetup:
         return ServerSetup("vllm", model | flags, facts, max(1, len(engines)))
     if not samples:
         raise MetricsError(_NONE_ON_IT)
-    first = {metric: value for metric, _, value in reversed(samples) if metric in _SGLANG_FACTS}
-    found = {_SGLANG_FACTS[metric]: f"{value:.12g}" for metric, value in first.items()}
-    return ServerSetup("sglang", model, {fact: text for fact, text in found.items() if _is_figure(fact, text)})
+    first = {metric: f"{value:.12g}" for metric, _, value in reversed(samples)}
+    found = {fact: first[metric] for metric, fact in _SGLANG_FACTS.items() if metric in first}
+    flags = {flag: first[metric] for metric, flag in _SGLANG_FLAGS.items() if first.get(metric, "").isdigit()}
+    return ServerSetup("sglang", model | flags, {fact: text for fact, text in found.items() if _is_figure(fact, text)})
 
 
 COUNTS = ("num_blocks", "kv_tokens", "context")

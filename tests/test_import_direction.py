@@ -67,6 +67,7 @@ ORDER = (
     "log_command",  # the command that started one
     "serverlog",  # a server's start-up log
     "log_request",  # what it asks for: model, engine, arguments, GPU
+    "log_pools",  # the pools that SGLang allocated
     "log_rows",  # its figures beside their predictions
     "log_vllm",
     "logged_sglang",

@@ -357,9 +357,10 @@ def test_a_sglang_page_says_its_constants() -> None:
         'sglang:weight_memory_usage_gb{model_name="org/a"} 14.98\n'
         'sglang:kv_cache_memory_usage_gb{model_name="org/a"} 106.36\n'
         "sglang:context_len 8192.0\n"
+        'sglang:page_size{model_name="org/a"} 64.0\n'
     )
     facts = {"kv_tokens": "871371", "weights": "14.98", "available_kv": "106.36", "context": "8192"}
-    assert server_setup(page) == ServerSetup("sglang", {"model": "org/a"}, facts)
+    assert server_setup(page) == ServerSetup("sglang", {"model": "org/a", "page_size": "64"}, facts)
 
 
 @pytest.mark.parametrize("label", ['"-5"', '"1e9"', '"nan"', '"__import__"', '"' + "9" * 40 + '"'])

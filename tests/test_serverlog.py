@@ -188,7 +188,15 @@ LINES = (
     ("context", "65536", "INFO Using max model len 65536"),
     ("max_batched_tokens", "8192", "Chunked prefill is enabled with max_num_batched_tokens=8192."),
     ("num_blocks", "12", "# hpu blocks: 12, # CPU blocks: 819"),
-    ("repeated", "7", "Model loading took 40.3 GiB and 29 seconds [repeated 7x across cluster]"),
+    ("full_tokens", "1255367", "Use sliding window memory pool. full_layer_tokens=1255367, swa_layer_tokens=1004293"),
+    (
+        "full_tokens",
+        "57",
+        "Use Sliding window memory pool. full_layer_tokens=57 (0.01 GiB), swa_layer_tokens=45 (0 GiB",
+    ),
+    ("version", "0.4.3", "+ docker run lmsysorg/sglang:v0.4.3 python3 -m sglang.launch_server"),
+    ("version", "0.4.3.post2-cu124", "docker run --gpus all lmsysorg/sglang:v0.4.3.post2-cu124 bash"),
+    ("version", "0.4.7.post1", "sglang: 0.4.7.post1"),
     ("free_at_end", "52.97", "Capture cuda graph end. Time elapsed: 7.01 s. mem usage=1.34 GB. avail mem=52.97 GB."),
 )
 
@@ -641,6 +649,23 @@ def test_sglangs_command_has_the_names_of_its_list(command: str) -> None:
     assert log.flags == {
         "model_path": "org/a", "tp_size": "4", "mem_fraction_static": "0.85", "disable_cuda_graph": "True"
     }  # fmt: skip
+
+
+def test_flags_of_sglangs_command_that_are_not_sized_are_said() -> None:
+    """--port and --trust-remote-code do not change memory; a flag in no list may; DP attention is a row's reason."""
+    command = (
+        "sglang serve --model org/a --tp 2 --port 1 --trust-remote-code --cpu-offload-gb 10 --attention-backend fa3 "
+        "--new-flag=3 --enable-torch-compile --enable-dp-attention --speculative-num-steps 3 "
+        "--json-model-override-args {}"
+    )
+    log = parse_log(f"$ {command}\nLoad weight begin. avail mem=78.0 GB\n")
+    unsized = "--cpu-offload-gb, --attention-backend, --new-flag, --enable-torch-compile, --json-model-override-args"
+    assert log.notes[1] == f"the command on line 1 of the log: what {unsized} does to memory is not modelled"
+
+
+def test_a_command_of_sglangs_without_such_flags_says_nothing_of_them() -> None:
+    log = parse_log("$ sglang serve --model org/a --tp 2 --port 1\nLoad weight begin. avail mem=78.0 GB\n")
+    assert log.notes == ("no list of arguments in the log: they are taken from the command on line 1 of the log",)
 
 
 def test_the_command_of_the_last_start_is_taken() -> None:

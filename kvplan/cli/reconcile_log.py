@@ -25,6 +25,7 @@ from kvplan.log_request import (
     draft_of,
     engine_of,
     flags_of,
+    fraction_notes,
     gpus_of,
     log_of_page,
     logged_as,
@@ -88,6 +89,8 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context=context)
     except KvplanError as error:
         raise in_the_logs_words(error, log, wanted.taken) from error
+    if len(machines) == 1 and "engine" in wanted.taken:
+        gpu_notes += fraction_notes(log, request.args)
     notes = [*result.notes, *wanted.notes, *contradictions(options, log, request), *context_notes, *gpu_notes]
     said = Asked([], 1, [*notes, *found.notes], found.hints, [*found.warnings, *warnings])
     asked.say(said, quiet=options.quiet)
@@ -136,7 +139,8 @@ def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
         plain["max_model_len"] = None if derived is None else [str(derived[0])]
     if draft_of(log) and options.draft_model is None:
         method = printable(draft_of(log).get("method", draft_of(log).get("model", "speculation")), 40)
-        notes.append(f"the server drafts tokens ({method}); add --draft-model to size what drafts")
+        size = "what drafts is not sized" if log.engine == "sglang" else "add --draft-model to size what drafts"
+        notes.append(f"the server drafts tokens ({method}); {size}")
     return Wanted(PlanOptions(**plain), taken, notes, derived)
 
 
@@ -161,7 +165,8 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
             continue
         if not agrees(log, name, value):
             notes.append(f"{as_flag(name, value)} is taken; the {log.called} says {logged_as(log, name, text)}")
-    if log.engine == "vllm" and engine_of(log) not in (None, request.release.label):
+    engine = engine_of(log)  # a log may say the third field, too
+    if engine not in (None, "sglang") and not f"{engine}.".startswith(f"{request.release.label}."):
         version = printable(log.text("version") or "", 40)
         notes.append(f"--engine {request.release.label} is taken; the {log.called} says version {version}")
     logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.name)
@@ -294,7 +299,7 @@ def figure(row: LogRow, value: float | None) -> str:
         return "-"
     if row.unit == "bytes":
         return f"{value / GIB:,.2f} GiB"
-    return f"{value:,.2f}" if row.unit == "requests" else f"{value:,.0f}"
+    return f"{value:,.2f}" if row.name == "concurrency" else f"{value:,.0f}"
 
 
 def error_text(row: LogRow) -> str:
@@ -307,7 +312,7 @@ def error_text(row: LogRow) -> str:
         small = f"{row.error / MIB:+,.1f} MiB"  # what two digits of a GiB would show as 0
         size = small if abs(row.error) < GIB // 100 else f"{row.error / GIB:+,.2f} GiB"
         return size + share
-    return (f"{row.error:+,.2f}" if row.unit == "requests" else f"{row.error:+,.0f}") + share
+    return (f"{row.error:+,.2f}" if row.name == "concurrency" else f"{row.error:+,.0f}") + share
 
 
 def as_csv(result: LogReconciliation) -> str:

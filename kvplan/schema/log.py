@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from kvplan.log_rows import PARTS, POOL
+from kvplan.log_rows import PARTS, POOL, RUNNING
 from kvplan.schema.core import FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
 
 _SIGNED: Final[Schema] = {"type": "number"}
 ROW: Final = record(
     "A figure, predicted and logged; null where there is none, and `why` says so. `low` and `high` are what the "
     "prediction may be under the log's rounding of its inputs, `rounding` half of the logged figure's last digit.",
-    name={"enum": [*PARTS, *POOL]},
+    name={"enum": [*PARTS, *POOL, RUNNING]},
     unit={"enum": ["bytes", "blocks", "tokens", "requests"]},
     predicted=maybe(_SIGNED),
     low=maybe(_SIGNED),
