@@ -196,14 +196,18 @@ class BlockManager:
         *,
         max_model_len: int,
         max_in_flight_tokens: int,
+        max_step_tokens: int | None = None,
         enable_prefix_caching: bool = True,
     ) -> None:
+        """max_step_tokens: of those in flight, the ones of a single step; None: all of them."""
         self.pool = BlockPool(num_blocks)
         self.groups = groups
         self.enable_prefix_caching = enable_prefix_caching
         self.hit_alignment = math.lcm(*(group.block_size for group in groups))
         self.dropping = tuple(g for g, group in enumerate(groups) if self._gives_back(group))
         self.max_held = tuple(max_blocks_held(group, max_model_len, max_in_flight_tokens) for group in groups)
+        step = max_step_tokens or max_in_flight_tokens
+        self.max_held_alone = tuple(max_blocks_held(group, max_model_len, step) for group in groups)
 
     @property
     def num_free_blocks(self) -> int:
@@ -316,10 +320,14 @@ class BlockManager:
         held = zip(self.groups, hit.blocks, strict=True)
         return self._num_revived(hit) + sum(self._num_new(group, len(blocks), num_tokens) for group, blocks in held)
 
-    def num_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
-        """The same when it may be computed in several steps, so that windows give blocks back on the way."""
+    def num_reserved(self, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
+        """The same when it may be computed in several steps, so that windows give blocks back on the way.
+
+        alone  nobody else has blocks: it can wait for one step to end before the next, so one is in flight
+        """
         needed = self._num_revived(hit)
-        for group, blocks, most in zip(self.groups, hit.blocks, self.max_held, strict=True):
+        held = self.max_held_alone if alone else self.max_held
+        for group, blocks, most in zip(self.groups, hit.blocks, held, strict=True):
             needed += max(0, min(self._num_new(group, len(blocks), num_tokens), most - len(blocks)))
         return needed
 

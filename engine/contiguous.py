@@ -72,7 +72,7 @@ class ContiguousManager:
         """Free blocks that a waiting sequence takes: a whole region, however short it is."""
         return self.region_len
 
-    def num_reserved(self, hit: PrefixHit, num_tokens: int) -> int:
+    def num_reserved(self, hit: PrefixHit, num_tokens: int, *, alone: bool = False) -> int:
         return self.region_len
 
     def admit(self, seq: Sequence, hit: PrefixHit, num_tokens: int) -> None:

@@ -86,6 +86,7 @@ def allocator(config: SchedulerConfig, num_blocks: int, groups: tuple[Group, ...
                 groups,
                 max_model_len=config.max_model_len,
                 max_in_flight_tokens=config.max_num_batched_tokens * config.batch_queue_depth,
+                max_step_tokens=config.max_num_batched_tokens,
                 enable_prefix_caching=config.enable_prefix_caching,
             )
         case "contiguous":
@@ -265,7 +266,7 @@ class Scheduler:
         chunk = self.blocks.num_needed(hit, hit.num_tokens + n)
         if not self.config.reserve_full_prompt:
             return chunk
-        return max(chunk, self.blocks.num_reserved(hit, seq.num_tokens))
+        return max(chunk, self.blocks.num_reserved(hit, seq.num_tokens, alone=not self.running))
 
     def _admit(self, seq: Sequence, hit: PrefixHit, n: int, batch: Batch) -> None:
         if self.blocks.enable_prefix_caching:

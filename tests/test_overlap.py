@@ -142,6 +142,23 @@ def test_tokens_are_those_of_transformers(family: str, how: str) -> None:
     assert faults(family, outputs, NUM_TOKENS) == []
 
 
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("gemma3_text", 30), ("gemma3_text", 32), ("gemma3_text", 34), ("gpt_oss", 10)]
+)
+def test_a_pool_that_holds_a_request_alone_holds_it_with_overlap(family: str, num_blocks: int) -> None:
+    """Windows are charged for two steps in flight; a request that has the pool to itself can wait for one of them."""
+    (prompt,) = random_tokens(33)
+    options = {
+        "block_size": 8, "num_blocks": num_blocks, "max_num_batched_tokens": 13, "max_model_len": 40,
+        "long_prefill_token_threshold": 5,
+    }  # fmt: skip
+    plain, overlapped = (
+        engine_for(family, async_scheduling=on, **options).generate(prompt, greedy(6))[0] for on in (False, True)
+    )
+    assert plain.finish_reason == "length"
+    assert (overlapped.token_ids, overlapped.finish_reason) == (plain.token_ids, plain.finish_reason)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens(family: str) -> None:
     num_groups = len(engine_for(family).runner.groups)

@@ -161,5 +161,6 @@ def own_work_list(planner: Planner, context_lens: torch.Tensor) -> WorkList:
     plan = planner.plan(context_lens.cpu().numpy())
     rows = torch.from_numpy(plan.rows).to(context_lens.device)
     work = WorkList(rows, plan.sizes, len(context_lens), planner.window)
-    _kept[context_lens] = _Kept(version, planner, work)
+    if version >= 0:
+        _kept[context_lens] = _Kept(version, planner, work)
     return work
