@@ -82,7 +82,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, arrays: BatchArrays, params: list[SamplingParams]) -> SampledAhead:
-        """Launch one step: a token for each of the arrays' sequences, in their order; the host waits for no result of it."""
+        """Launch a step: a token for each of the arrays' sequences, in their order; the host waits for none of them."""
         with self._on_device():
             logits = self.logits(arrays)
             sampled = sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled))
