@@ -41,7 +41,7 @@ _SGLANG: dict[str, tuple[str, ...]] = {
     "hit_rate": ("sglang:cache_hit_rate",),
 }
 _CACHE_CONFIG = "vllm:cache_config_info"
-# Label of it -> the engine argument it stands for, or the fact of a log (kvplan/serverlog.py).
+# Label of it -> the engine argument it stands for, or the fact of a log (kvplan/serverlog/log.py).
 _FLAGS = {
     "gpu_memory_utilization": "gpu_memory_utilization",
     "cache_dtype": "kv_cache_dtype",
@@ -115,7 +115,7 @@ class ServerSetup:
     """How a server was set up, as its page says.
 
     flags  engine arguments by name; model: the name it serves under, which need not be the model's id
-    facts  figures of one engine, under the names of kvplan/serverlog.py: of several, of the one with fewest blocks
+    facts  figures of one engine, under the names of kvplan/serverlog/log.py: of several, of the one with fewest blocks
     num_engines  replicas on the page, each with a pool of its own
     """
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from kvplan.cli.main import main
 from kvplan.gpu import gpu
-from kvplan.log_pools import kv_pool
-from kvplan.log_request import model_of, same_names
-from kvplan.log_rows import LogRow
-from kvplan.logged import merged
-from kvplan.serverlog import parse_log
+from kvplan.serverlog.compare import merged
+from kvplan.serverlog.log import parse_log
+from kvplan.serverlog.pools import kv_pool
+from kvplan.serverlog.request import model_of, same_names
+from kvplan.serverlog.rows import LogRow
 from kvplan.units import GIB
 from tests.cli import Run, config_file, refused, run
 from tests.oracle_data import DATA, needs_oracle_data
@@ -1076,7 +1076,7 @@ def test_reading_a_log_loads_no_heavy_library() -> None:
 
 
 def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
-    from kvplan.log_request import SAMPLE_GPUS
+    from kvplan.serverlog.request import SAMPLE_GPUS
 
     assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
 

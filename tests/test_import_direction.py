@@ -62,16 +62,7 @@ ORDER = (
     "watch",
     "doctor",
     "profile",
-    "log_text",  # what a log's collector put around it, and lists of arguments
-    "log_wordings",  # what servers write at their start
-    "log_command",  # the command that started one
-    "serverlog",  # a server's start-up log
-    "log_request",  # what it asks for: model, engine, arguments, GPU
-    "log_pools",  # the pools that SGLang allocated
-    "log_rows",  # its figures beside their predictions
-    "log_vllm",
-    "logged_sglang",
-    "logged",  # the comparison of one server
+    "serverlog",  # a server's start-up log beside its plan
     "reconcile",
     "diff",  # what changed between plans
     # answers

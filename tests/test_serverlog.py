@@ -18,12 +18,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan import serverlog
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError
-from kvplan.log_command import COMMANDS
-from kvplan.log_text import arguments, unwrapped
-from kvplan.log_wordings import ARGUMENT_LISTS, FACTS, WORDINGS, Wording, compiled
-from kvplan.serverlog import ServerLog, parse_log, read_log
+from kvplan.serverlog import log as server_log
+from kvplan.serverlog.command import COMMANDS
+from kvplan.serverlog.log import ServerLog, parse_log, read_log
+from kvplan.serverlog.text import arguments, unwrapped
+from kvplan.serverlog.wordings import ARGUMENT_LISTS, FACTS, WORDINGS, Wording, compiled
 from tests.oracle_data import DATA, needs_oracle_data
 
 FACTS_DIR = Path(__file__).parent / "facts" / "logs"
@@ -501,7 +501,7 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_of_a_long_file_both_ends_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serverlog, "MAX_BYTES", 4000)
+    monkeypatch.setattr(server_log, "MAX_BYTES", 4000)
     path = tmp_path / "server.log"
     path.write_text(TEXT + "INFO 1.2.3.4 POST\n" * 1000)
     log = read_log(str(path))
@@ -512,7 +512,7 @@ def test_of_a_long_file_both_ends_are_read(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_bomb_is_unpacked_no_further_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serverlog, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(server_log, "MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb.log.gz"
     path.write_bytes(gzip.compress(TEXT.encode() + b"a" * (8 << 20)))
     log = read_log(str(path))
@@ -522,7 +522,7 @@ def test_a_bomb_is_unpacked_no_further_than_the_bound(tmp_path: Path, monkeypatc
 
 def test_pieces_may_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for piece in (7, 64, 333):
-        monkeypatch.setattr(serverlog, "PIECE", piece)
+        monkeypatch.setattr(server_log, "PIECE", piece)
         log = parse_log(TEXT * 2)
         assert (log.starts, log.text("weights"), log.first_line) == (2, "14.2488", 8)
 
@@ -767,9 +767,9 @@ def test_hostile_lines_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_more_lines_than_any_servers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serverlog, "MAX_LINES", 50)
+    monkeypatch.setattr(server_log, "MAX_LINES", 50)
     assert "more than 50 lines" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")[0]
-    monkeypatch.setattr(serverlog, "MAX_LOOKED_AT", 400)
+    monkeypatch.setattr(server_log, "MAX_LOOKED_AT", 400)
     assert "lines that could be a server's" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")[0]
 
 

@@ -14,8 +14,8 @@ from benchmarks.accuracy.cases import Case, Models, NotStated, check_budget
 from benchmarks.accuracy.scoring import Refused, Score, Scored, score_case
 from kvplan import overheads
 from kvplan.errors import KvplanError
-from kvplan.log_rows import activation_peak
 from kvplan.plan import Plan, Request, plan
+from kvplan.serverlog.rows import activation_peak
 from kvplan.units import GIB
 
 

@@ -10,12 +10,12 @@ from kvplan.allocator import weights_reserved
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec, custom_gpu
 from kvplan.layout import bytes_per_token
-from kvplan.log_rows import activation_peak, loaded_weights
 from kvplan.plan import Request, plan, rank_weights, weight_layout
 from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
 from kvplan.rules.engines import parse_engine
 from kvplan.rules.releases import Version, since
 from kvplan.rules.vllm import OLDEST, EngineArgs, Settings
+from kvplan.serverlog.rows import activation_peak, loaded_weights
 from kvplan.spec import (
     ChunkedAttention,
     FullAttention,

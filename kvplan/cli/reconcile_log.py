@@ -17,7 +17,12 @@ from kvplan.command import ARGUMENTS
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec, with_memory
-from kvplan.log_request import (
+from kvplan.plan import Request
+from kvplan.report.lines import Line, columns, line, write
+from kvplan.rules.vllm import NEWEST
+from kvplan.serverlog.compare import LogReconciliation, compares_nothing, document, exceeds, reconcile_log
+from kvplan.serverlog.log import ServerLog, read_log
+from kvplan.serverlog.request import (
     agrees,
     check_gpu,
     check_model,
@@ -32,13 +37,8 @@ from kvplan.log_request import (
     model_of,
     sample_gpus,
 )
-from kvplan.log_rows import LogRow
-from kvplan.log_vllm import Context
-from kvplan.logged import LogReconciliation, compares_nothing, document, exceeds, reconcile_log
-from kvplan.plan import Request
-from kvplan.report.lines import Line, columns, line, write
-from kvplan.rules.vllm import NEWEST
-from kvplan.serverlog import ServerLog, read_log
+from kvplan.serverlog.rows import LogRow
+from kvplan.serverlog.vllm import Context
 from kvplan.units import GIB, MIB, format_gib
 
 NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"

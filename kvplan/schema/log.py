@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from kvplan.log_rows import PARTS, POOL, RUNNING
 from kvplan.schema.core import FLAG, NUMBER, SIZE, TEXT, TEXTS, Schema, maybe, record, rows
+from kvplan.serverlog.rows import PARTS, POOL, RUNNING
 
 _SIGNED: Final[Schema] = {"type": "number"}
 ROW: Final = record(

@@ -7,7 +7,7 @@ from kvplan import overheads
 from kvplan.overheads import Kind
 from kvplan.plan import Plan, Request, own_layout, rank_weights
 from kvplan.rules import vllm
-from kvplan.serverlog import Reading, ServerLog
+from kvplan.serverlog.log import Reading, ServerLog
 
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")

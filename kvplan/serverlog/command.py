@@ -6,7 +6,7 @@ from typing import Final
 
 from kvplan.command import ServeCommand, flag_name, flag_text, is_value, read_command, split
 from kvplan.errors import UsageError
-from kvplan.log_wordings import Engine
+from kvplan.serverlog.wordings import Engine
 from kvplan.sglang_command import EXPERTS, HARMLESS, MODEL, NAMES, REFUSED, SWITCHED, SWITCHES, UNMODELLED
 
 # What a line must hold for a command to be looked for; it begins there.

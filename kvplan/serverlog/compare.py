@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import GpuSpec
-from kvplan.log_request import check_log
-from kvplan.log_rows import LogRow, smallest_kv
-from kvplan.log_vllm import Context, vllm_given, vllm_rows
-from kvplan.logged_sglang import given_pool, sglang_given, sglang_rows
 from kvplan.plan import Request, settings_of
 from kvplan.rules.vllm import EngineArgs
-from kvplan.serverlog import Reading, ServerLog
+from kvplan.serverlog.log import Reading, ServerLog
+from kvplan.serverlog.request import check_log
+from kvplan.serverlog.rows import LogRow, smallest_kv
+from kvplan.serverlog.sglang import given_pool, sglang_given, sglang_rows
+from kvplan.serverlog.vllm import Context, vllm_given, vllm_rows
 from kvplan.units import format_gib
 
 LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
-from kvplan.serverlog import Reading, ServerLog
+from kvplan.serverlog.log import Reading, ServerLog
 from kvplan.units import GIB
 
 LOADING: Final = ("free_before_load", "free_after_load", "weights")

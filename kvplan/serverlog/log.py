@@ -1,7 +1,7 @@
 """A server's start-up log -> what it says of itself: release, model, flags, memory per rank, and the KV pool.
 
-The wordings are data (kvplan/log_wordings.py). A log is untrusted: it is read in bounded pieces, only the lines that
-hold a known phrase are looked at, and nothing in it is opened or run.
+The wordings are data (wordings.py). A log is untrusted: it is read in bounded pieces, only the lines that hold a known
+phrase are looked at, and nothing in it is opened or run.
 """
 
 import gzip
@@ -19,9 +19,9 @@ from typing import BinaryIO, Final, Literal
 
 from kvplan.errors import InvalidInputError, KvplanError
 from kvplan.files import open_regular, os_problem, printable
-from kvplan.log_command import COMMANDS, command_in, flags_of_command
-from kvplan.log_text import MAX_LINE, arguments, unwrapped
-from kvplan.log_wordings import ARGUMENT_LISTS, ASKED_FOR, LEAD, REACH, WORDINGS, Engine, Wording, compiled
+from kvplan.serverlog.command import COMMANDS, command_in, flags_of_command
+from kvplan.serverlog.text import MAX_LINE, arguments, unwrapped
+from kvplan.serverlog.wordings import ARGUMENT_LISTS, ASKED_FOR, LEAD, REACH, WORDINGS, Engine, Wording, compiled
 from kvplan.units import GIB
 
 MAX_BYTES: Final = 64 << 20  # of text; of a longer file the first and the last half of this

@@ -10,8 +10,12 @@ from typing import Literal
 
 from kvplan import overheads
 from kvplan.files import printable
-from kvplan.log_request import is_drafting
-from kvplan.log_rows import (
+from kvplan.overheads import Kind
+from kvplan.plan import Plan, Request, own_layout, plan
+from kvplan.rules import vllm
+from kvplan.serverlog.log import Reading, ServerLog
+from kvplan.serverlog.request import is_drafting
+from kvplan.serverlog.rows import (
     NOT_LOGGED,
     POOL,
     UNITS,
@@ -23,10 +27,6 @@ from kvplan.log_rows import (
     sized,
     smallest_kv,
 )
-from kvplan.overheads import Kind
-from kvplan.plan import Plan, Request, own_layout, plan
-from kvplan.rules import vllm
-from kvplan.serverlog import Reading, ServerLog
 from kvplan.units import GIB
 
 Context = Literal["known", "derived", "unknown"]  # derived: from the concurrency, which is then not predicted

@@ -8,13 +8,13 @@ from typing import Final
 from kvplan.allocator import weights_reserved
 from kvplan.errors import KvplanError
 from kvplan.files import printable
-from kvplan.log_pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
-from kvplan.log_rows import NOT_LOGGED, RUNNING, LogRow, missing, sized
 from kvplan.overheads import Kind
 from kvplan.plan import Plan, Request, own_layout, plan, rank_weights
 from kvplan.rules import sglang
 from kvplan.rules.sglang import SglangPool
-from kvplan.serverlog import Reading, ServerLog
+from kvplan.serverlog.log import Reading, ServerLog
+from kvplan.serverlog.pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
+from kvplan.serverlog.rows import NOT_LOGGED, RUNNING, LogRow, missing, sized
 from kvplan.units import GIB
 
 KEPT_BACK: Final = "within what SGLang keeps back; it measures none"

@@ -10,11 +10,11 @@ from kvplan.command import ARGUMENTS, read_argument
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
-from kvplan.log_text import arguments
 from kvplan.rules import sglang
 from kvplan.rules.vllm import EngineArgs
 from kvplan.server_metrics import ServerSetup
-from kvplan.serverlog import Reading, ServerLog
+from kvplan.serverlog.log import Reading, ServerLog
+from kvplan.serverlog.text import arguments
 from kvplan.spec import ModelSpec
 from kvplan.units import GIB, MAX_TOKENS, format_gib
 

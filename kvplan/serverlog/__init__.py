@@ -1,0 +1,1 @@
+"""What a server logged when it started, beside its plan."""
