@@ -61,7 +61,7 @@ class Sequence:
         self.token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             self.finish("stop")
-        elif self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
+        elif len(self.token_ids) >= min(self.num_prompt_tokens + self.max_tokens, max_model_len):
             self.finish("length")
 
     def finish(self, reason: FinishReason, error: str | None = None) -> None:
