@@ -35,12 +35,17 @@ class Builder:
     dtype: torch.dtype
     device: torch.device
     quantization: Quantization | None = None
-    weights: list[torch.Tensor] = field(default_factory=list)  # every tensor made here
+    weights: list[torch.Tensor] = field(default_factory=list)  # every tensor made here that a checkpoint holds
+    buffers: list[torch.Tensor] = field(default_factory=list)  # and those that are made of one
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
         self.weights.append(tensor)
         return tensor
+
+    def buffer(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        self.buffers.append(torch.empty(*shape, dtype=dtype, device=self.device))
+        return self.buffers[-1]
 
     def vector(self, name: str, size: int, part: slice = ALL, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self.empty(len(range(size)[part]), dtype=dtype)
@@ -80,7 +85,8 @@ class Builder:
     def _matrix(self, pieces: list[Piece], scheme: Scheme | None) -> Matrix:
         """The pieces, one below the other."""
         if scheme is not None and self.quantization is not None:
-            return quantized.load(scheme, self.quantization.method, pieces, self.source, self.empty)
+            method = self.quantization.method
+            return quantized.load(scheme, method, pieces, self.source, self.empty, self.buffer)
         counts = [len(piece.local_rows) for piece in pieces]
         weight = self.empty(sum(counts), len(pieces[0].local_columns))
         for view, piece in zip(weight.split(counts), pieces, strict=True):

@@ -61,6 +61,9 @@ class WeightSource(Protocol):
     def dtype_of(self, name: str) -> torch.dtype | None:
         """The dtype the tensor is stored in; None for one that is not stored."""
 
+    def place(self, name: str) -> str:
+        """The tensor's file and its name there, for messages."""
+
     def finish(self, num_layers: int) -> None:
         """Raise when something that belongs to the model was left over."""
 
@@ -73,6 +76,9 @@ class NoWeights:
 
     def dtype_of(self, name: str) -> torch.dtype | None:
         return None
+
+    def place(self, name: str) -> str:
+        return f"tensor {name!r}"
 
     def finish(self, num_layers: int) -> None:
         return
@@ -114,6 +120,9 @@ class RandomWeights:
 
     def dtype_of(self, name: str) -> torch.dtype | None:
         return None
+
+    def place(self, name: str) -> str:
+        return f"tensor {name!r}"
 
     def finish(self, num_layers: int) -> None:
         return
@@ -183,6 +192,10 @@ class Checkpoint:
                 f"{path}: tensor {own!r} is stored as {stored}; the engine reads {', '.join(TORCH_DTYPES)}"
             )
         return TORCH_DTYPES[stored]
+
+    def place(self, name: str) -> str:
+        own = self._own_name(name)
+        return f"{self.directory / self._file_of[own]}: tensor {own!r}"
 
     def _check(self, where: str, stored: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Refuse a tensor of another shape, or whose values a tensor of this dtype could not stand for."""

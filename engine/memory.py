@@ -19,7 +19,7 @@ MEMINFO = Path("/proc/meminfo")
 class MemoryReport:
     """Bytes on this rank's device after start-up.
 
-    weights        parameters; buffers: tables computed at load (rotary)
+    weights        parameters; buffers: made at load (rotary tables, a scale for each row of fp8 per tensor)
     activations    most that the profile run's step held beside those
     kv_cache       the pool: num_blocks of block_bytes each
     cuda_graphs    what capturing took; 0 without graphs

@@ -63,7 +63,7 @@ class Model:
         check_runs(spec)
         self.spec, self.decoder, self.kernels = spec, spec.decoder, kernels
         self.max_model_len, self.device = max_model_len, device
-        self.buffers: dict[Rotary, torch.Tensor] = {}
+        self.buffers: dict[Rotary | int, torch.Tensor] = {}  # rotary tables, and what was made of quantised weights
         builder = Builder(source, tp, kernels, dtype, device, spec.quantization)
         self.embedding = Vocabulary(builder, "model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self.embedding_scale = torch.tensor(self.decoder.embedding_scale, dtype=dtype, device=device)
@@ -72,6 +72,7 @@ class Model:
         self.head = self.embedding if spec.tied else Vocabulary(builder, "lm_head", spec.vocab_size, spec.hidden_size)
         source.finish(spec.num_layers)
         self.weights = builder.weights
+        self.buffers.update(enumerate(builder.buffers))
 
     def rotary(self, rotary: Rotary | None) -> torch.Tensor | None:
         """The table of these rotary facts, shared by all layers that have them."""

@@ -31,7 +31,7 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16)
 VARIANTS = {"awq": ("",), "gptq": ("", "gptq_v2")}
 FP8_METHODS = ("fp8", "compressed-tensors", "modelopt")  # their tensors have the same names and meanings
 
-Empty = Callable[..., torch.Tensor]  # a Builder's: allocates and remembers
+Empty = Callable[..., torch.Tensor]  # a Builder's: allocates and remembers, as a weight or as a buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +55,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """values [outputs, inputs] fp8, and float32 scales: one for each row, or one for each of `parts`.
+    """values [outputs, inputs] fp8, and their scales as a product takes them: nothing is made of them at each step.
 
-    parts         outputs of each tensor that was fused here
-    input_scales  [len(parts)] float32, what activations were divided by when it was calibrated; None: their own largest
+    row_scales   [outputs] float32
+    input_scale  one float32, what activations were divided by when it was calibrated; None: their own largest
     """
 
     values: torch.Tensor
-    scales: torch.Tensor
-    parts: tuple[int, ...]
-    input_scales: torch.Tensor | None = None
-
-    @property
-    def row_scales(self) -> torch.Tensor:
-        """[outputs] float32."""
-        if self.scales.numel() == self.values.shape[0]:
-            return self.scales
-        return torch.cat([scale.expand(size) for scale, size in zip(self.scales, self.parts, strict=True)])
-
-    @property
-    def input_scale(self) -> torch.Tensor | None:
-        """The largest of the fused tensors' scales: one copy of the activations serves them all, and none is cut."""
-        return None if self.input_scales is None else self.input_scales.amax()
+    row_scales: torch.Tensor
+    input_scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +162,11 @@ def _refusal(spec: ModelSpec, how: str) -> UnsupportedModelError:
 # --- loading ----------------------------------------------------------------------------------------------------------
 
 
-def load(scheme: Scheme, method: str, pieces: list[Piece], source: WeightSource, empty: Empty) -> Matrix:
-    """The pieces one below the other, as one matrix."""
+def load(scheme: Scheme, method: str, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty) -> Matrix:
+    """The pieces one below the other, as one matrix; what the checkpoint does not hold comes from `buffer`."""
     match scheme.kind:
         case "fp8_tensor" | "fp8_channel":
-            return _fp8(scheme, pieces, source, empty)
+            return _fp8(scheme, pieces, source, empty, buffer)
         case "fp8_block":
             return _fp8_block(scheme, method, pieces, source, empty)
         case "awq" | "gptq":
@@ -202,23 +189,53 @@ def _fp8_values(pieces: list[Piece], source: WeightSource, empty: Empty) -> torc
     return values
 
 
-def _fp8(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty) -> Fp8Matrix:
+def _fill_scales(
+    out: torch.Tensor,
+    source: WeightSource,
+    name: str,
+    shape: tuple[int, ...],
+    part: tuple[slice, ...] = (),
+    *,
+    positive: bool = True,
+) -> None:
+    """Scales as they are stored, of which none may be damaged: a model of such ones runs, and says anything."""
+    source.fill(out, name, shape, part)
+    if source.dtype_of(name) is None:  # nothing is stored: they are made up, or have no memory
+        return
+    good = out.isfinite() & (out > 0) if positive else out.isfinite()
+    if not bool(good.all()):
+        wrong = "are 0, negative or no finite numbers" if positive else "are no finite numbers"
+        raise InvalidInputError(
+            f"{source.place(name)} holds scales that {wrong} ({int((~good).sum())} of {good.numel()}, "
+            f"{out[~good][0].item():g} first); download it again, or quantise the model anew"
+        )
+
+
+def _fp8(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empty, buffer: Empty) -> Fp8Matrix:
     rows, _ = _sizes(pieces)
     values = _fp8_values(pieces, source, empty)
     if scheme.kind == "fp8_channel":
-        scales = empty(sum(rows), dtype=torch.float32)
-        for view, piece in zip(scales.split(rows), pieces, strict=True):
-            source.fill(view, f"{piece.name}.weight_scale", (piece.outputs,), (piece.rows,))
+        row_scales = empty(sum(rows), dtype=torch.float32)
+        for view, piece in zip(row_scales.split(rows), pieces, strict=True):
+            _fill_scales(view, source, f"{piece.name}.weight_scale", (piece.outputs,), (piece.rows,))
     else:
+        row_scales = buffer(sum(rows), dtype=torch.float32)
         scales = _one_each(pieces, "weight_scale", source, empty)
-    input_scales = _one_each(pieces, "input_scale", source, empty) if scheme.static else None
-    return Fp8Matrix(values, scales, tuple(rows), input_scales)
+        for view, scale in zip(row_scales.split(rows), scales.split(1), strict=True):
+            view.copy_(scale.expand_as(view))
+    if not scheme.static:
+        return Fp8Matrix(values, row_scales)
+    input_scales = _one_each(pieces, "input_scale", source, empty)
+    # The largest of the fused tensors', where the first was: one copy of the activations serves all, and none is cut.
+    input_scale = input_scales[0]
+    input_scale.copy_(input_scales.amax())
+    return Fp8Matrix(values, row_scales, input_scale)
 
 
 def _one_each(pieces: list[Piece], suffix: str, source: WeightSource, empty: Empty) -> torch.Tensor:
     scales = empty(len(pieces), dtype=torch.float32)
     for view, piece in zip(scales.split(1), pieces, strict=True):
-        source.fill(view, f"{piece.name}.{suffix}", (1,))
+        _fill_scales(view, source, f"{piece.name}.{suffix}", (1,))
     return scales
 
 
@@ -242,7 +259,7 @@ def _fp8_block(scheme: Scheme, method: str, pieces: list[Piece], source: WeightS
     for view, piece in zip(scales.split(counts), pieces, strict=True):
         whole = (-(-piece.outputs // tall), -(-piece.inputs // wide))
         part = (_divided(piece.local_rows, tall), _divided(piece.local_columns, wide))
-        source.fill(view, f"{piece.name}.{suffix}", whole, part)
+        _fill_scales(view, source, f"{piece.name}.{suffix}", whole, part)
     return Fp8BlockMatrix(values, scales, scheme.block)
 
 
@@ -263,7 +280,7 @@ def _int4(scheme: Scheme, pieces: list[Piece], source: WeightSource, empty: Empt
     for piece, words_view, scales_view, zeros_view in views:
         whole = (piece.inputs // group, piece.outputs)
         groups = _divided(piece.local_columns, group) if group < piece.inputs else ALL
-        source.fill(scales_view, f"{piece.name}.scales", whole, (groups, piece.rows))
+        _fill_scales(scales_view, source, f"{piece.name}.scales", whole, (groups, piece.rows), positive=False)
         packed_rows = _divided(piece.local_rows, PACK)
         _fill_zeros(zeros_view, scheme, piece, (whole[0], whole[1] // PACK), (groups, packed_rows), source)
         _check_group_order(piece, group, source, words.device)

@@ -140,6 +140,7 @@ class Fp8Rows:
     inputs: int = 80
     outputs: int = 0  # 0: the rounding alone
     given: bool = False  # one scale for all rows
+    nan: bool = False  # one number of the last row is none
 
 
 Case = Decode | Prefill | Latent | Store | StoreLatent | Norm | Rotate | RotateStore | Gate | Moe | Int4 | Fp8Rows
@@ -246,6 +247,8 @@ def _others() -> list[Case]:
         Fp8Rows("bfloat16", inputs=5000),
         *(Fp8Rows(dtype, outputs=48, given=given) for dtype in ("float32", "bfloat16") for given in (False, True)),
         Fp8Rows("float16", outputs=32),
+        *(Fp8Rows("bfloat16", given=given, nan=True) for given in (False, True)),
+        *(Fp8Rows("bfloat16", outputs=48, given=given, nan=True) for given in (False, True)),
         Fp8Rows("bfloat16", inputs=72, outputs=40),  # of widths that fp8 products do not take: weights are widened
     ]
 

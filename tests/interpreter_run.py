@@ -457,10 +457,18 @@ def run_fp8(case: Fp8Rows, faults: list[str]) -> tuple[float, float]:
     x = strided((case.tokens, case.inputs), dtype_of(case.dtype))
     x[0] = 0  # a row that nothing brings to 448
     x[1, :2] = torch.tensor([-60.0, 1e-6])
+    if case.nan:
+        x[-1, 3] = float("nan")
     scale = torch.tensor(0.02) if case.given else None  # -60 is cut
     if not case.outputs:
         got, scales = fp8.fp8_rows(x, scale)
         expected, expected_scales = reference.fp8_rows(x, scale)
+        if case.nan:  # of which there are many bit patterns
+            differing = [
+                (a.isnan() != b.isnan()).sum() for a, b in ((got.float(), expected.float()), (scales, expected_scales))
+            ]
+            faults.extend(f"{count} are NaN in one alone" for count in differing if count)
+            got, expected, scales, expected_scales = got[:-1], expected[:-1], scales[:-1], expected_scales[:-1]
         wrong, _ = exactly(scales, expected_scales)
         error, tolerance = exactly(got, expected)
         return error + wrong, tolerance
@@ -472,7 +480,12 @@ def run_fp8(case: Fp8Rows, faults: list[str]) -> tuple[float, float]:
     if case.inputs % 16:  # x as it is
         weight = values.double() * row_scales.double()[:, None]
         return against(got, x.double() @ weight.T, roundings=2, rounded=(x @ weight.to(x.dtype).T).double())
-    return against(got, reference.fp8_linear(x, values, row_scales, input_scale=scale))
+    exact = reference.fp8_linear(x, values, row_scales, input_scale=scale)
+    if case.nan:
+        if not got[-1].isnan().all():
+            faults.append("of NaN came numbers")
+        got, exact = got[:-1], exact[:-1]
+    return against(got, exact)
 
 
 # --- that wrong kernels and wrong arguments are seen ------------------------------------------------------------------

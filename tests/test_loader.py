@@ -297,6 +297,9 @@ class Noted:
     def dtype_of(self, name: str) -> torch.dtype | None:
         return self.weights.dtype_of(name)
 
+    def place(self, name: str) -> str:
+        return self.weights.place(name)
+
     def finish(self, num_layers: int) -> None:
         self.weights.finish(num_layers)
 

@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Engine, quantized
 from engine.directory import read_spec
@@ -364,7 +366,75 @@ def test_a_checkpoint_takes_the_bytes_of_its_files(name: str) -> None:
 def test_real_models_take_the_bytes_that_were_planned(name: str, num_ranks: int) -> None:
     spec, tp = catalog.load(name), TensorParallel(num_ranks - 1, num_ranks)
     model = Model(spec, NoWeights(), torch_backend, tp, torch.bfloat16, META, 4096)
-    assert nbytes(model.weights) == predict(spec, replace(INPUTS, tensor_parallel_size=num_ranks)).weights
+    planned = predict(spec, replace(INPUTS, tensor_parallel_size=num_ranks))
+    assert nbytes(model.weights) == planned.weights
+    assert nbytes(list(model.buffers.values())) == planned.buffers
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "rows"), [
+    # Outputs of one layer's linear layers: 6144 + 4096 + 28672 + 4096; of two ranks each has half of those of the
+    # layers that are cut by outputs, the first and the third.
+    ("llama-3.1-8b-fp8", 1, 32 * 43_008),
+    ("llama-3.1-8b-fp8", 2, 32 * 25_600),
+    ("llama-3.1-8b-fp8-dynamic", 1, 0),  # has a scale for each row
+    ("qwen3-8b-fp8", 1, 0),  # and for each block
+    ("llama-3.1-8b-awq", 1, 0),
+])  # fmt: skip
+def test_scales_of_whole_tensors_are_spread_over_their_rows(name: str, num_ranks: int, rows: int) -> None:
+    spec = catalog.load(name)
+    planned = predict(spec, replace(INPUTS, tensor_parallel_size=num_ranks)).buffers
+    assert planned == 4 * rows + 4096 * 128 * 4  # beside the rotary table of 4096 positions
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_checkpoints_buffers_are_those_that_were_planned(name: str) -> None:
+    packed, _ = checkpoint(name, "llama")
+    engine = engine_for(packed)
+    inputs = replace(INPUTS, dtype="float32", max_model_len=engine.max_model_len)
+    assert engine.memory_report().buffers == predict(read_spec(packed), inputs).buffers
+
+
+class Operators(TorchDispatchMode):
+    """Counts what torch is asked to do: each would be a launch of its own on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if "fp8" in name])
+def test_a_product_begins_with_nothing_but_the_kernel(name: str) -> None:
+    given: list[torch.Tensor | None] = []
+
+    def fp8_linear(x: torch.Tensor, *tensors: Any, input_scale: torch.Tensor | None = None) -> torch.Tensor:
+        given.append(input_scale)
+        return x
+
+    layer: Any = loaded(checkpoint(name, "llama")[0], TensorParallel()).layers[0]
+    x = torch.ones(1, 64)
+    kernels: Any = SimpleNamespace(fp8_linear=fp8_linear, fp8_block_linear=fp8_linear)
+    with torch.inference_mode(), Operators() as operators:
+        for linear in (layer.attention.qkv_proj, layer.attention.o_proj):
+            product(kernels, x, linear.weight, None)
+    assert operators.names == []
+    assert [scale is not None for scale in given] == 2 * [name in STATIC]
+
+
+STATIC = ("fp8 per tensor, static", "fp8 per tensor, compressed")
+
+
+def test_fused_layers_divide_activations_by_their_largest_scale(tmp_path: Path) -> None:
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        for part, scale in (("q", 0.02), ("k", 0.07), ("v", 0.05)):
+            tensors[f"model.layers.1.self_attn.{part}_proj.input_scale"] = torch.tensor([scale])
+
+    folder = changed("fp8 per tensor, static", tmp_path, widen)
+    layer: Any = loaded(folder, TensorParallel()).layers[1]
+    assert layer.attention.qkv_proj.weight.input_scale == torch.tensor(0.07)
 
 
 def test_a_quantised_8b_weighs_what_is_worked_out_by_hand() -> None:
@@ -444,7 +514,7 @@ def test_ranks_that_would_cut_a_group_are_refused(name: str, cut: str) -> None:
 def test_ranks_that_would_cut_a_word_are_refused(kind: Any) -> None:
     piece = quantized.Piece("layer.up_proj", 32, 64, slice(4, 8))
     with pytest.raises(UsageError, match=r"outputs 4 to 8 of layer.up_proj cut through the words of 8"):
-        quantized.load(Scheme(kind, 32), kind, [piece], NoWeights(), torch.empty)
+        quantized.load(Scheme(kind, 32), kind, [piece], NoWeights(), torch.empty, torch.empty)
 
 
 def test_one_group_for_all_inputs_is_whole_on_every_rank() -> None:
@@ -596,6 +666,37 @@ def test_scales_of_a_dtype_that_is_not_read_are_named(tmp_path: Path) -> None:
     assert text.startswith(f"{WHOLE}: tensor '{Q_PROJ}.scales' is stored as U8; the engine reads F64, F32, ")
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        ("fp8 per tensor", "weight_scale"),
+        ("fp8 per tensor, static", "input_scale"),
+        ("fp8 per channel", "weight_scale"),
+        ("fp8 per block", "weight_scale_inv"),
+        ("awq", "scales"),
+        ("gptq", "scales"),
+        ("gptq bfloat16", "scales"),
+    ],
+)
+def test_damaged_scales_are_named(name: str, suffix: str, value: float, tmp_path: Path) -> None:
+    """One is enough, wherever it is; 4-bit groups of equal weights may have a scale of 0, and its sign is any."""
+
+    def damage(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{Q_PROJ}.{suffix}"].view(-1)[-1] = value
+
+    folder = changed(name, tmp_path, damage)
+    if suffix == "scales" and math.isfinite(value):
+        engine_for(folder)
+        return
+    count = {"fp8 per channel": 64, "fp8 per block": 2, "awq": 128, "gptq": 128, "gptq bfloat16": 128}.get(name, 1)
+    wrong = "are no finite numbers" if suffix == "scales" else "are 0, negative or no finite numbers"
+    assert refusal(folder, InvalidInputError) == (
+        f"{WHOLE}: tensor '{Q_PROJ}.{suffix}' holds scales that {wrong} (1 of {count}, {value:g} first); "
+        "download it again, or quantise the model anew"
+    )
+
+
 def test_scales_that_the_config_does_not_speak_of_are_no_surprise_later(tmp_path: Path) -> None:
     folder = changed("fp8 per tensor, static", tmp_path, lambda tensors: None, activation_scheme="dynamic")
     assert "21 tensors have no place in the model the config describes" in refusal(folder, InvalidInputError)
@@ -700,7 +801,39 @@ def test_layers_multiply_by_the_triton_kernels_alike() -> None:
     assert {name: far for name, far in differences.items() if not far < 1e-5} == {}
 
 
+def test_nan_stays_nan_on_the_way_to_fp8() -> None:
+    """On a GPU a minimum drops it unless told; the interpreter's never does, so what is compiled is read."""
+    command = [sys.executable, "-m", "tests.quantized_run", "--ptx", "90"]
+    root = Path(__file__).resolve().parents[1]
+    run = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "0"}, cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    # Sizes of a row are compared as whole numbers, of which those of NaN are the largest.
+    assert json.loads(run.stdout) == {
+        "own": ["max.NaN.f32", "max.s32", "min.NaN.f32"],
+        "given": ["max.NaN.f32", "min.NaN.f32"],
+    }
+
+
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def four_bit_product(
+    inputs: int, outputs: int, group: int, dtype: torch.dtype
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """(x [300, inputs], words, scales, zeros), and the product in float64: made once for all numbers of tokens."""
+    source = torch.Generator().manual_seed(0)
+    words = torch.randint(-(2**31), 2**31, (inputs // 8, outputs), dtype=torch.int32, generator=source)
+    zeros = torch.randint(-(2**31), 2**31, (inputs // group, outputs // 8), dtype=torch.int32, generator=source)
+    scales = (torch.randn(inputs // group, outputs, generator=source) * 0.2 * inputs**-0.5).half()
+    x = torch.randn(300, inputs, generator=source).to(dtype)
+    values = torch.cat([(words >> (4 * j)) & 15 for j in range(8)])
+    points = torch.stack([(zeros[:, n // 8] >> (4 * (n % 8))) & 15 for n in range(outputs)], 1)
+    each = torch.arange(inputs) // group
+    rounded = ((values - points[each]).float() * scales.float()[each]).to(dtype)  # once, as the kernel does
+    return (x, words, scales, zeros), x.double() @ rounded.double()
 
 
 @pytest.mark.gpu
@@ -712,34 +845,51 @@ def test_products_with_four_bits_agree_on_a_gpu(
 ) -> None:
     from tests.interpreter_run import against
 
-    words = torch.randint(-(2**31), 2**31, (inputs // 8, outputs), dtype=torch.int32)
-    zeros = torch.randint(-(2**31), 2**31, (inputs // group, outputs // 8), dtype=torch.int32)
-    scales = (torch.randn(inputs // group, outputs) * 0.2 * inputs**-0.5).half()
-    x = torch.randn(num_tokens, inputs).to(dtype)
-    values = torch.cat([(words >> (4 * j)) & 15 for j in range(8)])
-    points = torch.stack([(zeros[:, n // 8] >> (4 * (n % 8))) & 15 for n in range(outputs)], 1)
-    each = torch.arange(inputs) // group
-    rounded = ((values - points[each]).float() * scales.float()[each]).to(dtype)  # once, as the kernel does
-    got = load("triton", "cuda").int4_linear(*(tensor.cuda() for tensor in (x, words, scales, zeros))).cpu()
-    error, tolerance = against(got, x.double() @ rounded.double())
+    (x, *weights), exact = four_bit_product(inputs, outputs, group, dtype)
+    got = load("triton", "cuda").int4_linear(*(tensor.cuda() for tensor in (x[:num_tokens], *weights))).cpu()
+    error, tolerance = against(got, exact[:num_tokens])
     assert error <= tolerance
+
+
+@cache
+def fp8_product(given: float | None, dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
+    """(x [300, 4096], values, row scales), the product in float64, and that of all their sizes."""
+    source = torch.Generator().manual_seed(0)
+    inputs, outputs = 4096, 6144
+    values = (torch.randn(outputs, inputs, generator=source) * 64).clamp(-448, 448).to(torch.float8_e4m3fn)
+    row_scales = torch.rand(outputs, generator=source) * 0.01 * inputs**-0.5
+    x = torch.randn(300, inputs, generator=source).to(dtype)
+    scale = None if given is None else torch.tensor(given)
+    sizes = values.float().abs().to(torch.float8_e4m3fn)
+    exact = reference.fp8_linear(x, values, row_scales, input_scale=scale)
+    return (x, values, row_scales), exact, reference.fp8_linear(x.abs(), sizes, row_scales, input_scale=scale)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_tokens", [1, 17, 300])
-@pytest.mark.parametrize("given", [None, torch.tensor(0.02)])
-def test_products_with_fp8_agree_on_a_gpu(given: torch.Tensor | None, num_tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("given", [None, 0.02])
+def test_products_with_fp8_agree_on_a_gpu(given: float | None, num_tokens: int, dtype: torch.dtype) -> None:
     """Tensor cores sum fp8 products in fewer bits than float32: beside rounding, 2^-13 of the terms' own size."""
     from tests.interpreter_run import against
 
-    inputs, outputs = 4096, 6144
-    values = (torch.randn(outputs, inputs) * 64).clamp(-448, 448).to(torch.float8_e4m3fn)
-    row_scales = torch.rand(outputs) * 0.01 * inputs**-0.5
-    x = torch.randn(num_tokens, inputs).to(dtype)
-    exact = reference.fp8_linear(x, values, row_scales, input_scale=given)
-    scale = None if given is None else given.cuda()
-    got = load("triton", "cuda").fp8_linear(x.cuda(), values.cuda(), row_scales.cuda(), input_scale=scale).cpu()
-    error, tolerance = against(got, exact)
-    terms = reference.fp8_linear(x.abs(), values.float().abs().to(torch.float8_e4m3fn), row_scales, input_scale=given)
-    assert error <= tolerance + 2**-13 * terms.max()
+    (x, *weights), exact, terms = fp8_product(given, dtype)
+    scale = None if given is None else torch.tensor(given).cuda()
+    tensors = [tensor.cuda() for tensor in (x[:num_tokens], *weights)]
+    got = load("triton", "cuda").fp8_linear(*tensors, input_scale=scale).cpu()
+    error, tolerance = against(got, exact[:num_tokens])
+    assert error <= tolerance + 2**-13 * terms[:num_tokens].max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize("given", [None, 0.02])
+def test_of_nan_come_no_numbers_on_a_gpu(given: float | None, number: float) -> None:
+    """And the other tokens are none the worse. A given scale cuts infinity like every number that is too large."""
+    x = torch.ones(3, 64, dtype=torch.bfloat16, device="cuda")
+    x[1, 5] = number
+    values = torch.ones(32, 64, device="cuda").to(torch.float8_e4m3fn)
+    scale = None if given is None else torch.tensor(given, device="cuda")
+    got = load("triton", "cuda").fp8_linear(x, values, torch.ones(32, device="cuda"), input_scale=scale)
+    assert got[::2].isfinite().all()
+    assert got[1].isnan().all() == (math.isnan(number) or given is None)

@@ -19,16 +19,19 @@ BLOCK = 2048
 def fp8_rows_kernel(values_ptr, scales_ptr, x_ptr, given_ptr, width, stride_x, BLOCK: tl.constexpr):
     """values[row] = x[row] / scales[row]; the scale is the given one, or what brings the row's largest to 448.
 
-    Grid (num_rows,).
+    Of NaN comes NaN, so that what was broken before the product is broken after it. Grid (num_rows,).
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     if given_ptr is None:
-        most = tl.zeros([BLOCK], tl.float32)
+        # Sizes are compared as bits, which order them alike and NaN above all: tl.max of floats drops it.
+        most = tl.zeros([BLOCK], tl.int32)
         for start in range(0, width, BLOCK):
             x = tl.load(x_ptr + row * stride_x + start + columns, mask=start + columns < width, other=0.0)
-            most = tl.maximum(most, tl.abs(x.to(tl.float32)))
-        scale = tl.maximum(tl.max(most, 0), 1e-10) / FP8_MAX  # a row of zeros is not divided by 0
+            most = tl.maximum(most, tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True))
+        largest = tl.max(most, 0).to(tl.float32, bitcast=True)
+        # A row of zeros is not divided by 0.
+        scale = tl.maximum(largest, 1e-10, propagate_nan=tl.PropagateNan.ALL) / FP8_MAX
     else:
         scale = tl.load(given_ptr)
     tl.store(scales_ptr + row, scale)

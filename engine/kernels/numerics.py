@@ -32,9 +32,13 @@ def dot(a, b, DTYPE: tl.constexpr):
 
 @triton.jit
 def cast(x, DTYPE: tl.constexpr):
-    """float32 x as DTYPE, to nearest, ties to even; float8 saturates. The interpreter's own casts do not round."""
-    if DTYPE.is_fp8():
-        x = tl.minimum(tl.maximum(x, -FP8_MAX), FP8_MAX)
+    """float32 x as DTYPE, to nearest, ties to even; float8 saturates, and NaN stays one.
+
+    The interpreter's own casts do not round.
+    """
+    if DTYPE.is_fp8():  # without being told to, a GPU's minimum makes a number of NaN
+        x = tl.maximum(x, -FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.minimum(x, FP8_MAX, propagate_nan=tl.PropagateNan.ALL)
     if INTERPRETED and DTYPE.is_bf16():
         y = _bfloat16_bits(x).to(DTYPE, bitcast=True)
     elif INTERPRETED and DTYPE.is_fp8():
@@ -54,14 +58,15 @@ def _bfloat16_bits(x):
 
 @triton.jit
 def _float8_bits(x):
-    """The e4m3fn bits of a float32 of at most 448: 1 sign, 4 exponent (bias 7), 3 mantissa."""
+    """The e4m3fn bits of a float32 of at most 448, or of NaN: 1 sign, 4 exponent (bias 7), 3 mantissa."""
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 31) << 7
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - ((127 - 7) << 3)
     # Below 2^-6 the step is 2^-9, which is also the step of float32 at 2^14: the sum rounds there.
     subnormal = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    return (tl.where(tl.abs(x) < 0.015625, subnormal, normal) | sign).to(tl.uint8)
+    rounded = tl.where(tl.abs(x) < 0.015625, subnormal, normal)
+    return (tl.where(x == x, rounded, 0x7F) | sign).to(tl.uint8)
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from kvplan.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, S
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
+ROW_SCALE_BYTES = 4  # float32, for each row of a matrix that has one scale for each of its tensors
 INDEX_BYTES = 8  # token ids, positions and slots are int64
 # Per row and token of the vocabulary while sampling with top_p, as the profile run does: 4 of float32 logits and 31
 # that were counted on the engine's own sampler (8 and 32 rows, vocabularies of 32,000 and 64,000, torch 2.13, CPU): a
@@ -68,7 +69,7 @@ def predict(spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0) -> Pre
     # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
     kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
     held = sum(groups.values()) - groups["vision_audio"] - kv_scales
-    buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes)
+    buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes) + row_scale_bytes(spec, tp)
     peak = activations(spec, inputs)
     block_bytes = pool_block_bytes(spec, inputs)
     num_blocks = inputs.num_blocks
@@ -85,6 +86,17 @@ def predict(spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0) -> Pre
         block_bytes=block_bytes,
         bytes_per_token=layout.bytes_per_token(spec, inputs.kv_cache_dtype, tp),
     )
+
+
+def row_scale_bytes(spec: ModelSpec, tp: int) -> int:
+    """The engine spreads the scales of fp8 per tensor over the rows, once: its product takes one for each."""
+    num_rows = 0
+    for layer, held in enumerate(spec.layer_weights):
+        for weight in held:
+            scheme = weights.scheme_for(spec, weight, layer, None)
+            if scheme is not None and scheme.kind == "fp8_tensor" and not weight.experts:
+                num_rows += sum(weights.local_shape(weight, tp)[1])
+    return ROW_SCALE_BYTES * num_rows
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
