@@ -25,6 +25,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+if sys.path[0] == str(Path(__file__).resolve().parent):  # run by path: engine.py beside this would hide the engine
+    sys.path.pop(0)
+
 import numpy as np
 import torch
 import transformers

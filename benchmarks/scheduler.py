@@ -7,9 +7,13 @@ All sequences decode, with prompts of 2,000 tokens behind them; a block has 16 t
 
 import argparse
 import csv
+import sys
 import time
 from pathlib import Path
 from typing import Any
+
+if sys.path[0] == str(Path(__file__).resolve().parent):  # run by path: engine.py beside this would hide the engine
+    sys.path.pop(0)
 
 import torch
 

@@ -9,9 +9,13 @@ every step taken singly, which gives the same figures (tests/test_simulate_exact
 import argparse
 import csv
 import statistics
+import sys
 import time
 from itertools import islice
 from pathlib import Path
+
+if sys.path[0] == str(Path(__file__).resolve().parent):  # run by path: engine.py beside this would hide the engine
+    sys.path.pop(0)
 
 from benchmarks.planner import HEADER, measured_with
 from kvplan import catalog

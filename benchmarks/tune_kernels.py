@@ -4,9 +4,10 @@
 
 For each shape that models have, the most used first: every candidate is compiled, and skipped where it spills registers
 or exceeds the shared memory; then its answers are held against float64; only then it is timed, with CUDA graphs, on KV
-that is read in turn and larger than any cache. Of the three fastest the number of programs per multiprocessor is
-varied. A candidate takes the place of the default tile where its slow times are below the default's fast ones. OUT
-gets tuning.csv, with everything that was tried, and tiles.json: the checked-in entries with the new ones over them.
+that is read in turn and larger than any cache, with as many programs per multiprocessor as its compiled code lets run
+there at once, four at most, as the default tiles have them. Of the three fastest that number is varied. A candidate
+takes the place of the default tile where its slow times are below the default's fast ones. OUT gets tuning.csv, with
+everything that was tried, and tiles.json: the checked-in entries with the new ones over them.
 `--table engine/kernels/tiles.json` writes them there instead.
 
 Compiling and timing are processes of their own: one that crashes, or hangs, costs the candidate it was at. Several
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -65,12 +66,16 @@ from benchmarks.kernel_bench.problems import (
 from engine.kernels import configs
 from engine.kernels.tiles import AttentionTile, Entry, Found, Kernel, Key, document_of, read_tiles
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
+from tests.compile_kernels import MULTIPROCESSORS
+from tests.compile_kernels import Row as CompiledRow
 
 TRIAL = "kvplan/tiles-trial@1"  # what the engine refuses to read: no GPU has timed it
 NO_GPU = "none: Triton's interpreter"
 REPEATS = 10
 ANSWER_S = 120.0  # the longest that compiling or timing one candidate may take
 VARIED = 3  # of how many candidates the number of programs is varied
+PROGRAMS = (1, 2, 4, 6)  # to what
+MOST_PROGRAMS = 4  # that a candidate begins with: the default tiles have no more (engine/kernels/configs.py)
 BUDGET_ENDED, INTERRUPTED, TERMINATED = 4, 130, 143
 
 
@@ -79,7 +84,10 @@ BUDGET_ENDED, INTERRUPTED, TERMINATED = 4, 130, 143
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One entry of the table to be, and the cases whose times decide: their geometric mean."""
+    """One entry of the table to be, and the cases whose times decide: their geometric mean.
+
+    programs  counts per multiprocessor to be tried; none where the kernel does not take one
+    """
 
     kernel: Kernel
     cases: tuple[Case, ...]
@@ -137,7 +145,7 @@ def _decode(heads: Heads, stored: torch.dtype, block_size: int) -> Target:
     cases = tuple(Case("decode", n, length, BF16, stored, block_size, heads) for n, length in DECODED)
     first = ((64, 4, 3), (64, 8, 3), (32, 4, 3), (128, 8, 2))  # those of which compiled registers promise most
     sizes = dict.fromkeys([*first, *product((64, 32, 128), (4, 8), (3, 2, 4))])
-    return Target("decode", cases, tuple(AttentionTile(*size) for size in sizes), (2, 4, 6))
+    return Target("decode", cases, tuple(AttentionTile(*size) for size in sizes), PROGRAMS)
 
 
 def _prefill(heads: Heads, stored: torch.dtype, block_size: int) -> Target:
@@ -154,7 +162,7 @@ def _latent(heads: Heads, block_size: int) -> Target:
     )
     rows = (16,) if heads.heads <= 16 else (64, 32, 16)
     space = tuple(AttentionTile(n, 8, stages, m) for m, n, stages in product(rows, (64, 32, 16), (3, 2)))
-    return Target("latent", cases, space, (2, 4, 6))
+    return Target("latent", cases, space, PROGRAMS)
 
 
 def _small_targets() -> list[Target]:
@@ -165,7 +173,7 @@ def _small_targets() -> list[Target]:
             "decode",
             (Case("decode", 2, 20, BF16, BF16, 16, small), Case("decode", 1, 40, BF16, BF16, 16, small)),
             (AttentionTile(32, 4, 2), AttentionTile(256, 4, 8)),
-            (4,),
+            (2,),
         ),
         Target("prefill", (Case("prefill", 1, 20, BF16, BF16, 16, small),), (AttentionTile(32, 4, 2, 64),)),
         Target("latent", (Case("latent", 1, 40, BF16, BF16, 64, latent),), (AttentionTile(16, 8, 2),), (2,)),
@@ -201,6 +209,21 @@ class Compiled:
         if self.registers < 16:  # what is left where the compiler gives up without an error
             return f"compiles to nothing ({self.registers} registers)"
         return None
+
+    def programs(self, arch: int, num_warps: int) -> int:
+        """How many run at once on one multiprocessor, from 1 to MOST_PROGRAMS; of what has no fault."""
+        code = CompiledRow("", "", f"w{num_warps}", _counted(arch), self.registers, self.spills, self.shared, 0, "")
+        return max(1, min(MOST_PROGRAMS, code.programs))
+
+
+def _counted(arch: int) -> int:
+    """The architecture itself or, where its multiprocessor is not in the table, one with as much shared memory.
+
+    Such two differ in how many programs beyond MOST_PROGRAMS they hold.
+    """
+    if arch in MULTIPROCESSORS:
+        return arch
+    return next(each for each in MULTIPROCESSORS if configs.SHARED_MEMORY[each] == configs.SHARED_MEMORY[arch])
 
 
 class Compiler:
@@ -415,8 +438,8 @@ class Compilers:
         self._answers: dict[tuple[int, AttentionTile], Future[dict[str, Any]]] = {}
 
     def ask(self, index: int, tile: AttentionTile) -> "Future[dict[str, Any]]":
-        """The answer to be; how many programs run at once changes nothing about the code."""
-        tile = replace(tile, programs=configs.PROGRAMS_PER_PROCESSOR)
+        """The answer to be."""
+        tile = _compiled_tile(tile)
         if (index, tile) not in self._answers:
             self._answers[index, tile] = self._pool.submit(self._compile, [index, asdict(tile), self._arch])
         return self._answers[index, tile]
@@ -459,50 +482,70 @@ class Search:
 
     def best_of(self, target: Target) -> tuple[Tried, Tried] | None:
         """(the fastest, the default tile), None where the time is up before both are known."""
-        measured: list[Tried] = []
+        measured: dict[AttentionTile, Tried] = {}
         for tile in target.candidates(self.arch):
             if self.left_s <= 0:
                 return None
-            measured.append(self.candidate(target, tile))
-        for tile in self._varied(target, measured):
+            made = self._made(target, tile)
+            if measured and target.programs:  # the default has its own number
+                tile = self._filling(tile, made)
+            if tile not in measured:
+                measured[tile] = self.candidate(target, tile, made)
+        default = next(iter(measured.values()))
+        for tile in self._varied(target, measured.values()):
             if self.left_s <= 0:
                 break
-            measured.append(self.candidate(target, tile))
-        timed = [each for each in measured if each.us is not None]
-        default = measured[0]
+            if tile not in measured:
+                measured[tile] = self.candidate(target, tile, self._made(target, tile))
+        timed = [each for each in measured.values() if each.us is not None]
         if not timed or default.us is None:
             return None
         return fastest(timed, default), default
 
-    def _varied(self, target: Target, measured: Sequence[Tried]) -> list[AttentionTile]:
-        timed = sorted((each for each in measured if each.us is not None), key=_us)[:VARIED]
-        return [replace(each.tile, programs=count) for each in timed for count in target.programs]
+    def _filling(self, tile: AttentionTile, made: Compiled | str) -> AttentionTile:
+        """A tile with as many programs as fit a multiprocessor; unchanged where it cannot run."""
+        if isinstance(made, str) or made.fault(self.arch):
+            return tile
+        return replace(tile, programs=made.programs(self.arch, tile.num_warps))
 
-    def candidate(self, target: Target, tile: AttentionTile) -> Tried:
-        tried = self._candidate(target, tile)
+    def _varied(self, target: Target, measured: Iterable[Tried]) -> list[AttentionTile]:
+        """The fastest tiles, each of them once, with every number of programs."""
+        timed = sorted((each for each in measured if each.us is not None), key=_us)
+        tiles = dict.fromkeys(_compiled_tile(each.tile) for each in timed)
+        return [replace(tile, programs=count) for tile in list(tiles)[:VARIED] for count in target.programs]
+
+    def candidate(self, target: Target, tile: AttentionTile, made: Compiled | str) -> Tried:
+        tried = self._candidate(target, tile, made)
         self.tried.append(tried)
         told = f"{tried.us.value:9.1f} us" if tried.us else "           "
         print(f"{name_of(target, self.arch):<36} {name_of_tile(tile):<34} {told}  {tried.outcome}", flush=True)
         return tried
 
-    def _candidate(self, target: Target, tile: AttentionTile) -> Tried:
-        index = self.known.index(target)
+    def _made(self, target: Target, tile: AttentionTile) -> Compiled | str:
+        """What a tile compiles to, or why it does not."""
         try:
-            answer = self.compilers.ask(index, tile).result(max(1.0, self.left_s))
+            answer = self.compilers.ask(self.known.index(target), tile).result(max(1.0, self.left_s))
         except TimeoutError:
-            return Tried(target, tile, "was not compiled in time")
-        if "fault" in answer:
-            return Tried(target, tile, f"does not compile: {answer['fault']}")
-        compiled = Compiled(**answer)
-        if fault := compiled.fault(self.arch):
-            return Tried(target, tile, fault, compiled)
-        answer = self.timer.ask([index, asdict(tile), self.arch], min(ANSWER_S, self.left_s))
+            return "was not compiled in time"
+        return f"does not compile: {answer['fault']}" if "fault" in answer else Compiled(**answer)
+
+    def _candidate(self, target: Target, tile: AttentionTile, made: Compiled | str) -> Tried:
+        if isinstance(made, str):
+            return Tried(target, tile, made)
+        if fault := made.fault(self.arch):
+            return Tried(target, tile, fault, made)
+        answer = self.timer.ask([self.known.index(target), asdict(tile), self.arch], min(ANSWER_S, self.left_s))
         if "fault" in answer:
             self.timer.close()  # after a stray access a process can do nothing more on a GPU
-            return Tried(target, tile, f"does not run: {answer['fault']}", compiled)
+            return Tried(target, tile, f"does not run: {answer['fault']}", made)
         if "us" not in answer:
-            return Tried(target, tile, "its answer is wrong", compiled, answer["error"])
-        return Tried(target, tile, "timed", compiled, answer["error"], row("", "us", answer["us"]))
+            return Tried(target, tile, "its answer is wrong", made, answer["error"])
+        return Tried(target, tile, "timed", made, answer["error"], row("", "us", answer["us"]))
+
+
+def _compiled_tile(tile: AttentionTile) -> AttentionTile:
+    """The same for all that are one in compiled code: how many programs run at once changes nothing about it."""
+    return replace(tile, programs=configs.PROGRAMS_PER_PROCESSOR)
 
 
 def _us(tried: Tried) -> float:

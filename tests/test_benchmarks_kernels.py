@@ -1,5 +1,6 @@
 """benchmarks/kernels.py: what it times is right, its shares follow from bytes and seconds, a peer costs only itself."""
 
+import contextlib
 import csv
 import itertools
 import json
@@ -302,6 +303,49 @@ def test_our_own_failure_is_a_failure_and_the_peers_are_still_timed(tmp_path: Pa
     assert list(found.failures) == [f"{small()}, {OWN}"]
     assert [each.who for each in found.timings] == ["torch sdpa"]
     assert (tmp_path / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [(torch.OutOfMemoryError("CUDA out of memory.\nTried"), "missing"), (RuntimeError("illegal access"), "failures")],
+)
+def test_data_that_do_not_fit_are_nobodys_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, what: str
+) -> None:
+    """The case is told, and the next one timed; whatever else goes wrong on the way there stays a failure."""
+    large = small(num_seqs=9)
+
+    def made(case: Case, device: torch.device) -> Any:
+        if case == large:
+            raise error
+        return problem_of(case, device)
+
+    monkeypatch.setattr(timed, "problem_of", made)
+    found = measured(tmp_path, peers.contenders(CPU)[0], cases=(large, small()))
+    told = {"missing": found.missing, "failures": found.failures}
+    assert told.pop(what) == {str(large): f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+    assert list(told.values()) == [{}]
+    assert [each.case for each in found.timings] == [small()]
+
+
+def test_a_write_after_turning_leaves_the_new_keys_to_the_next_contender() -> None:
+    """Only the queries may be turned in place: the right answer is worked out once for all."""
+    problem = problem_of(small("rope+store", 5, 1), CPU)
+    keys = [context.new[1].clone() for context in problem.contexts]
+    exact = expected_of(problem).exact
+    for contender in peers.contenders(CPU):
+        with contextlib.suppress(NotDone):
+            for call in contender.build(problem).calls:
+                call()
+    assert all(torch.equal(c.new[1], k) for c, k in zip(problem.contexts, keys, strict=True))
+    assert torch.equal(expected_of(problem).exact, exact)
+
+
+def test_no_peer_goes_on_after_the_time_is_up() -> None:
+    """Whatever is left of its share; before that its share is what it has."""
+    shares = timed.Shares(1000.0, time.monotonic() - 1)
+    assert shares.left_s("slow") < 0
+    assert timed.Shares(2.0, time.monotonic() + 1000).left_s("slow") == 2
 
 
 def slow(problem: Any) -> Built:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_decode_is_tuned_over_tiles_warps_stages_programs_and_block_sizes() -> N
     assert {target.key(90).kv for target in found} == {"16-bit", "float8"}
     sizes = {(tile.block_n, tile.num_warps, tile.num_stages) for tile in DECODE.space}
     assert sizes == {(n, w, s) for n in (32, 64, 128) for w in (4, 8) for s in (2, 3, 4)}
-    assert {configs.PROGRAMS_PER_PROCESSOR, *DECODE.programs} == {2, 3, 4, 6}
+    assert {configs.PROGRAMS_PER_PROCESSOR, *DECODE.programs} == {1, 2, 3, 4, 6}
 
 
 def test_a_tile_of_prefill_holds_all_heads_of_a_group() -> None:
@@ -115,7 +115,47 @@ def test_the_fastest_wins_and_its_programs_are_varied() -> None:
     assert default.tile == DECODE.default(90)
     assert best.us is not None
     assert best.us.value == 94.0
-    assert len(timer.asked) == len(DECODE.candidates(90)) + 3 * 3  # three tiles, three more counts of programs each
+    assert len(timer.asked) == len(DECODE.candidates(90)) + 3 * 4  # three tiles, four more counts of programs each
+
+
+@pytest.mark.parametrize(
+    ("compiled", "arch", "warps", "programs"),
+    [
+        # Of a quarter's 16384 registers a warp of 185 * 32, rounded up to 6144, leaves room for 2: 8 warps of 4 each
+        (Compiled(185, 0, 38_912), 90, 4, 2),
+        (Compiled(128, 0, 93_184), 90, 8, 2),  # 4096 registers, 16 warps of 8; 233472 // (93184 + 1024) bytes are 2
+        (Compiled(246, 0, 147_456), 90, 8, 1),  # 7936 registers, 8 warps of 8
+        (Compiled(96, 0, 71_680), 80, 4, 2),  # 3072 registers hold 5; 164 KiB // 71 KiB are 2
+        (Compiled(96, 0, 71_680), 87, 4, 2),  # as much shared memory as 80
+        (Compiled(85, 0, 37_888), 86, 4, 2),  # 100 KiB // 38 KiB, as 89
+        (Compiled(40, 0, 2_048), 90, 4, 4),  # 12 would fit
+    ],
+)
+def test_a_candidate_begins_with_what_fits_at_once(compiled: Compiled, arch: int, warps: int, programs: int) -> None:
+    assert compiled.programs(arch, warps) == programs
+
+
+@pytest.mark.parametrize("index", [i for i, each in enumerate(targets(is_small=False)) if each.kernel != "prefill"])
+def test_candidates_and_the_default_are_timed_with_programs_that_fit_and_none_twice(index: int) -> None:
+    """Code of 185 registers: two programs of 4 warps, one of 8. The default keeps the number it is used with."""
+    target, timer = targets(is_small=False)[index], Scripted(speed)
+    run = search(Scripted(lambda tile: asdict(Compiled(185, 0, 38_912))), timer)
+    assert run.best_of(target) is not None
+    assert timer.asked[0] == target.default(90)
+    assert len(timer.asked) == len(set(timer.asked))
+    first: dict[AttentionTile, int] = {}
+    for tile in timer.asked[1:]:
+        first.setdefault(replace(tile, programs=0), tile.programs)
+    known = replace(timer.asked[0], programs=0)
+    assert {each.programs for each in timer.asked} == {1, 2, 4, 6, target.default(90).programs}
+    assert all(count == {4: 2, 8: 1}[tile.num_warps] for tile, count in first.items() if tile != known)
+
+
+def test_a_prefill_takes_no_number_of_programs() -> None:
+    target = next(each for each in targets(is_small=False) if each.kernel == "prefill")
+    timer = Scripted(speed)
+    assert search(Scripted(lambda tile: asdict(Compiled(185, 0, 38_912))), timer).best_of(target) is not None
+    assert timer.asked == target.candidates(90)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +318,7 @@ def test_everything_that_was_tried_is_in_the_csv(tmp_path: Path, monkeypatch: py
     scripted_tune(Place(tmp_path, tmp_path / "tiles.json", WHERE), monkeypatch)
     with (tmp_path / "tuning.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(DECODE.candidates(90)) + 9
+    assert len(rows) == len(DECODE.candidates(90)) + 12
     assert rows[0]["metric"] == "decode 128/4 16-bit block 16 sm_90, M 16 N 64 w4 s3 programs 3"
     assert (rows[0]["value"], rows[0]["n"], rows[0]["unit"], rows[0]["gpu"]) == ("197.0", "3", "us", "NVIDIA H200")
     assert (rows[0]["registers"], rows[0]["outcome"]) == ("80", "timed")

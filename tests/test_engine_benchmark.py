@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import random
 import subprocess
 import sys
@@ -482,6 +483,22 @@ def test_a_benchmark_called_engine_hides_the_engine_from_none(name: str, tmp_pat
     argv = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["simulate", "scheduler", "engine_cpu"])
+def test_a_benchmark_that_is_run_by_its_path_finds_the_engine_too(name: str, tmp_path: Path) -> None:
+    """Its own folder, where engine.py is, comes first in what Python searches then."""
+    argv = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--help"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_transformers_turns_by_the_same_scaled_angles(tmp_path: Path) -> None:
+    stage = task(tmp_path)
+    model = generate.causal_lm(stage, small_engine(tmp_path))
+    assert model.config.rope_scaling["rope_type"] == "llama3"
+    assert model.config.rope_scaling["factor"] == 8.0
 
 
 @pytest.mark.full

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu
+from benchmarks import gpu, tune_kernels
 from benchmarks.gpu_stages import checks, evidence, profiles, runner, stage
+from benchmarks.gpu_stages import kernels as kernels_stage
+from benchmarks.gpu_stages import tune as tune_stage
 from benchmarks.gpu_stages.roofline import Limits
 from benchmarks.gpu_stages.runner import Stage
 from engine import memory
@@ -180,6 +182,18 @@ def test_a_stage_gets_no_more_than_the_budget_leaves(call: Any, tmp_path: Path) 
     assert found["long"]["seconds"] < 6
     assert found["later"]["status"] == "skipped"
     assert found["later"]["error"] == "it needs 1 s, 0 s of the budget are left"
+
+
+@pytest.mark.parametrize(("timeout_s", "budget", "seconds"), [(30, "480", 30), (180, "40", 30)])
+def test_a_stage_is_told_when_it_is_ended(
+    call: Any, tmp_path: Path, timeout_s: float, budget: str, seconds: float
+) -> None:
+    """Its own limit, or what is left of the budget less the 10 s for the end; on the clock of all processes."""
+    code = "save(end=float(sys.argv[sys.argv.index('--end') + 1]), now=time.monotonic())"
+    begin = time.monotonic()
+    call([fake("one", code, timeout_s=timeout_s)], "--budget", budget)
+    numbers = stages_of(tmp_path / "out")["one"]["numbers"]
+    assert begin + seconds - 0.1 <= numbers["end"] <= numbers["now"] + seconds + 0.1
 
 
 def test_a_stage_that_the_budget_does_not_hold_is_skipped_and_a_shorter_one_runs(call: Any, tmp_path: Path) -> None:
@@ -376,6 +390,59 @@ def test_a_search_that_may_go_on_for_ever_ends_before_it_is_ended(module: str) -
     assert int(limit[1]) <= each.timeout_s - 20
 
 
+@pytest.mark.parametrize(("left_s", "seconds"), [(60, 45), (500, 150), (None, 150)])
+def test_a_stage_stops_15_seconds_before_it_is_ended_or_at_its_own_limit(left_s: float | None, seconds: float) -> None:
+    begin = time.monotonic()
+    end = None if left_s is None else begin + left_s
+    until = stage.Task(Path(), torch.device("cpu"), argparse.Namespace(limit=150, end=end)).until_s
+    assert begin + seconds <= until <= time.monotonic() + seconds
+
+
+def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 s are left, of which 15 are for saving: none of them takes its own limit of 150 or 165."""
+    given: list[float] = []
+
+    def measure(task: Any, wanted: Any, until_s: float, found: Any) -> None:
+        given.append(until_s)
+
+    def tune(place: Any, device: str, kernels: Any, until_s: float) -> tuple[Any, dict[Any, Any]]:
+        given.append(until_s)
+        return argparse.Namespace(tried=[]), {}
+
+    def run_tests(junit: Path, limit_s: float) -> int:
+        given.append(time.monotonic() + limit_s)
+        junit.write_text(JUNIT)
+        return 0
+
+    monkeypatch.setattr(kernels_stage, "measure", measure)
+    monkeypatch.setattr(tune_kernels, "tune", tune)
+    monkeypatch.setattr(tune_kernels, "told", lambda search, new: "nothing")
+    monkeypatch.setattr(checks, "run_tests", run_tests)
+    end = time.monotonic() + 40
+    options = argparse.Namespace(limit=150, end=end)
+    kernels_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
+    tune_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
+    checks.run(stage.Task(tmp_path, torch.device("meta"), options))  # on a CPU it only collects
+    assert given == pytest.approx([end - 15] * 3, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("device", "computes", "current"),
+    [("cuda:1", True, [torch.device("cuda:1")]), ("cuda:1", False, []), ("cpu", True, [])],
+)
+def test_a_stage_makes_its_device_the_current_one_unless_others_do_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, computes: bool, current: list[torch.device]
+) -> None:
+    """Graphs are captured on the current device; a parent that opens it would hold memory that its child measures."""
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(sys, "argv", ["stage", "--folder", str(tmp_path), "--device", device])
+    assert stage.task(stage.parser(None), computes=computes).device == torch.device(device)
+    assert taken == current
+
+
 def profile_task(folder: Path) -> stage.Task:
     options = argparse.Namespace(model="llama-3.1-8b", kv_cache_dtype=None, baseline=None)
     return stage.Task(folder, torch.device("cpu"), options)
@@ -437,6 +504,11 @@ def test_elsewhere_psutil_is_asked_or_asked_for(tmp_path: Path, monkeypatch: pyt
 JUNIT = """<testsuites><testsuite errors="1" failures="1" skipped="0" tests="4">
 <testcase name="good[a]"/><testcase name="bad[b]"><failure/></testcase><testcase name="bad[c]"><error/></testcase>
 <testcase name="good[d]"/></testsuite></testsuites>"""
+
+
+def test_the_overlapped_steps_are_tested_first() -> None:
+    """What no GPU has run yet: where the time ends early, the other tests are those that are cut."""
+    assert checks.TESTS[0] == "tests/test_overlap.py"
 
 
 def test_the_tests_that_did_not_pass_are_named(tmp_path: Path) -> None:

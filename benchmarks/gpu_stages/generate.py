@@ -1,8 +1,8 @@
 """The engine against transformers' generate, of Llama-3.1-8B's shape: 64 requests of 512 tokens in and 128 out.
 
 transformers serves them one by one, of which the first few are enough, since all are alike; and in static batches, one
-of each size. Both sides have random weights of their own and choose greedily: speed depends on neither. Its model does
-without the config's rope scaling, which the catalog states in part: other values in a table of cosines cost the same.
+of each size. Both sides have the same config, rope scaling included, and random weights of their own, and choose
+greedily: speed depends on neither weights nor tokens.
 """
 
 import json

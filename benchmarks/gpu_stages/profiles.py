@@ -132,7 +132,7 @@ def options_of(description: str | None) -> Task:
     own.add_argument("model", help="a name of models.yaml")
     own.add_argument("--kv-cache-dtype")
     own.add_argument("--baseline", choices=("contiguous",))
-    return task(own)
+    return task(own, computes=False)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Stage:
 
     group      the archive its evidence goes into
     shows      what it shows, for --list
-    argv       what follows the interpreter; `--folder FOLDER --device DEVICE` is added
+    argv       what follows the interpreter; `--folder FOLDER --device DEVICE --end SECONDS` is added
     minimum_s  it is not begun with less of the budget left
     timeout_s  it is ended after so long, or at the end of the budget
     """
@@ -142,9 +142,10 @@ def run_stage(stage: Stage, session: Session) -> Result:
     folder = session.work / stage.name
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier, failed try left
     folder.mkdir(parents=True)
-    command = [sys.executable, *stage.argv, "--folder", str(folder), "--device", session.device]
     timeout = min(stage.timeout_s, left)
-    begin = time.monotonic()
+    begin = time.monotonic()  # the same clock in every process
+    added = ["--folder", str(folder), "--device", session.device, "--end", f"{begin + timeout:.1f}"]
+    command = [sys.executable, *stage.argv, *added]
     code = run_process(command, folder / LOG, timeout)
     seconds = round(time.monotonic() - begin, 1)
     if code is None:

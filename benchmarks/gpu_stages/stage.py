@@ -3,6 +3,7 @@
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvplan import catalog, hf_config
 from kvplan.spec import ModelSpec
 
 RESULT = "result.json"
+SAVING_S = 15.0  # before a stage is ended: what is under way comes to its end, and what is known is saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,12 @@ class Task:
     def is_small(self) -> bool:
         return self.device.type == "cpu"
 
+    @property
+    def until_s(self) -> float:
+        """When (time.monotonic) to stop with what is known: --limit from now, or SAVING_S before the stage is ended."""
+        limit_s, end_s = time.monotonic() + self.options.limit, self.options.end
+        return limit_s if end_s is None else min(limit_s, end_s - SAVING_S)
+
     def save(self, headline: str, numbers: dict[str, Any], rows: Sequence[Row] = ()) -> None:
         """Write result.json, as often as there is news: a stage that is cut off later has said this much."""
         write_json(
@@ -59,14 +67,22 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     own = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     own.add_argument("--folder", type=Path, required=True, help="where the evidence goes")
     own.add_argument("--device", default="cuda:0", help="cuda:N or cpu (%(default)s)")
+    own.add_argument("--end", type=float, metavar="SECONDS", help="when it is ended at the latest, by time.monotonic()")
     return own
 
 
-def task(own: argparse.ArgumentParser) -> Task:
-    """The stage as its command line says it."""
+def task(own: argparse.ArgumentParser, *, computes: bool = True) -> Task:
+    """The stage as its command line says it.
+
+    computes  on the device itself, which is then torch's current one: graphs are captured there. A stage that leaves
+              that to processes of its own must not open the device: it would hold memory that they measure.
+    """
     options = own.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    return Task(options.folder.resolve(), torch.device(options.device), options)
+    device = torch.device(options.device)
+    if computes and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return Task(options.folder.resolve(), device, options)
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -127,7 +127,10 @@ def _times_as_fast(own: Sequence[Timing], all_of_them: Sequence[Timing]) -> list
 
 @dataclass(slots=True)
 class Findings:
-    """What is known so far; failures: what our kernels could not do; missing: what peers could not, and why."""
+    """What is known so far; failures: what our kernels could not do.
+
+    missing  what peers could not do, and the cases whose data do not fit, and why
+    """
 
     rates: Rates
     timings: list[Timing] = field(default_factory=list)
@@ -177,7 +180,7 @@ def measure(
 ) -> None:
     """Time the cases in order until the clock (time.monotonic) says so; what is known is saved after each."""
     rivals = contenders(task.device) if who is None else who
-    shares = Shares((until_s - time.monotonic()) / 4)
+    shares = Shares((until_s - time.monotonic()) / 4, until_s)
     for case in wanted:
         if time.monotonic() > until_s:
             print(f"{case}: left out, like all after it; the time is up", flush=True)
@@ -193,20 +196,24 @@ def measure(
 
 
 class Shares:
-    """Of the time, no peer gets more than its share: some compile for seconds, or minutes, at each new shape."""
+    """Of the time, no peer gets more than its share: some compile for seconds, or minutes, at each new shape.
 
-    def __init__(self, each_s: float) -> None:
+    until_s  when (time.monotonic) the last of them ends, whatever is left of its share
+    """
+
+    def __init__(self, each_s: float, until_s: float = math.inf) -> None:
         self._left_s: dict[str, float] = defaultdict(lambda: each_s)
+        self._until_s = until_s
 
     def left_s(self, who: str) -> float:
-        return self._left_s[who]
+        return min(self._left_s[who], self._until_s - time.monotonic())
 
     @contextmanager
     def taken(self, who: str) -> Iterator[None]:
         """Raises TimeoutError in the midst of what takes longer than what is left; our own kernels have no limit."""
         begin_s = time.monotonic()
         before = signal.signal(signal.SIGALRM, _raise_timeout)
-        signal.setitimer(signal.ITIMER_REAL, 0 if who == OWN else max(0.1, self._left_s[who]))
+        signal.setitimer(signal.ITIMER_REAL, 0 if who == OWN else max(0.1, self.left_s(who)))
         try:
             yield
         finally:
@@ -236,14 +243,14 @@ def _measure_case(
     try:
         problem = problem_of(case, device)
         expected = expected_of(problem)
-    except RuntimeError as error:  # it does not fit, whoever is to solve it
-        found.failures[str(case)] = _first_line(error)
+    except RuntimeError as error:
+        what = found.missing if isinstance(error, torch.OutOfMemoryError) else found.failures  # whoever is to solve it
+        what[str(case)] = _first_line(error)
+        print(f"{case}: {_first_line(error)}", flush=True)
         return
     for contender in rivals:
         if contender.name != OWN and shares.left_s(contender.name) <= 0:
             continue
-        if case.kind == "rope+store":
-            expected = expected_of(problem)  # the one before may have turned the keys
         try:
             with shares.taken(contender.name):
                 timings.append(time_contender(problem, expected, contender))
