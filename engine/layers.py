@@ -237,7 +237,7 @@ class GroupedAttention:
             parts.append(
                 self.kernels.paged_prefill(
                     q[n:], kv.k, kv.v, tables[n:], step.query_start, step.context_lens[n:], self.facts.scale,
-                    max_query_len=step.max_query_len, **options,
+                    max_query_len=step.max_query_len, tiles=step.tiles, **options,
                 )
             )  # fmt: skip
         return parts[0] if len(parts) == 1 else torch.cat(parts)

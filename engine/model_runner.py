@@ -96,7 +96,7 @@ class ModelRunner:
         self._outbox.turn()
         hidden = None if self.graphs is None else self.graphs(arrays)
         if hidden is None:
-            return self.forward(step_tensors(arrays, self.device, self._outbox, self.planners))
+            return self.forward(step_tensors(arrays, self.device, self._outbox, self.planners, self._queries_of_tile))
         return self.model.logits(hidden)
 
     def forward(self, step: StepTensors) -> torch.Tensor:
@@ -153,6 +153,16 @@ class ModelRunner:
                 case LatentKV(cache=cache):
                     planners.append(self.kernels.latent_planner(num_heads, cache))
         return tuple(planners)
+
+    @property
+    def _queries_of_tile(self) -> Callable[[int], int] | None:
+        """What one program of prefill works on, of keys and values by head on a GPU; other prefills want no plan."""
+        kv = self.kv.layers[0]
+        if not self._is_triton or not isinstance(kv, HeadKV):
+            return None
+        mine = self.tp.share(self.spec.num_heads, "heads")
+        num_heads, of = mine.stop - mine.start, self.kernels.queries_of_tile
+        return lambda max_query_len: of(num_heads, kv.k, kv.v, self.dtype, max_query_len)
 
     def _check_kernels(self) -> None:
         """Refuse shapes that the Triton kernels have no tile for, before anything is loaded."""

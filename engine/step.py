@@ -1,5 +1,6 @@
 """What one step hands to the layers, as tensors on the device."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.batch import BatchArrays, Ints
+from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Planner, WorkList
 from engine.staging import Outbox
 
@@ -34,6 +36,7 @@ class StepTensors:
     max_query_len: int
     prefill_starts: tuple[int, ...]  # query_start on the host
     prefill_context_lens: tuple[int, ...]
+    tiles: QueryTiles | None = None  # of the sequences in prefill; None: the kernels need none, or nobody is
 
     @property
     def num_prefills(self) -> int:
@@ -47,11 +50,16 @@ def on_device(array: np.ndarray[Any, Any], device: torch.device, outbox: Outbox 
 
 
 def step_tensors(
-    arrays: BatchArrays, device: torch.device, outbox: Outbox | None = None, planners: tuple[Planner, ...] = ()
+    arrays: BatchArrays,
+    device: torch.device,
+    outbox: Outbox | None = None,
+    planners: tuple[Planner, ...] = (),
+    queries_of_tile: Callable[[int], int] | None = None,
 ) -> StepTensors:
     """The scheduler's batch on the device; outbox: where its arrays wait for the copy.
 
-    planners: one per KV group, for kernels that want their decode work planned.
+    planners         one per KV group, for kernels that want their decode work planned
+    queries_of_tile  for kernels that want their prefill planned: queries of a tile, by the most of any sequence
     """
     lens = arrays.context_lens[: arrays.num_decodes]
     works = _work_lists(planners, lens, device, outbox) or [None] * len(arrays.block_tables)
@@ -69,7 +77,19 @@ def step_tensors(
         max_query_len=int(arrays.prefill_lens.max(initial=0)),
         prefill_starts=tuple(arrays.query_start.tolist()),
         prefill_context_lens=tuple(arrays.context_lens[arrays.num_decodes :].tolist()),
+        tiles=_tiles(arrays, device, outbox, queries_of_tile),
     )
+
+
+def _tiles(
+    arrays: BatchArrays, device: torch.device, outbox: Outbox | None, queries_of_tile: Callable[[int], int] | None
+) -> QueryTiles | None:
+    if queries_of_tile is None or arrays.num_decodes == len(arrays.context_lens):
+        return None
+    lens = arrays.prefill_lens
+    queries = queries_of_tile(int(lens.max()))
+    rows = cut_queries(lens, arrays.context_lens[arrays.num_decodes :], queries)
+    return QueryTiles(on_device(rows, device, outbox), queries)
 
 
 def _work_lists(

@@ -20,6 +20,7 @@ import torch
 import triton.runtime.interpreter as interpreter
 
 from engine.kernels import fp8, reference, triton_backend
+from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.interpreter_cases import (
     CASES,
@@ -272,6 +273,11 @@ def run_prefill(case: Prefill, faults: list[str]) -> tuple[float, float]:
     args = (k, v, tables, starts, torch.tensor(context_lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
     more = {**features(case), "max_query_len": max(query_lens)}
     got = unchanged(faults, lambda: triton_backend.paged_prefill(q, *args, **more), q=q, k=k, v=v)
+    queries = triton_backend.queries_of_tile(case.heads, k, v, q.dtype, max(query_lens))
+    rows = cut_queries(np.array(query_lens, np.int32), np.array(context_lens, np.int32), queries)
+    planned = triton_backend.paged_prefill(q, *args, **more, tiles=QueryTiles(torch.from_numpy(rows), queries))
+    if not torch.equal(planned, got):
+        faults.append("planned tiles of queries give other answers")
     return against(got, reference.paged_prefill(q.double(), *args, **more))
 
 

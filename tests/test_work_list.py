@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.batch import BatchArrays
+from engine.kernels.query_tiles import all_tiles, cut_queries
 from engine.kernels.split_kv import own_work_list
 from engine.kernels.work_list import MAX_CONTEXT_LEN, Ints, Plan, Planner, cut
 from engine.step import step_tensors
@@ -211,3 +212,40 @@ def test_a_launchers_own_plan_of_lengths_whose_writes_nobody_counts_is_made_anew
         own_work_list(Planner(**H200), context_lens)
         context_lens[0] = 50
         assert own_work_list(Planner(**H200), context_lens).items[:, 2].tolist() == [50]
+
+
+@given(
+    each=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 500)), min_size=1, max_size=12),
+    queries=st.sampled_from([1, 4, 16, 32]),
+)
+def test_tiles_hold_every_query_once_the_longest_first(each: list[tuple[int, int]], queries: int) -> None:
+    query_lens = np.array([n for n, _ in each], np.int32)
+    context_lens = np.array([n + before for n, before in each], np.int32)
+    rows = cut_queries(query_lens, context_lens, queries)
+    held = [(seq, first + i) for seq, first in rows.tolist() for i in range(queries) if first + i < query_lens[seq]]
+    assert sorted(held) == [(seq, i) for seq, (n, _) in enumerate(each) for i in range(n)]
+    assert all(first < query_lens[seq] for seq, first in rows.tolist())  # none is begun in vain
+    seen = [each[seq][1] + first for seq, first in rows.tolist()]
+    assert seen == sorted(seen, reverse=True)
+
+
+def test_tiles_without_lengths_hold_every_query_of_the_longest() -> None:
+    rows = all_tiles(3, 33, 16, torch.device("cpu")).rows.tolist()
+    assert sorted(rows) == [[seq, first] for seq in range(3) for first in (0, 16, 32)]
+    assert [first for _, first in rows] == sorted((first for _, first in rows), reverse=True)
+
+
+def test_a_step_cuts_its_prefills_for_the_kernels_that_ask() -> None:
+    """Two that decode, then chunks of 5 and 40 tokens: tiles of 16 queries at most of a step's longest, 40."""
+    query_lens, context_lens = np.array([1, 1, 5, 40]), np.array([9, 30, 5, 50])
+    starts = np.concatenate(([0], np.cumsum(query_lens)))
+    arrays = BatchArrays(
+        seqs=[], num_decodes=2, token_ids=np.zeros(47, np.int64), positions=np.zeros(47, np.int64),
+        context_lens=context_lens.astype(np.int32), query_start=(starts[2:] - starts[2]).astype(np.int32),
+        last_tokens=starts[1:] - 1, block_tables=(np.zeros((4, 4), np.int32),), slot_mapping=(np.zeros(47, np.int64),),
+    )  # fmt: skip
+    step = step_tensors(arrays, torch.device("cpu"), queries_of_tile={40: 16}.__getitem__)
+    assert step.tiles is not None
+    assert step.tiles.queries == 16
+    assert step.tiles.rows.tolist() == [[1, 32], [1, 16], [1, 0], [0, 0]]  # from positions 42, 26, 10 and 0
+    assert step_tensors(arrays, torch.device("cpu")).tiles is None

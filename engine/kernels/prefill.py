@@ -10,10 +10,11 @@ from engine.kernels import configs
 from engine.kernels.checks import need, need_attention, need_shape
 from engine.kernels.numerics import cast, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
+from engine.kernels.query_tiles import QueryTiles, all_tiles
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
 
 
-@triton.jit(do_not_specialize=[*UNSPECIALIZED, "query_start_ptr"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED, "query_start_ptr", "tiles_ptr"])
 def prefill_kernel(
     out_ptr,
     q_ptr,
@@ -22,6 +23,7 @@ def prefill_kernel(
     block_tables_ptr,
     query_start_ptr,
     context_lens_ptr,
+    tiles_ptr,
     sinks_ptr,
     scale,
     v_scale,
@@ -47,15 +49,16 @@ def prefill_kernel(
     BLOCK_DV: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Grid (query tiles of the longest sequence, num_kv_heads, num_seqs): BLOCK_M // GROUP queries of one KV head.
+    """Grid (tiles of queries, num_kv_heads): BLOCK_M // GROUP queries of one sequence and KV head.
 
     The rows of a tile are queries times the GROUP heads that share a KV head, so that each key is loaded once for
-    all of them. Late queries see the most keys, so their tiles go first.
+    all of them. The list has the tiles that see most keys first: what is long begins early.
     """
     QUERIES: tl.constexpr = BLOCK_M // GROUP
-    first_query = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    tile_ptr = tiles_ptr + 2 * tl.program_id(0)
+    seq = tl.load(tile_ptr)
+    first_query = tl.load(tile_ptr + 1)
     kv_head = tl.program_id(1)
-    seq = tl.program_id(2)
 
     query_start = tl.load(query_start_ptr + seq)
     query_len = tl.load(query_start_ptr + seq + 1) - query_start
@@ -125,6 +128,24 @@ def prefill_kernel(
     )
 
 
+def queries_of_tile(
+    num_heads: int, k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, max_query_len: int
+) -> int:
+    """Queries that one program works on, where no sequence has more than max_query_len."""
+    return _tile(num_heads, k_cache, v_cache, dtype, max_query_len).block_m // (num_heads // k_cache.shape[2])
+
+
+def _tile(
+    num_heads: int, k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, max_query_len: int
+) -> configs.AttentionTile:
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    group = num_heads // num_kv_heads
+    return configs.prefill_tile(
+        configs.arch(), max(head_dim, v_cache.shape[3]), k_cache.dtype, dtype, max_query_len * group, group=group,
+        block_size=block_size,
+    )  # fmt: skip
+
+
 def paged_prefill(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -140,6 +161,7 @@ def paged_prefill(
     sinks: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    tiles: QueryTiles | None = None,
 ) -> torch.Tensor:
     """Attend each sequence's last tokens over its paged KV, causally; their own keys and values are stored already.
 
@@ -156,6 +178,7 @@ def paged_prefill(
     window         a token sees itself and the window - 1 before it
     sinks          [num_heads] one more logit per head, without a value
     k_scale        float8 caches only: key = stored * k_scale; v_scale alike
+    tiles          the queries cut into pieces of queries_of_tile(); None, or of another size: cut here, for the longest
     returns        [num_tokens, num_heads, head_dim_v], dtype of q; rows from query_start[-1] on are not set
     """
     arch = configs.arch()
@@ -171,12 +194,15 @@ def paged_prefill(
     out = torch.empty((num_tokens, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return out
-    tile = configs.prefill_tile(
-        arch, max(head_dim, head_dim_v), k_cache.dtype, q.dtype, max_query_len * group, group=group,
-        block_size=block_size,
-    )  # fmt: skip
+    tile = _tile(num_heads, k_cache, v_cache, q.dtype, max_query_len)
     need("q", group <= tile.block_m, "of at most {} heads per KV head", group, tile.block_m)
-    prefill_kernel[(triton.cdiv(max_query_len, tile.block_m // group), num_kv_heads, num_seqs)](
+    queries = tile.block_m // group
+    if tiles is None or tiles.queries != queries:
+        tiles = all_tiles(num_seqs, max_query_len, queries, q.device)
+    need("tiles", tiles.rows.device == q.device, "on {} like q", tiles.rows.device, q.device)
+    if len(tiles.rows) == 0:
+        return out
+    prefill_kernel[(len(tiles.rows), num_kv_heads)](
         out,
         q,
         k_cache,
@@ -184,6 +210,7 @@ def paged_prefill(
         block_tables,
         query_start,
         context_lens,
+        tiles.rows,
         sinks,
         scale * k_scale,
         v_scale,

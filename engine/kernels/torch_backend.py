@@ -136,11 +136,13 @@ def paged_prefill(
     sinks: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    tiles: object = None,
 ) -> torch.Tensor:
     """Attend each sequence's last query_len tokens over its paged KV, causally; their own KV is stored already.
 
     q            [num_tokens, num_heads, head_dim], sequence after sequence
     query_start  [num_seqs + 1] int32: sequence i's tokens are query_start[i]:query_start[i + 1]
+    tiles        is for kernels that are planned
     returns      [num_tokens, num_heads, head_dim_v], dtype of q
     """
     num_heads, (num_kv_heads, head_dim_v) = q.shape[1], v_cache.shape[2:]

@@ -12,7 +12,7 @@ from engine.kernels.int4 import int4_linear
 from engine.kernels.latent import latent_decode, latent_planner
 from engine.kernels.moe import moe_mlp
 from engine.kernels.norm import rms_norm
-from engine.kernels.prefill import paged_prefill
+from engine.kernels.prefill import paged_prefill, queries_of_tile
 from engine.kernels.rope import rotate
 from engine.kernels.rope_store import rotate_and_store
 from engine.kernels.store_kv import store_kv, store_latent
@@ -28,6 +28,7 @@ __all__ = [
     "moe_mlp",
     "paged_decode",
     "paged_prefill",
+    "queries_of_tile",
     "rms_norm",
     "rotate",
     "rotate_and_store",
