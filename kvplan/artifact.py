@@ -17,7 +17,7 @@ from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
 from kvplan.plan import MemoryBreakdown, Plan, online_scheme
 from kvplan.quant import scheme_name
-from kvplan.rules.sglang import SOURCE as SGLANG_SOURCE
+from kvplan.rules.releases import SGLANG_SOURCE
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
 

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.quant import scheme_name
-from kvplan.rules import sglang, vllm
-from kvplan.rules.sglang import SglangPool
+from kvplan.rules import vllm
+from kvplan.rules.releases import SGLANG_SOURCE
 from kvplan.rules.vllm_pages import KVSpec, charged_blocks
 from kvplan.rules.vllm_pool import KVGroup
 from kvplan.spec import (
@@ -27,6 +27,9 @@ from kvplan.spec import (
 )
 from kvplan.units import GB, GIB, format_gib, format_size, plural
 from kvplan.weights import num_params, stage_layers
+
+if TYPE_CHECKING:
+    from kvplan.rules.sglang import SglangPool
 
 # The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
 # default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
@@ -105,10 +108,12 @@ def statements(plan: Plan) -> dict[str, tuple[str, str]]:
         if spec is not None and not is_published(spec.source):
             found[name] = spec.source.partition(";")[0], spec.source
     if release.engine == "sglang":
+        from kvplan.rules import sglang
+
         read = "0.5.23" if release.number >= sglang.NEWEST else "0.4.4 and 0.4.9"
         found["rules"] = (
             f"{release.label} as its code of {read} was read; compared with posted logs, not with its own answers",
-            f"{sglang.SOURCE}; posted start-up logs (tests/test_sglang.py)",
+            f"{SGLANG_SOURCE}; posted start-up logs (tests/test_sglang.py)",
         )
     elif release.number != COMPARED_RELEASE:
         found["rules"] = (
@@ -216,7 +221,10 @@ def _blocks(plan: Plan) -> Iterator[str]:
         numbers.setdefault(_group_text(plan, group), []).append(number)
     for text, same in numbers.items():
         yield f"{_numbered(same)}: {text}"
-    if isinstance(pool, SglangPool):
+    if plan.request.release.engine == "sglang":
+        from kvplan.rules.sglang import SglangPool
+
+        assert isinstance(pool, SglangPool)
         yield from _sglang_pools(plan, pool)
     elif len(pool.groups) > 1:
         yield (
@@ -229,7 +237,7 @@ def _blocks(plan: Plan) -> Iterator[str]:
     )
 
 
-def _sglang_pools(plan: Plan, pool: SglangPool) -> Iterator[str]:
+def _sglang_pools(plan: Plan, pool: "SglangPool") -> Iterator[str]:
     """How windows and recurrent states are kept beside the tokens."""
     if len(pool.groups) > 1:
         share = float(pool.swa_ratio)
@@ -353,6 +361,8 @@ def _sglang_budget(plan: Plan) -> Iterator[str]:
 
 
 def _sglang_users(plan: Plan) -> Iterator[str]:
+    from kvplan.rules import sglang
+
     capacity, answer, args = plan.capacity, plan.concurrency, plan.request.args
     pages = capacity.num_blocks - 1
     given = " (or --engine-arg max_total_tokens, if less)" if args.max_total_tokens else ""

@@ -9,8 +9,8 @@ from kvplan.allocator import weights_reserved
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate
-from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
-from kvplan.rules.releases import Version
+from kvplan.rules import vllm, vllm_pages, vllm_pool
+from kvplan.rules.releases import SGLANG_SOURCE, Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
@@ -286,19 +286,20 @@ def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
 
     Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
     """
+
     gpu, args = request.gpu, request.args
     groups = rank_weights(request, stage)
     held = sum(groups.values())
     loaded = loaded_beside(request, settings, stage, held)
     context = request.measured.get("context", overheads.context(gpu, args))
-    none = Estimate(0, 0, 0, KEPT_BACK, sglang.SOURCE, "exact")
+    none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
     estimates = {
         "buffers": Estimate(
             loaded,
             loaded,
             loaded,
             f"{loaded:,} B: rotary tables, and what torch's segments round up",
-            sglang.SOURCE,
+            SGLANG_SOURCE,
             "formula",
         ),
         **dict.fromkeys(("activations", "cuda_graphs", "non_torch", "lora"), none),
@@ -441,6 +442,8 @@ def vllm_answer(request: Request) -> _Answer:
 
 
 def sglang_answer(request: Request) -> _Answer:
+    from kvplan.rules import sglang  # vLLM is planned without it
+
     if request.draft is not None:
         raise UsageError("--draft-model: drafts in SGLang are not modelled; leave it out")
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
@@ -469,8 +472,11 @@ def sglang_answer(request: Request) -> _Answer:
 
 def settings_of(request: Request) -> Settings:
     """What the server runs with, its pool not yet known."""
-    resolve = vllm.resolve if request.release.engine == "vllm" else sglang.resolve
-    return resolve(request.spec, request.gpu, request.args, request.release)
+    if request.release.engine == "vllm":
+        return vllm.resolve(request.spec, request.gpu, request.args, request.release)
+    from kvplan.rules import sglang
+
+    return sglang.resolve(request.spec, request.gpu, request.args, request.release)
 
 
 def answer_of(request: Request) -> _Answer:

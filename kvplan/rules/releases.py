@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Number = tuple[int, int]
+SGLANG_SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_groups/memory_hook.py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,8 +80,6 @@ def version(number: tuple[int, ...]) -> Version:
     return Version((number[0], number[1]), "sglang", number[2] if len(number) > 2 else None)
 
 
-SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_groups/memory_hook.py"
-
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 DP_ATTENTION = "SGLang's DP attention is not modelled"
