@@ -85,7 +85,7 @@ class ModelRunner:
         """Launch a step: a token for each of the arrays' sequences, in their order; the host waits for none of them."""
         with self._on_device():
             logits = self.logits(arrays)
-            sampled = sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled))
+            sampled = sample(logits, self.sampler.prepare(arrays.seqs, params, self.last_sampled), self.kernels)
             for tensor in (sampled.token_ids, sampled.is_bad):  # ranks must agree on what was sampled, to the bit
                 self.tp.broadcast(tensor)
             self.last_sampled[: len(arrays.seqs)] = sampled.token_ids
@@ -202,7 +202,7 @@ class ModelRunner:
             logits = self.forward(step_tensors(self._largest_step(), self.device))
             seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
             # top_p sorts the vocabulary: the most that sampling without penalties holds.
-            sample(logits, self.sampler.prepare(seqs, [SamplingParams(top_p=0.9)] * len(seqs)))
+            sample(logits, self.sampler.prepare(seqs, [SamplingParams(top_p=0.9)] * len(seqs)), self.kernels)
         del self.kv
         return meter.peak
 

@@ -5,13 +5,14 @@ logit equals the last one kept is kept too, so that the result does not depend o
 
 Randomness: one number u in [0, 1) per row, a hash of (the request's seed, the index of its output token); the token is
 where u falls in the running sum of the row's probabilities. It needs no generator's state, so a row draws the same
-whatever runs beside it, after a preemption, and on every device but for the rounding of float64 sums (1e-16); and it
+whatever runs beside it, after a preemption, and on every device but for the rounding of exponentials (1e-7); and it
 needs one number per row where a race of exponentials needs one per token of the vocabulary.
 """
 
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import log
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import SamplingParams
+from engine.kernels import torch_backend
 from engine.sequence import Sequence
 from engine.staging import Inbox, Letter, Outbox
 from engine.step import on_device
@@ -175,17 +177,18 @@ class SampledAhead:
 # --- on the device -----------------------------------------------------------------------------------------------
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
+def sample(logits: Tensor, batch: SamplingBatch, kernels: ModuleType = torch_backend) -> Sampled:
     """Choose a token per row; the logits stay as they are, and the host does not wait.
 
-    logits [num_seqs, vocab_size] float32. Scratch beside them, per token of the vocabulary: 12 bytes in a random row,
-    with top_p and no top_k about 25 more and what sorting takes; 20 in a row with penalties, and 4 for all rows then.
+    logits [num_seqs, vocab_size] float32. Scratch beside them, per token of the vocabulary: 20 bytes in a row with
+    penalties, and 4 for all rows then. What is sorted or summed is so many rows at a time as PART_ELEMENTS hold.
     """
     adjusted = logits if batch.penalties is None else penalize(logits, batch.penalties)
     best, token_ids = adjusted.max(dim=-1)
     if batch.random is not None and batch.uniforms is not None:
-        rows = batch.random.rows
-        drawn = draw(filter_logits(adjusted, best, batch.random), batch.uniforms)
+        random, rows = batch.random, batch.random.rows
+        floors = lowest_kept(adjusted, best, random)
+        drawn = kernels.draw(adjusted, best, random.temperature, batch.uniforms, rows, floors)
         token_ids = drawn if rows is None else token_ids.index_copy(0, rows, drawn)
     sampled = Sampled(token_ids, is_bad=~best.isfinite())
     return sampled if batch.logprobs is None else _with_logprobs(sampled, logits, batch.logprobs)
@@ -205,43 +208,37 @@ def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
     return logits.index_copy(0, penalties.rows, new)
 
 
-def filter_logits(logits: Tensor, best: Tensor, random: RandomRows) -> Tensor:
-    """What is left to draw from: logits over temperature, less the row's best, and -inf where a token is cut off.
+def lowest_kept(logits: Tensor, best: Tensor, random: RandomRows) -> Tensor | None:
+    """The smallest scaled logit [m, 1] float32 that each random row may draw; None: all may come.
 
-    logits [num_seqs, vocab_size] float32, best [num_seqs] float32 their maxima; returns [m, vocab_size] float32
+    logits [num_seqs, vocab_size] float32, best [num_seqs] float32 their maxima
     """
-    if random.rows is not None:
-        logits, best = logits[random.rows], best[random.rows]
-    # The best is subtracted first: no temperature, however small, makes an inf of the rest.
-    scaled = (logits - best[:, None]).div_(random.temperature)
-    floor = random.log_min_p  # p >= min_p * p_best, as logarithms
-    if random.nucleus is not None:
-        cut = _nucleus_floor(scaled[random.nucleus.rows], random.nucleus)
-        floor = scaled.new_full((len(scaled), 1), -torch.inf) if floor is None else floor
-        floor = floor.index_copy(0, random.nucleus.rows, torch.maximum(floor[random.nucleus.rows], cut))
-    return scaled if floor is None else scaled.masked_fill_(scaled < floor, -torch.inf)
+    floors, nucleus = random.log_min_p, random.nucleus  # p >= min_p * p_best, as logarithms
+    if nucleus is None:
+        return floors
+    rows = nucleus.rows if random.rows is None else random.rows[nucleus.rows]
+    cuts = [
+        _nucleus_floor(
+            torch_backend.scaled_logits(logits[rows[part]], best[rows[part]], random.temperature[nucleus.rows[part]]),
+            nucleus.num_sorted, nucleus.top_k[part], nucleus.top_p[part],
+        )
+        for part in torch_backend.parts_of(len(rows), logits.shape[1])
+    ]  # fmt: skip
+    cut = torch.cat(cuts)
+    if floors is None:
+        floors = torch.full_like(random.temperature, -torch.inf)
+    return floors.index_copy(0, nucleus.rows, torch.maximum(floors[nucleus.rows], cut))
 
 
-def _nucleus_floor(scaled: Tensor, nucleus: Nucleus) -> Tensor:
-    """The smallest logit [f, 1] that top_k and then top_p keep, of scaled logits [f, vocab_size]."""
-    values = scaled.topk(nucleus.num_sorted, dim=-1).values
-    is_top_k = torch.arange(nucleus.num_sorted, device=values.device) < nucleus.top_k
+def _nucleus_floor(scaled: Tensor, num_sorted: int, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest logit [f, 1] that top_k and then top_p [f, 1] keep, of scaled logits [f, vocab_size]."""
+    values = scaled.topk(num_sorted, dim=-1).values
+    is_top_k = torch.arange(num_sorted, device=values.device) < top_k
     # float64: how many others are sorted along (num_sorted) must not show in a row's sums.
     probs = values.double().masked_fill_(~is_top_k, -torch.inf).softmax(dim=-1)
     before = probs.cumsum(dim=-1).sub_(probs)
-    num_kept = ((before < nucleus.top_p) & is_top_k).sum(dim=-1, keepdim=True)
+    num_kept = ((before < top_p) & is_top_k).sum(dim=-1, keepdim=True)
     return values.gather(1, (num_kept - 1).clamp_(min=0))
-
-
-def draw(scaled: Tensor, uniforms: Tensor) -> Tensor:
-    """The token [m] int64 that `uniforms` [m, 1] float64 falls on; `scaled` [m, vocab_size] float32 is overwritten.
-
-    The maxima of `scaled` are 0. The sums are float64: in float32 a tail of many tokens below 6e-8 would vanish.
-    """
-    sums = scaled.exp_().cumsum(dim=-1, dtype=torch.float64)
-    # u < 1, so u * total < total even rounded, and the first larger sum belongs to a token that adds to it.
-    tokens = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)
-    return tokens.squeeze(1).clamp_(max=scaled.shape[1] - 1)  # only nan gets past the end
 
 
 def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:

@@ -131,6 +131,8 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["int4 bfloat16 8 splits"] = partial(_int4, "bfloat16", 8, 14336, 112, num_splits=4)
     found["fp8 rows"] = partial(_fp8_rows, 4096)
     found["fp8 rows given"] = partial(_fp8_rows, 4096, given=True)
+    found["draw 128256"] = partial(_draw, 128_256)
+    found["draw 151936 some floors"] = partial(_draw, 151_936, some=True)
     return found
 
 
@@ -257,6 +259,16 @@ def _fp8_rows(width: int, *, given: bool = False) -> None:
     from engine.kernels import fp8
 
     fp8.fp8_rows(empty(64, width), empty(1, dtype="float32") if given else None)
+
+
+def _draw(vocab_size: int, *, some: bool = False) -> None:
+    from engine.kernels import triton_backend
+
+    num_rows, num_draws = 256, 200 if some else 256
+    temperature, uniforms = (empty(num_draws, 1, dtype=dtype) for dtype in ("float32", "float64"))
+    rows, floors = (empty(num_draws, dtype="int64"), empty(num_draws, 1, dtype="float32")) if some else (None, None)
+    logits, best = empty(num_rows, vocab_size, dtype="float32"), empty(num_rows, dtype="float32")
+    triton_backend.draw(logits, best, temperature, uniforms, rows, floors)
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------

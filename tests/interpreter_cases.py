@@ -143,7 +143,20 @@ class Fp8Rows:
     nan: bool = False  # one number of the last row is none
 
 
-Case = Decode | Prefill | Latent | Store | StoreLatent | Norm | Rotate | RotateStore | Gate | Moe | Int4 | Fp8Rows
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Tokens drawn: of all rows or, in another order, of some; with floors only a few may come."""
+
+    vocab: int = 50
+    some: bool = False
+    floors: bool = False
+    spread: float = 3.0  # of the logits; 0: all tokens are as likely
+    nan: bool = False  # the last row is not of numbers
+
+
+Case = (
+    Decode | Prefill | Latent | Store | StoreLatent | Norm | Rotate | RotateStore | Gate | Moe | Int4 | Fp8Rows | Draw
+)
 
 DTYPES = (("float32", ""), ("float16", ""), ("bfloat16", ""), ("bfloat16", "float8_e4m3fn"))
 KINDS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu", "clamped_swiglu")
@@ -250,6 +263,10 @@ def _others() -> list[Case]:
         *(Fp8Rows("bfloat16", given=given, nan=True) for given in (False, True)),
         *(Fp8Rows("bfloat16", outputs=48, given=given, nan=True) for given in (False, True)),
         Fp8Rows("bfloat16", inputs=72, outputs=40),  # of widths that fp8 products do not take: weights are widened
+        *(Draw(vocab, floors=floors) for vocab in (1, 50, 4096, 4097, 20_000) for floors in (False, True)),
+        *(Draw(vocab, some=True, floors=floors) for vocab in (50, 9000) for floors in (False, True)),
+        *(Draw(9000, spread=spread) for spread in (0.0, 60.0)),
+        *(Draw(9000, floors=floors, nan=True) for floors in (False, True)),
     ]
 
 

@@ -28,6 +28,7 @@ from tests.interpreter_cases import (
     Attention,
     Case,
     Decode,
+    Draw,
     Fp8Rows,
     Gate,
     Int4,
@@ -103,6 +104,8 @@ def run(case: Case) -> dict[str, Any]:
                 error, tolerance = run_int4(case, faults)
             case Fp8Rows():
                 error, tolerance = run_fp8(case, faults)
+            case Draw():
+                error, tolerance = run_draw(case, faults)
     return {"error": error, "tolerance": tolerance, "faults": faults}
 
 
@@ -492,6 +495,38 @@ def run_fp8(case: Fp8Rows, faults: list[str]) -> tuple[float, float]:
             faults.append("of NaN came numbers")
         got, exact = got[:-1], exact[:-1]
     return against(got, exact)
+
+
+def run_draw(case: Draw, faults: list[str]) -> tuple[float, float]:
+    """How far outside its token's share of the unit interval a row's number lies."""
+    uniforms = torch.tensor([0.0, 1 - 2.0**-53, 0.5, *torch.rand(9).tolist()], dtype=torch.float64)[:, None]
+    num_draws = len(uniforms)
+    rows = torch.randperm(num_draws + 3)[:num_draws] if case.some else None
+    logits = strided((num_draws + 3 * case.some, case.vocab), torch.float32).mul_(case.spread)
+    logits[:, :: max(2, case.vocab // 7)] = -torch.inf  # never to come
+    logits[:, -1] = 0.0
+    temperature = torch.linspace(0.3, 2, num_draws)[:, None]
+    floors = torch.full((num_draws, 1), -2.0) if case.floors else None
+    if case.nan:
+        logits[-1] = float("nan")
+    best = logits.amax(1)
+    args = (logits, best, temperature, uniforms, rows, floors)
+    got = unchanged(faults, lambda: triton_backend.draw(*args), logits=logits, best=best)
+    if not ((got >= 0) & (got < case.vocab)).all():
+        return float("inf"), 0.0
+    sums = reference.running_sums(logits, temperature, rows, floors)
+    ends = sums.gather(1, got[:, None])
+    starts = torch.where(got[:, None] > 0, sums.gather(1, (got[:, None] - 1).clamp(min=0)), 0.0)
+    chosen = (logits if rows is None else logits[rows]).gather(1, got[:, None])
+    least = -torch.inf if floors is None else floors * temperature + (best if rows is None else best[rows])[:, None]
+    if case.nan:
+        ends, starts, uniforms, chosen = ends[:-1], starts[:-1], uniforms[:-1], chosen[:-1]
+        least = least[:-1] if isinstance(least, torch.Tensor) else least
+    if (chosen == -torch.inf).any() or (chosen < least).any():
+        faults.append("a token came that may not")
+    outside = torch.maximum(starts - uniforms, uniforms - ends).clamp(min=0).max().item()
+    # A weight is rounded by some eps of its exponent, here up to 60 over a temperature of 0.3 where it still counts.
+    return outside, 100 * torch.finfo(torch.float32).eps
 
 
 # --- that wrong kernels and wrong arguments are seen ------------------------------------------------------------------

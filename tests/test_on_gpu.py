@@ -21,6 +21,7 @@ from tests.interpreter_cases import (
     Attention,
     Case,
     Decode,
+    Draw,
     Gate,
     Latent,
     Moe,
@@ -90,7 +91,7 @@ ODD = tuple(case for case in CASES.values() if isinstance(case, Decode | Prefill
 ROW_WISE = tuple(
     case
     for case in CASES.values()
-    if isinstance(case, Norm | Rotate | RotateStore | Gate | Moe) and case.dtype != "float32"
+    if isinstance(case, Norm | Rotate | RotateStore | Gate | Moe | Draw) and getattr(case, "dtype", "") != "float32"
 )
 
 

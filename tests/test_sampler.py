@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from engine.config import SamplingParams
-from engine.sampler import Sampler, SamplingBatch, TokenLogprobs, draw, filter_logits, mix, penalize, sample, uniform
+from engine.kernels import torch_backend
+from engine.sampler import Sampler, SamplingBatch, TokenLogprobs, lowest_kept, mix, penalize, sample, uniform
 from engine.sequence import Sequence
 
 VOCAB = 50
@@ -49,7 +50,9 @@ def survivors(logits: Tensor, params: list[SamplingParams]) -> Tensor:
     """Probabilities of what each row may draw."""
     random = prepared(params, vocab_size=logits.shape[1]).random
     assert random is not None
-    return filter_logits(logits, logits.amax(-1), random).softmax(-1)
+    best = logits.amax(-1)
+    scaled, floors = torch_backend.scaled_logits(logits, best, random.temperature), lowest_kept(logits, best, random)
+    return (scaled if floors is None else scaled.masked_fill(scaled < floors, -torch.inf)).softmax(-1)
 
 
 # --- which tokens may come ---------------------------------------------------------------------------------------
@@ -206,19 +209,25 @@ def test_greedy_rows_take_the_most_likely_token_and_need_nothing_prepared() -> N
     assert sample(logits, batch).token_ids.tolist() == [row.index(max(row)) for row in logits.tolist()]
 
 
+def drawn(scaled: Tensor, uniforms: Tensor) -> Tensor:
+    """Of logits whose largest is 0, at temperature 1."""
+    m = len(scaled)
+    return torch_backend.draw(scaled, torch.zeros(m), torch.ones(m, 1), uniforms)
+
+
 def test_a_token_takes_as_much_of_the_unit_interval_as_its_probability() -> None:
     probs = torch.tensor([0.05, 0.0, 0.5, 0.25, 0.0, 0.2, 0.0])
     n = 1000
     middles = (torch.arange(n, dtype=torch.float64)[:, None] + 0.5) / n
     scaled = (probs / probs.max()).log().expand(n, -1).clone()
-    counts = draw(scaled, middles).bincount(minlength=7)
+    counts = drawn(scaled, middles).bincount(minlength=7)
     assert counts.tolist() == [50, 0, 500, 250, 0, 200, 0]
 
 
 @pytest.mark.parametrize("end", [0.0, 1 - 2.0**-53])
 def test_the_ends_of_the_interval_are_tokens_that_may_come(end: float) -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -1.3, -torch.inf]])
-    assert draw(logits, torch.tensor([[end]], dtype=torch.float64)).item() == (1 if end == 0 else 2)
+    assert drawn(logits, torch.tensor([[end]], dtype=torch.float64)).item() == (1 if end == 0 else 2)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.37, 0.5, 0.93])
@@ -227,7 +236,7 @@ def test_a_long_tail_of_unlikely_tokens_keeps_its_share(part: float) -> None:
     tail = 200_000
     scaled = torch.cat([torch.zeros(1), torch.tensor(1e-9).log().expand(tail)])[None]
     u = (1 + part * tail * 1e-9) / (1 + tail * 1e-9)
-    token = draw(scaled, torch.tensor([[u]], dtype=torch.float64)).item()
+    token = drawn(scaled, torch.tensor([[u]], dtype=torch.float64)).item()
     # log and exp of -21 round by up to 21 eps = 2.5e-6 of 200,000.
     assert abs(token - part * tail) <= 1.5
 

@@ -307,3 +307,20 @@ def fp8_linear(
     """x, rounded to fp8, @ (values * scales).T; float64."""
     rounded, x_scales = fp8_rows(x, input_scale)
     return (rounded.double() * x_scales.double()) @ (values.double() * row_scales.double()[:, None]).T
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def running_sums(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    floors: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Of the probabilities of each drawn row's tokens, in their order: [num_draws, vocab_size] float64, to 1."""
+    chosen = logits if rows is None else logits[rows]
+    scaled = (chosen - chosen.amax(1, keepdim=True)) / temperature  # in float32, as it is held against the floors
+    if floors is not None:
+        scaled = scaled.masked_fill(scaled < floors, -torch.inf)
+    return scaled.double().softmax(1).cumsum(1)

@@ -7,6 +7,8 @@ Two findings on CPUs shape the attention: gathering blocks into one contiguous t
 2.13's scaled_dot_product_attention is fused, two to seven times faster, only for four dimensions and a V as wide as K.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 
@@ -15,6 +17,7 @@ from engine.kernels.dequantize import fp8_linear as fp8_linear
 from engine.kernels.dequantize import int4_linear as int4_linear
 
 FP8_MAX = 448.0  # largest float8_e4m3fn
+PART_ELEMENTS = 1 << 22  # logits that are scaled, sorted or summed at once
 GATHER_BYTES = 4 << 20  # stays in a core's caches until it is read, and keeps short contexts from being padded to long
 
 
@@ -396,3 +399,54 @@ def moe_mlp(
         y = F.linear(inner, w2[expert], None if b2 is None else b2[expert])
         out.index_add_(0, tokens, y.float() * expert_weights.flatten()[pairs, None])
     return out.to(x.dtype)
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------
+
+
+def scaled_logits(logits: torch.Tensor, best: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """(logits - best) / temperature of [m, vocab_size], [m] and [m, 1]; the largest of each row is 0.
+
+    The best is subtracted first: no temperature, however small, makes an inf of the rest.
+    """
+    return (logits - best[:, None]).div_(temperature)
+
+
+def parts_of(num_rows: int, width: int) -> Iterator[slice]:
+    """Slices of rows that hold PART_ELEMENTS together, of one row at least."""
+    step = max(1, PART_ELEMENTS // width)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def draw(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    uniforms: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    floors: torch.Tensor | None = None,
+) -> torch.Tensor:
+    tokens = [
+        _draw_part(
+            logits[part] if rows is None else logits[rows[part]],
+            best[part] if rows is None else best[rows[part]],
+            temperature[part], uniforms[part], None if floors is None else floors[part],
+        )
+        for part in parts_of(len(uniforms), logits.shape[1])
+    ]  # fmt: skip
+    return torch.cat(tokens)
+
+
+def _draw_part(
+    logits: torch.Tensor, best: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor,
+    floors: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    scaled = scaled_logits(logits, best, temperature)
+    if floors is not None:
+        scaled.masked_fill_(scaled < floors, -torch.inf)
+    # float64: in float32 a tail of many tokens below 6e-8 would vanish.
+    sums = scaled.exp_().cumsum(dim=-1, dtype=torch.float64)
+    # u < 1, so u * total < total even rounded, and the first larger sum belongs to a token that adds to it.
+    tokens = torch.searchsorted(sums, uniforms * sums[:, -1:], right=True)
+    return tokens.squeeze(1).clamp_(max=scaled.shape[1] - 1)  # only nan gets past the end

@@ -7,6 +7,7 @@ from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, is_block_size, need_supported
 from engine.kernels.decode import decode_planner, paged_decode
 from engine.kernels.dequantize import fp8_block_linear
+from engine.kernels.draw import draw
 from engine.kernels.fp8 import fp8_linear
 from engine.kernels.int4 import int4_linear
 from engine.kernels.latent import latent_decode, latent_planner
@@ -19,6 +20,7 @@ from engine.kernels.store_kv import store_kv, store_latent
 
 __all__ = [
     "decode_planner",
+    "draw",
     "fp8_block_linear",
     "fp8_linear",
     "gated_activation",

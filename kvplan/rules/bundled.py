@@ -16,10 +16,13 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
 ROW_SCALE_BYTES = 4  # float32, for each row of a matrix that has one scale for each of its tensors
 INDEX_BYTES = 8  # token ids, positions and slots are int64
-# Per row and token of the vocabulary while sampling with top_p, as the profile run does: 4 of float32 logits and 31
-# that were counted on the engine's own sampler (8 and 32 rows, vocabularies of 32,000 and 64,000, torch 2.13, CPU): a
-# constant, not a derivation. Where sampling sets the peak, agreement with that engine is no independent proof.
-SAMPLER_BYTES = 35
+# While sampling with top_p, as the profile run does, float32 logits of all rows stay, and of as many rows as make
+# SORTED_ELEMENTS tokens at most are sorted at once: 27 bytes for each token, counted on the engine's own sampler (8, 32,
+# 64 and 256 rows, vocabularies of 32,000 to 151,936, torch 2.13, CPU): a constant, not a derivation. Where sampling
+# sets the peak, agreement with that engine is no independent proof.
+LOGIT_BYTES = 4
+SORTING_BYTES = 27
+SORTED_ELEMENTS = 1 << 22
 WIDE_ELEMENTS = 1 << 20  # of a quantised matrix that a CPU has in float32 at once
 
 
@@ -152,7 +155,8 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     # The head reads the hidden states of all tokens' last ones; sampling begins when those are gone.
     logits = size * vocabulary + (0 if inputs.dtype == "float32" else 4 * vocabulary)
     in_head = tokens * size * hidden + rows * (size * hidden + logits)
-    sampling = rows * SAMPLER_BYTES * spec.vocab_size
+    sorted_rows = min(rows, max(1, SORTED_ELEMENTS // spec.vocab_size))
+    sampling = (rows * LOGIT_BYTES + sorted_rows * SORTING_BYTES) * spec.vocab_size
     num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)

@@ -1,0 +1,152 @@
+"""Drawing a token of the vocabulary: where a number falls in the running sum of a row's probabilities.
+
+A row is cut into parts of BLOCK tokens. Programs for all parts sum their weights; then one program per row finds the
+part that the number falls in, and the token in it. The logits are read once, and nothing of their size is written.
+Sums are float64: in float32 a tail of many tokens below 6e-8 would vanish.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A Triton kernel's parameters have no Python types.
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels.checks import need, need_one_device, need_rows, need_shape
+
+BLOCK = 4096
+# What a step brings along lies wherever there was room: no variant of a kernel for every alignment.
+UNSPECIALIZED = ("best_ptr", "temperature_ptr", "rows_ptr", "floors_ptr", "uniforms_ptr")
+
+
+@triton.jit
+def load_weights(logits_ptr, row, first, best, temperature, floor, vocab_size, stride, BLOCK: tl.constexpr):
+    """exp((logit - best) / temperature) of BLOCK tokens from `first` on, 0 where that is below the floor; float64."""
+    tokens = first + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row.to(tl.int64) * stride + tokens, mask=tokens < vocab_size, other=float("-inf"))
+    # The quotient is rounded as torch does: it is compared with a floor that torch made of such quotients.
+    scaled = tl.div_rn(logits - best, temperature)
+    weights = tl.where(scaled >= floor, tl.exp(scaled), 0.0)
+    return weights.to(tl.float64)
+
+
+@triton.jit
+def load_row(rows_ptr, best_ptr, temperature_ptr, floors_ptr, draw):
+    """(row of the logits, its best logit, temperature, floor) of a draw."""
+    row = draw
+    if rows_ptr is not None:
+        row = tl.load(rows_ptr + draw)
+    floor = float("-inf")
+    if floors_ptr is not None:
+        floor = tl.load(floors_ptr + draw)
+    return row, tl.load(best_ptr + row), tl.load(temperature_ptr + draw), floor
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED[:-1])
+def sum_parts_kernel(
+    sums_ptr,
+    logits_ptr,
+    best_ptr,
+    temperature_ptr,
+    rows_ptr,
+    floors_ptr,
+    vocab_size,
+    stride,
+    num_parts,
+    BLOCK: tl.constexpr,
+):
+    """Grid (num_draws, num_parts): the weights' sum of one part of one row."""
+    draw = tl.program_id(0)
+    part = tl.program_id(1)
+    row, best, temperature, floor = load_row(rows_ptr, best_ptr, temperature_ptr, floors_ptr, draw)
+    weights = load_weights(logits_ptr, row, part * BLOCK, best, temperature, floor, vocab_size, stride, BLOCK)
+    tl.store(sums_ptr + draw * num_parts + part, tl.sum(weights, 0))
+
+
+@triton.jit
+def first_above(weights, before, target, N: tl.constexpr):
+    """The first of N whose running sum, begun with `before`, is above the target; else the last that adds to it."""
+    at = tl.arange(0, N)
+    is_above = (before + tl.cumsum(weights, 0) > target) & (weights > 0)
+    first = tl.min(tl.where(is_above, at, N), 0)
+    last = tl.max(tl.where(weights > 0, at, 0), 0)
+    return tl.where(first < N, first, last)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def draw_kernel(
+    tokens_ptr,
+    sums_ptr,
+    logits_ptr,
+    best_ptr,
+    temperature_ptr,
+    rows_ptr,
+    floors_ptr,
+    uniforms_ptr,
+    vocab_size,
+    stride,
+    num_parts,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Grid (num_draws,): the token that the row's number falls on; PARTS is num_parts up to a power of two."""
+    draw = tl.program_id(0)
+    row, best, temperature, floor = load_row(rows_ptr, best_ptr, temperature_ptr, floors_ptr, draw)
+    parts = tl.arange(0, PARTS)
+    sums = tl.load(sums_ptr + draw * num_parts + parts, mask=parts < num_parts, other=0.0)
+    target = tl.load(uniforms_ptr + draw) * tl.sum(sums, 0)
+    part = first_above(sums, 0.0, target, PARTS)
+    before = tl.sum(tl.where(parts < part, sums, 0.0), 0)
+    weights = load_weights(logits_ptr, row, part * BLOCK, best, temperature, floor, vocab_size, stride, BLOCK)
+    tl.store(tokens_ptr + draw, (part * BLOCK + first_above(weights, before, target, BLOCK)).to(tl.int64))
+
+
+def draw(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    uniforms: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    floors: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """One token for each of num_draws rows, where its number falls in the running sum of its probabilities.
+
+    logits       [num_rows, vocab_size] float32; a row that holds nan or inf gets some token
+    best         [num_rows] float32, the maxima of the rows
+    temperature  [num_draws, 1] float32, above 0
+    uniforms     [num_draws, 1] float64 in [0, 1)
+    rows         [num_draws] int64, which rows are drawn from; None: all, in their order
+    floors       [num_draws, 1] float32: tokens whose (logit - best) / temperature is below do not come; None: all may
+    returns      [num_draws] int64
+    """
+    need_rows("logits", logits, 2, (torch.float32,))
+    num_draws, vocab_size = len(uniforms), logits.shape[1]
+    need("rows", rows is not None or num_draws == len(logits), "given for {} of {} rows", None, num_draws, len(logits))
+    need_shape("best", best, (len(logits),))
+    for name, tensor in (("temperature", temperature), ("uniforms", uniforms), ("floors", floors)):
+        if tensor is not None:
+            need_shape(name, tensor, (num_draws, 1))
+    if rows is not None:
+        need_shape("rows", rows, (num_draws,))
+    need_one_device(logits=logits, best=best, temperature=temperature, uniforms=uniforms, rows=rows, floors=floors)
+    tokens = torch.empty((num_draws,), dtype=torch.int64, device=logits.device)
+    num_parts = triton.cdiv(vocab_size, BLOCK)
+    if num_draws == 0:
+        return tokens
+    sums = torch.empty((num_draws, num_parts), dtype=torch.float64, device=logits.device)
+    of_rows = (logits, best, temperature, rows, floors)
+    sum_parts_kernel[(num_draws, num_parts)](
+        sums, *of_rows, vocab_size, logits.stride(0), num_parts, BLOCK=BLOCK, num_warps=4
+    )
+    draw_kernel[(num_draws,)](
+        tokens,
+        sums,
+        *of_rows,
+        uniforms,
+        vocab_size,
+        logits.stride(0),
+        num_parts,
+        BLOCK=BLOCK,
+        PARTS=triton.next_power_of_2(num_parts),
+        num_warps=8,
+    )
+    return tokens
