@@ -8,6 +8,7 @@ from kvplan import catalog, hf_config
 from kvplan.calibration import Calibration
 from kvplan.errors import InvalidInputError
 from kvplan.files import shown
+from kvplan.limits import Limits
 from kvplan.rules.bundled import DTYPE_BYTES, EngineInputs, Prediction, predict
 from kvplan.rundir import Run
 from kvplan.spec import ModelSpec
@@ -222,6 +223,8 @@ def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run
             return 0
         case "cuda_graphs" | "non_torch" if run.manifest["device"] == "cpu":
             return 0
+        case "cuda_graphs" if (run.manifest.get("engine") or {}).get("enforce_eager"):
+            return 0
         case "allocator_slack":
             return 0 if run.manifest["device"] == "cpu" else None
         case _:
@@ -326,10 +329,23 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def exceeds(result: Reconciliation, limit: float) -> list[str]:
-    """The rows, and their total, whose relative error is above the limit, as `name 3.2 %`."""
-    compared = [(row, row.relative) for row in (*result.rows, result.total) if row.component != "unattributed"]
-    return [f"{row.component} {value:+.1%}" for row, value in compared if value is not None and abs(value) > limit]
+def compared(result: Reconciliation) -> list[Row]:
+    """The rows with two numbers to hold against each other, and their total; what is unattributed has no prediction."""
+    return [
+        row for row in (*result.rows, result.total) if row.predicted is not None and row.component != "unattributed"
+    ]
+
+
+def exceeds(result: Reconciliation, limits: Limits) -> list[str]:
+    """The rows, and their total, that are off by more than their limit, as `name +3.2%`."""
+    over = []
+    for row in compared(result):
+        limit = limits.of(row.component)
+        if limit is None or (row.relative is not None and abs(row.relative) <= limit):
+            continue
+        told = f"{row.predicted:,} B, measured none" if row.relative is None else f"{row.relative:+.1%}"
+        over.append(f"{row.component} {told}")
+    return over
 
 
 @dataclass(frozen=True, slots=True)

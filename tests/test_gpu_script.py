@@ -26,6 +26,7 @@ from benchmarks.gpu_stages.roofline import Limits
 from benchmarks.gpu_stages.runner import Stage
 from engine import memory
 from kvplan.errors import EnvironmentProblem
+from kvplan.reconcile import COMPONENTS
 
 ROOT = Path(__file__).resolve().parents[1]
 # What a fake stage begins with: FOLDER, and save(numbers) as a real stage would.
@@ -615,6 +616,9 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
     for name in ("profile-llama-3.1-8b", "profile-gpt-oss-20b", "profile-deepseek-v2-lite"):
         assert found[name]["numbers"]["weights"]["relative"] == 0
         assert found[name]["numbers"]["kv_cache"]["relative"] == 0
+    # Every row of a later model is predicted, with what the first one measured.
+    assert "total_predicted_before" not in found["profile-llama-3.1-8b"]["numbers"]
+    assert set(COMPONENTS) == set(found["profile-qwen2.5-7b"]["numbers"]["total_predicted_before"]["of"])
     assert found["contiguous"]["numbers"]["contiguous"]["num_finished"] == 3
     assert found["prefix"]["numbers"]["prefix"] == 90
     assert found["kernels"]["numbers"]["failures"] == {}

@@ -17,6 +17,7 @@ ORDER = (
     "files",
     "git",  # a repository's files at a revision
     "strict_yaml",
+    "limits",
     "tensors",  # what a checkpoint's headers say
     "gguf_header",
     "safetensors_header",

@@ -21,6 +21,7 @@ from kvplan import catalog
 from kvplan import profile as runs
 from kvplan.cli.live import progress_words
 from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
+from kvplan.limits import Limits
 from kvplan.reconcile import COMPONENTS, document, exceeds, peaks_of, reconcile
 from kvplan.rundir import RunWriter, load_run
 from kvplan.spec import FullAttention
@@ -137,7 +138,8 @@ def test_a_wrong_head_count_in_the_plan_shows_in_its_rows(copied: Path) -> None:
     # k_proj and v_proj of 30 layers: 6 more heads of 64 x 576 each, float32
     assert rows["weights"].error == 30 * 2 * 6 * 64 * 576 * 4
     assert rows["buffers"].error == 0
-    assert [name.split()[0] for name in exceeds(reconcile(load_run(copied)), 0.02)][:2] == ["weights", "kv_cache"]
+    over = exceeds(reconcile(load_run(copied)), Limits(0.02))
+    assert [name.split()[0] for name in over][:2] == ["weights", "kv_cache"]
 
 
 def test_a_wrong_head_count_in_the_engine_shows_in_its_row(copied: Path) -> None:
@@ -162,6 +164,50 @@ def test_max_error_is_a_gate(copied: Path, run: Run) -> None:
     failed = run("reconcile", str(copied), "--max-error", "2%")
     assert failed.code == 1
     assert "weights +100.0%" in failed.err
+
+
+def test_max_error_may_be_said_of_one_row_and_of_the_total(copied: Path, run: Run) -> None:
+    memory = json.loads((copied / "run.json").read_text())["memory"]
+    edit(copied, memory={**memory, "weights": memory["weights"] // 2})
+    # What is wrong is not asked after, or allowed.
+    assert run("reconcile", str(copied), "--max-error", "kv_cache=0.1%,buffers=0.1%").code == 0
+    assert run("reconcile", str(copied), "--max-error", "total=100%", "--max-error", "weights=100%").code == 0
+    only = run("reconcile", str(copied), "--max-error", "100%", "--max-error", "weights=50%")
+    assert only.code == 1
+    assert only.err.strip().endswith("off by more than 100%, weights=50%: weights +100.0%")
+    # What weights lost is unattributed then, so the total is as far off as it was.
+    total = abs(run("reconcile", str(copied), "--format", "json").json["total"]["relative"])
+    assert run("reconcile", str(copied), "--max-error", f"total={total * 1.01:.9f}").code == 0
+    assert "total " in run("reconcile", str(copied), "--max-error", f"total={total * 0.99:.9f}").err
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("context=1%",), "'context' is no row compared here; these are: weights, buffers, kv_cache, activations, "),
+        (("unattributed=1%",), "'unattributed' is no row compared here"),
+        (("wieghts=1%",), "'wieghts' is no row compared here"),
+        (("=1%",), "'=1%' names no row; write total=1%"),
+        (("weights=1%", "weights=2%"), "says weights twice; say it once"),
+        (("1%", "2%"), "says the share of every row twice; say it once"),
+        (("total=much",), "not a number"),
+        (("total=0",), "outside (0, 1]"),
+    ],
+    ids=str,
+)
+def test_a_limit_that_could_not_fail_is_refused(copied: Path, run: Run, texts: tuple[str, ...], message: str) -> None:
+    flags = [part for text in texts for part in ("--max-error", text)]
+    refused = run("reconcile", str(copied), *flags)
+    assert refused.code == 2
+    assert message in refused.err
+
+
+def test_a_predicted_row_that_measured_nothing_is_off(copied: Path, run: Run) -> None:
+    memory = json.loads((copied / "run.json").read_text())["memory"]
+    edit(copied, memory={**memory, "kv_cache": 0})
+    failed = run("reconcile", str(copied), "--max-error", "kv_cache=100%")
+    assert failed.code == 1
+    assert failed.err.strip().endswith(f"kv_cache {memory['kv_cache']:,} B, measured none")
 
 
 def test_a_calibration_predicts_the_context_of_the_same_machine_only(copied: Path, tmp_path: Path, run: Run) -> None:

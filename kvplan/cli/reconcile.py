@@ -13,12 +13,14 @@ from kvplan.cli.options import PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
 from kvplan.errors import UsageError
 from kvplan.files import printable
+from kvplan.limits import read as limits_of
 from kvplan.reconcile import (
     SOURCES,
     CapacityRow,
     Reconciliation,
     Row,
     Served,
+    compared,
     document,
     exceeds,
     inputs_of,
@@ -30,25 +32,27 @@ from kvplan.report.lines import Line, columns, line, write
 from kvplan.rules.bundled import predict
 from kvplan.rundir import Run, load_run, refuse_run_files
 from kvplan.spec import FullAttention, LatentAttention
-from kvplan.units import format_size, parse_fraction
+from kvplan.units import format_size
 
 
 def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 where --max-error is exceeded."""
     check_sources(options)
-    limit = None if options.max_error is None else parse_fraction(options.max_error, "--max-error")
+    limits = None if options.max_error is None else limits_of(options.max_error, "--max-error")
     if options.run_dir is None:
         from kvplan.cli.reconcile_log import reconcile_server
 
-        return reconcile_server(options, limit)
+        return reconcile_server(options, limits)
     run = load_run(Path(options.run_dir))
-    if limit is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
+    if limits is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
         raise UsageError("--max-error: under WSL the driver does not say what a process holds; gate on another machine")
     known = None
     if options.calibration is not None:
         known = calibration.read(Path(options.calibration))
         calibration.check_run(known, run.manifest)
     result = reconcile(run, known)
+    if limits is not None:
+        limits.check((row.component for row in compared(result)), "--max-error")
     if options.calibrate is not None:
         refuse_run_files(options.calibrate, "--calibrate")
         measured = {row.component: row.measured for row in result.rows}
@@ -57,12 +61,15 @@ def reconcile_command(options: ReconcileOptions) -> int:
             found["step_time"] = step_time(run)
             file.save(json.dumps(found, indent=2) + "\n")
     show(result, options.format, options.color)
-    if limit is None:
-        return 0
-    over = exceeds(result, limit)
+    over = [] if limits is None else exceeds(result, limits)
     if over:
-        output.tell("error", f"reconcile: off by more than {options.max_error}: {', '.join(over)}")
+        output.tell("error", f"reconcile: off by more than {said(options)}: {', '.join(over)}")
     return int(bool(over))
+
+
+def said(options: ReconcileOptions) -> str:
+    """--max-error as it was typed."""
+    return ", ".join(printable(text, 80) for text in options.max_error or [])
 
 
 def check_sources(options: ReconcileOptions) -> None:

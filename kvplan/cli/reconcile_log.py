@@ -17,10 +17,11 @@ from kvplan.command import ARGUMENTS
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec, with_memory
+from kvplan.limits import Limits
 from kvplan.plan import Request
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.rules.vllm import NEWEST
-from kvplan.serverlog.compare import LogReconciliation, compares_nothing, document, exceeds, reconcile_log
+from kvplan.serverlog.compare import LogReconciliation, compared_rows, document, exceeds, reconcile_log
 from kvplan.serverlog.log import ServerLog, read_log
 from kvplan.serverlog.request import (
     agrees,
@@ -45,17 +46,20 @@ NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
 ENOUGH_MEMORY = "1TiB"  # stands for a GPU until the log's own is put in its place
 
 
-def reconcile_server(options: ReconcileOptions, limit: float | None) -> int:
+def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
     """Read, compare, print; 1 where a row is off by more than --max-error and than the log's own rounding."""
     log = log_of(options)
     result = compared(options, log)
-    if limit is not None and compares_nothing(result):
+    if limits is not None and not compared_rows(result):
         wanted = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
         raise InvalidInputError(f"--max-error: the {log.called} holds no figure to compare; name {wanted}")
+    if limits is not None:
+        limits.check(compared_rows(result), "--max-error")
     show(result, options)
-    over = [] if limit is None else exceeds(result, limit)
+    over = [] if limits is None else exceeds(result, limits)
     if over:
-        output.tell("error", f"reconcile: off by more than {options.max_error}: {', '.join(over)}")
+        typed = ", ".join(printable(text, 80) for text in options.max_error or [])
+        output.tell("error", f"reconcile: off by more than {typed}: {', '.join(over)}")
     return int(bool(over))
 
 

@@ -168,7 +168,12 @@ class ReconcileOptions(PlanOptions):
         None
     )
     max_error: Annotated[
-        Text, option("--max-error", help="Exit 1 where a row or the total is off by more: 2%.", metavar="SHARE")
+        Texts,
+        option(
+            "--max-error",
+            help="Exit 1 where a row or the total is off by more: 2%, or by row: total=1%; repeatable.",
+            metavar="[ROW=]SHARE",
+        ),
     ] = None
     format: RunFormatOption = "table"
     color: ColorOption = "auto"

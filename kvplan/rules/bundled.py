@@ -17,9 +17,9 @@ ROTARY_BYTES = 4  # tables of cos and sin are float32
 ROW_SCALE_BYTES = 4  # float32, for each row of a matrix that has one scale for each of its tensors
 INDEX_BYTES = 8  # token ids, positions and slots are int64
 # While sampling with top_p, as the profile run does, float32 logits of all rows stay, and of as many rows as make
-# SORTED_ELEMENTS tokens at most are sorted at once: 27 bytes for each token, counted on the engine's own sampler (8, 32,
-# 64 and 256 rows, vocabularies of 32,000 to 151,936, torch 2.13, CPU): a constant, not a derivation. Where sampling
-# sets the peak, agreement with that engine is no independent proof.
+# SORTED_ELEMENTS tokens at most are sorted at once: 27 bytes for each token, counted on the engine's own sampler (8 to
+# 256 rows, vocabularies of 32,000 to 151,936, torch 2.13, CPU): a constant, not a derivation. Where sampling sets the
+# peak, agreement with that engine is no independent proof.
 LOGIT_BYTES = 4
 SORTING_BYTES = 27
 SORTED_ELEMENTS = 1 << 22

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import GpuSpec
+from kvplan.limits import Limits
 from kvplan.plan import Request, settings_of
 from kvplan.rules.vllm import EngineArgs
 from kvplan.serverlog.log import Reading, ServerLog
@@ -153,19 +154,22 @@ def _compare(
 # --- verdict and data -------------------------------------------------------------------------------------------------
 
 
-def exceeds(result: LogReconciliation, limit: float) -> list[str]:
-    """The rows that are off by more than the limit and by more than the log's own rounding, as `name +3.2 %`."""
+def exceeds(result: LogReconciliation, limits: Limits) -> list[str]:
+    """The rows that are off by more than their limit and by more than the log's own rounding, as `name +3.2%`."""
     rows = [(row.name, row) for row in result.rows] + [(f"{row.name} of the logged pool", row) for row in result.given]
-    return [
-        f"{name} {row.predicted:,.6g} against 0" if row.relative is None else f"{name} {row.relative:+.1%}"
-        for name, row in rows
-        if row.error and not row.is_exact and (row.relative is None or abs(row.relative) > limit)
-    ]
+    over = []
+    for name, row in rows:
+        limit = limits.of(row.name)
+        if limit is None or not row.error or row.is_exact or (row.relative is not None and abs(row.relative) <= limit):
+            continue
+        against = f"{row.predicted:,.6g} against 0" if row.relative is None else f"{row.relative:+.1%}"
+        over.append(f"{name} {against}")
+    return over
 
 
-def compares_nothing(result: LogReconciliation) -> bool:
-    """Whether the log holds no figure that a prediction could be held against."""
-    return all(row.error is None for row in (*result.rows, *result.given))
+def compared_rows(result: LogReconciliation) -> list[str]:
+    """The names of the figures that a prediction could be held against."""
+    return [row.name for row in (*result.rows, *result.given) if row.error is not None]
 
 
 def document(result: LogReconciliation) -> dict[str, Any]:
