@@ -36,6 +36,7 @@ from benchmarks.gpu_stages.runner import (
 )
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.files import shown
+from kvplan.git import checkout
 from kvplan.nvml import DeviceError, open_nvml
 
 MODULES = "benchmarks.gpu_stages"
@@ -100,8 +101,8 @@ def machine(device: str, commit: str | None) -> Machine:
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions |= {name: installed(name) for name in PACKAGES}
     if device == "cpu":
-        return Machine("cpu", None, commit or checkout(), versions)
-    return Machine(gpu_name(device), driver(), commit or checkout(), versions)
+        return Machine("cpu", None, commit or checkout(ROOT), versions)
+    return Machine(gpu_name(device), driver(), commit or checkout(ROOT), versions)
 
 
 def installed(package: str) -> str | None:
@@ -133,16 +134,6 @@ def driver() -> str | None:
             return nvml.driver_version
     except DeviceError:
         return None
-
-
-def checkout() -> str | None:
-    """The commit of this checkout, `-dirty` with changes; None without git or a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:
-        return None
-    return git.stdout.strip() or None
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -64,6 +64,17 @@ def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[
         raise EnvironmentProblem(f"git: cannot be run ({error.strerror}); try it by hand") from error
 
 
+def checkout(root: Path) -> str | None:
+    """The commit that a checkout with its top at `root` stands at, `-dirty` with changes; None where there is none."""
+    if not (root / ".git").exists():  # a package installed somewhere inside another repository is not of that one
+        return None
+    try:
+        done = git(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], root)
+    except EnvironmentProblem:
+        return None
+    return done.stdout.decode("utf-8", "replace").strip() or None
+
+
 def complaint(done: "subprocess.CompletedProcess[bytes]") -> str:
     """The first line of what git complained of."""
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]

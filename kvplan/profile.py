@@ -24,6 +24,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.engine import Stats
 from engine.memory import host_memory
 from kvplan.errors import EnvironmentProblem, KvplanError
+from kvplan.git import checkout
 from kvplan.nvml import Device, Nvml, open_nvml
 from kvplan.rundir import RunWriter, Status
 from kvplan.spec import ModelSpec
@@ -552,7 +553,7 @@ def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
         "host_memory": host_memory()[1],
         "warnings": [] if nvml is None else list(nvml.warnings),
         "is_wsl": "microsoft" in platform.release().lower(),
-        "commit": commit(Path(__file__).resolve().parents[1]),
+        "commit": checkout(Path(__file__).resolve().parents[1]),
         "argv": sys.argv[1:],
     }
 
@@ -561,22 +562,6 @@ def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
-
-
-def commit(root: Path) -> str | None:
-    """The commit a checkout stands at, read from its files; None for an installed package."""
-    try:
-        head = (root / ".git" / "HEAD").read_text(encoding="ascii").strip()
-        if not head.startswith("ref: "):
-            return head
-        name = head.removeprefix("ref: ")
-        loose = root / ".git" / name
-        if loose.exists():
-            return loose.read_text(encoding="ascii").strip()
-        packed = (root / ".git" / "packed-refs").read_text(encoding="ascii").splitlines()
-        return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
-    except (OSError, ValueError):
         return None
 
 
