@@ -4,7 +4,7 @@ They hold for the device and the software they were measured with; for any other
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ class Calibration:
     device_total            bytes of the device as the run was given it
     activation_coefficient  measured activation peak over the predicted one
     step_time               what its steps took; None where the run had too few
+    model                   that ran; None in a file that does not say
+    graph_bytes             by the size of their batch, as text
+    run_id                  of the run that was measured
     """
 
     key: dict[str, Any]
@@ -36,6 +39,9 @@ class Calibration:
     activation_coefficient: float
     origin: str
     step_time: "StepSeconds | None" = None
+    model: str | None = None
+    graph_bytes: Mapping[str, int] = field(default_factory=dict)
+    run_id: str | None = None
 
 
 TERMS = ("step", "prompt_token", "output_token", "kv_byte")
@@ -75,10 +81,18 @@ def document(
         "for": key_of(manifest),
         "device_total": manifest["inputs"]["total"],
         "measured": {name: measured[name] for name in COMPONENTS},
+        "model": (manifest.get("model") or {}).get("name"),
         "graph_bytes": dict(manifest.get("graph_bytes") or {}),
         "activation_coefficient": activation_coefficient,
         "run": run,
+        "run_id": run_id(manifest),
     }
+
+
+def run_id(manifest: Mapping[str, Any]) -> str | None:
+    """One run's own name, wherever its directory lies; None where its manifest says too little."""
+    parts = [manifest.get(name) for name in ("host", "pid", "started_utc")]
+    return None if None in parts else " ".join(map(str, parts))
 
 
 def read(path: Path) -> Calibration:
@@ -89,7 +103,14 @@ def read(path: Path) -> Calibration:
         raise InvalidInputError(
             f"{shown(path)}: is no calibration ({CALIBRATION}); write one with reconcile --calibrate"
         )
-    sizes = [total, *measured.values()]
+    model, graphs, run = (content.get(name) for name in ("model", "graph_bytes", "run_id"))
+    graphs = {} if graphs is None else graphs
+    if not isinstance(graphs, dict) or not isinstance(model, str | None) or not isinstance(run, str | None):
+        raise InvalidInputError(f"{shown(path)}: model, graph_bytes or run_id cannot be read; the file is damaged")
+    missing = [name for name in COMPONENTS if name not in measured]
+    if missing:
+        raise InvalidInputError(f"{shown(path)}: measured.{missing[0]} is missing; the file is damaged")
+    sizes = [total, *measured.values(), *graphs.values()]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
         raise InvalidInputError(f"{shown(path)}: must hold bytes (whole numbers); the file is damaged")
     coefficient = content.get("activation_coefficient", 1.0)
@@ -97,7 +118,9 @@ def read(path: Path) -> Calibration:
         raise InvalidInputError(f"{shown(path)}: activation_coefficient must be a number above 0; the file is damaged")
     sizes_by_name = {str(name): int(size) for name, size in measured.items()}
     steps = _step_time(content.get("step_time"), path)
-    return Calibration(key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps)
+    return Calibration(
+        key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps, model, graphs, run
+    )  # fmt: skip
 
 
 def _step_time(content: Any, path: Path) -> StepSeconds | None:

@@ -1,13 +1,16 @@
 """Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from kvplan import catalog, hf_config
-from kvplan.calibration import Calibration
+from kvplan.calibration import Calibration, run_id
 from kvplan.errors import InvalidInputError
-from kvplan.files import shown
+from kvplan.files import printable, shown
+from kvplan.git import checkout
 from kvplan.limits import Limits
 from kvplan.rules.bundled import DTYPE_BYTES, EngineInputs, Prediction, predict
 from kvplan.rundir import Run
@@ -18,22 +21,39 @@ COMPONENTS = (
     "weights", "buffers", "kv_cache", "activations", "cuda_graphs", "non_torch", "lora", "context", "allocator_slack",
     "unattributed",
 )  # fmt: skip
-# What each row's two numbers are.
+# What each row's two numbers are, on any device.
 SOURCES: dict[str, tuple[str, str]] = {
     "weights": ("parameters x dtype, by the config", "the engine's tensors"),
-    "buffers": ("rotary tables: positions x dim x 4", "the engine's tensors"),
+    "buffers": ("rotary tables: positions x dim x 4; fp8 scales: rows x 4", "the engine's tensors"),
     "kv_cache": ("num_blocks x bytes per block", "the pool's tensors"),
     "activations": (
         "what one layer holds at once, or a constant counted on the sampler",
-        "the allocator's peak in the profile run",
+        "the largest step's tensors at their peak, in the profile run",
     ),
-    "cuda_graphs": ("not predicted on a GPU without a calibration", "free device memory before and after capture"),
-    "non_torch": ("not predicted on a GPU without a calibration", "device memory outside torch, less the context"),
     "lora": ("the engine has no adapters", "the engine has no adapters"),
-    "context": ("needs a calibration", "GPU: device memory once CUDA is up; CPU: resident size before the model"),
-    "allocator_slack": ("not predicted", "reserved by torch and not used"),
+}
+SMALLEST_SHARE = 0.0005  # that is not shown as 0.0 %
+UNKNOWN = "not predicted without a calibration"
+SOURCES_ON_GPU = {
+    "cuda_graphs": (UNKNOWN, "free device memory before and after capture"),
+    "non_torch": (UNKNOWN, "device memory outside torch, less the context"),
+    "context": (UNKNOWN, "device memory once CUDA is up, less what was held before"),
+    "allocator_slack": (UNKNOWN, "reserved by torch at its peak, less the rows that torch holds"),
     "unattributed": ("0", "what the device reports less all rows above"),
 }
+SOURCES_ON_CPU = {
+    "cuda_graphs": ("none on a CPU", "none on a CPU"),
+    "non_torch": ("part of the context", "part of the context"),
+    "context": (UNKNOWN, "resident size before the model"),
+    "allocator_slack": ("part of what is unattributed", "part of what is unattributed"),
+    "unattributed": ("0", "the largest resident size less all rows above"),
+}
+
+
+def sources_of(component: str, device: str) -> tuple[str, str]:
+    """(what a row is predicted from, what it is measured by) on "cpu" or "cuda"; empty for the total."""
+    own = SOURCES_ON_CPU if device == "cpu" else SOURCES_ON_GPU
+    return SOURCES.get(component) or own.get(component, ("", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +90,11 @@ class CapacityRow:
 class Reconciliation:
     """The comparison of one run.
 
-    reported  what the device says the run took; the measured rows add up to it
-    gaps      what could not be compared, and why
+    reported     most that the device said the run took, beyond what others held before it
+    unreached    of the rows, what was not held at that moment: the profile run's peak is given back, and serving need
+                 not reach it again. The measured rows add up to reported + unreached
+    held_before  bytes of others on the device before the run
+    gaps         what could not be compared, and why
     """
 
     run: Run
@@ -81,6 +104,8 @@ class Reconciliation:
     reported: int
     capacity: tuple[CapacityRow, ...]
     gaps: tuple[str, ...] = field(default=())
+    unreached: int = 0
+    held_before: int = 0
 
     @property
     def total(self) -> Row:
@@ -114,20 +139,88 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     check_manifest(run)
     spec = spec_of(run)
     inputs = inputs_of(run)
-    known = {} if calibration is None else calibration.measured
-    predicted = predict(spec, inputs, non_torch=known.get("non_torch", memory["non_torch"]))
-    measured, reported = measured_bytes(run)
-    if calibration is not None:
-        predicted = replace(predicted, activations=round(predicted.activations * calibration.activation_coefficient))
-    rows = tuple(Row(name, _predicted(name, predicted, known, run), measured[name]) for name in COMPONENTS)
+    measured = measured_bytes(run)
+    known = dict[str, int]()
     gaps = [*run.notes, *(str(event["text"]) for event in run.events if event.get("event") == "warning")]
-    if inputs.num_blocks is None and memory["non_torch"] and "non_torch" not in known:
-        gaps.append("num_blocks is predicted with the measured non_torch; a calibration would predict that too")
-    if run.status != "complete":
-        gaps.append(f"the run is {run.status}: {run.cause}")
+    if calibration is None:
+        predicted = predict(spec, inputs, non_torch=memory["non_torch"])
+        if inputs.num_blocks is None and memory["non_torch"]:
+            gaps.append("num_blocks is predicted with the measured non_torch; a calibration would predict that too")
+    else:
+        known, calibrated = calibrated_bytes(calibration, run)
+        gaps += calibrated
+        # What the engine finds outside torch when it sizes the pool: all three.
+        outside = known["context"] + known["non_torch"] + measured.held_before
+        predicted = predict(
+            spec, inputs, non_torch=outside, activation_coefficient=calibration.activation_coefficient
+        )  # fmt: skip
+    rows = tuple(Row(name, _predicted(name, predicted, known, run), measured.rows[name]) for name in COMPONENTS)
+    gaps += [*elsewhere(run), *([] if run.status == "complete" else [f"the run {ending(run)}"])]
     return Reconciliation(
-        run, spec.name, str(manifest["device"]), rows, reported, capacity_rows(run, predicted), tuple(gaps)
-    )
+        run, spec.name, str(manifest["device"]), rows, measured.reported, capacity_rows(run, predicted), tuple(gaps),
+        measured.unreached, measured.held_before,
+    )  # fmt: skip
+
+
+def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int], list[str]]:
+    """(bytes by component as a calibration has them for this run, what there is to say of them).
+
+    Context and workspaces are the machine's. Graphs and what the allocator keeps are the model's: they stand for a run
+    of the same model, graphs size by size.
+    """
+    same_model = calibration.model == (run.manifest.get("model") or {}).get("name")
+    known = {name: calibration.measured[name] for name in ("context", "non_torch")}
+    told = [f"{' and '.join(known)} are predicted as {calibration.origin} measured them"]
+    if calibration.run_id is not None and calibration.run_id == run_id(run.manifest):
+        told = [f"{calibration.origin} was measured on this very run: its rows agree whatever they are"]
+    if run.manifest["device"] == "cpu":
+        return known, told
+    left_out = []
+    if same_model:
+        known["allocator_slack"] = calibration.measured["allocator_slack"]
+    else:
+        left_out.append("allocator_slack")
+    sizes = {str(size) for size in run.manifest.get("graph_bytes") or {}}
+    if same_model and sizes == calibration.graph_bytes.keys():
+        known["cuda_graphs"] = calibration.measured["cuda_graphs"]
+    elif same_model and sizes and sizes <= calibration.graph_bytes.keys():
+        known["cuda_graphs"] = sum(calibration.graph_bytes[size] for size in sizes)
+    elif not (run.manifest.get("engine") or {}).get("enforce_eager"):
+        left_out.append("cuda_graphs")
+    if left_out:
+        why = "for other sizes of a batch" if same_model else f"with {calibration.model or 'a model it does not name'}"
+        told.append(f"{' and '.join(left_out)}: not predicted; {calibration.origin} measured them {why}")
+    return known, told
+
+
+def elsewhere(run: Run) -> list[str]:
+    """A note where the run is of other code than the formulas it is held against."""
+    environment = run.manifest.get("environment") or {}
+    there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[1])
+    if not isinstance(there, str) or here is None:
+        there, here = environment.get("kvplan"), installed()
+    if not isinstance(there, str) or here is None or there == here:
+        return []
+    return [f"the run is of kvplan {shortened(there)}, the formulas are of {shortened(here)}"]
+
+
+def installed() -> str | None:
+    """kvplan's version; None where it runs from a checkout that nobody installed."""
+    try:
+        return version("kvplan")
+    except PackageNotFoundError:
+        return None
+
+
+def shortened(commit: str) -> str:
+    """A version as it is, a commit by its first 12 digits, and whether it was changed."""
+    digits, dash, state = printable(commit, 80).partition("-")
+    return digits[:12] + dash + state
+
+
+def ending(run: Run) -> str:
+    """How a run that is not complete ended: "is partial: interrupted"."""
+    return f"is {run.status}" + ("" if run.cause is None else f": {run.cause}")
 
 
 SIZES = ("weights", "buffers", "activations", "kv_cache", "cuda_graphs", "non_torch", "num_blocks", "block_bytes")
@@ -225,37 +318,50 @@ def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run
             return 0
         case "cuda_graphs" if (run.manifest.get("engine") or {}).get("enforce_eager"):
             return 0
-        case "allocator_slack":
-            return 0 if run.manifest["device"] == "cpu" else None
+        case "allocator_slack" if run.manifest["device"] == "cpu":
+            return 0
         case _:
             return known.get(name)
 
 
-def measured_bytes(run: Run) -> tuple[dict[str, int], int]:
-    """(bytes by component, what the device reports); `unattributed` closes the sum."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run measured, in bytes: Reconciliation says what the fields mean."""
+
+    rows: dict[str, int]
+    reported: int
+    unreached: int
+    held_before: int = 0
+
+
+def measured_bytes(run: Run) -> Measured:
+    """Bytes by component; `unattributed` closes the sum."""
     memory = run.manifest["memory"]
     peaks = {name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name != "baseline"}
-    rows = {name: int(memory.get(name, 0)) for name in ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")}
-    rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0}
-    if any(sample.get("device_is_host") for sample in run.samples[:1]):
-        # Unified memory: what the device uses is the machine's, so only torch's own account can be compared.
-        reported = max(stage.get("torch_reserved", 0) for stage in peaks.values())
-        rows["context"] = 0
-    elif run.manifest["device"] == "cpu":
-        reported = max(stage.get("rss", 0) for stage in peaks.values())
+    torch_rows = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
+    rows = {name: int(memory.get(name, 0)) for name in torch_rows}
+    rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0, "context": 0}
+    reserved = max((stage.get("torch_reserved", 0) for stage in peaks.values()), default=0)
+    in_torch = sum(rows[name] for name in torch_rows)
+    before = unreached = 0
+    if run.manifest["device"] == "cpu":
+        reported = max((stage.get("rss", 0) for stage in peaks.values()), default=0)
         rows["context"] = peaks.get("context", {}).get("rss", 0)
+        unreached = sum(rows.values()) - reported
+    elif any(sample.get("device_is_host") for sample in run.samples[:1]):
+        # Unified memory: what the device uses is the machine's, so only torch's own account can be compared.
+        reported = reserved
+        rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
     else:
         before = peaks.get("before", {}).get("device_used", 0)
-        reported = max(stage.get("device_used", 0) for stage in peaks.values()) - before
+        reported = max((stage.get("device_used", 0) for stage in peaks.values()), default=0) - before
         context = peaks.get("context", {})
         rows["context"] = max(0, context.get("device_used", 0) - before - context.get("torch_reserved", 0))
         rows["non_torch"] = max(0, int(memory["non_torch"]) - before - rows["context"])
-        reserved = max(stage.get("torch_reserved", 0) for stage in peaks.values())
-        torch_rows = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
-        # Not below 0: the profile run's peak is given back, and the workload may never reach it again.
-        rows["allocator_slack"] = max(0, reserved - sum(rows[name] for name in torch_rows))
-    rows["unattributed"] = reported - sum(rows.values())
-    return rows, reported
+        rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
+    unreached = min(max(0, unreached), rows["activations"])
+    rows["unattributed"] = reported + unreached - sum(rows.values())
+    return Measured(rows, reported, unreached, before)
 
 
 def peaks_of(run: Run) -> dict[str, dict[str, int]]:
@@ -271,15 +377,34 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     return peaks
 
 
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """What the blocks in use held at the densest moment: bytes for each token in them, and the share without one."""
+
+    bytes_per_token: float
+    waste: float
+
+
+def fragmentation(run: Run, results: dict[str, Any]) -> Fragmentation | None:
+    """None where a run does not say how many slots were filled: tokens of requests that share blocks do not tell."""
+    densest, stats = results.get("densest") or {}, results.get("stats") or {}
+    groups, block_size = int(run.manifest.get("groups") or 1), int(run.manifest["inputs"]["block_size"])
+    used, filled = densest.get("num_used_blocks"), densest.get("num_filled_slots")
+    if filled is None and groups == 1 and not stats.get("prefix_cache_hits"):
+        filled = densest.get("num_kv_tokens")
+    if not used or not filled:
+        return None
+    held = used * run.manifest["memory"]["block_bytes"] * groups / filled
+    return Fragmentation(held, 1 - filled / (used * block_size))
+
+
 def capacity_rows(run: Run, predicted: Prediction) -> tuple[CapacityRow, ...]:
     """Blocks, tokens, and what the densest moment of the run says about bytes per token and fragmentation."""
     memory, results = run.manifest["memory"], run.manifest.get("results") or {}
-    inputs = inputs_of(run)
-    densest = results.get("densest") or {}
-    used, tokens = densest.get("num_used_blocks"), densest.get("num_kv_tokens")
-    held = None if not used or not tokens else used * memory["block_bytes"] / tokens
-    waste = None if not held else 1 - predicted.bytes_per_token / held
+    inputs, stats = inputs_of(run), results.get("stats") or {}
+    found = fragmentation(run, results)
     groups = int(run.manifest.get("groups") or 1)
+    queries, hits = stats.get("prefix_cache_queries"), stats.get("prefix_cache_hits")
 
     def pool_tokens(num_blocks: int) -> float:
         return (num_blocks - 1) // groups * inputs.block_size
@@ -288,10 +413,13 @@ def capacity_rows(run: Run, predicted: Prediction) -> tuple[CapacityRow, ...]:
         CapacityRow("num_blocks", predicted.num_blocks, memory["num_blocks"], "blocks"),
         CapacityRow("block_bytes", predicted.block_bytes, memory["block_bytes"], "bytes"),
         CapacityRow("pool_tokens", pool_tokens(predicted.num_blocks), pool_tokens(memory["num_blocks"]), "tokens"),
-        CapacityRow("kv_bytes_per_token", predicted.bytes_per_token, held, "bytes"),
-        CapacityRow("allocated_but_unused", None, waste, "share"),
+        CapacityRow(
+            "kv_bytes_per_token", predicted.bytes_per_token, None if found is None else found.bytes_per_token, "bytes"
+        ),
+        CapacityRow("allocated_but_unused", None, None if found is None else found.waste, "share"),
         CapacityRow("most_running", None, results.get("most_running"), "requests"),
-        CapacityRow("preemptions", None, (results.get("stats") or {}).get("num_preemptions"), "times"),
+        CapacityRow("preemptions", None, stats.get("num_preemptions"), "times"),
+        CapacityRow("prefix_hits", None, hits / queries if queries and hits is not None else None, "share"),
         CapacityRow("output_tokens_per_s", None, results.get("output_tokens_per_s"), "tokens/s"),
     )
 
@@ -308,6 +436,8 @@ def document(result: Reconciliation) -> dict[str, Any]:
         "device": result.device,
         "status": result.run.status,
         "reported": result.reported,
+        "unreached": result.unreached,
+        "held_before": result.held_before,
         "rows": [_row(row) for row in result.rows],
         "total": {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]},
         "capacity": [
@@ -343,23 +473,29 @@ def exceeds(result: Reconciliation, limits: Limits) -> list[str]:
         limit = limits.of(row.component)
         if limit is None or (row.relative is not None and abs(row.relative) <= limit):
             continue
-        told = f"{row.predicted:,} B, measured none" if row.relative is None else f"{row.relative:+.1%}"
-        over.append(f"{row.component} {told}")
+        over.append(f"{row.component} {told_error(row)}")
     return over
+
+
+def told_error(row: Row) -> str:
+    """How far off a row is: a share, or bytes where the share would read as none."""
+    if row.relative is None:
+        return f"{row.predicted:,} B, measured none"
+    return f"{row.relative:+.1%}" if abs(row.relative) >= SMALLEST_SHARE else f"{row.error:+,} B"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """How one allocator served the workload in the run's pool.
 
-    waste  share of the blocks handed out that held no token, at the densest moment
+    waste  share of the blocks handed out that held no token, at the densest moment; None: the run does not tell
     """
 
     allocator: str
     most_running: int
     output_tokens_per_s: float
     preemptions: int
-    waste: float
+    waste: float | None
 
 
 def served(run: Run) -> tuple[Served, ...]:
@@ -374,13 +510,11 @@ def served(run: Run) -> tuple[Served, ...]:
 
 
 def _served(name: str, results: dict[str, Any], run: Run) -> Served:
-    densest, stats = results.get("densest") or {}, results.get("stats") or {}
-    used, tokens = densest.get("num_used_blocks") or 0, densest.get("num_kv_tokens") or 0
-    slots = used / int(run.manifest.get("groups") or 1) * run.manifest["inputs"]["block_size"]
+    found = fragmentation(run, results)
     return Served(
         name,
         int(results.get("most_running") or 0),
         float(results.get("output_tokens_per_s") or 0.0),
-        int(stats.get("num_preemptions") or 0),
-        max(0.0, 1 - tokens / slots) if slots else 0.0,
+        int((results.get("stats") or {}).get("num_preemptions") or 0),
+        None if found is None else found.waste,
     )

@@ -45,8 +45,12 @@ def test_measured_constants_replace_modelled_ones_and_say_so(tmp_path: Path, run
         ({"device_total": 25_276_514_304}, "h100-80g has"),
         ({"schema": "kvplan/plan@1"}, "is no calibration"),
         ({"measured": [1]}, "is no calibration"),
-        ({"measured": {"context": "600 MB"}}, "must hold bytes"),
-        ({"measured": {"context": -1}}, "must hold bytes"),
+        ({"measured": {**MEASURED, "context": "600 MB"}}, "must hold bytes"),
+        ({"measured": {**MEASURED, "context": -1}}, "must hold bytes"),
+        ({"measured": {"context": 1}}, "measured.non_torch is missing"),
+        ({"graph_bytes": {"8": 0.5}}, "must hold bytes"),
+        ({"graph_bytes": [8]}, "graph_bytes or run_id cannot be read"),
+        ({"model": 8}, "model, graph_bytes or run_id cannot be read"),
     ],
 )
 def test_what_was_measured_elsewhere_or_is_damaged_is_refused(

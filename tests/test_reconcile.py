@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvplan.reconcile import reconcile
+from kvplan.hf_config import read_config
+from kvplan.reconcile import COMPONENTS, reconcile
+from kvplan.rules.bundled import EngineInputs, predict
 from kvplan.rundir import load_run
-from tests.cli import Run, refused
+from tests.cli import LLAMA, Run, refused
 from tests.cli import run as run  # the fixture
-from tests.recorded_runs import cpu_run, gpu_run, rewritten
+from tests.recorded_runs import GPU_INPUTS, cpu_run, gpu_run, gpu_samples, manifest, rewritten, served, write_run
 
 DELETED = object()
 # Where a run.json is edited, what is put there, and what the refusal calls it.
@@ -107,7 +109,7 @@ def test_every_format_says_what_each_allocator_served(tmp_path: Path, run: Run) 
 def test_gpu_rows_are_named_and_add_up(tmp_path: Path) -> None:
     result = reconcile(load_run(gpu_run(tmp_path / "run")))
     rows = {row.component: row for row in result.rows}
-    assert sum(row.measured for row in result.rows) == result.reported
+    assert sum(row.measured for row in result.rows) == result.reported + result.unreached
     assert rows["weights"].error == 0
     assert min(row.measured for row in result.rows if row.component != "unattributed") >= 0
     assert "num_blocks is predicted with the measured non_torch" in " ".join(result.gaps)
@@ -137,3 +139,130 @@ def test_a_calibration_corrects_the_activation_peak(tmp_path: Path, run: Run) ->
     asked = run("reconcile", folder, "--calibration", target, "--format", "json")
     corrected = {row["component"]: row for row in asked.json["rows"]}["activations"]
     assert corrected["predicted"] == corrected["measured"] == plain["measured"]
+
+
+# --- a run that is exactly as the formulas say -----------------------------------------------------------------------
+
+CONTEXT, LIBRARIES, GRAPHS, GUESTS = 500_000_000, 200_000_000, {"1": 100_000_000, "8": 200_000_000}, 700_000_000
+
+
+def exact_gpu_run(path: Path, name: str = "llama-3.1-8b", *, unreached: int = 0, **changes: Any) -> Path:
+    """Weights, pool and peak are the planner's; a context, libraries and two graphs of these sizes, beside guests.
+
+    The pool by hand: 0.9 of the device less weights, buffers, peak, and all that is not torch's when it is sized.
+    """
+    inputs = {**GPU_INPUTS, "total": 85_049_409_536}
+    outside = GUESTS + CONTEXT + LIBRARIES
+    planned = predict(read_config(LLAMA, "tests", "llama"), EngineInputs(**inputs), non_torch=outside)
+    sizes = {part: getattr(planned, part) for part in ("weights", "buffers", "activations", "kv_cache")}
+    budget = 85_049_409_536 * 9 // 10
+    left = budget - sum(sizes.values()) + sizes["kv_cache"] - outside
+    assert planned.num_blocks == left // (16 * 131_072)
+    graphs = sum(GRAPHS.values())
+    memory = {
+        **sizes, "cuda_graphs": graphs, "non_torch": outside, "total": inputs["total"], "budget": budget,
+        "num_blocks": planned.num_blocks, "block_bytes": planned.block_bytes,
+    }  # fmt: skip
+    reserved = sum(sizes.values()) + graphs - unreached
+    peaks = {
+        "before": {"device_used": GUESTS},
+        "context": {"device_used": GUESTS + CONTEXT, "torch_reserved": 0},
+        "decode": {"device_used": outside + reserved, "torch_reserved": reserved},
+    }
+    results = served(64.0, 163_840, 64, 27_900, 441_000, num_preemptions=4)
+    given = {"memory": memory, "peaks": peaks, "results": results, "graph_bytes": GRAPHS}
+    return write_run(path, manifest(LLAMA, "cuda", inputs, name), gpu_samples(), **(given | changes))
+
+
+def test_a_run_agrees_with_its_own_calibration_and_is_told_that_it_must(tmp_path: Path, run: Run) -> None:
+    folder, target = exact_gpu_run(tmp_path / "run"), tmp_path / "constants.json"
+    assert run("reconcile", folder, "--calibrate", target).code == 0
+    asked = run("reconcile", folder, "--calibration", target, "--format", "json", "--max-error", "0.0001%")
+    assert asked.code == 0
+    assert {row["component"]: row["error"] for row in asked.json["rows"]} == dict.fromkeys(COMPONENTS, 0)
+    assert any("measured on this very run" in gap for gap in asked.json["gaps"])
+
+
+def test_the_pool_is_predicted_with_the_coefficient_of_the_peak(tmp_path: Path, run: Run) -> None:
+    """An engine that holds twice the formula's peak has that much less for its pool."""
+    folder, target = exact_gpu_run(tmp_path / "run"), tmp_path / "constants.json"
+    run("reconcile", folder, "--calibrate", target)
+    constants = json.loads(target.read_text())
+    target.write_text(json.dumps({**constants, "activation_coefficient": 2.0}))
+    asked = run("reconcile", folder, "--calibration", target, "--format", "json")
+    rows = {row["component"]: row for row in asked.json["rows"]}
+    assert rows["activations"]["error"] == rows["activations"]["measured"]
+    assert 0 <= rows["activations"]["error"] + rows["kv_cache"]["error"] < 2 * 2**20  # to a block
+
+
+def test_graphs_and_slack_of_another_model_predict_nothing(tmp_path: Path, run: Run) -> None:
+    target = tmp_path / "constants.json"
+    run("reconcile", exact_gpu_run(tmp_path / "first"), "--calibrate", target)
+    folder = exact_gpu_run(tmp_path / "other", "another-llama")
+    other = run("reconcile", folder, "--calibration", target, "--format", "json")
+    rows = {row["component"]: row for row in other.json["rows"]}
+    assert (rows["context"]["predicted"], rows["non_torch"]["predicted"]) == (CONTEXT, LIBRARIES)
+    assert rows["cuda_graphs"]["predicted"] is rows["allocator_slack"]["predicted"] is None
+    assert any("measured them with llama-3.1-8b" in gap for gap in other.json["gaps"])
+
+
+def test_graphs_are_predicted_by_the_sizes_that_a_run_captures(tmp_path: Path, run: Run) -> None:
+    target = tmp_path / "constants.json"
+    run("reconcile", exact_gpu_run(tmp_path / "first"), "--calibrate", target)
+
+    def graphs(name: str, **changes: Any) -> Any:
+        asked = run("reconcile", exact_gpu_run(tmp_path / name, **changes), "--calibration", target, "--format", "json")
+        return {row["component"]: row["predicted"] for row in asked.json["rows"]}["cuda_graphs"]
+
+    assert graphs("fewer", graph_bytes={"8": 1}) == GRAPHS["8"]
+    assert graphs("others", graph_bytes={"8": 1, "16": 1}) is None
+    assert graphs("eager", graph_bytes={}, engine={"enforce_eager": True}) == 0
+
+
+def test_a_peak_that_serving_did_not_reach_again_is_told_and_no_error(tmp_path: Path, run: Run) -> None:
+    folder, target = exact_gpu_run(tmp_path / "run", unreached=300_000_000), tmp_path / "constants.json"
+    run("reconcile", folder, "--calibrate", target)
+    told = run("reconcile", folder, "--calibration", target, "--format", "json").json
+    assert (told["unreached"], told["held_before"], told["total"]["error"]) == (300_000_000, GUESTS, 0)
+    assert sum(row["measured"] for row in told["rows"]) == told["reported"] + 300_000_000
+    for format in ("table", "markdown"):
+        text = run("reconcile", folder, "--format", format).out
+        assert "beyond the 667.57 MiB held before the run, and 286.10 MiB of activations that serving did not" in text
+
+
+def test_what_is_held_against_other_code_says_so(tmp_path: Path, run: Run) -> None:
+    """The runs written by hand are of commit 0123456789abcdef..."""
+    gaps = run("reconcile", cpu_run(tmp_path / "run"), "--format", "json").json["gaps"]
+    assert any(gap.startswith("the run is of kvplan 0123456789ab, the formulas are of ") for gap in gaps)
+
+
+def test_shared_blocks_count_once_and_what_is_not_known_is_not_told(tmp_path: Path, run: Run) -> None:
+    """Sixty-four requests that share all but 16 of 336 tokens: 20 blocks for all, and one for each, of 16 slots."""
+    used = 20 + 64
+    shared = served(2.0, 32, 64, used, 64 * 336, prefix_cache_queries=1000, prefix_cache_hits=950)
+    shared["densest"]["num_filled_slots"] = 20 * 16 + 64 * 12
+    pool = pool_of(run("reconcile", cpu_run(tmp_path / "run", results=shared), "--format", "json").json)
+    assert pool["allocated_but_unused"] == pytest.approx(1 - 1088 / 1344)
+    assert pool["kv_bytes_per_token"] == pytest.approx(
+        512 * 1344 / 1088
+    )  # 512 bytes for each token, and what is unused
+    assert pool["prefix_hits"] == 0.95
+    del shared["densest"]["num_filled_slots"]  # as earlier runs were written
+    pool = pool_of(run("reconcile", cpu_run(tmp_path / "older", results=shared), "--format", "json").json)
+    assert pool["allocated_but_unused"] is pool["kv_bytes_per_token"] is None
+
+
+def pool_of(document: dict[str, Any]) -> dict[str, Any]:
+    return {row["name"]: row["measured"] for row in document["capacity"]}
+
+
+def test_one_rank_of_several_is_called_that(tmp_path: Path, run: Run) -> None:
+    folder = edited(cpu_run(tmp_path / "run"), "inputs.tensor_parallel_size", 2)
+    assert "tiny on cpu, rank 0 of 2: predicted beside measured" in run("reconcile", folder).out
+
+
+def test_an_error_too_small_for_a_share_is_told_in_bytes(tmp_path: Path, run: Run) -> None:
+    folder = exact_gpu_run(tmp_path / "run")
+    weights = json.loads((folder / "run.json").read_text())["memory"]["weights"]
+    failed = run("reconcile", edited(folder, "memory.weights", weights - 1), "--max-error", "weights=1e-12")
+    assert failed.err.strip().endswith("weights +1 B")

@@ -15,7 +15,6 @@ from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.limits import read as limits_of
 from kvplan.reconcile import (
-    SOURCES,
     CapacityRow,
     Reconciliation,
     Row,
@@ -26,6 +25,7 @@ from kvplan.reconcile import (
     inputs_of,
     reconcile,
     served,
+    sources_of,
     spec_of,
 )
 from kvplan.report.lines import Line, columns, line, write
@@ -121,12 +121,8 @@ def show(result: Reconciliation, format: RunFormat, color: str) -> None:
 
 def table_lines(result: Reconciliation) -> list[Line]:
     rows = [cells(row) for row in (*result.rows, result.total)]
-    title = f"{printable(result.model)} on {result.device}: predicted beside measured"
-    lines = [line(title, "bold"), line(), *columns(("component", "predicted", "measured", "error"), rows)]
-    left_out = [row.component for row in result.rows if row.predicted is None]
-    if left_out:
-        lines += [line(), line(f"The total is of the rows that have a prediction: without {', '.join(left_out)}.")]
-    lines += [line(), line(f"The rows add up to what the device reports: {format_size(result.reported)}.")]
+    lines = [line(title(result), "bold"), line(), *columns(("component", "predicted", "measured", "error"), rows)]
+    lines += [line(), *map(line, sums(result))]
     lines += [line(), *columns(("pool", "predicted", "measured", "unit"), [capacity_cells(r) for r in result.capacity])]
     both = served(result.run)
     if len(both) > 1:
@@ -134,12 +130,35 @@ def table_lines(result: Reconciliation) -> list[Line]:
     return lines + [line(f"note: {printable(gap, 400)}", "yellow") for gap in result.gaps]
 
 
+def title(result: Reconciliation) -> str:
+    ranks = int(inputs_of(result.run).tensor_parallel_size)
+    of = f", rank 0 of {ranks}" if ranks > 1 else ""
+    return f"{printable(result.model)} on {result.device}{of}: predicted beside measured"
+
+
+def sums(result: Reconciliation) -> list[str]:
+    """What the total is of, and what the rows add up to."""
+    left_out = [row.component for row in result.rows if row.predicted is None]
+    told = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
+    reported = format_size(result.reported)
+    if result.held_before:
+        reported += f" beyond the {format_size(result.held_before)} held before the run"
+    if not result.unreached:
+        return [*told, f"The rows add up to what the device reports: {reported}."]
+    return [
+        *told,
+        f"The rows add up to what the device reports, {reported}, and {format_size(result.unreached)} of activations "
+        "that serving did not reach again.",
+    ]
+
+
 SERVED_HEADERS = ("same pool", "most running", "tokens/s", "preemptions", "allocated, unused")
 
 
 def served_cells(one: Served) -> tuple[str, ...]:
     rate = f"{one.output_tokens_per_s:,.1f}"
-    return printable(one.allocator, 40), f"{one.most_running}", rate, f"{one.preemptions}", f"{one.waste:.1%}"
+    waste = "-" if one.waste is None else f"{one.waste:.1%}"
+    return printable(one.allocator, 40), f"{one.most_running}", rate, f"{one.preemptions}", waste
 
 
 def cells(row: Row) -> tuple[str, str, str, str]:
@@ -184,8 +203,9 @@ def as_markdown(result: Reconciliation) -> str:
     from kvplan.report.text import escaped, rows_of
 
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
-    rows = [(*cells(row), *SOURCES.get(row.component, ("", ""))) for row in (*result.rows, result.total)]
-    parts = [f"### {escaped(result.model)} on {result.device}", rows_of(headers, rows)]
+    rows = [(*cells(row), *sources_of(row.component, result.device)) for row in (*result.rows, result.total)]
+    parts = [f"### {escaped(title(result))}", rows_of(headers, rows)]
+    parts.append("\n".join(sums(result)))
     parts.append(rows_of(("pool", "predicted", "measured", "unit"), [capacity_cells(row) for row in result.capacity]))
     if len(served(result.run)) > 1:
         parts.append(rows_of(SERVED_HEADERS, [served_cells(one) for one in served(result.run)]))

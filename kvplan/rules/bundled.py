@@ -65,15 +65,22 @@ class Prediction:
     bytes_per_token: int
 
 
-def predict(spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0) -> Prediction:
-    """The memory of a run before it happens; `non_torch` bytes are taken off the budget as given."""
+def predict(
+    spec: ModelSpec, inputs: EngineInputs, *, non_torch: int = 0, activation_coefficient: float = 1.0
+) -> Prediction:
+    """The memory of a run before it happens.
+
+    non_torch               bytes on the device that are not torch's when the pool is sized, CUDA's context among them:
+                            taken off the budget as given
+    activation_coefficient  of a calibration: by what the formula's peak is multiplied
+    """
     tp = inputs.tensor_parallel_size
     groups = weights.rank_weights(spec, weights.Layout(tp=tp, dtype=inputs.dtype))
     # The engine runs the text part alone, and the scale of its KV cache is a number, no tensor of every layer.
     kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
     held = sum(groups.values()) - groups["vision_audio"] - kv_scales
     buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes) + row_scale_bytes(spec, tp)
-    peak = activations(spec, inputs)
+    peak = round(activations(spec, inputs) * activation_coefficient)
     block_bytes = pool_block_bytes(spec, inputs)
     num_blocks = inputs.num_blocks
     if num_blocks is None:
