@@ -570,7 +570,7 @@ def test_refused_requests_break_a_promise(run: Run) -> None:
 def test_a_figure_without_matplotlib_is_refused_before_anything_runs(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvplan.cli.simulate.find_spec", lambda name: None)
+    monkeypatch.setattr("kvplan.cli.drawing.find_spec", lambda name: None)
     monkeypatch.setattr("kvplan.cli.simulate.planned", lambda options: pytest.fail("it began"))
     assert "matplotlib is not installed" in refused(
         run("simulate", *MODEL, *SMALL, "--figure", str(tmp_path / "f.png")), code=3

@@ -151,7 +151,7 @@ def exact_gpu_run(path: Path, name: str = "llama-3.1-8b", *, unreached: int = 0,
 
     The pool by hand: 0.9 of the device less weights, buffers, peak, and all that is not torch's when it is sized.
     """
-    inputs = {**GPU_INPUTS, "total": 85_049_409_536}
+    inputs: dict[str, Any] = {**GPU_INPUTS, "total": 85_049_409_536}
     outside = GUESTS + CONTEXT + LIBRARIES
     planned = predict(read_config(LLAMA, "tests", "llama"), EngineInputs(**inputs), non_torch=outside)
     sizes = {part: getattr(planned, part) for part in ("weights", "buffers", "activations", "kv_cache")}

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from kvplan import reconcile
-from kvplan.report.run_data import RunData, Table, blocks_per_request, contexts, memory_key, report_data, run_data, text
+from kvplan.report.run_cells import Table, text
+from kvplan.report.run_contexts import blocks_per_request, contexts
+from kvplan.report.run_data import RunData, report_data, run_data
 from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
+from kvplan.report.run_record import memory_key
 from kvplan.report.run_text import report_csv, report_json, report_markdown
 from kvplan.rundir import load_run
 from tests.cli import Run, refused, run

@@ -1,13 +1,12 @@
 """`kvplan report`: run directories -> HTML, Markdown, JSON, CSV."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.cli import output
+from kvplan.cli.drawing import require_libraries
 from kvplan.cli.run_options import ReportOptions
-from kvplan.errors import EnvironmentProblem
 from kvplan.rundir import load_run, refuse_run_files
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def report_command(options: ReportOptions) -> int:
         refuse_run_files(path, "--output")
     with output.report_files(options.output or [], "--output", SUFFIXES) as files:  # checked before the work starts
         if any(file.format == "html" for file in files):
-            require_libraries()
+            require_libraries("report", *NEEDED)
         from kvplan.report.run_data import report_data
 
         data = report_data([load_run(Path(path)) for path in options.run_dirs], options.title)
@@ -32,14 +31,6 @@ def report_command(options: ReportOptions) -> int:
         for file, text in [(file, rendered(data, file.format)) for file in files]:
             file.save(text)
     return 0
-
-
-def require_libraries() -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
-        raise EnvironmentProblem(
-            f"report: {' and '.join(missing)} is not installed; pip install '.[report]' in kvplan's sources"
-        )
 
 
 def rendered(data: "ReportData", format: str) -> str:

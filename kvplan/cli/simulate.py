@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from kvplan.cli import output
 from kvplan.cli.asked import read, say
+from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.simulate_options import SimulateOptions
-from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.plan import Plan, plan
 from kvplan.report.simulate_text import rate_text
@@ -35,7 +35,6 @@ RAMP_S = 60.0
 PROGRESS_S = 10.0
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
-FIGURES = {".png": "png", ".svg": "svg"}
 
 
 def simulate(options: SimulateOptions) -> int:
@@ -46,7 +45,7 @@ def simulate(options: SimulateOptions) -> int:
         requests = files.enter_context(output.report_files(only(options.requests), "--requests", CSV))
         figures = files.enter_context(output.report_files(only(options.figure), "--figure", FIGURES))
         if options.figure is not None:
-            require_drawing()
+            require_libraries("--figure", "matplotlib")
         the_plan = planned(options)
         load = load_of(options)
         answer = answered(the_plan, load, options)
@@ -69,11 +68,6 @@ def simulate(options: SimulateOptions) -> int:
         else:
             output.write(text.render(answer, options.format))
     return int(options.exit_code and not all(kept.is_kept for kept in answer.variants[0].kept))
-
-
-def require_drawing() -> None:
-    if find_spec("matplotlib") is None:
-        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install '.[report]' in kvplan's sources")
 
 
 def only(path: str | None) -> list[str]:

@@ -5,13 +5,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from kvplan import prices as price_file
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
@@ -35,7 +35,6 @@ ROWS = 40
 MOST_JOBS = 256
 PROGRESS_S = 10.0
 SPOOL_BYTES = 1 << 26
-FIGURES = {".png": "png", ".svg": "svg"}
 
 
 def sweep(options: SweepOptions) -> int:
@@ -46,7 +45,7 @@ def sweep(options: SweepOptions) -> int:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else ROWS
         jobs = parse_count(options.jobs, "--jobs", MOST_JOBS) if options.jobs is not None else None
         if pictures:
-            require_drawing()
+            require_libraries("--figure", "matplotlib")
         asked, grid, prices = grid_of(options)
         if options.sort == "users-per-dollar" and prices is None:
             raise UsageError("--sort users-per-dollar: needs to know what GPUs cost; add --prices FILE")
@@ -58,11 +57,6 @@ def sweep(options: SweepOptions) -> int:
         for picture in pictures:
             picture.save(drawn(run.curves, picture.format))
     return int(options.exit_code and not run.tally.fitting)
-
-
-def require_drawing() -> None:
-    if find_spec("matplotlib") is None:
-        raise EnvironmentProblem("--figure: matplotlib is not installed; pip install '.[report]' in kvplan's sources")
 
 
 def drawn(curves: Curves, format: str) -> bytes:

@@ -1,18 +1,18 @@
 """A run's samples as counters that ui.perfetto.dev draws (Chrome trace events, microseconds)."""
 
 import json
-from pathlib import Path
 
 from kvplan.rundir import Run
 
 COUNTERS = (
     "rss", "torch_allocated", "torch_reserved", "device_used", "process_used", "num_used_blocks", "num_kv_tokens",
-    "num_requests_running", "num_requests_waiting", "num_preemptions", "generation_tokens", "power_w", "sm_clock_mhz",
+    "num_filled_slots", "num_requests_running", "num_requests_waiting", "num_preemptions", "generation_tokens",
+    "power_w", "sm_clock_mhz",
 )  # fmt: skip
 
 
-def write_counters(run: Run, path: Path) -> None:
-    """Write one counter track per figure and one slice per stage."""
+def counters(run: Run) -> str:
+    """The file's text: one counter track per figure and one slice per stage."""
     events: list[dict[str, object]] = []
     for sample in run.samples:
         at = round(sample["t"] * 1e6)
@@ -27,4 +27,4 @@ def write_counters(run: Run, path: Path) -> None:
         events.append(
             {"name": name, "ph": "X", "ts": round(start * 1e6), "dur": round((end - start) * 1e6), "pid": 1, "tid": 1}
         )
-    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    return json.dumps({"traceEvents": events})

@@ -19,17 +19,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from kvplan.reconcile import Row
-from kvplan.report.run_data import (
-    ReportData,
-    RunData,
-    Sample,
-    Stage,
-    memory_key,
-    number,
-    text,
-    usable_blocks,
-    words,
-)
+from kvplan.report.run_cells import text, words
+from kvplan.report.run_data import ReportData, RunData
+from kvplan.report.run_record import Sample, Stage, entry, having, memory_key, num_groups, number, usable_blocks
 from kvplan.units import format_size
 
 # Colours are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
@@ -181,17 +173,27 @@ def byte_axis(axis: Any, most: float, steps: int) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: format_size(round(value)) if value else "0"))
 
 
+def bars_frame(ax: Axes, sheet: Sheet, most: int) -> None:
+    """Round a panel of lying bars: sizes below, a grid across them, what the colours mean above."""
+    byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
+    ax.grid(visible=False, axis="y")
+    ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
+    ax.spines["bottom"].set_visible(False)
+    legend(ax, sheet)
+
+
 def count_axis(axis: Any, steps: int = 4) -> None:
     axis.set_major_locator(MaxNLocator(steps, integer=True))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def time_axis(ax: Axes, data: RunData, sheet: Sheet, start: float) -> None:
-    """From `start` to the last sample, in seconds since the run began."""
-    end = data.samples[-1]["t"]
+def time_axis(axes: Sequence[Axes], data: RunData, sheet: Sheet, start: float) -> None:
+    """From `start` to the last sample, in seconds since the run began; the stages stand behind all panels."""
+    ax, end = axes[-1], data.samples[-1]["t"]
     ax.set_xlim(start, end if end > start else start + 1)
     ax.xaxis.set_major_locator(MaxNLocator(5 if sheet.is_narrow else 8, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g} s"))
+    stage_bands(axes, data, sheet)
 
 
 def stage_bands(axes: Sequence[Axes], data: RunData, sheet: Sheet) -> None:
@@ -226,7 +228,7 @@ def merged(stages: Iterable[Stage]) -> list[Stage]:
 
 def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
     """At most about `points` samples in order: of each stretch of time the one with most of `key`, and both ends."""
-    have = [sample for sample in samples if number(sample, key) is not None]
+    have = having(samples, key)
     if len(have) <= points:
         return have
     start, span = have[0]["t"], have[-1]["t"] - have[0]["t"] or 1
@@ -240,7 +242,7 @@ def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
 
 def is_drawable(samples: Sequence[Sample], key: str) -> bool:
     """Whether there are two moments to draw a line between."""
-    return len({sample["t"] for sample in samples if number(sample, key) is not None}) > 1
+    return len({sample["t"] for sample in having(samples, key)}) > 1
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -269,11 +271,7 @@ def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
     ax.set_yticks(range(len(rows)), [words(row.component) for row in rows], color=HEX["ink"])
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.set_xlim(0, most * (1.42 if sheet.is_narrow else 1.16))
-    byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
-    ax.grid(visible=False, axis="y")
-    ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
-    ax.spines["bottom"].set_visible(False)
-    legend(ax, sheet)
+    bars_frame(ax, sheet, most)
     return figure
 
 
@@ -289,13 +287,12 @@ def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
     ax.stackplot(times, *layers.values(), colors=colors, labels=[words(name) for name in names], linewidth=0)
     for name, style in (("torch_reserved", (0, (4, 2))), ("torch_allocated", (0, (1, 1.2)))):
         if is_drawable(shown, name):
-            points = [(sample["t"], sample[name]) for sample in shown if number(sample, name) is not None]
+            points = [(sample["t"], sample[name]) for sample in having(shown, name)]
             ax.plot(*zip(*points, strict=True), color=HEX["ink"], linewidth=1.3, linestyle=style, label=words(name))
     most = max(sum(values) for values in zip(*layers.values(), strict=True))
     ax.set_ylim(0, most * 1.12)
     byte_axis(ax.yaxis, most, 4)
-    time_axis(ax, data, sheet, data.samples[0]["t"])
-    stage_bands([ax], data, sheet)
+    time_axis([ax], data, sheet, data.samples[0]["t"])
     legend(ax, sheet)
     return figure
 
@@ -307,7 +304,7 @@ def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[fl
     remains are activations, the allocator's slack and what belongs to no row. The layers add up to what was measured.
     """
     sizes = {} if data.memory is None else {row.component: row.measured for row in data.memory.rows}
-    before = 0 if key == "rss" else (data.run.manifest.get("peaks") or {}).get("before", {}).get(key, 0)
+    before = 0 if key == "rss" else entry(data.run, "peaks").get("before", {}).get(key, 0)
     starts = {stage.name: stage.start for stage in reversed(data.stages)}
     layers: dict[str, list[float]] = {name: [] for name in ALLOCATED_IN if sizes.get(name, 0) > 0}
     rest: list[float] = []
@@ -339,11 +336,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
     ax.set_yticks(range(len(runs)), [shortened(run.label, sheet) for run in runs], color=HEX["ink"])
     ax.set_ylim(len(runs) - 0.4, -0.6)
     ax.set_xlim(0, most * (1.35 if sheet.is_narrow else 1.14))
-    byte_axis(ax.xaxis, most, 2 if sheet.is_narrow else 4)
-    ax.grid(visible=False, axis="y")
-    ax.grid(visible=True, axis="x", color=HEX["grid"], linewidth=1)
-    ax.spines["bottom"].set_visible(False)
-    legend(ax, sheet)
+    bars_frame(ax, sheet, most)
     return figure
 
 
@@ -374,7 +367,7 @@ def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
         times, [sample["num_used_blocks"] for sample in used], step="post", color=HEX["c-kv_cache"], alpha=0.45,
         linewidth=0, label="allocated",
     )  # fmt: skip
-    if int(data.run.manifest.get("groups") or 1) == 1:  # several groups' blocks hold the same tokens
+    if num_groups(data.run) == 1:  # several groups' blocks hold the same tokens
         block_size = data.run.manifest["inputs"]["block_size"]
         filled = [(number(sample, "num_kv_tokens") or 0) / block_size for sample in used]
         blocks.fill_between(
@@ -385,8 +378,7 @@ def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
     blocks.set_ylim(0, usable * 1.15 or 1)
     count_axis(blocks.yaxis)
     draw_requests(data, requests, sheet)
-    time_axis(requests, data, sheet, serving_start(data))
-    stage_bands([blocks, requests], data, sheet)
+    time_axis([blocks, requests], data, sheet, serving_start(data))
     legend(blocks, sheet)
     legend(requests, sheet)
     return figure
@@ -409,7 +401,7 @@ def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
 
 def preempted_at(samples: Sequence[Sample], points: int) -> list[float]:
     """Times by which more requests had been preempted than before; of moments too close to tell apart, the last."""
-    have = [sample for sample in samples if number(sample, "num_preemptions") is not None]
+    have = having(samples, "num_preemptions")
     times = [
         b["t"] for a, b in pairwise([{"num_preemptions": 0}, *have]) if b["num_preemptions"] > a["num_preemptions"]
     ]
@@ -437,8 +429,7 @@ def draw_throughput(data: RunData, sheet: Sheet) -> Figure | None:
         ax.set_ylim(0, max(max(values) for _, values in parts) * 1.25 or 1)
         count_axis(ax.yaxis)
         panel_title(ax, label)
-    time_axis(axes[-1], data, sheet, serving_start(data))
-    stage_bands(axes, data, sheet)
+    time_axis(axes, data, sheet, serving_start(data))
     return figure
 
 
@@ -464,7 +455,7 @@ def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[
 
 def servings(samples: Sequence[Sample], key: str) -> list[tuple[float, list[Sample]]]:
     """(when its first step began, samples) of each engine that served: a second one (the baseline) counts anew."""
-    have = [sample for sample in samples if number(sample, key) is not None]
+    have = having(samples, key)
     restart = [i for i, (a, b) in enumerate(pairwise(have), 1) if b.get("num_steps", 0) < a.get("num_steps", 0)]
     parts = [have[start:end] for start, end in pairwise([0, *restart, len(have)])]
     return [(part[0]["t"] - (number(part[0], "busy_s") or 0.0), part) for part in parts if part]
@@ -487,6 +478,5 @@ def draw_gpu(data: RunData, sheet: Sheet) -> Figure | None:
         ax.set_ylim(0, max(value for _, value in points) * 1.25 or 1)
         count_axis(ax.yaxis, 3)
         panel_title(ax, label)
-    time_axis(axes[-1], data, sheet, data.samples[0]["t"])
-    stage_bands(axes, data, sheet)
+    time_axis(axes, data, sheet, data.samples[0]["t"])
     return figure

@@ -9,11 +9,11 @@ from typing import Any
 import jinja2
 
 from kvplan.files import printable
-from kvplan.report.run_data import ReportData, RunData, Table, Value, cell_text, words
+from kvplan.report.run_cells import Table, Value, cell_text, words
+from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_figures import comparison_drawing, is_drawable, run_drawings
 
 SUMS = ("total", "reported")
-HIDDEN = "unit"  # said with each value
 NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 
@@ -62,7 +62,7 @@ def shown_run(run: RunData, slug: str) -> Mapping[str, Any]:
 
 def shown_table(table: Table, slug: str) -> Mapping[str, Any]:
     """A table's cells as the template wants them: text, the number behind it, and on which side it stands."""
-    places = [i for i, column in enumerate(table.columns) if column.name != HIDDEN]
+    places = table.shown_places
     return {
         "id": f"{slug}-{table.name}",
         "title": table.title,

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvplan.report.run_data import ReportData, RunData, Table, Value, cell_text, words
+from kvplan.report.run_cells import Table, Value, cell_text, words
+from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.text import escaped, rows_of
 
 REPORT = "kvplan/report@1"
@@ -116,7 +117,7 @@ def run_parts(run: RunData, *, is_one_of_many: bool) -> list[str]:
 
 def markdown_table(table: Table) -> str:
     """Columns of text to the left, numbers to the right; units stand with the numbers."""
-    places = [i for i, column in enumerate(table.columns) if column.name != "unit"]
+    places = table.shown_places
     headers = [words(table.columns[i].name) for i in places]
     rows = [[escaped(cell_text(table, row, i)) for i in places] for row in table.rows]
     num_left = len(places) if table.name in FACTS else sum(table.columns[i].unit == "text" for i in places)

@@ -1,0 +1,87 @@
+"""How many requests the pool of a run holds, by the length of their context."""
+
+from collections.abc import Callable, Iterable
+
+from kvplan.errors import KvplanError
+from kvplan.reconcile import inputs_of, spec_of
+from kvplan.report.run_cells import Column, Table, Value
+from kvplan.report.run_record import entry, num_groups, usable_blocks
+from kvplan.rules.bundled import group_sizes, kind_of
+from kvplan.rundir import Run
+
+SMALLEST_CONTEXT = 1024
+
+
+def contexts_table(run: Run) -> Table:
+    """How many requests the measured pool holds, by their length: powers of two, the run's own, the longest."""
+    columns = (
+        Column("context", "tokens"), Column("blocks_per_request", "count"), Column("bytes_per_request", "bytes"),
+        Column("requests", "count"),
+    )  # fmt: skip
+    usable = usable_blocks(run)
+    rows: list[tuple[Value, ...]] = []
+    if usable:
+        inputs, block_bytes = inputs_of(run), run.manifest["memory"]["block_bytes"]
+        windows = windows_of(run)
+        in_flight = inputs.batches_in_flight * inputs.max_num_batched_tokens
+
+        def blocks(tokens: int) -> int:
+            return blocks_per_request(tokens, windows, inputs.block_size, in_flight)
+
+        for tokens in contexts(blocks, usable, inputs.block_size, inputs.max_model_len, context_limit(run)):
+            rows.append((tokens, blocks(tokens), blocks(tokens) * block_bytes, usable // blocks(tokens)))
+    return Table("contexts", "Requests the pool holds, by context", columns, tuple(rows))
+
+
+def contexts(blocks: Callable[[int], int], usable: int, block_size: int, own: int, limit: int | None) -> list[int]:
+    """The lengths to show: 1k, 2k, 4k, ... as far as one request fits, the run's own and the longest possible."""
+    most = limit or 2**31 - 1
+    longest = most if blocks(most) <= usable else _longest(blocks, usable, block_size, most)
+    powers: list[int] = []
+    while (tokens := SMALLEST_CONTEXT << len(powers)) < longest:
+        powers.append(tokens)
+    return sorted({*powers, longest, *([own] if own <= longest else [])} - {0})
+
+
+def _longest(blocks: Callable[[int], int], usable: int, block_size: int, most: int) -> int:
+    """The most tokens, in whole blocks, of which one request fits; blocks never fall with the length."""
+    low, high = 0, most // block_size + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if blocks(middle * block_size) <= usable else (low, middle)
+    return low * block_size
+
+
+def context_limit(run: Run) -> int | None:
+    """The longest context the model was made for, where its facts say."""
+    try:
+        return spec_of(run).context_limit
+    except KvplanError:
+        return None
+
+
+def windows_of(run: Run) -> list[int]:
+    """One entry per group of layers that share a block table: its window in tokens, 0 for all tokens.
+
+    The contiguous allocator keeps every token.
+    """
+    groups = num_groups(run)
+    if entry(run, "engine").get("allocator") == "contiguous":
+        return [0] * groups
+    try:
+        spec = spec_of(run)
+        size = max(group_sizes(spec))
+        kinds = [kind_of(caches) for caches in spec.layers]
+    except KvplanError:
+        return [0] * groups
+    counted = {kind: -(-kinds.count(kind) // size) for kind in dict.fromkeys(kinds)}
+    windows = [window for (_, window), count in counted.items() for _ in range(count)]
+    return windows if len(windows) == groups else [0] * groups
+
+
+def blocks_per_request(tokens: int, windows: Iterable[int], block_size: int, in_flight: int) -> int:
+    """Blocks of one request of so many tokens: in each group all of them, or what a window and one step span."""
+    whole = -(-tokens // block_size)
+    # A window need not start on a block boundary: one more block.
+    spans = [-(-min(window - 1 + in_flight, tokens) // block_size) + 1 if window else whole for window in windows]
+    return sum(min(whole, span) for span in spans)

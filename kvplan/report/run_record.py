@@ -1,0 +1,110 @@
+"""What a run recorded, as a report reads it: its samples in order, its stages, and the comparison with its plan."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from kvplan.errors import KvplanError
+from kvplan.files import shown
+from kvplan.reconcile import Reconciliation, check_manifest, reconcile
+from kvplan.rundir import Run
+
+Sample = dict[str, Any]
+
+ALLOCATED = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")  # rows the engine measures by itself
+DEVICES = {"cpu": "the CPU"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stretch of a run, in seconds since it began."""
+
+    name: str
+    start: float
+    end: float
+
+
+def entry(run: Run, name: str) -> Sample:
+    """An object of the manifest; empty where there is none."""
+    return run.manifest.get(name) or {}
+
+
+def num_groups(run: Run) -> int:
+    """Groups of layers that share a block table."""
+    return int(run.manifest.get("groups") or 1)
+
+
+def timed(samples: Iterable[Sample]) -> list[Sample]:
+    """The samples that have a time, in its order."""
+    return sorted(having(samples, "t"), key=lambda sample: sample["t"])
+
+
+def having(samples: Iterable[Sample], key: str) -> list[Sample]:
+    """The samples in which a finite number stands at a key."""
+    return [sample for sample in samples if number(sample, key) is not None]
+
+
+def number(values: Sample, key: str) -> int | float | None:
+    """A finite number of a record, else None."""
+    value = values.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def numbers(samples: Iterable[Sample], key: str) -> list[int | float]:
+    return [sample[key] for sample in having(samples, key)]
+
+
+def stages_of(run: Run, samples: Sequence[Sample]) -> list[Stage]:
+    """Every stretch of the run from its events; from the samples where the events are missing."""
+    begun = [
+        (float(event["t"]), str(event.get("stage")))
+        for event in run.events
+        if event.get("event") == "stage" and number(event, "t") is not None
+    ]
+    if not begun:
+        begun = [(float(b["t"]), str(b.get("stage"))) for a, b in pairwise(samples) if a.get("stage") != b.get("stage")]
+    first = str(samples[0].get("stage", "before")) if samples else "before"
+    begun = sorted(begun if begun and min(begun)[0] <= 0 else [(0.0, first), *begun])
+    end = max([begun[-1][0], *(float(sample["t"]) for sample in samples[-1:])])
+    ends = [start for start, _ in begun[1:]] + [end]
+    return [Stage(name, start, stop) for (start, name), stop in zip(begun, ends, strict=True)]
+
+
+def device_of(run: Run) -> str:
+    """The device for a sentence: the GPU's name, or the CPU."""
+    kind = str(run.manifest.get("device") or "an unknown device")
+    return str(entry(run, "environment").get("gpu") or DEVICES.get(kind, kind))
+
+
+def memory_key(run: Run) -> str:
+    """The sample's figure of all memory: resident size on a CPU, the device's own on a GPU."""
+    return "rss" if run.manifest.get("device") == "cpu" else "device_used"
+
+
+def usable_blocks(run: Run) -> int:
+    """Blocks of the pool that requests may have: all but the one that stands for no block."""
+    return max(0, int(entry(run, "memory").get("num_blocks", 0)) - 1)
+
+
+def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
+    """The reconciliation, or none and why.
+
+    Without a sample the device's own figure is unknown: only what the engine measured by itself is compared.
+    """
+    if run.manifest.get("memory") is not None:
+        check_manifest(run)
+    unsampled = not run.manifest.get("peaks") and not run.samples
+    try:
+        if not unsampled:
+            result = reconcile(run)
+            return result, [gap for gap in result.gaps if not gap.startswith("the run is ")]
+        result = reconcile(replace(run, manifest={**run.manifest, "peaks": {"before": {}}}))
+    except KvplanError as error:
+        return None, [str(error).removeprefix(f"{shown(run.path)}: ")]
+    rows = tuple(row for row in result.rows if row.component in ALLOCATED)
+    only = replace(result, rows=rows, reported=sum(row.measured for row in rows))
+    return only, ["no sample was taken: what the device itself reported is unknown"]

@@ -1,0 +1,165 @@
+"""The sentences of a report: what a run answers, why it is not complete, and what each figure shows."""
+
+from collections.abc import Sequence
+
+from kvplan.reconcile import Reconciliation, Row
+from kvplan.report.run_cells import Table, Value, text, words
+from kvplan.report.run_record import Sample, entry, having, memory_key, number, numbers, usable_blocks
+from kvplan.rundir import Run
+
+BASELINE = "baseline"  # the stage in which the other allocator runs
+
+
+def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tables: dict[str, Table]) -> str:
+    """What fits and how far the prediction was off, in one sentence."""
+    if memory is None:
+        why = "failed to start" if run.status == "failed" else "ended before its memory was measured"
+        return f"{model} on {device} {why}: there is nothing to compare."
+    return f"{model} on {device}: {held(run, tables)}{accuracy(memory)}."
+
+
+def held(run: Run, tables: dict[str, Table]) -> str:
+    """How many requests of the run's own context the pool holds."""
+    own = run.manifest["inputs"]["max_model_len"]
+    contexts = tables["contexts"].rows if "contexts" in tables else ()
+    requests = next((row[-1] for row in contexts if row[0] == own), None)
+    if requests is None:
+        return ""
+    size = text(run.manifest["memory"]["kv_cache"], "bytes")
+    return f"the KV pool of {size} holds {plural(requests, 'request')} of {own:,} tokens; "
+
+
+def accuracy(memory: Reconciliation) -> str:
+    rows = {row.component: row for row in memory.rows}
+    return (
+        f"measured against predicted, the weights are {deviation(rows['weights'])}, the KV cache is "
+        f"{deviation(rows['kv_cache'])}, and the total is {deviation(memory.total)}"
+    )
+
+
+def deviation(row: Row) -> str:
+    """How far the measured bytes lie from the predicted: "exact", "3 MiB (0.3 %) above", "not comparable"."""
+    if row.error is None or row.relative is None:
+        return "not comparable"
+    if row.error == 0:
+        return "exact"
+    side = "below" if row.error > 0 else "above"
+    return f"{text(abs(row.error), 'bytes')} ({text(abs(row.relative), 'share')}) {side}"
+
+
+def plural(count: Value, noun: str) -> str:
+    return f"{text(count, 'count')} {noun}{'' if count == 1 else 's'}"
+
+
+def banner(run: Run, samples: Sequence[Sample]) -> str | None:
+    """One sentence on a run that is not complete."""
+    last = f" The last sample was taken {text(samples[-1]['t'], 's')} after it began." if samples else ""
+    cause = f": {run.cause}" if run.cause else ""
+    match run.status:
+        case "complete":
+            return None
+        case "running":
+            return f"This run has not ended: the report shows what it has measured so far.{last}"
+        case "partial" if run.recovered:
+            return f"Recovered: this run did not end by itself; the report shows what it had measured.{last}"
+        case "partial":
+            return f"This run ended early{cause}.{last}"
+        case "failed":
+            return f"This run failed to start{cause}.{last}"
+
+
+# --- what figures show ------------------------------------------------------------------------------------------------
+
+
+def findings(
+    run: Run, samples: Sequence[Sample], memory: Reconciliation | None, tables: dict[str, Table]
+) -> dict[str, str]:
+    """What each figure shows, in a sentence; by the figure's name."""
+    found = {
+        "memory": memory_finding(memory),
+        "over_time": peak_finding(run, samples),
+        "kv": kv_finding(run, samples),
+        "throughput": throughput_finding(run),
+        "gpu": gpu_finding(samples),
+        "contexts": contexts_finding(run, tables.get("contexts")),
+        "allocators": allocators_finding(tables.get("allocators")),
+    }
+    return {name: sentence for name, sentence in found.items() if sentence}
+
+
+def memory_finding(memory: Reconciliation | None) -> str:
+    if memory is None:
+        return ""
+    rows = [row for row in memory.rows if row.error is not None and row.component != "unattributed"]
+    exact = [words(row.component) for row in rows if row.error == 0 and row.measured]
+    sentences = [f"Exact: {', '.join(exact)}."] if exact else []
+    worst = max(rows, key=lambda row: abs(row.error or 0))
+    if worst.error:
+        sentences.append(f"Furthest off: {words(worst.component)}, measured {deviation(worst)}.")
+    rest = sum(row.measured for row in memory.rows if row.component == "unattributed")
+    if rest:
+        sentences.append(f"{text(rest, 'bytes')} of what the device reports belong to no row.")
+    return " ".join(sentences)
+
+
+def peak_finding(run: Run, samples: Sequence[Sample]) -> str:
+    key = memory_key(run)
+    have = having(samples, key)
+    if not have:
+        return ""
+    peak = max(have, key=lambda sample: float(sample[key]))
+    what = "resident memory" if key == "rss" else "device memory in use"
+    when = f"{text(peak['t'], 's')} after the start, in the stage {peak.get('stage')}"
+    return f"Most {what}: {text(peak[key], 'bytes')}, {when}."
+
+
+def kv_finding(run: Run, samples: Sequence[Sample]) -> str:
+    own = [sample for sample in samples if sample.get("stage") != BASELINE]
+    used = numbers(own, "num_used_blocks")
+    if not used:
+        return ""
+    usable = usable_blocks(run)
+    of = f" of {usable:,} ({text(max(used) / usable, 'share')})" if usable else ""
+    preemptions = max(numbers(own, "num_preemptions"), default=0)
+    often = "no request was preempted" if not preemptions else f"requests were preempted {plural(preemptions, 'time')}"
+    return f"At most {max(used):,} blocks{of} were in use; {often}."
+
+
+def throughput_finding(run: Run) -> str:
+    results = entry(run, "results")
+    rate, seconds = number(results, "output_tokens_per_s"), number(results, "seconds")
+    if rate is None or seconds is None:
+        return ""
+    tokens = number(results.get("stats") or {}, "generation_tokens")
+    made = "" if tokens is None else f"{tokens:,} tokens in {text(seconds, 's')}: "
+    return f"{made}{text(rate, 'tokens/s')} of output on average, prompts included in the time."
+
+
+def gpu_finding(samples: Sequence[Sample]) -> str:
+    power, clocks = numbers(samples, "power_w"), numbers(samples, "sm_clock_mhz")
+    parts = [f"The GPU drew at most {text(max(power), 'W')}."] if power else []
+    span = dict.fromkeys(text(clock, "count") for clock in (min(clocks), max(clocks))) if clocks else ()
+    parts += [f"Its SM clock ran at {' to '.join(span)} MHz."] if clocks else []
+    return " ".join(parts)
+
+
+def contexts_finding(run: Run, table: Table | None) -> str:
+    if table is None:
+        return ""
+    most = run.manifest["inputs"]["max_num_seqs"]
+    longest = max(int(row[0]) for row in table.rows if isinstance(row[0], int))
+    return (
+        f"The longest request the pool holds alone has {longest:,} tokens. The scheduler of this run was told to run "
+        f"at most {plural(most, 'request')} at once; the table counts blocks only."
+    )
+
+
+def allocators_finding(table: Table | None) -> str:
+    if table is None:
+        return ""
+    paged, other = table.rows
+    return (
+        f"In the same pool, {paged[0]} blocks ran {plural(paged[1], 'request')} at once and {other[0]} ones "
+        f"{text(other[1], 'count')}; {text(paged[3], 'share')} and {text(other[3], 'share')} of what was allocated "
+        "held no token."
+    )
