@@ -53,6 +53,7 @@ NEEDED_FOR: Mapping[str, str] = {
     "gguf": "GGUF files",
     "hub": "models from the Hugging Face Hub",
 }
+_REQUIRED_FOR = "kvplan itself"
 
 # Environment variable -> (what holds where it is not set, what it decides).
 SETTINGS: Mapping[str, tuple[str, str]] = {
@@ -207,6 +208,10 @@ def checkup() -> Checkup:
     """Look at everything; what cannot be looked at says so in its place."""
     packages = tuple(Package(name, installed(name), extra) for name, extra in PACKAGES.items())
     torch, driver = torch_facts(), driver_facts()
+    facts = (
+        facts_file("models.yaml", lambda: len(catalog.model_names())),
+        facts_file("gpus.yaml", lambda: len(gpu_names())),
+    )
     return Checkup(
         kvplan=installed("kvplan"),
         kvplan_path=str(Path(__file__).resolve().parent),
@@ -218,12 +223,9 @@ def checkup() -> Checkup:
         nvml=driver,
         host=host_facts(),
         disks=(disk("temporary files", tempfile.gettempdir()), disk("current folder", ".")),
-        facts=(
-            facts_file("models.yaml", lambda: len(catalog.model_names())),
-            facts_file("gpus.yaml", lambda: len(gpu_names())),
-        ),
+        facts=facts,
         settings=tuple(setting(name) for name in SETTINGS),
-        advice=(*missing_extras(packages), *gpu_advice(torch, driver)),
+        advice=(*missing_packages(packages), *broken_files(facts), *gpu_advice(torch, driver)),
     )
 
 
@@ -348,28 +350,47 @@ def memory_limit(file: Path) -> int | None:
 # --- what to do about it ----------------------------------------------------------------------------------------------
 
 
-def missing_extras(packages: tuple[Package, ...]) -> list[Advice]:
-    """For each extra that is not whole: what lacks, which command needs it, how to install it."""
+def missing_packages(packages: tuple[Package, ...]) -> list[Advice]:
+    """For kvplan itself and each extra that is not whole: what lacks, which command needs it, how to install it."""
     found = []
-    for extra, needed_for in NEEDED_FOR.items():
+    needs: list[tuple[str | None, str]] = [(None, _REQUIRED_FOR), *NEEDED_FOR.items()]
+    for extra, needed_for in needs:
         missing = [package.name for package in packages if package.extra == extra and package.version is None]
         if missing:
             # kvplan is installed from its sources: an index may hold another package of this name.
-            cure = f"pip install '.[{extra}]' in kvplan's sources"
-            found.append(Advice(", ".join(missing), needed_for, cure))
+            what = "." if extra is None else f"'.[{extra}]'"
+            found.append(Advice(", ".join(missing), needed_for, f"pip install {what} in kvplan's sources"))
     return found
+
+
+def broken_files(facts: tuple[FactsFile, ...]) -> list[Advice]:
+    """Each file of facts that cannot be read."""
+    what = {"models.yaml": "models by name", "gpus.yaml": "GPUs by name"}
+    return [Advice(each.name, what.get(each.name, each.name), each.problem) for each in facts if each.problem]
 
 
 def gpu_advice(torch: Torch | None, driver: Driver) -> list[Advice]:
     """What keeps a GPU from being used; a machine without a driver has none, and needs no advice."""
     if driver.problem is not None and driver.status != "absent":
         return [Advice("NVML", "kvplan profile, kvplan watch", driver.problem)]
-    if torch is None or not driver.gpus:
+    silent = [
+        Advice(f"GPU {gpu.index}", "kvplan profile and kvplan watch on it", gpu.problem)
+        for gpu in driver.gpus
+        if gpu.problem is not None
+    ]
+    return silent + torch_advice(torch, driver)
+
+
+def torch_advice(torch: Torch | None, driver: Driver) -> list[Advice]:
+    """What is wrong with torch itself, or keeps it from the GPUs there are."""
+    if torch is None:
+        return []  # the missing extra says it
+    if torch.problem is not None:
+        return [Advice("torch", "kvplan profile", f"torch: {torch.problem}")]
+    if not driver.gpus:
         return []
     if torch.cuda_build is None:
         return [Advice("CUDA in torch", "kvplan profile on the GPU", "install torch built for CUDA (pytorch.org)")]
-    if torch.problem is not None:
-        return [Advice("torch", "kvplan profile", f"torch: {torch.problem}")]
     if not torch.cuda_available:
         cure = f"a driver for CUDA {torch.cuda_build}, or a torch built for CUDA {driver.cuda_version}"
         return [Advice("a GPU that torch can use", "kvplan profile on the GPU", cure)]

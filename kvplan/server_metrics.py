@@ -7,6 +7,7 @@ import http.client
 import math
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from kvplan.files import printable, read_text
 MAX_PAGE_BYTES = 10 * 10**6
 MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
 MAX_LINE_CHARS = 1 << 16
+MAX_COUNT = 10**15  # of tokens, blocks or requests; what says more is no count
 MAX_REDIRECTS = 3
 DEADLINE_S = 5.0
 
@@ -33,13 +35,24 @@ _VLLM: dict[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total",),
     "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
     "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prompt_tokens": ("vllm:prompt_tokens_total",),
+    "generation_tokens": ("vllm:generation_tokens_total",),
 }
 _SGLANG: dict[str, tuple[str, ...]] = {
     "kv_usage": ("sglang:token_usage",),
     "running": ("sglang:num_running_reqs",),
     "waiting": ("sglang:num_queue_reqs",),
     "hit_rate": ("sglang:cache_hit_rate",),
+    # Counted when their request ends, so that a rate comes in jumps; a page with _REALTIME says more.
+    "prompt_tokens": ("sglang:prompt_tokens_total",),
+    "generation_tokens": ("sglang:generation_tokens_total",),
 }
+_SHARES = ("kv_usage", "hit_rate")
+# Counted as they are computed, by the label `mode`; decode lacks the first token of each request, which prefill gives.
+_REALTIME = "sglang:realtime_tokens_total"
+_MODES = {"prompt_tokens": ("prefill_compute", "prefill_cache"), "generation_tokens": ("decode",)}
+_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one replica: where several say a figure, it is the same tokens
+_START = "process_start_time_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
 # Label of it -> the engine argument it stands for, or the fact of a log (kvplan/serverlog/log.py).
 _FLAGS = {
@@ -66,6 +79,8 @@ _SGLANG_FACTS = {
 _SGLANG_FLAGS = {"sglang:page_size": "page_size"}
 _WANTED = (
     _CACHE_CONFIG,
+    _REALTIME,
+    _START,
     *_SGLANG_FACTS,
     *_SGLANG_FLAGS,
     *(name for table in (_VLLM, _SGLANG) for names in table.values() for name in names),
@@ -73,7 +88,11 @@ _WANTED = (
 
 
 class MetricsError(Exception):
-    """A /metrics page that cannot be had or read, and why. The watch goes on without it."""
+    """A /metrics page that cannot be had or read, and why; `answered`: whether anything came back."""
+
+    def __init__(self, reason: str, *, answered: bool = True) -> None:
+        super().__init__(reason)
+        self.answered = answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,9 @@ class ServerStats:
     running, waiting, preemptions, prefix_hits, prefix_queries   sums; the prefix figures are tokens since its start
     hit_rate        share of prompt tokens found in the prefix cache
     num_blocks, block_size, kv_tokens   of one engine's KV cache: blocks, tokens of a block, tokens
+    prompt_tokens, generation_tokens    sums since its start, prompt tokens found in the prefix cache included
+    started_s       Unix time of that start, where the page tells it
+    left_out        (metric, why) of each figure that cannot be, such as a share above 1
     """
 
     kind: Kind
@@ -98,15 +120,28 @@ class ServerStats:
     block_size: int | None = None
     kv_tokens: int | None = None
     cache_dtype: str | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    started_s: float | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def server_stats(page: str) -> ServerStats:
     """The figures of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
     samples = _samples(page)
+    match _kind(samples):
+        case "vllm":
+            return _vllm_stats(samples)
+        case "sglang":
+            return _sglang_stats(samples)
+
+
+def _kind(samples: "Samples") -> Kind:
+    """Whose page it is: vLLM's where a metric is its."""
     if any(name.startswith("vllm:") for name, _, _ in samples):
-        return _vllm_stats(samples)
-    if samples:
-        return ServerStats("sglang", **_figures(samples, _SGLANG))
+        return "vllm"
+    if any(name.startswith("sglang:") for name, _, _ in samples):
+        return "sglang"
     raise MetricsError(_NONE_ON_IT)
 
 
@@ -130,7 +165,7 @@ def server_setup(page: str) -> ServerSetup:
     samples = _samples(page)
     name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
     model = {} if name is None else {"model": name[:300]}
-    if any(metric.startswith("vllm:") for metric, _, _ in samples):
+    if _kind(samples) == "vllm":
         configs = [labels for metric, labels, _ in samples if metric == _CACHE_CONFIG]
         engines = {labels.get("engine", ""): labels for labels in configs}
         labels = min(engines.values(), key=lambda one: _number(one, "num_gpu_blocks") or math.inf, default={})
@@ -140,9 +175,7 @@ def server_setup(page: str) -> ServerSetup:
             flags["block_size"] = said["block_size"]
         facts = {fact: said[label] for label, fact in _FACTS.items() if _is_figure(fact, said.get(label, ""))}
         return ServerSetup("vllm", model | flags, facts, max(1, len(engines)))
-    if not samples:
-        raise MetricsError(_NONE_ON_IT)
-    first = {metric: f"{value:.12g}" for metric, _, value in reversed(samples)}
+    first = {metric: f"{value:.12g}" for metric, _, value in reversed(samples) if math.isfinite(value)}
     found = {fact: first[metric] for metric, fact in _SGLANG_FACTS.items() if metric in first}
     flags = {flag: first[metric] for metric, flag in _SGLANG_FLAGS.items() if first.get(metric, "").isdigit()}
     return ServerSetup("sglang", model | flags, {fact: text for fact, text in found.items() if _is_figure(fact, text)})
@@ -170,47 +203,100 @@ def _samples(page: str) -> Samples:
         raise MetricsError("not a server's page, its lines are too many or too long")
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MetricsError(f"not in Prometheus' text format ({printable(str(error), 60)})") from error
-    return [
-        (sample.name, sample.labels, sample.value)
-        for family in families
-        for sample in family.samples
-        if math.isfinite(sample.value)
-    ]
+    return [(sample.name, sample.labels, _float(sample.value)) for family in families for sample in family.samples]
+
+
+def _float(value: float) -> float:
+    """A value as a float: the parser gives whole numbers as such, however long."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _vllm_stats(samples: Samples) -> ServerStats:
-    figures = _figures(samples, _VLLM)
+    figures, left_out = _figures(_values(samples, _VLLM))
     hits, queries = figures.get("prefix_hits"), figures.get("prefix_queries")
+    if hits is not None and queries is not None and hits > queries:
+        left_out.append((_VLLM["prefix_hits"][0], f"{hits:,} of {queries:,} is no share"))
+        del figures["prefix_hits"]
+        hits = None
     config = next((labels for name, labels, _ in samples if name == _CACHE_CONFIG), {})
     num_blocks, block_size = _number(config, "num_gpu_blocks"), _number(config, "block_size")
     counted = None if num_blocks is None or block_size is None else num_blocks * block_size
+    kv_tokens = _number(config, "kv_cache_size_tokens") or counted
+    if kv_tokens is not None and kv_tokens > MAX_COUNT:
+        left_out.append((_CACHE_CONFIG, f"{kv_tokens:.3g} tokens is no count"))
+        kv_tokens = None
     return ServerStats(
         "vllm",
         **figures,
         hit_rate=hits / queries if hits is not None and queries else None,
         num_blocks=num_blocks,
         block_size=block_size,
-        kv_tokens=_number(config, "kv_cache_size_tokens") or counted,
+        kv_tokens=kv_tokens,
         cache_dtype=printable(config["cache_dtype"], 40) if "cache_dtype" in config else None,
+        started_s=_started(samples),
+        left_out=tuple(left_out),
     )
 
 
-def _figures(samples: Samples, table: dict[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Every field that a sample gives: shares are those of the fullest engine, counts are summed."""
-    found: dict[str, Any] = {}
+def _sglang_stats(samples: Samples) -> ServerStats:
+    given = _values(samples, _SGLANG)
+    if any(name == _REALTIME for name, _, _ in samples):
+        given |= {figure: (_REALTIME, _realtime(samples, modes)) for figure, modes in _MODES.items()}
+    figures, left_out = _figures(given)
+    return ServerStats("sglang", **figures, started_s=_started(samples), left_out=tuple(left_out))
+
+
+def _realtime(samples: Samples, modes: tuple[str, ...]) -> list[float]:
+    """Tokens of these modes, of each replica once; a mode is on the page from its first token on, so none is 0."""
+    found: dict[tuple[tuple[str, str], ...], float] = {}
+    for name, labels, value in samples:
+        if name == _REALTIME and labels.get("mode") in modes:
+            replica = tuple(sorted((label, text) for label, text in labels.items() if label not in _RANKS))
+            found[replica] = max(found.get(replica, value), value)
+    return list(found.values()) or [0.0]
+
+
+def _started(samples: Samples) -> float | None:
+    return next((value for name, _, value in samples if name == _START and math.isfinite(value)), None)
+
+
+Given = dict[str, tuple[str, list[float]]]  # field -> (metric, its values)
+
+
+def _values(samples: Samples, table: dict[str, tuple[str, ...]]) -> Given:
+    """Of every field that a sample gives: the newest metric that does, and its values."""
+    found: Given = {}
     for figure, names in table.items():
-        given = [[value for name, _, value in samples if name == wanted] for wanted in names]
-        values: list[float] = next((each for each in given if each), [])
-        if values:
-            found[figure] = max(values) if figure in ("kv_usage", "hit_rate") else round(sum(values))
+        for wanted in names:
+            values = [value for name, _, value in samples if name == wanted]
+            if values:
+                found[figure] = wanted, values
+                break
     return found
+
+
+def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Every field: shares are those of the fullest engine, counts are summed. And (metric, why) where it cannot be."""
+    found: dict[str, Any] = {}
+    left_out = []
+    for figure, (metric, values) in given.items():
+        kind, most = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
+        wrong = next((value for value in values if not 0 <= value <= most), None)  # so it is for nan
+        if wrong is not None:
+            left_out.append((metric, f"{wrong:g} is no {kind}"))
+        else:
+            found[figure] = max(0.0, *values) if kind == "share" else round(sum(values))
+    return found, left_out
 
 
 def _number(labels: dict[str, str], name: str) -> int | None:
     text = labels.get(name, "")
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 class MetricsPage:
@@ -229,13 +315,14 @@ class MetricsPage:
     def text(self) -> str:
         """The page as it is now; MetricsError where it cannot be had."""
         if self._fetch is not None and self._fetch.is_alive():  # a name server that does not answer cannot be hurried
-            raise MetricsError("the last request is still waiting")
+            raise MetricsError("the last request is still waiting", answered=False)
         self._fetch = fetch = _Fetch(self._url, self._deadline_s)
         fetch.start()
         fetch.join(self._deadline_s)
         if fetch.is_alive():
+            answered = fetch.answered  # before it is cut off, which looks like an answer's end
             fetch.abort()
-            raise MetricsError(f"no whole answer in {self._deadline_s:g} s")
+            raise MetricsError(f"no whole answer in {self._deadline_s:g} s", answered=answered)
         return fetch.page()
 
 
@@ -293,6 +380,7 @@ class _Fetch(threading.Thread):
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
         self._aborted = False
+        self.answered = False
         self._body = b""
         self._problem: MetricsError | None = None
 
@@ -301,8 +389,12 @@ class _Fetch(threading.Thread):
             self._body = self._get()
         except MetricsError as error:
             self._problem = error
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except http.client.RemoteDisconnected as error:
+            self._problem = MetricsError(_reason(error), answered=False)
+        except (ssl.SSLError, http.client.HTTPException) as error:  # something came back, but no page
             self._problem = MetricsError(_reason(error))
+        except (OSError, ValueError) as error:
+            self._problem = MetricsError(_reason(error), answered=self.answered)
         finally:
             if self._connection is not None:
                 self._connection.close()
@@ -340,7 +432,9 @@ class _Fetch(threading.Thread):
             raise MetricsError("given up")
         path = url.path + (f"?{url.query}" if url.query else "")
         self._connection.request("GET", path, headers={"Accept": "text/plain", "User-Agent": "kvplan"})
-        return self._connection.getresponse()
+        answer = self._connection.getresponse()
+        self.answered = True
+        return answer
 
     def _body_of(self, answer: http.client.HTTPResponse) -> bytes:
         if answer.status != 200:
@@ -352,6 +446,8 @@ class _Fetch(threading.Thread):
             body += chunk
             if len(body) > MAX_PAGE_BYTES:
                 raise MetricsError(f"more than {MAX_PAGE_BYTES // 10**6} MB")
+        if answer.length:  # of a page cut off, the last figure could be half a number
+            raise MetricsError("cut off before its end")
         return bytes(body)
 
 
@@ -370,7 +466,7 @@ def _reason(error: Exception) -> str:
     match error:
         case TimeoutError():
             return "no answer in time"
-        case socket.gaierror():
+        case socket.gaierror() | UnicodeError():
             return "no such host"
         case http.client.RemoteDisconnected():
             return "closed without an answer"

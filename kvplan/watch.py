@@ -1,13 +1,15 @@
 """What a GPU, a process and a server hold at one moment: readings for `kvplan watch`, as values and as rows of a CSV.
 
-A server's own numbers come from its /metrics page (kvplan/server_metrics.py); a page that cannot be had is part of a
-reading, and the others go on.
+A server's own numbers come from its /metrics page (kvplan/server_metrics.py), which is read in a thread of its own: a
+page that cannot be had, or not yet, is part of a reading, and the others go on.
 """
 
 import csv
 import io
 import os
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import open_regular, printable
 from kvplan.nvml import Device, DeviceSample, HostMemory, host_memory
-from kvplan.server_metrics import MetricsError, MetricsPage, ServerStats
+from kvplan.server_metrics import MetricsError, ServerStats
 
 # --- a process --------------------------------------------------------------------------------------------------------
 
@@ -58,6 +60,117 @@ def _psutil() -> Any:
     return psutil
 
 
+# --- a server ---------------------------------------------------------------------------------------------------------
+
+NO_ANSWER_YET = "no answer yet"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRates:
+    """Tokens per second between two pages; None where it cannot be told."""
+
+    prompt: float | None = None
+    output: float | None = None
+
+
+def token_rates(before: ServerStats, now: ServerStats, seconds: float) -> TokenRates:
+    """The rates between two pages so far apart; none where the server was started anew, as its counters begin at 0."""
+    counters = ((before.prompt_tokens, now.prompt_tokens), (before.generation_tokens, now.generation_tokens))
+    grown = [None if old is None or new is None else new - old for old, new in counters]
+    is_another = (before.kind, before.started_s) != (now.kind, now.started_s)
+    if is_another or seconds <= 0 or any(tokens is not None and tokens < 0 for tokens in grown):
+        return TokenRates()
+    return TokenRates(*(None if tokens is None else tokens / seconds for tokens in grown))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReading:
+    """What is known of a server at one moment.
+
+    stats    the figures of its last page
+    age_s    since that page came
+    rates    between that page and the one before
+    problem  why this moment has no page of its own; None: it has
+    """
+
+    stats: ServerStats | None = None
+    age_s: float | None = None
+    rates: TokenRates = TokenRates()
+    problem: str | None = None
+
+
+class WatchedPage:
+    """A server's page, read in a thread of its own: a reading waits for it for as long as `patience_s`, no longer."""
+
+    def __init__(self, read: Callable[[], ServerStats], patience_s: float) -> None:
+        """read: gives the page's figures or raises MetricsError, and may take its time."""
+        self._read = read
+        self._patience_s = patience_s
+        self._request: _Request | None = None
+        self._stats: ServerStats | None = None
+        self._came_s = 0.0
+        self._rates = TokenRates()
+        self._problem: str | None = None  # of the last request that ended
+        self._has_news = False
+
+    def ask(self) -> None:
+        """Have the page read anew, unless the last request is still under way."""
+        self._has_news = False
+        self._take()
+        if self._request is None:
+            self._request = _Request(self._read)
+            self._request.start()
+
+    def reading(self) -> ServerReading:
+        """What is known now; the page asked for is part of it if it comes in time."""
+        if self._request is not None:
+            self._request.join(self._patience_s)
+            self._take()
+        age = None if self._stats is None else max(0.0, time.monotonic() - self._came_s)
+        problem = None if self._has_news else self._problem or NO_ANSWER_YET
+        return ServerReading(self._stats, age, self._rates, problem)
+
+    def _take(self) -> None:
+        """Note what a request brought that has ended."""
+        request = self._request
+        if request is None or request.is_alive():
+            return
+        self._request = None
+        try:
+            stats = request.stats()
+        except MetricsError as error:
+            self._problem = f"no figures ({error})" if error.answered else f"unreachable ({error})"
+            self._has_news = False
+            return
+        before, seconds = self._stats, request.ended_s - self._came_s
+        self._rates = TokenRates() if before is None else token_rates(before, stats, seconds)
+        self._stats, self._came_s, self._problem, self._has_news = stats, request.ended_s, None, True
+
+
+class _Request(threading.Thread):
+    """One reading of a page. It never holds up the end of the program."""
+
+    def __init__(self, read: Callable[[], ServerStats]) -> None:
+        super().__init__(daemon=True, name="kvplan-page")
+        self._read = read
+        self._found: ServerStats | Exception | None = None
+        self.ended_s = 0.0
+
+    def run(self) -> None:
+        try:
+            self._found = self._read()
+        except Exception as error:  # raised again where it is asked for
+            self._found = error
+        self.ended_s = time.monotonic()
+
+    def stats(self) -> ServerStats:
+        """What was read by a thread that has ended; raises what it raised."""
+        if isinstance(self._found, Exception):
+            raise self._found
+        assert self._found is not None
+        return self._found
+
+
 # --- readings ---------------------------------------------------------------------------------------------------------
 
 
@@ -65,10 +178,9 @@ def _psutil() -> Any:
 class Reading:
     """Everything watched, at one moment; sizes are bytes. None: not watched, or not known.
 
-    utc             ISO 8601 with milliseconds
-    elapsed_s       since the first reading
-    resident        resident memory of the watched process
-    server_problem  why the server's page could not be read
+    utc        ISO 8601 with milliseconds
+    elapsed_s  since the first reading
+    resident   resident memory of the watched process
     """
 
     utc: str
@@ -76,8 +188,7 @@ class Reading:
     sample: DeviceSample | None
     resident: int | None
     host: HostMemory | None
-    server: ServerStats | None
-    server_problem: str | None
+    server: ServerReading | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +198,28 @@ class Watched:
     device: Device | None = None
     pid: int | None = None
     process: WatchedProcess | None = None
-    page: MetricsPage | None = None
+    page: WatchedPage | None = None
 
     def read(self, elapsed_s: float) -> Reading:
         """A reading now. Raises ProcessEnded, DeviceError; a page that fails is part of the reading."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        server, problem = self._server()
+        if self.page is not None:
+            self.page.ask()  # it is read while the others are, which wait for nothing
         return Reading(
-            utc=now,
+            utc=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             elapsed_s=elapsed_s,
             sample=None if self.device is None else self.device.sample(self.pid),
             resident=None if self.process is None else self.process.resident(),
             host=host_memory(),
-            server=server,
-            server_problem=problem,
+            server=None if self.page is None else self.page.reading(),
         )
-
-    def _server(self) -> tuple[ServerStats | None, str | None]:
-        if self.page is None:
-            return None, None
-        try:
-            return self.page.read(), None
-        except MetricsError as error:
-            return None, str(error)
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 _MEMORY = ("total", "reserved", "used", "free", "is_host")
 _DEVICE = tuple(name for name in DeviceSample.__slots__ if name != "memory")
-_SERVER = tuple(field.name for field in fields(ServerStats))
+_TOKENS = ("prompt_tokens", "generation_tokens")
+_SERVER = tuple(each.name for each in fields(ServerStats) if each.name not in (*_TOKENS, "started_s", "left_out"))
 COLUMNS = (
     "utc",
     "elapsed_s",
@@ -130,12 +233,18 @@ COLUMNS = (
     "host_available",
     *(f"server_{name}" for name in _SERVER),
     "server_problem",
+    *(f"server_{name}" for name in _TOKENS),
+    "server_prompt_tokens_per_s",
+    "server_output_tokens_per_s",
+    "server_age_s",
 )
 
 
 def csv_row(watched: Watched, reading: Reading) -> list[Any]:
-    """The cells of COLUMNS; empty where there is no figure, booleans as true and false."""
+    """The cells of COLUMNS; empty where there is no figure, booleans as true and false. A page is in one row only."""
     device, sample, host = watched.device, reading.sample, reading.host
+    known = reading.server or ServerReading()
+    server = known if known.problem is None else ServerReading(problem=known.problem)
     cells = [
         reading.utc,
         f"{reading.elapsed_s:.3f}",
@@ -145,8 +254,10 @@ def csv_row(watched: Watched, reading: Reading) -> list[Any]:
         *_values(sample, _DEVICE),
         reading.resident,
         *_values(host, ("total", "available")),
-        *_values(reading.server, _SERVER),
-        reading.server_problem,
+        *_values(server.stats, _SERVER),
+        server.problem,
+        *_values(server.stats, _TOKENS),
+        *(None if each is None else f"{each:.3f}" for each in (server.rates.prompt, server.rates.output, server.age_s)),
     ]
     return [str(cell).lower() if isinstance(cell, bool) else "" if cell is None else cell for cell in cells]
 

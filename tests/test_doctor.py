@@ -156,8 +156,9 @@ def test_a_lost_gpu_leaves_the_others(run: Run, install: Install) -> None:
     install(FakeGpu(errors=lost), FakeGpu(uuid="GPU-b"))
     ran = run("doctor")
     assert ran.code == 0
-    assert "GPU 0: lost" in row(ran.out, "GPU 0")
-    assert "free" in row(ran.out, "GPU 1")
+    assert "GPU 0: lost" in row(ran.out, "GPU 0", "GPU")
+    assert "free" in row(ran.out, "GPU 1", "GPU")
+    assert "missing for kvplan profile and kvplan watch on it: GPU 0: lost" in row(ran.out, "GPU 0", "to do")
 
 
 def test_bad_usage_is_one_line(run: Run) -> None:
@@ -298,6 +299,95 @@ def test_a_torch_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(doctor, "_CUDA_TIMEOUT_S", 0.3)
     assert ask_torch("2.11.0", "12.8").problem == "no answer in 0.3 s; see what `nvidia-smi` says"
+
+
+# --- the last line agrees with the rows above -------------------------------------------------------------------------
+
+
+def whole(name: str) -> str:
+    return "1.0"
+
+
+def test_without_a_driver_nothing_is_missing_for_the_cpu_alone(
+    run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "version", whole)
+    assert run("doctor").out.splitlines()[-1] == (
+        "nothing is missing for the CPU; a GPU would lack its driver (see NVML above)"
+    )
+
+
+def test_a_driver_without_a_gpu_is_told_apart(run: Run, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", whole)
+    install()
+    ran = run("doctor")
+    assert row(ran.out, "NVML").endswith("; no GPU")
+    assert ran.out.splitlines()[-1] == ("nothing is missing for the CPU; the driver finds no GPU (see NVML above)")
+
+
+def test_with_a_gpu_that_works_nothing_is_missing(run: Run, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(FakeGpu())
+    monkeypatch.setattr(doctor, "version", whole)
+    monkeypatch.setattr(doctor, "torch_facts", lambda: Torch("2.13.0", "13.0", True, 1, None))
+    assert run("doctor").out.splitlines()[-1] == "nothing is missing"
+
+
+def test_a_missing_test_package_is_no_lack_but_named(
+    run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str) -> str:
+        if name == "transformers":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "version", without)
+    assert (
+        run("doctor")
+        .out.splitlines()[-1]
+        .startswith(
+            "nothing is missing for the CPU but transformers, for kvplan's own tests; a GPU would lack its driver"
+        )
+    )
+
+
+def test_a_missing_package_of_kvplan_itself_is_a_thing_to_do(
+    run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(name: str) -> str:
+        if name == "nvidia-ml-py":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(doctor, "version", without)
+    out = run("doctor").out
+    assert row(out, "nvidia-ml-py", "packages") == "missing"
+    assert row(out, "nvidia-ml-py", "to do") == "missing for kvplan itself: pip install . in kvplan's sources"
+    assert "nothing is missing" not in out
+
+
+def test_a_torch_that_cannot_be_loaded_is_a_thing_to_do_without_a_gpu_too(
+    run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "version", whole)
+    monkeypatch.setattr(
+        doctor, "torch_facts", lambda: Torch("2.13.0", "13.0", None, None, "cannot be loaded (x); reinstall it")
+    )
+    out = run("doctor").out
+    assert row(out, "torch", "to do") == "missing for kvplan profile: torch: cannot be loaded (x); reinstall it"
+    assert "nothing is missing" not in out
+
+
+def test_facts_that_cannot_be_read_are_a_thing_to_do(
+    run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable() -> None:
+        raise OSError("unreadable")
+
+    monkeypatch.setattr(doctor, "version", whole)
+    monkeypatch.setattr(doctor, "gpu_names", unreadable)
+    out = run("doctor").out
+    assert row(out, "gpus.yaml", "to do") == "missing for GPUs by name: unreadable"
+    assert "nothing is missing" not in out
 
 
 GPU = doctor.Gpu(0, "GPU-a", "NVIDIA L4", False, None, None)

@@ -83,6 +83,54 @@ def test_older_names_are_read() -> None:
     assert (stats.kv_usage, stats.hit_rate) == (0.125, 0.125)
 
 
+def test_token_counters_are_summed_over_engines() -> None:
+    page = (
+        'vllm:prompt_tokens_total{engine="0"} 3000.0\n'
+        'vllm:prompt_tokens_total{engine="1"} 500.0\n'
+        'vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 9999.0\n'
+        'vllm:generation_tokens_total{engine="0"} 12.0\n'
+        'vllm:generation_tokens_total{engine="1"} 30.0\n'
+        "vllm:generation_tokens_created 1.79e+09\n"
+        "process_start_time_seconds 1.7951799704e+09\n"
+    )
+    stats = server_stats(page)
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.started_s) == (3500, 42, 1795179970.4)
+
+
+# As docs.sglang.io shows a page (production metrics).
+SGLANG_TOKENS = """\
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 8.128902e+06
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{model_name="meta-llama/Llama-3.1-8B-Instruct"} 7.557572e+06
+"""
+
+
+def test_a_sglang_page_counts_tokens_of_requests_that_have_ended() -> None:
+    stats = server_stats(SGLANG_TOKENS)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (8_128_902, 7_557_572)
+
+
+def test_a_newer_sglang_page_counts_tokens_as_they_are_computed_each_replica_once() -> None:
+    page = SGLANG_TOKENS + "".join(
+        f'sglang:realtime_tokens_total{{dp_rank="{replica}",mode="{mode}",pp_rank="{stage}",tp_rank="0"}} {count}\n'
+        for replica, mode, stage, count in [
+            (0, "prefill_compute", 0, 1000),
+            (0, "prefill_compute", 1, 1000),  # the same tokens, by the second stage of the pipeline
+            (0, "prefill_cache", 0, 200),
+            (1, "prefill_compute", 0, 30),
+            (1, "decode", 0, 7),
+        ]
+    )
+    stats = server_stats(page)
+    assert (stats.prompt_tokens, stats.generation_tokens) == (1230, 7)
+
+
+def test_a_newer_sglang_page_without_a_decoded_token_says_none() -> None:
+    stats = server_stats(SGLANG_TOKENS + 'sglang:realtime_tokens_total{mode="prefill_compute"} 50\n')
+    assert (stats.prompt_tokens, stats.generation_tokens) == (50, 0)
+
+
 @needs_oracle_data
 def test_a_real_servers_page_is_read() -> None:
     page = DATA / "metrics_vllm_0.33.0.txt"
@@ -91,12 +139,70 @@ def test_a_real_servers_page_is_read() -> None:
     stats = server_stats(page.read_text(encoding="utf-8"))
     assert (stats.kv_usage, stats.running, stats.waiting, stats.preemptions) == (0.4321, 7, 5, 2)
     assert (stats.prefix_hits, stats.prefix_queries) == (1024, 3000)
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.started_s) == (0, 12, 1795179970.4)
+    assert stats.left_out == ()
     assert (stats.num_blocks, stats.block_size, stats.kv_tokens) == (27_306, 16, 436_896)
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999"])
-def test_a_figure_that_is_no_number_is_left_out(value: str) -> None:
-    assert server_stats(f"vllm:kv_cache_usage_perc {value}\nvllm:num_requests_running 1\n").kv_usage is None
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("NaN", "nan"), ("+Inf", "inf"), ("1e999", "inf"), ("7e300", "7e+300"), ("-0.25", "-0.25"), ("1.01", "1.01"),
+        ("9" * 400, "inf"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("metric", ["vllm:kv_cache_usage_perc", "sglang:token_usage", "sglang:cache_hit_rate"])
+def test_a_share_that_cannot_be_is_left_out_and_said(metric: str, value: str, shown: str) -> None:
+    stats = server_stats(f"{metric} {value}\n{metric.partition(':')[0]}:prompt_tokens_total 1\n")
+    assert (stats.kv_usage, stats.hit_rate, stats.prompt_tokens) == (None, None, 1)
+    assert stats.left_out == ((metric, f"{shown} is no share"),)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Inf", "7e300", "-1", "1.1e15"])
+@pytest.mark.parametrize(
+    ("metric", "field"),
+    [
+        ("vllm:num_requests_running", "running"),
+        ("vllm:num_requests_waiting", "waiting"),
+        ("vllm:num_preemptions_total", "preemptions"),
+        ("vllm:prefix_cache_queries_total", "prefix_queries"),
+        ("vllm:generation_tokens_total", "generation_tokens"),
+        ("sglang:num_queue_reqs", "waiting"),
+        ('sglang:realtime_tokens_total{mode="decode"}', "generation_tokens"),
+    ],
+)
+def test_a_count_that_cannot_be_is_left_out_and_said(metric: str, field: str, value: str) -> None:
+    stats = server_stats(f"{metric} {value}\n")
+    assert getattr(stats, field) is None
+    assert stats.left_out == ((metric.partition("{")[0], f"{float(value):g} is no count"),)
+
+
+def test_of_several_engines_one_that_says_nonsense_spoils_the_sum() -> None:
+    page = 'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_running{engine="1"} -1\n'
+    assert server_stats(page).running is None
+
+
+def test_the_whole_of_the_cache_is_a_share() -> None:
+    stats = server_stats("vllm:kv_cache_usage_perc 1.0\n")
+    assert (stats.kv_usage, stats.left_out) == (1.0, ())
+
+
+def test_more_hits_than_queries_are_no_share() -> None:
+    stats = server_stats("vllm:prefix_cache_hits_total 3001\nvllm:prefix_cache_queries_total 3000\n")
+    assert (stats.hit_rate, stats.prefix_hits, stats.prefix_queries) == (None, None, 3000)
+    assert stats.left_out == (("vllm:prefix_cache_hits_total", "3,001 of 3,000 is no share"),)
+
+
+def test_a_cache_of_more_tokens_than_can_be_is_left_out() -> None:
+    stats = server_stats(f'vllm:cache_config_info{{block_size="{10**14}",num_gpu_blocks="{10**14}"}} 1.0\n')
+    assert stats.kv_tokens is None
+    assert stats.left_out == (("vllm:cache_config_info", "1e+28 tokens is no count"),)
+
+
+def test_a_page_of_a_process_alone_is_no_servers() -> None:
+    for read in (server_stats, server_setup):
+        with pytest.raises(MetricsError, match="no vllm: or sglang: metrics"):
+            read("process_start_time_seconds 1.79e+09\n")
 
 
 @pytest.mark.parametrize("info", ['num_gpu_blocks="None"', 'num_gpu_blocks="-1"', 'num_gpu_blocks="1e9"'])
@@ -111,11 +217,12 @@ def test_a_cache_size_that_is_no_count_is_left_out(info: str) -> None:
         ("", "no vllm: or sglang: metrics"),
         ("<html><body>hello</body></html>", "no vllm: or sglang: metrics"),
         ("vllm:num_requests_running many\n", "not in Prometheus' text format"),
+        (f"vllm:num_requests_running 1 {'9' * 400}\n", "not in Prometheus' text format"),
         ('vllm:num_requests_running{engine="0} 1\n', "not in Prometheus' text format"),
         ("vllm:num_requests_running 1\n" * (server_metrics.MAX_LINES + 1), "too many or too long"),
         (f'vllm:cache_config_info{{a="{"x" * server_metrics.MAX_LINE_CHARS}"}} 1\n', "too many or too long"),
     ],
-    ids=["empty", "html", "no number", "open quote", "too many lines", "long line"],
+    ids=["empty", "html", "no number", "no time", "open quote", "too many lines", "long line"],
 )
 def test_what_is_no_servers_page_is_refused(page: str, fault: str) -> None:
     with pytest.raises(MetricsError, match=fault):
@@ -177,6 +284,14 @@ def say_endlessly(handler: http.server.BaseHTTPRequestHandler) -> None:
         return
 
 
+def say_less(handler: http.server.BaseHTTPRequestHandler) -> None:
+    """A page that ends amid a number."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b"vllm:generation_tokens_total 12")
+
+
 def shut(handler: http.server.BaseHTTPRequestHandler) -> None:
     handler.close_connection = True
 
@@ -193,10 +308,12 @@ PAGES: dict[str, Answer] = {
     "/file": say(b"", 302, Location="file:///etc/passwd"),
     "/nowhere": say(b"", 301),
     "/missing": say(b"not found", 404),
+    "/other": say(b"node_cpu_seconds_total 1\nprocess_start_time_seconds 1.79e+09\n"),
     "/large": say(b"# " + b"x" * 5000),
     "/latin": say(VLLM_PAGE.encode() + b"# \xe9\n"),
     "/html": say(VLLM_PAGE.encode(), 200, **{"Content-Type": "text/html; charset=utf-8"}),
     "/endless": say_endlessly,
+    "/less": say_less,
     "/shut": shut,
     "/garbage": say_garbage,
     "/drip-body": drip_body,
@@ -234,35 +351,38 @@ def test_a_page_is_fetched(server: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "fault"),
+    ("path", "fault", "answered"),
     [
-        ("/round", "more than 3 redirects"),
-        ("/elsewhere", "redirected to another host (192.0.2.7), not followed"),
-        ("/file", "redirected to what is no http or https URL"),
-        ("/nowhere", "more than 3 redirects"),
-        ("/missing", "HTTP 404 Not Found"),
-        ("/large", "more than 0 MB"),
-        ("/html", "a web page (text/html), not metrics"),
-        ("/endless", "more than 0 MB"),
-        ("/shut", "closed without an answer"),
-        ("/garbage", "not an HTTP answer (BadStatusLine)"),
+        ("/round", "more than 3 redirects", True),
+        ("/elsewhere", "redirected to another host (192.0.2.7), not followed", True),
+        ("/file", "redirected to what is no http or https URL", True),
+        ("/nowhere", "more than 3 redirects", True),
+        ("/missing", "HTTP 404 Not Found", True),
+        ("/large", "more than 0 MB", True),
+        ("/html", "a web page (text/html), not metrics", True),
+        ("/other", "no vllm: or sglang: metrics on it", True),
+        ("/endless", "more than 0 MB", True),
+        ("/less", "cut off before its end", True),
+        ("/shut", "closed without an answer", False),
+        ("/garbage", "not an HTTP answer (BadStatusLine)", True),
     ],
 )
-def test_a_page_that_cannot_be_had_says_why(
-    server: str, monkeypatch: pytest.MonkeyPatch, path: str, fault: str
+def test_a_page_that_cannot_be_had_says_why_and_whether_anything_came(
+    server: str, monkeypatch: pytest.MonkeyPatch, path: str, fault: str, answered: bool
 ) -> None:
     monkeypatch.setattr(server_metrics, "MAX_PAGE_BYTES", 4000)
     with pytest.raises(MetricsError) as caught:
         MetricsPage(server + path).read()
-    assert str(caught.value) == fault
+    assert (str(caught.value), caught.value.answered) == (fault, answered)
 
 
-@pytest.mark.parametrize("path", ["/drip-body", "/drip-headers", "/silent"])
-def test_a_server_that_takes_its_time_is_left_at_the_deadline(server: str, path: str) -> None:
+@pytest.mark.parametrize(("path", "answered"), [("/drip-body", True), ("/drip-headers", False), ("/silent", False)])
+def test_a_server_that_takes_its_time_is_left_at_the_deadline(server: str, path: str, answered: bool) -> None:
     page = MetricsPage(server + path, deadline_s=0.2)
     start = time.monotonic()
-    with pytest.raises(MetricsError, match=r"no whole answer in 0.2 s|no answer in time"):
+    with pytest.raises(MetricsError, match=r"no whole answer in 0.2 s|no answer in time") as caught:
         page.read()
+    assert caught.value.answered is answered
     assert time.monotonic() - start < 5  # against hanging: 500 bytes would drip for 10 s
     fetch = page._fetch
     assert fetch is not None
@@ -271,8 +391,15 @@ def test_a_server_that_takes_its_time_is_left_at_the_deadline(server: str, path:
 
 
 def test_nobody_listening_is_said() -> None:
-    with pytest.raises(MetricsError, match="connection refused"):
+    with pytest.raises(MetricsError, match="connection refused") as caught:
         MetricsPage("http://127.0.0.1:1/metrics").read()
+    assert not caught.value.answered
+
+
+def test_a_host_whose_name_cannot_be_is_no_answer() -> None:
+    with pytest.raises(MetricsError, match="no such host") as caught:
+        MetricsPage(f"http://{'a' * 64}.invalid/metrics").read()  # a label of a name has 63 letters at most
+    assert not caught.value.answered
 
 
 @pytest.mark.parametrize(
@@ -307,6 +434,7 @@ def test_a_server_without_encryption_is_said(server: str) -> None:
     with pytest.raises(MetricsError) as caught:
         MetricsPage(server.replace("http:", "https:")).read()
     assert "wrong version number" in str(caught.value).lower() or "ssl" in str(caught.value).lower()
+    assert caught.value.answered
 
 
 def test_a_body_of_10_gb_is_left_at_10_mb(server: str) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,16 +20,36 @@ from kvplan.cli.watch import Screen, bar, memory_rows, one_line, ticks, view_lin
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.nvml import DeviceMemory, DeviceSample, HostMemory
 from kvplan.report.lines import plain
-from kvplan.server_metrics import MetricsPage, server_stats
-from kvplan.watch import COLUMNS, CsvLog, ProcessEnded, Reading, Watched, WatchedProcess
+from kvplan.server_metrics import MetricsError, MetricsPage, ServerStats, server_stats
+from kvplan.watch import (
+    COLUMNS,
+    CsvLog,
+    ProcessEnded,
+    Reading,
+    ServerReading,
+    TokenRates,
+    Watched,
+    WatchedPage,
+    WatchedProcess,
+    csv_row,
+    token_rates,
+)
 from tests.cli import Run, refused, run
 from tests.fake_nvml import GIB, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, MIB, FakeGpu, Install, install, no_driver
-from tests.test_server_metrics import SGLANG_PAGE, VLLM_PAGE, server
+from tests.test_server_metrics import PAGES, SGLANG_PAGE, VLLM_PAGE, say, server
 
 __all__ = ["install", "no_driver", "run", "server"]  # fixtures
 
 QUICK = ("--interval", "1s", "--duration", "2s")  # three readings; sleeping takes no time in these tests
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
+LIMIT_S = 60
+
+
+def wait_for(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not ready():
+        assert time.monotonic() < end, "nothing came"
+        time.sleep(0.02)
 
 
 def fake_clock(monkeypatch: pytest.MonkeyPatch, *work: float) -> list[float]:
@@ -73,32 +94,55 @@ HOST = HostMemory(total=64 * GIB, available=48 * GIB)
 
 def reading(**said: Any) -> Reading:
     values: dict[str, Any] = {
-        "sample": None, "resident": None, "host": None, "server": None, "server_problem": None,
+        "sample": None, "resident": None, "host": None, "server": None,
     }  # fmt: skip
     return Reading(utc="2026-11-21T10:11:12.345Z", elapsed_s=3725.0, **{**values, **said})
 
 
-def watched_page() -> Watched:
-    return Watched(pid=42, page=MetricsPage("http://127.0.0.1:1/"))
+WATCHED = Watched(pid=42)
+RATES = TokenRates(prompt=12_345.6, output=7.25)
 
 
 def test_a_reading_is_one_line() -> None:
-    stats = server_stats(VLLM_PAGE)
-    assert one_line(reading(sample=SAMPLE, resident=3 * MIB, host=HOST, server=stats), watched_page()) == (
+    now = ServerReading(server_stats(VLLM_PAGE), 0.01, RATES)
+    assert one_line(reading(sample=SAMPLE, resident=3 * MIB, host=HOST, server=now), WATCHED) == (
         "10:11:12  19.00 of 80.00 GiB used, pid 42 10.00 GiB, others 8.00 GiB, 37 % busy, memory busy 21 %, 312 W, "
         "SM 1,410 MHz, memory 1,593 MHz, 56 C, resident 3 MiB, machine 16.00 of 64.00 GiB used, "
-        "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting, 2 preemptions, prefix hits 25.0 %"
+        "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting, 2 preemptions, prefix hits 25.0 %, "
+        "12,346 prompt tokens/s, 7.2 output tokens/s"
     )
 
 
 def test_a_page_out_of_reach_is_a_part_of_the_line() -> None:
-    line = one_line(reading(host=HOST, server_problem="connection refused"), watched_page())
+    now = ServerReading(problem="unreachable (connection refused)")
+    line = one_line(reading(host=HOST, server=now), WATCHED)
     assert line == "10:11:12  machine 16.00 of 64.00 GiB used, metrics: unreachable (connection refused)"
 
 
+@pytest.mark.parametrize(
+    ("age", "problem", "text"),
+    [
+        (0.2, None, "sglang: 162 running"),
+        (1.5, None, "1.5 s ago sglang: 162 running"),
+        (0.2, "no answer yet", "metrics: no answer yet; 0.2 s ago sglang: 162 running"),
+        (4000.4, "no figures (HTTP 503 x)", "metrics: no figures (HTTP 503 x); 4,000 s ago sglang: 162 running"),
+    ],
+)
+def test_the_last_figures_are_shown_with_their_age(age: float, problem: str | None, text: str) -> None:
+    now = ServerReading(ServerStats("sglang", running=162), age, problem=problem)
+    assert one_line(reading(server=now), WATCHED) == f"10:11:12  {text}"
+    shown = [plain(styled) for styled in view_lines(reading(server=now), Screen(WATCHED, "no GPU"), blocks=False)]
+    assert shown[3:] == text.split("; ")
+
+
+def test_a_page_without_a_figure_says_so() -> None:
+    assert one_line(reading(server=ServerReading(ServerStats("vllm"), 0.0)), WATCHED) == "10:11:12  vllm: no figures"
+
+
 def test_the_view_shows_every_part() -> None:
-    screen = Screen(watched_page(), "GPU 0: NVIDIA A100")
-    shown = reading(sample=SAMPLE, resident=16 * GIB, host=HOST, server=server_stats(SGLANG_PAGE))
+    screen = Screen(WATCHED, "GPU 0: NVIDIA A100")
+    now = ServerReading(server_stats(SGLANG_PAGE + "sglang:prompt_tokens_total -1\n"), 0.01, RATES)
+    shown = reading(sample=SAMPLE, resident=16 * GIB, host=HOST, server=now)
     assert [plain(styled) for styled in view_lines(shown, screen, blocks=False)] == [
         "GPU 0: NVIDIA A100",
         "10:11:12 UTC, 1:02:05 watched",
@@ -117,7 +161,148 @@ def test_the_view_shows_every_part() -> None:
         "",
         "KV       ###########.............................",
         "sglang: KV 28.0 %, 162 running, 2,826 waiting, prefix hits 0.8 %",
+        "  prompt         12,346 tokens/s",
+        "  output            7.2 tokens/s",
+        "sglang:prompt_tokens_total: -1 is no count; left out",
     ]
+
+
+# --- a server's page --------------------------------------------------------------------------------------------------
+
+
+def counted(prompt: int | None, generated: int | None, started_s: float | None = None) -> ServerStats:
+    return ServerStats("vllm", prompt_tokens=prompt, generation_tokens=generated, started_s=started_s)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds", "rates"),
+    [
+        (counted(1000, 10), counted(5000, 250), 2.0, (2000.0, 120.0)),
+        (counted(1000, 10), counted(1000, 10), 10.0, (0.0, 0.0)),
+        (counted(None, 10), counted(5000, 250), 2.0, (None, 120.0)),
+        (counted(5000, 250), counted(400, 20), 2.0, (None, None)),  # started anew
+        (counted(5000, 250), counted(6000, 20), 2.0, (None, None)),  # and had a long prompt since
+        (counted(50, 20, 1e9), counted(4000, 250, 1e9 + 60), 2.0, (None, None)),  # and is past where it was
+        (counted(50, 20, 1e9), counted(4050, 260, 1e9), 2.0, (2000.0, 120.0)),
+        (counted(50, 20), replace(counted(4000, 250), kind="sglang"), 2.0, (None, None)),
+        (counted(1000, 10), counted(5000, 250), 0.0, (None, None)),
+    ],
+)
+def test_a_rate_is_what_two_pages_differ_by_over_the_time_between(
+    before: ServerStats, now: ServerStats, seconds: float, rates: tuple[float | None, float | None]
+) -> None:
+    assert token_rates(before, now, seconds) == TokenRates(*rates)
+
+
+class Pages:
+    """A server whose pages come when the test says, and the clock by which they do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.asked = 0
+        self.answer: ServerStats | Exception = counted(0, 0)
+        self.let_go = threading.Event()
+        monkeypatch.setattr("kvplan.watch.time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def read(self) -> ServerStats:
+        self.asked += 1
+        assert self.let_go.wait(LIMIT_S)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pages]:
+    found = Pages(monkeypatch)
+    yield found
+    found.let_go.set()
+
+
+def asked(page: WatchedPage) -> ServerReading:
+    page.ask()
+    return page.reading()
+
+
+def test_the_first_page_has_no_rate_and_the_next_ones_have(pages: Pages) -> None:
+    page = WatchedPage(pages.read, LIMIT_S)
+    pages.let_go.set()
+    assert asked(page) == ServerReading(counted(0, 0), 0.0)
+    pages.now, pages.answer = 104.0, counted(400, 20)
+    assert asked(page) == ServerReading(counted(400, 20), 0.0, TokenRates(100.0, 5.0))
+
+
+def test_a_page_that_does_not_come_is_waited_for_no_longer_than_the_patience(pages: Pages) -> None:
+    page = WatchedPage(pages.read, patience_s=0.01)
+    assert asked(page) == asked(page) == ServerReading(problem="no answer yet")
+    assert pages.asked == 1  # the first request is still under way
+
+
+def test_a_late_page_is_in_the_next_reading_with_its_age(pages: Pages) -> None:
+    page = WatchedPage(pages.read, patience_s=0.01)
+    pages.answer = counted(1, 1)
+    assert asked(page).stats is None
+    pages.let_go.set()
+    wait_for(lambda: page._request is None or not page._request.is_alive())
+    pages.now += 3.0
+    pages.let_go.clear()
+    assert asked(page) == ServerReading(counted(1, 1), 3.0)
+    pages.now += 1.0
+    assert asked(page) == ServerReading(counted(1, 1), 4.0, problem="no answer yet")
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        (MetricsError("HTTP 404 Not Found"), "no figures (HTTP 404 Not Found)"),
+        (MetricsError("connection refused", answered=False), "unreachable (connection refused)"),
+    ],
+)
+def test_figures_are_kept_while_a_page_fails_and_the_rate_is_over_the_gap(
+    pages: Pages, fault: MetricsError, problem: str
+) -> None:
+    page = WatchedPage(pages.read, LIMIT_S)
+    pages.let_go.set()
+    pages.answer = counted(100, 10)
+    asked(page)
+    pages.now, pages.answer = 105.0, fault
+    assert asked(page) == ServerReading(counted(100, 10), 5.0, problem=problem)
+    pages.now, pages.answer = 110.0, counted(200, 60)
+    assert asked(page) == ServerReading(counted(200, 60), 0.0, TokenRates(10.0, 5.0))
+
+
+def test_why_the_last_request_failed_is_said_while_the_next_is_under_way(pages: Pages) -> None:
+    page = WatchedPage(pages.read, patience_s=0.01)
+    pages.answer = MetricsError("no whole answer in 5 s", answered=False)
+    assert asked(page).problem == "no answer yet"
+    pages.let_go.set()
+    wait_for(lambda: page._request is None or not page._request.is_alive())
+    pages.let_go.clear()
+    assert asked(page).problem == asked(page).problem == "unreachable (no whole answer in 5 s)"
+
+
+def test_a_fault_in_reading_a_page_is_not_hidden(pages: Pages) -> None:
+    page = WatchedPage(pages.read, LIMIT_S)
+    pages.let_go.set()
+    pages.answer = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        asked(page)
+
+
+def cells(now: Reading) -> dict[str, str]:
+    return dict(zip(COLUMNS, csv_row(WATCHED, now), strict=True))
+
+
+def test_a_page_is_in_one_row_of_the_log() -> None:
+    fresh = cells(reading(server=ServerReading(counted(400, 20), 0.25, TokenRates(100.0, 5.0))))
+    assert [fresh[f"server_{name}"] for name in ("kind", "prompt_tokens", "generation_tokens", "problem")] == [
+        "vllm", 400, 20, "",
+    ]  # fmt: skip
+    assert [fresh[name] for name in COLUMNS[-3:]] == ["100.000", "5.000", "0.250"]
+    stale = cells(reading(server=ServerReading(counted(400, 20), 9.0, TokenRates(100.0, 5.0), "no answer yet")))
+    assert {name: cell for name, cell in stale.items() if name.startswith("server_") and cell != ""} == {
+        "server_problem": "no answer yet"
+    }
 
 
 @pytest.mark.parametrize(
@@ -258,13 +443,107 @@ def test_a_gpu_that_is_not_there_is_one_line(run: Run, install: Install) -> None
     assert refused(run("watch", "--gpu-index", "3"), 3).startswith("GPU 3: there is no such GPU (1 found)")
 
 
-def test_a_server_is_watched_without_a_gpu(run: Run, no_driver: None, server: str) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading waits for the page's answer, however busy this machine is."""
+    monkeypatch.setattr(view, "watched_page", lambda url, interval: WatchedPage(MetricsPage(url).read, LIMIT_S))
+
+
+def test_a_server_is_watched_without_a_gpu(run: Run, no_driver: None, server: str, patient: None) -> None:
     ran = run("watch", "--metrics", f"{server}/metrics", *QUICK)
     assert ran.code == 0
     assert "vllm: KV 50.0 % of 436,896 tokens, 27,306 blocks, 7 running, 5 waiting" in ran.out
 
 
-def test_the_planned_pool_is_shown_beside_the_servers(run: Run, no_driver: None, server: str, tmp_path: Path) -> None:
+def test_tokens_per_second_are_shown_and_logged_from_the_second_reading_on(
+    run: Run, no_driver: None, server: str, patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """(prompt, output) tokens so far, on pages 2 s apart; the server is started anew before the fourth."""
+    counters = [(1000, 100), (5000, 340), (5000, 345), (40, 8), (140, 10)]
+    served = 0
+
+    def grow(handler: Any) -> None:
+        nonlocal served
+        prompt, output = counters[served]
+        served += 1
+        say(f"vllm:prompt_tokens_total {prompt}\nvllm:generation_tokens_total {output}\n".encode())(handler)
+
+    monkeypatch.setitem(PAGES, "/growing", grow)
+    monkeypatch.setattr("kvplan.watch.time", SimpleNamespace(monotonic=lambda: 2.0 * served))
+    log = tmp_path / "log.csv"
+    ran = run("watch", "--metrics", f"{server}/growing", "--csv", log, "--interval", "1s", "--duration", "4s")
+    assert (ran.code, ran.err.count("\n")) == (0, 1)  # the note that there is no GPU
+    assert [line.partition("vllm: ")[2] for line in ran.out.splitlines()[1:]] == [
+        "no figures",
+        "2,000 prompt tokens/s, 120 output tokens/s",
+        "0 prompt tokens/s, 2.5 output tokens/s",
+        "no figures",
+        "50 prompt tokens/s, 1.0 output tokens/s",
+    ]
+    rows = list(csv.DictReader(log.read_text().splitlines()))
+    assert [(row["server_prompt_tokens_per_s"], row["server_output_tokens_per_s"]) for row in rows] == [
+        ("", ""), ("2000.000", "120.000"), ("0.000", "2.500"), ("", ""), ("50.000", "1.000"),
+    ]  # fmt: skip
+    assert [row["server_generation_tokens"] for row in rows] == ["100", "340", "345", "8", "10"]
+
+
+def test_a_figure_that_cannot_be_is_left_out_with_one_note(
+    run: Run, install: Install, server: str, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(FakeGpu())
+    page = b"vllm:kv_cache_usage_perc 7e300\nvllm:num_requests_running 7e300\nvllm:num_requests_waiting 5\n"
+    monkeypatch.setitem(PAGES, "/nonsense", say(page))
+    ran = run("watch", "--metrics", f"{server}/nonsense", *QUICK)
+    assert ran.code == 0
+    assert all(line.endswith(", vllm: 5 waiting") for line in ran.out.splitlines()[1:])
+    assert ran.err.splitlines() == [
+        "kvplan: note: vllm:kv_cache_usage_perc: 7e+300 is no share; left out",
+        "kvplan: note: vllm:num_requests_running: 7e+300 is no count; left out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("/missing", "no figures (HTTP 404 Not Found)"),
+        ("/other", "no figures (no vllm: or sglang: metrics on it)"),
+        ("/shut", "unreachable (closed without an answer)"),
+    ],
+)
+def test_a_page_that_answers_is_not_out_of_reach(
+    run: Run, install: Install, server: str, patient: None, tmp_path: Path, path: str, problem: str
+) -> None:
+    install(FakeGpu())
+    ran = run("watch", "--metrics", f"{server}{path}", "--csv", tmp_path / "log.csv", *QUICK)
+    assert ran.code == 0
+    assert [line.partition("metrics: ")[2] for line in ran.out.splitlines()[1:]] == [problem] * 3
+    rows = list(csv.DictReader((tmp_path / "log.csv").read_text().splitlines()))
+    assert [row["server_problem"] for row in rows] == [problem] * 3
+
+
+def test_a_page_that_hangs_holds_up_no_reading(
+    run: Run, install: Install, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(FakeGpu())
+    asked_for, let_go = threading.Semaphore(0), threading.Event()
+
+    def hang(handler: Any) -> None:
+        asked_for.release()
+        let_go.wait(LIMIT_S)
+
+    monkeypatch.setitem(PAGES, "/hanging", hang)
+    ran = run("watch", "--metrics", f"{server}/hanging", "--interval", "20ms", "--duration", "200ms")
+    let_go.set()
+    lines = ran.out.splitlines()[1:]
+    assert (ran.code, ran.err, len(lines)) == (0, "", 11)
+    assert all(" of 80.00 GiB used, " in line and line.endswith("metrics: no answer yet") for line in lines)
+    assert asked_for.acquire(timeout=LIMIT_S)
+    assert not asked_for.acquire(blocking=False)  # all of them while the first request was under way
+
+
+def test_the_planned_pool_is_shown_beside_the_servers(
+    run: Run, no_driver: None, server: str, patient: None, tmp_path: Path
+) -> None:
     plan = run("estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--format", "json")
     tokens = plan.json["kv"]["tokens"]
     (tmp_path / "plan.json").write_text(plan.out)
@@ -284,7 +563,7 @@ def test_what_is_no_plan_is_refused(run: Run, no_driver: None, tmp_path: Path, t
     assert "add --metrics URL" in refused(run("watch", "--plan", tmp_path / "plan.json", *QUICK))
 
 
-def test_a_page_out_of_reach_does_not_end_the_watch(run: Run, install: Install) -> None:
+def test_a_page_out_of_reach_does_not_end_the_watch(run: Run, install: Install, patient: None) -> None:
     install(FakeGpu())
     ran = run("watch", "--metrics", "http://127.0.0.1:1/metrics", *QUICK)
     assert (ran.code, ran.err) == (0, "")
@@ -385,7 +664,28 @@ def test_a_row_is_in_the_file_when_it_is_added(tmp_path: Path) -> None:
         assert len(lines_of(path)) == 2
 
 
-@pytest.mark.parametrize("before", ["a,b,c\n1,2,3\n", ",".join(COLUMNS), "notes\n", ",".join(COLUMNS) + ",more\n"])
+# The columns of a log without tokens per second.
+FORMER = (
+    "utc,elapsed_s,gpu_index,gpu_uuid,pid,gpu_total,gpu_reserved,gpu_used,gpu_free,gpu_is_host,process_used,"
+    "process_is_estimated,others_used,gpu_utilization,memory_utilization,power_w,sm_clock_mhz,memory_clock_mhz,"
+    "temperature_c,resident,host_total,host_available,server_kind,server_kv_usage,server_running,server_waiting,"
+    "server_preemptions,server_prefix_hits,server_prefix_queries,server_hit_rate,server_num_blocks,"
+    "server_block_size,server_kv_tokens,server_cache_dtype,server_problem"
+)
+
+
+def test_new_columns_are_at_the_end() -> None:
+    assert ",".join(COLUMNS) == FORMER + (
+        ",server_prompt_tokens,server_generation_tokens,server_prompt_tokens_per_s,server_output_tokens_per_s,"
+        "server_age_s"
+    )
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["a,b,c\n1,2,3\n", ",".join(COLUMNS), "notes\n", ",".join(COLUMNS) + ",more\n", f"{FORMER}\n"],
+    ids=["others", "torn", "notes", "more", "former"],
+)
 def test_a_file_with_other_columns_is_refused_and_kept(tmp_path: Path, before: str) -> None:
     path = tmp_path / "log.csv"
     path.write_text(before)
@@ -428,14 +728,6 @@ def test_a_full_disk_is_the_machines_fault(tmp_path: Path) -> None:
 # --- as a program -----------------------------------------------------------------------------------------------------
 
 PROGRAM = (sys.executable, "-c", "from kvplan.cli.main import run; run()", "watch")
-LIMIT_S = 60
-
-
-def wait_for(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not ready():
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.02)
 
 
 @posix
@@ -451,6 +743,28 @@ def test_an_interrupt_leaves_whole_rows(tmp_path: Path, sent: signal.Signals, co
     assert b"Traceback" not in err
     assert log.read_bytes().endswith(b"\n")
     assert {len(row) for row in csv.reader(lines_of(log))} == {len(COLUMNS)}
+
+
+@posix
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_page_that_hangs_holds_up_no_interrupt(
+    server: str, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, code: int
+) -> None:
+    has_come, let_go = threading.Event(), threading.Event()
+
+    def hang(handler: Any) -> None:
+        has_come.set()
+        let_go.wait(LIMIT_S)
+
+    monkeypatch.setitem(PAGES, "/hanging", hang)
+    argv = [*PROGRAM, "--pid", str(os.getpid()), "--metrics", f"{server}/hanging"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert has_come.wait(LIMIT_S)
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=LIMIT_S)
+    let_go.set()
+    assert process.returncode == code
+    assert b"Traceback" not in err
 
 
 @posix

@@ -134,6 +134,16 @@ def settings(found: Checkup) -> list[Line]:
 
 def advice(found: Checkup) -> list[Line]:
     if not found.advice:
-        return [line("nothing is missing", "green")]
+        return [line(nothing_missing(found), "green")]
     rows = ((each.missing, f"missing for {each.needed_for}: {each.cure}") for each in found.advice)
     return section("to do", rows)
+
+
+def nothing_missing(found: Checkup) -> str:
+    """That all is there, and for what: a machine without a GPU is whole, but not for a GPU's work."""
+    idle = [package.name for package in found.packages if package.version is None]
+    but = f" but {', '.join(idle)}, for kvplan's own tests" if idle else ""
+    if found.nvml.gpus:
+        return f"nothing is missing{but}"
+    lacks = "the driver finds no GPU" if found.nvml.status == "ok" else "a GPU would lack its driver"
+    return f"nothing is missing for the CPU{but}; {lacks} (see NVML above)"

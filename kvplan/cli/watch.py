@@ -21,7 +21,9 @@ from kvplan.watch import (
     CsvLog,
     ProcessEnded,
     Reading,
+    ServerReading,
     Watched,
+    WatchedPage,
     WatchedProcess,
     csv_row,
 )
@@ -29,6 +31,8 @@ from kvplan.watch import (
 LIVE_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 10.0
 LEAST_INTERVAL_S = 0.02
+PATIENCE_S = 1.0  # at most, and a quarter of the interval, a reading waits for the server's page
+FRESH_S = 1.0  # a page as old as this is shown with its age
 MAX_PID = 2**22  # of Linux
 BAR = 40
 Show = Callable[[Reading], None]
@@ -42,7 +46,7 @@ def watch(options: WatchOptions) -> int:
         interval = parse_duration(options.interval, "--interval", LEAST_INTERVAL_S)
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     with ExitStack() as stack:
-        page = None if options.metrics is None else MetricsPage(options.metrics)
+        page = None if options.metrics is None else watched_page(options.metrics, interval)
         planned = planned_tokens(options)
         pid = None if options.pid is None else parse_count(options.pid, "--pid", MAX_PID)
         log = None if options.csv is None else stack.enter_context(CsvLog(options.csv))
@@ -83,6 +87,10 @@ def ticks(interval: float, duration: float | None) -> Iterator[float]:
 
 
 # --- what is watched --------------------------------------------------------------------------------------------------
+
+
+def watched_page(url: str, interval: float) -> WatchedPage:
+    return WatchedPage(MetricsPage(url).read, min(PATIENCE_S, interval / 4))
 
 
 def planned_tokens(options: WatchOptions) -> int | None:
@@ -163,11 +171,16 @@ def lines_to(stream: TextIO, screen: Screen) -> Show:
     told: set[str] = set()
     write([line(screen.heading)], stream)
 
+    def tell_once(kind: str, key: str, text: str) -> None:
+        if key not in told:
+            told.add(key)
+            output.tell(kind, text)
+
     def show(reading: Reading) -> None:
         for warning in screen.warnings:
-            if warning not in told:
-                told.add(warning)
-                output.tell("warning", warning)
+            tell_once("warning", warning, warning)
+        for metric, why in left_out(reading.server):
+            tell_once("note", metric, left_out_text(metric, why))
         write([line(one_line(reading, screen.watched, screen.planned))], stream)
         stream.flush()
 
@@ -184,8 +197,8 @@ def one_line(reading: Reading, watched: Watched, planned: int | None = None) -> 
         parts.append(f"resident {format_size(reading.resident)}")
     if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
         parts.append(host_text(reading.host))
-    if watched.page is not None:
-        parts.append(server_text(reading, planned))
+    if reading.server is not None:
+        parts.append(server_text(reading.server, planned))
     return f"{parts[0]}  {', '.join(parts[1:])}"
 
 
@@ -224,10 +237,49 @@ def percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def server_text(reading: Reading, planned: int | None = None) -> str:
-    if reading.server is None:
-        return f"metrics: unreachable ({reading.server_problem})"
-    return f"{reading.server.kind}: {', '.join([*server_parts(reading.server), *plan_parts(reading.server, planned)])}"
+def server_text(server: ServerReading, planned: int | None = None) -> str:
+    """What the server said last, after why it said nothing now, where it did not."""
+    texts = [] if server.problem is None else [problem_text(server)]
+    if server.stats is not None:
+        figures = [*server_parts(server.stats), *rate_texts(server), *plan_parts(server.stats, planned)]
+        texts.append(figures_text(server, server.stats, figures))
+    return "; ".join(texts)
+
+
+def problem_text(server: ServerReading) -> str:
+    return f"metrics: {server.problem}"
+
+
+def figures_text(server: ServerReading, stats: ServerStats, figures: Sequence[str]) -> str:
+    """Figures under the server's name, with their age where they are not of this reading."""
+    is_old = server.age_s is not None and (server.problem is not None or server.age_s >= FRESH_S)
+    age = f"{age_text(server.age_s)} ago " if is_old and server.age_s is not None else ""
+    return f"{age}{stats.kind}: {', '.join(figures) or 'no figures'}"
+
+
+def age_text(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:,.0f} s"
+
+
+def rate_texts(server: ServerReading) -> list[str]:
+    return [f"{rate_text(rate)} {name} tokens/s" for name, rate in rates_told(server)]
+
+
+def rates_told(server: ServerReading) -> list[tuple[str, float]]:
+    told = (("prompt", server.rates.prompt), ("output", server.rates.output))
+    return [(name, rate) for name, rate in told if rate is not None]
+
+
+def rate_text(rate: float) -> str:
+    return f"{rate:.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
+
+
+def left_out(server: ServerReading | None) -> tuple[tuple[str, str], ...]:
+    return () if server is None or server.stats is None else server.stats.left_out
+
+
+def left_out_text(metric: str, why: str) -> str:
+    return f"{metric}: {why}; left out"
 
 
 def plan_parts(server: ServerStats, planned: int | None) -> list[str]:
@@ -285,8 +337,8 @@ def view_lines(reading: Reading, screen: Screen, *, blocks: bool = True) -> list
         found += [line(), *device_lines(reading.sample, screen.watched.pid, blocks)]
     if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
         found += [line(), *host_lines(reading, blocks)]
-    if screen.watched.page is not None:
-        found += [line(), *server_lines(reading, blocks, screen.planned)]
+    if reading.server is not None:
+        found += [line(), *server_lines(reading.server, blocks, screen.planned)]
     return [*found, *(line(f"warning: {warning}", "yellow") for warning in screen.warnings)]
 
 
@@ -338,12 +390,19 @@ def host_lines(reading: Reading, blocks: bool) -> list[Line]:
     return found
 
 
-def server_lines(reading: Reading, blocks: bool, planned: int | None = None) -> list[Line]:
-    server = reading.server
-    if server is None:
-        return [line(server_text(reading), "yellow")]
-    usage = [] if server.kv_usage is None else [labelled("KV", bar([(server.kv_usage, "green")], 1, blocks), "")]
-    return [*usage, line(server_text(reading, planned))]
+def server_lines(server: ServerReading, blocks: bool, planned: int | None = None) -> list[Line]:
+    """The last page, dim where it is not of this reading, below why it is not."""
+    found = [] if server.problem is None else [line(problem_text(server), "yellow")]
+    stats = server.stats
+    if stats is None:
+        return found
+    style = "" if server.problem is None else "dim"
+    if stats.kv_usage is not None:
+        found.append(labelled("KV", bar([(stats.kv_usage, "green")], 1, blocks), ""))
+    figures = [*server_parts(stats), *plan_parts(stats, planned)]
+    found.append(line(figures_text(server, stats, figures), style))
+    found += [line(f"  {name:<12}{rate_text(rate):>9} tokens/s", style) for name, rate in rates_told(server)]
+    return [*found, *(line(left_out_text(metric, why), "yellow") for metric, why in stats.left_out)]
 
 
 def labelled(name: str, spans: Line, text: str) -> Line:
