@@ -15,6 +15,7 @@ from kvplan.limits import Limits
 from kvplan.rules.bundled import DTYPE_BYTES, EngineInputs, Prediction, predict
 from kvplan.rundir import Run
 from kvplan.spec import ModelSpec
+from kvplan.units import format_size
 
 RECONCILIATION = "kvplan/reconciliation@1"
 COMPONENTS = (
@@ -201,7 +202,7 @@ def elsewhere(run: Run) -> list[str]:
         there, here = environment.get("kvplan"), installed()
     if not isinstance(there, str) or here is None or there == here:
         return []
-    return [f"the run is of kvplan {shortened(there)}, the formulas are of {shortened(here)}"]
+    return [f"measured with kvplan {shortened(there)}, predicted by the formulas of {shortened(here)}"]
 
 
 def installed() -> str | None:
@@ -475,6 +476,19 @@ def exceeds(result: Reconciliation, limits: Limits) -> list[str]:
             continue
         over.append(f"{row.component} {told_error(row)}")
     return over
+
+
+def sums(result: Reconciliation) -> list[str]:
+    """What the total is of, and what the rows add up to, in sentences."""
+    left_out = [row.component for row in result.rows if row.predicted is None]
+    told = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
+    reported = format_size(result.reported)
+    if result.held_before:
+        reported += f" beyond the {format_size(result.held_before)} held before the run"
+    if result.unreached:
+        peak = f"{format_size(result.unreached)} of activations that serving did not reach again"
+        return [*told, f"The rows add up to what the device reports, {reported}, and {peak}."]
+    return [*told, f"The rows add up to what the device reports: {reported}."]
 
 
 def told_error(row: Row) -> str:

@@ -233,7 +233,7 @@ def test_a_peak_that_serving_did_not_reach_again_is_told_and_no_error(tmp_path: 
 def test_what_is_held_against_other_code_says_so(tmp_path: Path, run: Run) -> None:
     """The runs written by hand are of commit 0123456789abcdef..."""
     gaps = run("reconcile", cpu_run(tmp_path / "run"), "--format", "json").json["gaps"]
-    assert any(gap.startswith("the run is of kvplan 0123456789ab, the formulas are of ") for gap in gaps)
+    assert any(gap.startswith("measured with kvplan 0123456789ab, predicted by the formulas of ") for gap in gaps)
 
 
 def test_shared_blocks_count_once_and_what_is_not_known_is_not_told(tmp_path: Path, run: Run) -> None:

@@ -201,7 +201,7 @@ def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: 
     data = data_of(cpu_run(tmp_path / "cpu"))
     assert data.answer.startswith(
         "tiny on the CPU: the KV pool of 1.01 MiB holds 42 requests of 41 tokens; measured against predicted, "
-        "the weights are exact, the KV cache is exact, and the total is "
+        "the weights are exact, the KV cache is exact, and the predicted rows together are "
     )
     total = reconcile.reconcile(data.run).total
     assert total.error is not None
@@ -293,6 +293,27 @@ def test_tokens_per_second_begin_with_the_first_step_and_anew_with_the_second_en
         ([10.0, 12.0, 13.0], [5, 20]),
         ([20.5, 21.0, 23.0], [8, 2]),
     ]
+
+
+def test_a_steps_tokens_are_spread_over_the_step_that_computed_them(tmp_path: Path) -> None:
+    """Ten seconds of decoding steps, a step of 2 s that computes a prompt of 400 tokens, and more decoding."""
+    samples = [{"t": float(t), "prompt_tokens": 100, "num_steps": 1 + t, "busy_s": float(t)} for t in range(1, 11)]
+    samples += [{"t": 10.0 + t, "prompt_tokens": 100, "num_steps": 11, "busy_s": 10.0} for t in (0.5, 1.0, 1.5)]
+    samples += [{"t": 12.0 + t, "prompt_tokens": 500, "num_steps": 12 + t, "busy_s": 12.0 + t} for t in range(5)]
+    path = write_run(tmp_path / "run", manifest(TINY, "cpu", CPU_INPUTS, "tiny"), samples)
+    # 100 tokens in the first second, none until 10 s, 400 in the 2 s of their step.
+    assert rates(data_of(path), "prompt_tokens", 100) == [([0.0, 1.0, 10.0, 12.0], [100, 0, 200])]
+
+
+def test_rows_that_exceed_the_device_are_no_bytes_without_a_row(tmp_path: Path) -> None:
+    """The device reported 50 MiB at most, 1 MiB less than the rows: what the profile run held is not held again."""
+    peaks = {"context": {"rss": 49 * MIB}, "decode": {"rss": 50 * MIB}}
+    data = data_of(cpu_run(tmp_path / "cpu", peaks=peaks))
+    assert data.memory is not None
+    rows = sum(CPU_MEMORY[name] for name in ("weights", "buffers", "activations", "kv_cache"))
+    assert data.memory.unreached == min(CPU_MEMORY["activations"], 49 * MIB + rows - 50 * MIB) > 0
+    assert "of activations that serving did not reach again" in data.findings["sums"]
+    assert "belong to no row" not in data.findings["memory"]
 
 
 @pytest.mark.parametrize(

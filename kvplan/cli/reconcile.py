@@ -27,6 +27,7 @@ from kvplan.reconcile import (
     served,
     sources_of,
     spec_of,
+    sums,
 )
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.rules.bundled import predict
@@ -134,22 +135,6 @@ def title(result: Reconciliation) -> str:
     ranks = int(inputs_of(result.run).tensor_parallel_size)
     of = f", rank 0 of {ranks}" if ranks > 1 else ""
     return f"{printable(result.model)} on {result.device}{of}: predicted beside measured"
-
-
-def sums(result: Reconciliation) -> list[str]:
-    """What the total is of, and what the rows add up to."""
-    left_out = [row.component for row in result.rows if row.predicted is None]
-    told = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
-    reported = format_size(result.reported)
-    if result.held_before:
-        reported += f" beyond the {format_size(result.held_before)} held before the run"
-    if not result.unreached:
-        return [*told, f"The rows add up to what the device reports: {reported}."]
-    return [
-        *told,
-        f"The rows add up to what the device reports, {reported}, and {format_size(result.unreached)} of activations "
-        "that serving did not reach again.",
-    ]
 
 
 SERVED_HEADERS = ("same pool", "most running", "tokens/s", "preemptions", "allocated, unused")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvplan.errors import InvalidInputError
 from kvplan.files import printable, shown
-from kvplan.reconcile import SOURCES, Reconciliation
+from kvplan.reconcile import COMPONENTS, Reconciliation, sources_of
 from kvplan.report.run_cells import Column, Table, Value
 from kvplan.report.run_contexts import contexts_table
 from kvplan.report.run_record import Sample, Stage, compared, device_of, entry, number, stages_of, timed
@@ -167,6 +167,6 @@ def comparison_row(data: RunData) -> tuple[Value, ...]:
 def method_table(runs: Sequence[RunData]) -> Table:
     """What the two numbers of each row are."""
     columns = (Column("component"), Column("predicted_from"), Column("measured_by"))
-    rows = tuple((name, *sources) for name, sources in SOURCES.items())
-    is_compared = any(data.memory is not None for data in runs)
-    return Table("method", "What each row is", columns, rows if is_compared else ())
+    devices = dict.fromkeys(data.memory.device for data in runs if data.memory is not None)
+    sources = {(name, sources_of(name, device)): None for name in COMPONENTS for device in devices}
+    return Table("method", "What each row is", columns, tuple((name, *two) for name, two in sources))

@@ -21,7 +21,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from kvplan.reconcile import Row
 from kvplan.report.run_cells import text, words
 from kvplan.report.run_data import ReportData, RunData
-from kvplan.report.run_record import Sample, Stage, entry, having, memory_key, num_groups, number, usable_blocks
+from kvplan.report.run_record import (
+    Sample,
+    Stage,
+    entry,
+    having,
+    memory_key,
+    num_groups,
+    number,
+    numbers,
+    usable_blocks,
+)
 from kvplan.units import format_size
 
 # Colours are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
@@ -82,7 +92,7 @@ def comparison_drawing(data: ReportData) -> Drawing | None:
     if sum(run.memory is not None for run in data.runs) < 2:
         return None
     title = "Measured memory of each run, by component"
-    finding = {"comparison": "Each bar is as long as what the device reported."}
+    finding = {"comparison": "Each bar is as long as the measured rows; beside it stands what the device reported."}
     return drawing("comparison", title, finding, draw_comparison, data, "all")
 
 
@@ -367,9 +377,10 @@ def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
         times, [sample["num_used_blocks"] for sample in used], step="post", color=HEX["c-kv_cache"], alpha=0.45,
         linewidth=0, label="allocated",
     )  # fmt: skip
-    if num_groups(data.run) == 1:  # several groups' blocks hold the same tokens
+    key = filled_key(data)
+    if key is not None:
         block_size = data.run.manifest["inputs"]["block_size"]
-        filled = [(number(sample, "num_kv_tokens") or 0) / block_size for sample in used]
+        filled = [(number(sample, key) or 0) / block_size for sample in used]
         blocks.fill_between(
             times, filled, step="post", color=HEX["c-kv_cache"], linewidth=0, label="filled with tokens"
         )
@@ -382,6 +393,14 @@ def draw_kv(data: RunData, sheet: Sheet) -> Figure | None:
     legend(blocks, sheet)
     legend(requests, sheet)
     return figure
+
+
+def filled_key(data: RunData) -> str | None:
+    """Where samples say how many slots hold a token; None for an earlier run whose tokens may share slots."""
+    if any("num_filled_slots" in sample for sample in data.samples):
+        return "num_filled_slots"
+    is_shared = any(numbers(data.samples, "prefix_cache_hits")) or num_groups(data.run) > 1
+    return None if is_shared else "num_kv_tokens"
 
 
 def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
@@ -434,20 +453,28 @@ def draw_throughput(data: RunData, sheet: Sheet) -> Figure | None:
 
 
 def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[float]]]:
-    """Per serving (n + 1 times, n tokens per second) between moments at which the counter moved.
+    """Per serving (n + 1 times, n tokens per second): a step's tokens are spread over the step, and over no other.
 
-    No two times are closer than a `points`-th of the run: a step's tokens come all at once.
+    No two times are closer than a `points`-th of the run.
     """
     least = (data.samples[-1]["t"] - data.samples[0]["t"]) / points if data.samples else 0.0
     found: list[tuple[list[float], list[float]]] = []
     for start, samples in servings(data.samples, key):
         edges, values, count = [start], [], 0.0
+        begun, num_steps = start, samples[0].get("num_steps")  # the step that will move the counter
         for sample in samples:
             value, now = float(sample[key]), float(sample["t"])
-            if value > count and now > edges[-1] and now - edges[-1] >= least:
-                values.append((value - count) / (now - edges[-1]))
-                edges.append(now)
-                count = value
+            if value > count:
+                if begun - edges[-1] >= max(least, 1e-9):  # until then other steps ran, or none
+                    values.append(0.0)
+                    edges.append(begun)
+                if now > edges[-1] and now - edges[-1] >= least:
+                    values.append((value - count) / (now - edges[-1]))
+                    edges.append(now)
+                    count, begun = value, now
+            elif sample.get("num_steps") != num_steps or num_steps is None:
+                begun = now
+            num_steps = sample.get("num_steps")
         if values:
             found.append((edges, values))
     return found

@@ -13,7 +13,7 @@ from kvplan.report.run_cells import Table, Value, cell_text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_figures import comparison_drawing, is_drawable, run_drawings
 
-SUMS = ("total", "reported")
+SUMS = ("total", "reported", "not_reached_again", "held_before")
 NO_BREAK = "\N{NO-BREAK SPACE}"  # between a number and its unit
 
 

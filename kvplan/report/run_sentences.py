@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvplan.reconcile import Reconciliation, Row
+from kvplan.reconcile import Reconciliation, Row, sums
 from kvplan.report.run_cells import Table, Value, text, words
 from kvplan.report.run_record import Sample, entry, having, memory_key, number, numbers, usable_blocks
 from kvplan.rundir import Run
@@ -33,7 +33,7 @@ def accuracy(memory: Reconciliation) -> str:
     rows = {row.component: row for row in memory.rows}
     return (
         f"measured against predicted, the weights are {deviation(rows['weights'])}, the KV cache is "
-        f"{deviation(rows['kv_cache'])}, and the total is {deviation(memory.total)}"
+        f"{deviation(rows['kv_cache'])}, and the predicted rows together are {deviation(memory.total)}"
     )
 
 
@@ -77,6 +77,7 @@ def findings(
     """What each figure shows, in a sentence; by the figure's name."""
     found = {
         "memory": memory_finding(memory),
+        "sums": "" if memory is None else " ".join(words_in(sentence) for sentence in sums(memory)),
         "over_time": peak_finding(run, samples),
         "kv": kv_finding(run, samples),
         "throughput": throughput_finding(run),
@@ -85,6 +86,11 @@ def findings(
         "allocators": allocators_finding(tables.get("allocators")),
     }
     return {name: sentence for name, sentence in found.items() if sentence}
+
+
+def words_in(sentence: str) -> str:
+    """Components' names as the tables beside write them."""
+    return " ".join(words(word) if "_" in word else word for word in sentence.split(" "))
 
 
 def memory_finding(memory: Reconciliation | None) -> str:
@@ -97,8 +103,10 @@ def memory_finding(memory: Reconciliation | None) -> str:
     if worst.error:
         sentences.append(f"Furthest off: {words(worst.component)}, measured {deviation(worst)}.")
     rest = sum(row.measured for row in memory.rows if row.component == "unattributed")
-    if rest:
+    if rest > 0:
         sentences.append(f"{text(rest, 'bytes')} of what the device reports belong to no row.")
+    elif rest < 0:
+        sentences.append(f"The rows are {text(-rest, 'bytes')} more than the device reports.")
     return " ".join(sentences)
 
 

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvplan.reconcile import Reconciliation
+from kvplan.reconcile import Reconciliation, fragmentation
 from kvplan.report.run_cells import BY_ROW, UNIT, Column, Table, Value
-from kvplan.report.run_record import Sample, Stage, entry, num_groups, number, numbers
+from kvplan.report.run_record import Sample, Stage, entry, number, numbers
 from kvplan.rundir import Run
 
 TIMELINE_ROWS = 40
@@ -19,6 +19,7 @@ MEASURES = {
     "rss": "bytes",
     "num_used_blocks": "count",
     "num_kv_tokens": "count",
+    "num_filled_slots": "count",
     "num_requests_running": "count",
     "num_requests_waiting": "count",
     "num_preemptions": "count",
@@ -62,7 +63,8 @@ def memory_table(memory: Reconciliation | None) -> Table:
     if memory is not None:
         both = (*memory.rows, memory.total)
         rows = [(row.component, row.predicted, row.measured, row.relative, row.error) for row in both]
-        rows.append(("reported", None, memory.reported, None, None))
+        sizes = {"reported": memory.reported, "not_reached_again": memory.unreached, "held_before": memory.held_before}
+        rows += [(name, None, size, None, None) for name, size in sizes.items() if size or name == "reported"]
     return Table("memory", "Memory, predicted and measured", columns, tuple(rows))
 
 
@@ -89,25 +91,16 @@ def allocators_table(run: Run) -> Table:
 
 
 def allocator_row(run: Run, name: str, results: Sample) -> tuple[Value, ...]:
+    found = fragmentation(run, results)
     return (
         name,
         number(results, "most_running"),
         number(results, "output_tokens_per_s"),
-        unused_share(run, results),
+        None if found is None else found.waste,
         number(results.get("stats") or {}, "num_preemptions"),
         number(results, "num_finished"),
         number(results, "seconds"),
     )
-
-
-def unused_share(run: Run, results: Sample) -> float | None:
-    """Share of the slots handed out that held no token when the pool held most; never below 0."""
-    densest = results.get("densest") or {}
-    used, tokens = number(densest, "num_used_blocks"), number(densest, "num_kv_tokens")
-    if not used or tokens is None:
-        return None
-    slots = used / num_groups(run) * int(run.manifest["inputs"]["block_size"])
-    return max(0.0, 1 - tokens / slots)
 
 
 def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -> Table:

@@ -12,7 +12,8 @@ from kvplan.report.text import escaped, rows_of
 
 REPORT = "kvplan/report@1"
 CSV_COLUMNS = ("run", "table", "row", "column", "unit", "value")
-BELOW = {"stages": ("over_time", "kv", "throughput", "gpu")}  # sentences under a table; else that of its own name
+# Sentences under a table; else that of its own name.
+BELOW = {"memory": ("memory", "sums"), "stages": ("over_time", "kv", "throughput", "gpu")}
 FACTS = ("run", "environment")
 FOLDED = ("timeline", *FACTS)  # in Markdown, behind a click
 
