@@ -17,7 +17,7 @@ FEW_TOKENS = 64  # up to which one row of programs does, and the inputs are spli
 PROGRAMS_PER_PROCESSOR = 2  # that a product of few tokens is split into, so that enough loads are under way
 
 
-@triton.jit(do_not_specialize=["num_tokens", "split_words"])
+@triton.jit(do_not_specialize=["num_tokens", "split_tiles"])
 def int4_matmul_kernel(
     y_ptr,
     x_ptr,
@@ -28,7 +28,7 @@ def int4_matmul_kernel(
     num_outputs,
     num_words,
     group_size,
-    split_words,
+    split_tiles,
     stride_x,
     WHOLE_TILES: tl.constexpr,
     WHOLE_GROUPS: tl.constexpr,
@@ -42,7 +42,7 @@ def int4_matmul_kernel(
     Grid (cdiv(num_tokens, BLOCK_M), cdiv(num_outputs, BLOCK_N), splits). A tile of words is read once and makes eight
     tiles of weights: nibble j of row r is input j * num_words + r.
 
-    split_words   rows of words in a split: whole tiles
+    split_tiles   tiles of words in a split: a product with BLOCK_R, so that loads are known to begin on a boundary
     WHOLE_TILES   num_words is a multiple of BLOCK_R
     WHOLE_GROUPS  all inputs of a tile of weights are of one group
     """
@@ -52,8 +52,8 @@ def int4_matmul_kernel(
     is_output = outputs < num_outputs
     shifts = 4 * (outputs % NIBBLES)
     steps = tl.arange(0, BLOCK_R)
-    first = tl.program_id(2) * split_words
-    last = tl.minimum(first + split_words, num_words)
+    first = tl.program_id(2) * split_tiles * BLOCK_R
+    last = tl.minimum(first + split_tiles * BLOCK_R, num_words)
 
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(first, last, BLOCK_R):
@@ -125,7 +125,7 @@ def int4_linear(
     tile = configs.int4_tile(configs.arch(), num_tokens, x.dtype)
     whole_groups = num_words % tile.block_k == 0 and group_size % tile.block_k == 0
     if not whole_groups:  # a scale for each weight is loaded, which the smallest tile without a pipeline has room for
-        tile = replace(configs.int4_tile(configs.arch(), 1, x.dtype), num_stages=1)
+        tile = replace(configs.int4_tile(configs.arch(), 1, x.dtype), num_stages=1, num_warps=8)
     grid = (triton.cdiv(num_tokens, tile.block_m), triton.cdiv(num_outputs, tile.block_n))
     num_tiles = triton.cdiv(num_words, tile.block_k)
     tiles_per_split = triton.cdiv(num_tiles, min(num_splits or _splits(num_tokens, grid[1], x.device), num_tiles))
@@ -141,7 +141,7 @@ def int4_linear(
         num_outputs,
         num_words,
         group_size,
-        tiles_per_split * tile.block_k,
+        tiles_per_split,
         x.stride(0),
         WHOLE_TILES=num_words % tile.block_k == 0,
         WHOLE_GROUPS=whole_groups,
