@@ -43,7 +43,10 @@ class Stats:
     kv_cache_usage_perc   share of the pool's blocks in use, 0 to 1
     num_cached_tokens     prompt tokens that requests found in the prefix cache
     num_cached_blocks     blocks in which a prefix can be found, in use or free
-    num_kv_tokens         tokens whose KV the running sequences hold; num_used_blocks: blocks they hold
+    num_kv_tokens         tokens whose KV the running sequences have, shared ones counted in each, and those that a
+                          window has passed; num_used_blocks: blocks they hold, shared ones counted once
+    num_filled_slots      slots of those blocks, over all groups of layers, that hold a computed token; of
+                          num_used_blocks x block_size
     generation_tokens, prompt_tokens  computed since the start; busy_s: seconds spent in steps
     """
 
@@ -51,6 +54,7 @@ class Stats:
     num_used_blocks: int
     num_cached_blocks: int
     num_kv_tokens: int
+    num_filled_slots: int
     num_requests_running: int
     num_requests_waiting: int
     num_preemptions: int
@@ -117,6 +121,8 @@ class Engine:
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
+        # Called before each batch is given to the device, with the prompt tokens of all batches then in flight.
+        self.on_launch: Callable[[int], None] | None = None
         self._in_flight: deque[Flight] = deque()  # the oldest first; after a step at most one, of async scheduling
         self._requests: dict[str, Request] = {}  # waiting or running, by id
         self._unclaimed: list[Request] = []  # ended; the next step() gives their outputs
@@ -240,6 +246,8 @@ class Engine:
             return False
         with self._failing(batch, settle=True):
             num_prompt_tokens = _num_prompt_tokens(batch)
+            if self.on_launch is not None:
+                self.on_launch(num_prompt_tokens + sum(flight.num_prompt_tokens for flight in self._in_flight))
             arrays = self._batches.build(batch)
             sampled = self.runner.run(arrays, [self._requests[seq.request_id].params for seq in arrays.seqs])
             self._in_flight.append(Flight(batch, arrays, sampled, num_prompt_tokens))
@@ -362,9 +370,10 @@ class Engine:
         scheduler, cache = self.scheduler, self.scheduler.prefix_cache_stats
         return Stats(
             kv_cache_usage_perc=scheduler.blocks.usage,
-            num_used_blocks=scheduler.blocks.num_usable_blocks - scheduler.blocks.num_free_blocks,
+            num_used_blocks=scheduler.num_used_blocks,
             num_cached_blocks=scheduler.blocks.num_cached_blocks,
             num_kv_tokens=sum(seq.num_computed_tokens for seq in scheduler.running),
+            num_filled_slots=scheduler.num_filled_slots,
             num_requests_running=len(scheduler.running),
             num_requests_waiting=len(scheduler.waiting),
             num_preemptions=scheduler.num_preemptions,

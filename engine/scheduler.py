@@ -114,6 +114,25 @@ class Scheduler:
     def has_unfinished(self) -> bool:
         return bool(self._unfinished)
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that a sequence holds, each counted once, however many hold it."""
+        return self.blocks.num_usable_blocks - self.blocks.num_free_blocks
+
+    @property
+    def num_filled_slots(self) -> int:
+        """Token slots of the used blocks whose token is computed (or being computed), over all groups of layers.
+
+        All slots of the used blocks but those behind each sequence's last computed token: only full blocks are shared,
+        so no slot is left out twice. For groups of one block size that keep tokens, as the engine's all are.
+        """
+        size = self.blocks.groups[0].block_size
+        num_slots = self.num_used_blocks * size
+        for seq in self.running:
+            for table in seq.block_table:
+                num_slots -= len(table) * size - seq.num_computed_tokens
+        return num_slots
+
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence; one that could never run is refused here."""
         if not 0 < seq.num_prompt_tokens < self.config.max_model_len:

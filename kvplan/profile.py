@@ -10,9 +10,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, islice
 from pathlib import Path
@@ -21,9 +22,12 @@ from typing import Any, Literal
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams
+from engine.block_manager import Group, WindowGroup, cdiv, max_blocks_held, num_skipped_tokens
+from engine.contiguous import num_reserved_blocks
 from engine.engine import Stats
 from engine.memory import host_memory
-from kvplan.errors import EnvironmentProblem, KvplanError
+from engine.request import RequestOutput
+from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.git import checkout
 from kvplan.nvml import Device, Nvml, open_nvml
 from kvplan.rundir import RunWriter, Status
@@ -36,6 +40,7 @@ HANGS_AFTER_S = 30.0  # past --timeout without a step's end
 FOREIGN = 0.01  # of the device's memory, that others may take during a run before its samples are left out
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
 SERVING = ("prefill", "decode", "drained", "baseline")  # stages in which there is something to keep
+PEAKS = ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used")  # kept by stage
 TOUCHABLE = 0.5  # of the memory a machine can still give, up to which a KV pool on the CPU is made resident
 
 
@@ -87,17 +92,23 @@ class Probe:
     first_used: int | None = None  # of the device, before this run held anything
     first_others: int | None = None  # of it, what other processes hold
 
-    def read(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"rss": resident()}
-        if self.device.type == "cuda" and torch.cuda.is_initialized():
-            values |= {
-                "torch_allocated": torch.cuda.memory_allocated(self.device),
-                "torch_reserved": torch.cuda.memory_reserved(self.device),
-                "torch_peak": torch.cuda.max_memory_allocated(self.device),
-            }
-        if self.gpu is not None:
-            values |= self._gpu_values(self.gpu)
-        return values
+    def of_torch(self) -> dict[str, int]:
+        """What torch's allocator says: quick, and asks nothing of the driver. Nothing on a CPU."""
+        if self.device.type != "cuda" or not torch.cuda.is_initialized():
+            return {}
+        counted = torch.cuda.memory_stats(self.device)
+        return {
+            "torch_allocated": counted.get("allocated_bytes.all.current", 0),
+            "torch_reserved": counted.get("reserved_bytes.all.current", 0),
+            "torch_peak": counted.get("allocated_bytes.all.peak", 0),
+        }
+
+    def reset_torch_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def of_device(self) -> dict[str, Any]:
+        """What NVML says of the GPU; it may take milliseconds. Nothing without one."""
+        return {} if self.gpu is None else self._gpu_values(self.gpu)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -142,7 +153,11 @@ def resident() -> int:
 
 
 class Recorder(threading.Thread):
-    """Samples every interval until stopped; a failing probe ends the sampling, not the run."""
+    """Samples every interval until stopped; a failing probe ends the sampling, not the run.
+
+    Two locks: one sample is taken at a time, which may wait for the driver and the disk; a change of stage waits only
+    while torch's counters are read, so that each figure of a sample is of the stage it names.
+    """
 
     def __init__(self, probe: Probe, writer: RunWriter, interval_s: float, watch: Callable[[dict[str, Any]], None]):
         super().__init__(name="kvplan-sampler", daemon=True)
@@ -150,13 +165,14 @@ class Recorder(threading.Thread):
         self.start_s = time.monotonic()
         self.deadline_s: float | None = None  # when the run is taken for hanging
         self.stage = "before"
-        self.stats: Stats | None = None
+        self.serving: Serving | None = None  # by the engine there is now
         self.torch_tensors: int | None = None  # bytes of weights, tables and pool, once they are there
-        self.progress: dict[str, Any] = {}  # for the live view alone
         self.failure: KvplanError | None = None
         self.peaks: dict[str, dict[str, int]] = {}  # by stage, the largest of each memory figure
         self.warned: set[str] = set()
-        self._lock = threading.Lock()
+        self._events = deque[tuple[float, str, dict[str, Any]]]([(0.0, "stage", {"stage": self.stage})])  # not written
+        self._sampled: set[str] = set()  # stages that have a sample
+        self._sampling, self._switching = threading.Lock(), threading.Lock()
         self._stopping = threading.Event()
 
     @property
@@ -164,13 +180,39 @@ class Recorder(threading.Thread):
         return time.monotonic() - self.start_s
 
     def enter(self, stage: str) -> None:
-        """Mark the beginning of a stage; the one before it gets a last sample."""
+        """Mark the beginning of a stage; the one before it gets a last sample, and this one its first."""
         self.take()
-        self.stage = stage
-        self.writer.event(self.now_s, "stage", stage=stage)
-        if self.probe.device.type == "cuda" and torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats(self.probe.device)  # torch_peak is each stage's own
+        self._switch(stage)
         self.take()
+
+    def enter_baseline(self, allocator: str) -> None:
+        """The same for a second engine: nothing that the first one said is its own."""
+        self.take()
+        self.serving, self.torch_tensors = None, None
+        self._switch("baseline", allocator=allocator)
+        self.take()
+
+    def mark(self, stage: str) -> None:
+        """The same between steps, where nothing may take time: samples are the timer's, but for a new stage's first."""
+        if stage == self.stage:
+            return
+        self._switch(stage)
+        if stage not in self._sampled:
+            self.take()
+
+    def _switch(self, stage: str, **values: Any) -> None:
+        """Begin a stage: torch's peak is each stage's own. The event says the last one's, and the tokens until now."""
+        with self._switching:
+            ended = self.probe.of_torch()
+            if ended:
+                self.probe.reset_torch_peak()
+                self._raise_peaks(self.stage, ended)
+                values["peaks"] = {self.stage: ended}
+            if self.serving is not None:
+                values["prompt_tokens"] = self.serving.stats.prompt_tokens
+                values["generation_tokens"] = self.serving.stats.generation_tokens
+            self.stage = stage
+            self._events.append((self.now_s, "stage", {"stage": stage, **values}))
 
     def run(self) -> None:
         while not self._stopping.wait(self.interval_s):
@@ -186,12 +228,28 @@ class Recorder(threading.Thread):
     def _give_up(self) -> None:
         """End the process of a run that hangs: a kernel that never returns cannot be interrupted from Python."""
         cause = f"hangs in stage {self.stage}, past its --timeout"
-        self.writer.update(peaks=self.peaks)
-        self.writer.finish(self.early_status, cause)
-        print(
-            f"kvplan: error: profile: {cause}; what was measured is in {self.writer.path}", file=sys.stderr, flush=True
-        )
+        end = f"profile: {cause}; what was measured is in {self.writer.path}"
+        try:
+            self.finish(self.early_status, cause)
+        except KvplanError as error:
+            end = f"profile: {cause}; {error}"
+        print(f"kvplan: error: {end}", file=sys.stderr, flush=True)
         os._exit(EARLY_END)
+
+    def finish(self, status: Status, cause: str | None) -> None:
+        """End the run directory; what a serving that did not end has come to is kept as partial results."""
+        entries: dict[str, Any] = {"peaks": self.peaks, "seconds": round(self.now_s, 3)}
+        if self.serving is not None and self.serving.stats.num_steps:
+            kept = self.writer.manifest.get("results", {})
+            served = self.serving.results()
+            if self.serving.is_first:
+                entries["results"] = kept or served
+            else:
+                entries["results"] = {"baseline": served, **kept}
+        self.writer.update(**entries)
+        with suppress(KvplanError):  # the manifest says how it ended; these lines are what the disk had no room for
+            self._write_events()
+        self.writer.finish(status, cause)
 
     @property
     def early_status(self) -> Status:
@@ -199,31 +257,55 @@ class Recorder(threading.Thread):
         return "partial" if self.stage in SERVING else "failed"
 
     def take(self) -> None:
-        with self._lock:
-            values = {"t": round(self.now_s, 6), "stage": self.stage, **self.probe.read(), **self._engine_values()}
-            self.writer.sample(values)
-            for text in self.probe.warnings:
-                self.warn(text)
-            if values.get("is_foreign"):  # another process moved in: its bytes must not become ours
-                others = f"{values['others_used']:,} bytes are others'"
-                self.warn(f"another process took memory of the GPU ({others})", once_for="foreign")
-                return
-            peaks = self.peaks.setdefault(self.stage, {})
-            for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
-                if isinstance(values.get(key), int):
-                    peaks[key] = max(values[key], peaks.get(key, 0))
-        self.watch(values | self.progress)
+        with self._sampling:
+            try:
+                values = self._read()
+                self.writer.sample(values)
+                self._sampled.add(values["stage"])
+                for text in self.probe.warnings:
+                    self.warn(text)
+                if values.get("is_foreign"):  # another process moved in: its bytes must not become ours
+                    others = f"{values['others_used']:,} bytes are others'"
+                    self.warn(f"another process took memory of the GPU ({others})", once_for="foreign")
+                    return
+                with self._switching:
+                    self._raise_peaks(values["stage"], values)
+            finally:
+                self._write_events()
+        self.watch(values | self._progress())
+
+    def _read(self) -> dict[str, Any]:
+        with self._switching:
+            values: dict[str, Any] = {"t": round(self.now_s, 6), "stage": self.stage, "rss": resident()}
+            values |= self.probe.of_torch()
+            if self.torch_tensors is not None:
+                values["torch_tensors"] = self.torch_tensors
+            if self.serving is not None:
+                values |= asdict(self.serving.stats)
+        return values | self.probe.of_device()
+
+    def _raise_peaks(self, stage: str, values: Mapping[str, Any]) -> None:
+        peaks = self.peaks.setdefault(stage, {})
+        for key in PEAKS:
+            if isinstance(values.get(key), int):
+                peaks[key] = max(values[key], peaks.get(key, 0))
 
     def warn(self, text: str, *, once_for: str | None = None) -> None:
         """Keep a warning with the run; the same one (or one of the same kind) is kept once."""
         key = once_for or text
         if key not in self.warned:
             self.warned.add(key)
-            self.writer.event(self.now_s, "warning", text=text)
+            with self._switching:
+                self._events.append((self.now_s, "warning", {"text": text}))
 
-    def _engine_values(self) -> dict[str, Any]:
-        held = {} if self.torch_tensors is None else {"torch_tensors": self.torch_tensors}
-        return held if self.stats is None else {**held, **asdict(self.stats)}
+    def _write_events(self) -> None:
+        while self._events:
+            at_s, kind, values = self._events.popleft()
+            self.writer.event(at_s, kind, **values)
+
+    def _progress(self) -> dict[str, Any]:
+        """For the live view alone."""
+        return {} if self.serving is None or self.serving.end_s is not None else self.serving.progress()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -237,6 +319,7 @@ class Outcome:
 
     exit_code: int
     message: str | None = None
+    is_early: bool = True  # where it is not 0: the workload was not served to its end
 
 
 def profile(
@@ -264,10 +347,12 @@ def profile(
     """
     device = torch.device("cuda" if config.device == "auto" and torch.cuda.is_available() else config.device)
     recorder = Recorder(Probe(device, gpu, nvml), writer, interval_s, watch)
-    recorder.start()
     try:
+        recorder.take()
+        recorder.start()
         _set_deadline(recorder, timeout_s)
-        results = _run(spec, config, workload, recorder, weights, timeout_s, writer.path if snapshot else None)
+        snapshot_in = writer.path if snapshot else None
+        results = _run(spec, config, workload, recorder, weights, timeout_s, snapshot_in, baseline)
         writer.update(results=results)  # should the second run fail, the first is kept
         if baseline is not None:
             blocks = writer.manifest["memory"]["num_blocks"]
@@ -278,16 +363,25 @@ def profile(
     except BaseException as error:
         cause, outcome = _early_end(error)
         is_stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        _end(recorder, writer, "partial" if is_stopped else recorder.early_status, cause)
+        _end(recorder, "partial" if is_stopped else recorder.early_status, cause)
         if outcome is None:
             raise
         return outcome
     if recorder.failure is not None:
         cause = str(recorder.failure)
-        _end(recorder, writer, "partial", cause)
+        _end(recorder, "partial", cause)
         return Outcome(EARLY_END, cause)
-    _end(recorder, writer, "complete", None)
-    return Outcome(0)
+    useless = _why_useless(results)
+    _end(recorder, "complete" if useless is None else "partial", useless)
+    return Outcome(0) if useless is None else Outcome(EARLY_END, useless, is_early=False)
+
+
+def _why_useless(results: Mapping[str, Any]) -> str | None:
+    """What is wrong with a serving of which no request succeeded."""
+    for name, served in (("", results), (" of the baseline", results.get("baseline", {}))):
+        if served.get("num_failed") and served["num_failed"] == served["num_finished"]:
+            return f"all {served['num_failed']} requests{name} failed: {served['failures'][0]}"
+    return None
 
 
 def _early_end(error: BaseException) -> tuple[str, Outcome | None]:
@@ -312,11 +406,10 @@ def _is_of_the_device(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) or "CUDA" in str(error)
 
 
-def _end(recorder: Recorder, writer: RunWriter, status: Status, cause: str | None) -> None:
+def _end(recorder: Recorder, status: Status, cause: str | None) -> None:
     recorder.deadline_s = None
     recorder.stop()
-    writer.update(peaks=recorder.peaks, seconds=round(recorder.now_s, 3))
-    writer.finish(status, cause)
+    recorder.finish(status, cause)
 
 
 def _set_deadline(recorder: Recorder, timeout_s: float | None) -> None:
@@ -332,9 +425,9 @@ def _run(
     weights: Path | None,
     timeout_s: float | None,
     snapshot: Path | None,
+    baseline: Literal["contiguous"] | None,
 ) -> dict[str, Any]:
     """Start the engine and serve the workload; returns the results for the manifest."""
-    recorder.enter("before")
     recorder.enter("context")
     if recorder.probe.device.type == "cuda":
         torch.cuda.init()
@@ -353,9 +446,12 @@ def _run(
             graph_bytes={str(size): taken for size, taken in graphs.items()},
         )  # fmt: skip
         recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache
+        refuse_small_pool(
+            tuple(group.rule for group in engine.runner.groups), config, workload, memory.num_blocks, baseline
+        )
         served = _serve(engine, workload, recorder, timeout_s)
         recorder.enter("drained")
-    return {**served, "stats": asdict(engine.stats())}
+    return served
 
 
 def _make_resident(engine: Engine, recorder: Recorder) -> None:
@@ -381,13 +477,14 @@ def _baseline(
     timeout_s: float | None,
 ) -> dict[str, Any]:
     """The same workload in an engine of its own; its samples belong to the stage `baseline`."""
-    recorder.enter("baseline")
+    recorder.enter_baseline(config.allocator)
     gc.collect()  # the first engine's tensors, and then what torch keeps of them
     if recorder.probe.device.type == "cuda":
         torch.cuda.empty_cache()
     engine = Engine(spec if weights is None else weights, config)
-    served = _serve(engine, workload, recorder, timeout_s, is_staged=False)
-    return {"allocator": config.allocator, **served, "stats": asdict(engine.stats())}
+    memory = engine.memory_report()
+    recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache
+    return _serve(engine, workload, recorder, timeout_s, is_first=False)
 
 
 @contextmanager
@@ -405,6 +502,52 @@ def _memory_history(folder: Path | None) -> Iterator[None]:
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
+
+
+def refuse_small_pool(
+    groups: Sequence[Group], config: EngineConfig, workload: Workload, num_blocks: int, baseline: str | None
+) -> None:
+    """Raise UsageError where the longest request does not fit into the whole pool, by either allocator."""
+    num_tokens = workload.longest
+    for allocator in dict.fromkeys((config.allocator, baseline or config.allocator)):
+        if allocator == "contiguous":
+            needed = sum(num_reserved_blocks(group, config.max_model_len or num_tokens) for group in groups)
+            what = f"a contiguous reservation ({config.max_model_len} tokens)"
+        else:
+            longest = max(workload.requests, key=lambda request: request.prompt_tokens + request.output_tokens)
+            needed = blocks_needed(groups, config, longest)
+            what = f"the longest request ({num_tokens} tokens)"
+        if needed > num_blocks - 1:
+            raise UsageError(
+                f"profile: {what} takes {needed} blocks of {config.block_size} tokens, and the pool has "
+                f"{num_blocks - 1} to give; raise --num-blocks to {needed + 1}, or ask for less"
+            )
+
+
+def blocks_needed(groups: Sequence[Group], config: EngineConfig, request: PlannedRequest) -> int:
+    """Blocks that a request takes which has the paged pool to itself: at admission, and then where it holds most."""
+    prompt, budget = request.prompt_tokens, config.max_num_batched_tokens
+    end = prompt + request.output_tokens - 1  # the last token's KV is never computed
+    limit = config.max_model_len or end + 1
+
+    def held(start: int, stop: int) -> int:
+        """While the tokens from start to stop are computed."""
+        return sum(cdiv(stop, g.block_size) - num_skipped_tokens(g, start) // g.block_size for g in groups)
+
+    def admitted(group: Group) -> int:
+        return min(cdiv(prompt, group.block_size), max_blocks_held(group, limit, budget))
+
+    reserved = sum(map(admitted, groups)) if config.reserve_full_prompt else 0
+    if not any(isinstance(group, WindowGroup) for group in groups):
+        return max(reserved, held(0, end))
+    chunks = range(0, prompt, budget)
+    # Decoding holds most in the last block's length of steps: windows repeat with it, and nothing else shrinks.
+    last = range(max(prompt, end - config.block_size), end)
+    return max(
+        reserved,
+        max(held(start, min(prompt, start + budget)) for start in chunks),
+        max((held(start, start + 1) for start in last), default=0),
+    )
 
 
 class Feed:
@@ -432,60 +575,93 @@ class Feed:
         return not self._first if self.duration_s is None else elapsed >= self.duration_s
 
 
+@dataclass(slots=True)
+class Serving:
+    """What serving the workload has come to: `results` are good at any moment, should it end early.
+
+    is_first  its results are the run's own; else those of the baseline, by its allocator
+    end_s     when all had ended, on time.monotonic's clock; None before
+    """
+
+    workload: Workload
+    allocator: str
+    is_first: bool
+    stats: Stats  # after the last step
+    begin_s: float = field(default_factory=time.monotonic)
+    end_s: float | None = None
+    num_finished: int = 0
+    num_failed: int = 0
+    failures: list[str] = field(default_factory=list)
+    most_running: int = 0
+    densest: Stats | None = None  # of all steps, the one after which the pool held most
+
+    @property
+    def elapsed_s(self) -> float:
+        return (time.monotonic() if self.end_s is None else self.end_s) - self.begin_s
+
+    def count(self, outputs: Sequence[RequestOutput], stats: Stats) -> None:
+        """Take in a step."""
+        errors = [output.error for output in outputs if output.error]
+        self.num_finished += len(outputs)
+        self.num_failed += len(errors)
+        self.failures += errors[: 20 - len(self.failures)]
+        # Those that ended in this step ran in it, and the scheduler no longer counts them.
+        self.most_running = max(self.most_running, stats.num_requests_running + len(outputs) - len(errors))
+        if self.densest is None or stats.num_filled_slots > self.densest.num_filled_slots:
+            self.densest = stats
+        self.stats = stats
+
+    def results(self) -> dict[str, Any]:
+        """For the manifest; those of a serving that has not ended say so."""
+        seconds = self.elapsed_s
+        served: dict[str, Any] = {
+            "seconds": seconds,
+            "num_finished": self.num_finished,
+            "num_failed": self.num_failed,
+            "failures": self.failures,
+            "most_running": self.most_running,
+            "densest": None if self.densest is None else asdict(self.densest),
+            "output_tokens_per_s": self.stats.generation_tokens / seconds if seconds else 0.0,
+            "stats": asdict(self.stats),
+        }
+        if self.end_s is None:
+            served["is_partial"] = True
+        return served if self.is_first else {"allocator": self.allocator, **served}
+
+    def progress(self) -> dict[str, Any]:
+        return _progress(self.workload, self.num_finished, self.stats.generation_tokens, self.elapsed_s)
+
+
 def _serve(
-    engine: Engine, workload: Workload, recorder: Recorder, timeout_s: float | None, *, is_staged: bool = True
+    engine: Engine, workload: Workload, recorder: Recorder, timeout_s: float | None, *, is_first: bool = True
 ) -> dict[str, Any]:
-    """Send the requests as they come due and step until all have ended; stages prefill and decode are marked."""
+    """Send the requests as they come due and step until all have ended; the first serving's stages are marked."""
     source = random.Random(workload.seed)
     prefix = [source.randrange(engine.spec.vocab_size) for _ in range(workload.shared_prefix)]
     feed = Feed(workload, engine.config.max_num_seqs)
     _set_deadline(recorder, timeout_s)
-    if is_staged:
+    if is_first:
         recorder.enter("prefill")
-    begin = time.monotonic()
-    stats = engine.stats()
-    most_running = num_finished = num_failed = 0
-    failures: list[str] = []
-    densest: Stats | None = None
+        # A stage is named before its batch runs, and prefill lasts until the last prompt token in flight is taken in.
+        engine.on_launch = lambda num_prompt_tokens: recorder.mark("prefill" if num_prompt_tokens else "decode")
+    serving = recorder.serving = Serving(workload, engine.config.allocator, is_first, engine.stats())
     while True:
-        elapsed = _agreed(engine, time.monotonic() - begin)
+        elapsed = _agreed(engine, serving.elapsed_s)
         if timeout_s is not None and elapsed > timeout_s:
             raise EnvironmentProblem(f"profile: not done after {timeout_s:g} s (--timeout); raise it or ask for less")
-        for request in feed.due(elapsed, stats.num_requests_running, stats.num_requests_waiting):
+        for request in feed.due(elapsed, serving.stats.num_requests_running, serving.stats.num_requests_waiting):
             _send(engine, request, prefix, source)
-        recorder.progress = _progress(workload, num_finished, stats.generation_tokens, elapsed)
         if not engine.has_unfinished:
             if feed.is_over(elapsed):
                 break
             time.sleep(0.001)
             continue
-        before = stats.prompt_tokens
-        outputs = engine.step()
-        num_finished += len(outputs)
-        errors = [output.error for output in outputs if output.error]
-        num_failed += len(errors)
-        failures += errors[: 20 - len(failures)]
-        recorder.stats = stats = engine.stats()
-        # Those that ended in this step ran in it, and the scheduler no longer counts them.
-        most_running = max(most_running, stats.num_requests_running + len(outputs) - len(errors))
-        if densest is None or stats.num_kv_tokens > densest.num_kv_tokens:
-            densest = stats
-        stage = "prefill" if stats.prompt_tokens > before else "decode"
-        if is_staged and stage != recorder.stage:
-            recorder.enter(stage)
-    seconds = time.monotonic() - begin
-    recorder.deadline_s, recorder.progress = None, {}
-    if num_failed:
-        recorder.warn(f"{num_failed} of {num_finished} requests failed ({failures[0]})")
-    return {
-        "seconds": seconds,
-        "num_finished": num_finished,
-        "num_failed": num_failed,
-        "failures": failures,
-        "most_running": most_running,
-        "densest": None if densest is None else asdict(densest),
-        "output_tokens_per_s": engine.stats().generation_tokens / seconds if seconds else 0.0,
-    }
+        serving.count(engine.step(), engine.stats())
+    serving.end_s = time.monotonic()
+    recorder.deadline_s, engine.on_launch = None, None
+    if serving.num_failed:
+        recorder.warn(f"{serving.num_failed} of {serving.num_finished} requests failed ({serving.failures[0]})")
+    return serving.results()
 
 
 def _send(engine: Engine, request: PlannedRequest, prefix: list[int], source: random.Random) -> None:

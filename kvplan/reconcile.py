@@ -366,15 +366,18 @@ def measured_bytes(run: Run) -> Measured:
 
 
 def peaks_of(run: Run) -> dict[str, dict[str, int]]:
-    """Largest figures by stage, from the samples of a run whose manifest was not finished."""
+    """Largest figures by stage, of a run whose manifest was not finished: from its samples, and from what torch counted
+    by itself, which stands with the event that ended the stage."""
     peaks: dict[str, dict[str, int]] = {}
-    for sample in run.samples:
-        if sample.get("is_foreign"):
-            continue
-        stage = peaks.setdefault(str(sample.get("stage")), {})
+    found = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
+    for event in run.events:
+        ended = event.get("peaks")
+        found += [(str(name), each) for name, each in (ended if isinstance(ended, dict) else {}).items()]
+    for name, figures in found:
+        stage = peaks.setdefault(name, {})
         for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
-            if isinstance(sample.get(key), int):
-                stage[key] = max(sample[key], stage.get(key, 0))
+            if isinstance(figures, dict) and _is_size(figures.get(key)):
+                stage[key] = max(figures[key], stage.get(key, 0))
     return peaks
 
 

@@ -8,14 +8,16 @@ Times are seconds of a monotonic clock since the run began.
 """
 
 import json
+import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TextIO, cast
+from typing import Any, Literal, NoReturn, TextIO, cast
 
 from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.files import load_json, os_problem, shown
@@ -25,19 +27,21 @@ Status = Literal["running", "complete", "partial", "failed"]
 MANIFEST, SAMPLES, EVENTS = "run.json", "samples.jsonl", "events.jsonl"
 MAX_LINES = 10_000_000
 SYNC_S = 1.0  # what a power cut may cost
+# What the engine says of itself in a sample, by the names of engine.engine.Stats.
+ENGINE_FIGURES = (
+    "kv_cache_usage_perc", "num_used_blocks", "num_cached_blocks", "num_kv_tokens", "num_filled_slots",
+    "num_requests_running", "num_requests_waiting", "num_preemptions", "num_cached_tokens", "prefix_cache_queries",
+    "prefix_cache_hits", "num_steps", "prompt_tokens", "generation_tokens", "busy_s",
+)  # fmt: skip
 
 
 class RunWriter:
     """Creates a run directory and writes into it; one that exists is never touched."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        """Raises UsageError when the directory exists (and by whom it is in use), EnvironmentProblem for the disk."""
+        """Raises UsageError when the directory exists (and by whom it is in use) or cannot be written."""
         self.path = path
-        _refuse_existing(path)
-        try:
-            path.mkdir(parents=True)
-        except OSError as error:
-            raise os_problem(path, error) from error
+        made = _new_directories(path)
         self.manifest: dict[str, Any] = {
             "schema": RUN,
             "status": "running",
@@ -49,8 +53,7 @@ class RunWriter:
             "finished_utc": None,
             **manifest,
         }
-        self._write_manifest()
-        self._samples, self._events = (self._open(name) for name in (SAMPLES, EVENTS))
+        self._samples, self._events = self._begin(made)
         self._synced_at = time.monotonic()
 
     def update(self, **entries: Any) -> None:
@@ -66,14 +69,25 @@ class RunWriter:
 
     def finish(self, status: Status, cause: str | None = None) -> None:
         self.update(status=status, cause=cause, finished_utc=utc_now())
-        self._samples.close()
-        self._events.close()
+        for file in (self._samples, self._events):
+            with suppress(OSError):  # a line that the disk did not take; that was said when it happened
+                file.close()
 
-    def _open(self, name: str) -> TextIO:
+    def _begin(self, made: list[Path]) -> tuple[TextIO, TextIO]:
+        """Write the first manifest and open the other files; where that fails, nothing is left behind."""
+        files: list[TextIO] = []
         try:
-            return (self.path / name).open("a", encoding="utf-8")
+            self._replace_manifest()
+            for name in (SAMPLES, EVENTS):
+                files.append((self.path / name).open("a", encoding="utf-8"))
         except OSError as error:
-            raise os_problem(self.path / name, error) from error
+            for file in files:
+                file.close()
+            for name in (MANIFEST, SAMPLES, EVENTS):
+                (self.path / name).unlink(missing_ok=True)
+            _remove(made)
+            raise _unwritable(self.path, error) from error
+        return files[0], files[1]
 
     def _append(self, file: TextIO, values: Mapping[str, Any]) -> None:
         try:
@@ -89,24 +103,32 @@ class RunWriter:
             ) from error
 
     def _write_manifest(self) -> None:
-        target, part = self.path / MANIFEST, self.path / f".{MANIFEST}.part"
+        try:
+            self._replace_manifest()
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{shown(self.path / MANIFEST)}: cannot be written ({error.strerror}); what was measured so far is kept"
+            ) from error
+
+    def _replace_manifest(self) -> None:
+        part = self.path / f".{MANIFEST}.part"
         try:
             with part.open("w", encoding="utf-8") as file:
                 json.dump(self.manifest, file, indent=2, allow_nan=False)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(target)
-        except OSError as error:
-            raise EnvironmentProblem(
-                f"{shown(target)}: cannot be written ({error.strerror}); what was measured so far is kept"
-            ) from error
+            part.replace(self.path / MANIFEST)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
 
 
 def refuse_run_files(path: str, flag: str) -> None:
     """Refuse to write over what a run consists of."""
     target = Path(path)
-    if target.name in (MANIFEST, SAMPLES, EVENTS) and (target.parent / MANIFEST).exists():
+    if target.name in (MANIFEST, SAMPLES, EVENTS) and os.path.exists(target.parent / MANIFEST):  # noqa: PTH110 -- no error
         raise UsageError(f"{flag} {shown(target)}: is part of a run; name another file")
 
 
@@ -114,9 +136,38 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _refuse_existing(path: Path) -> None:
-    if not path.exists() and not path.is_symlink():
-        return
+def _new_directories(path: Path) -> list[Path]:
+    """Make the directory and those above it that are missing; returns them, the innermost first."""
+    made: list[Path] = []
+    try:
+        if path.exists() or path.is_symlink():
+            _refuse_existing(path)
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            each.mkdir(exist_ok=each != path)  # another run may have made what is above
+            made.insert(0, each)
+    except (OSError, ValueError) as error:
+        _remove(made)
+        if isinstance(error, FileExistsError):  # since we looked
+            _refuse_existing(path)
+        raise _unwritable(path, error) from error
+    return made
+
+
+def _remove(directories: Sequence[Path]) -> None:
+    """Take back directories that nothing was put in."""
+    for path in directories:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> UsageError:
+    """The error for a place where no run can be begun: another one is needed, whatever is wrong with it."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return UsageError(f"{shown(path)}: cannot be written ({reason}); choose another directory")
+
+
+def _refuse_existing(path: Path) -> NoReturn:
     owner = _running_pid(path)
     if owner is not None:
         raise UsageError(f"{shown(path)}: is in use by the profile with pid {owner}; choose another directory")
@@ -160,6 +211,7 @@ def _is_alive(pid: int) -> bool:
 class Run:
     """A run as it lies on disk.
 
+    manifest   as written; where it ends before `results`, those are what the samples say (see served_by_samples)
     recovered  the manifest says it is running, and the process is gone: status is then "partial"
     notes      what was odd in the files, for the user
     """
@@ -176,7 +228,7 @@ class Run:
 
 def load_run(path: Path) -> Run:
     """Read a run directory, also one whose writer was killed or still runs."""
-    if not path.is_dir():
+    if not os.path.isdir(path):  # noqa: PTH112 -- False also for a name that is too long
         raise InvalidInputError(f"{shown(path)}: is no run directory; name one that `kvplan profile -o` wrote")
     manifest = load_json(path / MANIFEST)
     if manifest.get("schema") != RUN:
@@ -188,9 +240,62 @@ def load_run(path: Path) -> Run:
         raise InvalidInputError(f"{shown(path / MANIFEST)}: status is {status!r:.40}; the file is damaged")
     recovered = status == "running" and _running_pid(path) is None
     if recovered:
-        status, cause = "partial", "the process ended without a word (killed, or power was cut)"
+        status, cause = "partial", "the process ended without a word (killed, the disk was full, or power was cut)"
         notes.append("recovered: the process that wrote it is gone")
+    if status != "complete":
+        results = _results(manifest.get("results"), samples, events)
+        if results != manifest.get("results"):
+            manifest["results"] = results
+            notes.append("what it served is put together from its samples")
     return Run(path, manifest, cast(Status, status), cause, samples, events, recovered, tuple(notes))
+
+
+def _results(results: Any, samples: list[dict[str, Any]], events: list[dict[str, Any]]) -> Any:
+    """The manifest's results, with what it lacks of the run's own serving, and of a baseline's, from the samples."""
+    own = [sample for sample in samples if sample.get("stage") != "baseline"]
+    if results is None:
+        return served_by_samples(own)
+    begun = next((event for event in events if event.get("stage") == "baseline" and "allocator" in event), None)
+    if begun is None or not isinstance(results, dict) or "baseline" in results:
+        return results
+    other = served_by_samples([sample for sample in samples if sample.get("stage") == "baseline"])
+    return results if other is None else {**results, "baseline": {"allocator": begun["allocator"], **other}}
+
+
+def served_by_samples(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What an engine is known to have served by its last sample; None where no sample has its figures.
+
+    Each is a lower bound: more may have run between two samples, and after the last one. How many requests had ended
+    no sample says.
+    """
+    timed = [sample for sample in samples if _is_finite(sample.get("t"))]
+    engine = [sample for sample in timed if all(_is_finite(sample.get(name)) for name in _NEEDED)]
+    if not engine or not engine[-1]["num_steps"]:
+        return None
+    # It began to serve between its first figures and the sample before them.
+    begin = max((sample["t"] for sample in timed if sample["t"] < engine[0]["t"]), default=engine[0]["t"])
+    seconds = max(0.0, engine[-1]["t"] - begin)
+    is_counted = all(_is_finite(sample.get("num_filled_slots")) for sample in engine)
+    densest = max(engine, key=lambda sample: float(sample["num_filled_slots" if is_counted else "num_kv_tokens"]))
+    return {
+        "is_partial": True,
+        "seconds": seconds,
+        "most_running": max(sample["num_requests_running"] for sample in engine),
+        "densest": _engine_figures(densest),
+        "output_tokens_per_s": engine[-1]["generation_tokens"] / seconds if seconds else 0.0,
+        "stats": _engine_figures(engine[-1]),
+    }
+
+
+_NEEDED = ("num_steps", "num_requests_running", "num_kv_tokens", "generation_tokens")
+
+
+def _engine_figures(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: sample[name] for name in ENGINE_FIGURES if _is_finite(sample.get(name))}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
+from engine.block_manager import NULL_BLOCK
 from engine.engine import Stats
 from engine.request import Prompt, RequestOutput, TokenUpdate
 from engine.sampler import SampledTokens
@@ -552,7 +553,29 @@ def test_stats_show_the_pool_while_requests_run() -> None:
     # 17 tokens lie in 5 blocks of the 20 that can be used; the second request waits
     assert (stats.num_used_blocks, stats.kv_cache_usage_perc, stats.num_kv_tokens) == (5, 0.25, 17)
     assert stats.num_cached_blocks == 4  # of 17 tokens in blocks of 4, the full ones
+    assert stats.num_filled_slots == 17  # of 5 x 4
     assert (stats.num_requests_running, stats.num_requests_waiting) == (1, 1)
+
+
+def test_a_shared_slot_is_filled_once_and_one_that_a_window_has_given_back_is_not() -> None:
+    shared = engine_for("llama", num_blocks=41)
+    prompts = [[*random_tokens(32)[0], *ending] for ending in ([5], [6, 7])]
+    shared.generate(prompts[0], greedy(1))  # leaves 8 full blocks behind
+    for prompt in prompts:
+        shared.add_request(prompt, greedy(8))
+    shared.step()
+    stats = shared.stats()
+    # 8 shared blocks and one more each: 10 x 4 slots, 32 shared tokens and 1 and 2 of their own
+    assert (stats.num_used_blocks, stats.num_filled_slots, stats.num_kv_tokens) == (10, 35, 33 + 34)
+    window = engine_for("qwen2_window", num_blocks=200)
+    window.add_request(random_tokens(60)[0], greedy(8))
+    for _ in range(3):
+        window.step()
+    stats = window.stats()
+    held = sum(block != NULL_BLOCK for table in window.scheduler.running[0].block_table for block in table)
+    num_groups = len(window.runner.groups)
+    assert stats.num_used_blocks == held < num_groups * 16  # all 62 tokens would be 16 blocks of each group
+    assert stats.num_filled_slots == held * 4 - num_groups * 2  # each group's last block has 2 of 4
 
 
 @pytest.mark.parametrize(("reserve", "num_running"), [(True, 1), (False, 2)])

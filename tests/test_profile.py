@@ -1,6 +1,7 @@
 """`kvplan profile` and `kvplan reconcile` on a CPU: what is measured, what is predicted, and what goes wrong."""
 
 import csv
+import errno
 import io
 import json
 import os
@@ -9,21 +10,30 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from engine import Engine
+from engine import Engine, EngineConfig
+from engine.block_manager import FullGroup, Group, WindowGroup
+from engine.engine import Stats
+from engine.scheduler import Scheduler, SchedulerConfig
+from engine.sequence import Sequence
 from kvplan import catalog
 from kvplan import profile as runs
 from kvplan.cli.live import progress_words
 from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
+from kvplan.hf_config import load_spec
 from kvplan.limits import Limits
 from kvplan.reconcile import COMPONENTS, document, exceeds, peaks_of, reconcile
-from kvplan.rundir import RunWriter, load_run
+from kvplan.rundir import ENGINE_FIGURES, RunWriter, load_run, served_by_samples
 from kvplan.spec import FullAttention
 from tests.cli import LLAMA, Run
 from tests.cli import run as run  # the fixture
@@ -144,8 +154,6 @@ def test_a_wrong_head_count_in_the_plan_shows_in_its_rows(copied: Path) -> None:
 
 def test_a_wrong_head_count_in_the_engine_shows_in_its_row(copied: Path) -> None:
     """An engine that keeps 1 KV head instead of 3: its own report, in the place of the run's."""
-    from engine import EngineConfig
-
     spec = catalog.load("smollm2-135m")
     wrong = replace(spec, layers=((FullAttention(1, 64, 64),),) * spec.num_layers)
     config = EngineConfig(device="cpu", dtype="float32", load_format="dummy", num_blocks=7, max_model_len=25,
@@ -405,7 +413,7 @@ def test_a_failing_baseline_leaves_the_first_result(tmp_path: Path, run: Run, mo
 
 def test_a_duration_keeps_the_batch_full_and_no_queue(tmp_path: Path, run: Run) -> None:
     options = ("--duration", "1s", "--max-num-seqs", "2", "--interval", "5ms", "-q", "-o", str(tmp_path / "run"))
-    assert run("profile", *SMALL, *options).code == 0
+    assert run("profile", str(model_directory(tmp_path / "model")), *SMALL[1:], *options).code == 0
     kept = load_run(tmp_path / "run")
     waiting = [sample["num_requests_waiting"] for sample in kept.samples if "num_requests_waiting" in sample]
     assert max(waiting) <= 3  # the requests of the command line
@@ -433,12 +441,26 @@ def test_requests_that_end_in_their_first_step_have_run(tmp_path: Path, run: Run
     assert load_run(tmp_path / "run").manifest["results"]["most_running"] == 3  # 3 x 20 tokens are one step
 
 
-def test_failed_requests_are_said(tmp_path: Path, run: Run) -> None:
-    done = run("profile", *SMALL, "--num-blocks", "2", "-q", "-o", str(tmp_path / "run"))  # 16 tokens of 24 fit
+def test_failed_requests_are_said(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, {"request-2", "request-3"})
+    done = run("profile", *SMALL, "-q", "-o", str(tmp_path / "run"))
     kept = load_run(tmp_path / "run")
-    assert (done.code, kept.status, kept.manifest["results"]["num_failed"]) == (0, "complete", 3)
-    assert "warning: profile: 3 of 3 requests failed" in done.err
-    assert [event for event in kept.events if "3 of 3 requests failed" in event.get("text", "")]
+    assert (done.code, kept.status, kept.manifest["results"]["num_failed"]) == (0, "complete", 2)
+    assert "warning: profile: 2 of 3 requests failed (request-2: broken)" in done.err
+    assert [event for event in kept.events if "2 of 3 requests failed" in event.get("text", "")]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, request_ids: set[str]) -> None:
+    """Requests of these ids go wrong as soon as they are sent."""
+    send = runs._send
+
+    def send_and_fail(engine: Engine, *rest: Any) -> None:
+        send(engine, *rest)
+        for request in list(engine._requests.values()):
+            if request.seq.request_id in request_ids:
+                engine._fail(request.seq, "broken")
+
+    monkeypatch.setattr(runs, "_send", send_and_fail)
 
 
 def test_a_pool_the_machine_cannot_hold_is_left_untouched(
@@ -542,3 +564,371 @@ def test_one_of_two_ranks_keeps_the_run(tmp_path: Path) -> None:
     assert run.manifest["results"]["num_finished"] >= 3
     # k and v of 2 layers, 1 of the 2 KV heads x 16 x 4 bytes, in blocks of 16 tokens
     assert run.manifest["memory"]["block_bytes"] == 2 * 2 * 16 * 16 * 4
+
+
+# --- stages of serving ------------------------------------------------------------------------------------------------
+
+PLANNED = (runs.PlannedRequest(40, 4),) * 4
+TINY = EngineConfig(
+    device="cpu", dtype="float32", load_format="dummy", num_blocks=40, max_model_len=64, max_num_seqs=4,
+    max_num_batched_tokens=256,
+)  # fmt: skip
+
+
+def tiny_run(
+    folder: Path, config: EngineConfig = TINY, num_rounds: int = 1, **options: Any
+) -> tuple[runs.Outcome, Any]:
+    """A profile of a very small model that serves rounds of four requests; samples where stages begin."""
+    spec = load_spec(model_directory(folder / "model"))
+    workload = runs.Workload(PLANNED * num_rounds)
+    outcome = runs.profile(spec, config, workload, RunWriter(folder / "run", {}), interval_s=60, **options)
+    return outcome, load_run(folder / "run")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["one in flight", "two in flight"])
+def test_every_prompt_token_is_computed_in_prefill(tmp_path: Path, is_async: bool) -> None:
+    _, run = tiny_run(tmp_path, replace(TINY, async_scheduling=is_async), num_rounds=5)
+    stages = [event for event in run.events if event["event"] == "stage" and "prompt_tokens" in event]
+    computed = Counter[str]()
+    for this, following in pairwise(stages):
+        computed[this["stage"]] += following["prompt_tokens"] - this["prompt_tokens"]
+    total = run.manifest["results"]["stats"]["prompt_tokens"]
+    assert total == 5 * 4 * 40
+    # The first stretch of prefill begins before the engine is asked anything, and has no count at its beginning.
+    assert computed["prefill"] + stages[0]["prompt_tokens"] == total
+    assert computed["decode"] == 0
+    assert [stage["stage"] for stage in stages].count("decode") == 5
+
+
+def test_between_steps_samples_are_the_timers(tmp_path: Path) -> None:
+    """Whose next sample is a minute off: the ones there are were taken as a stage began for the first time."""
+    _, run = tiny_run(tmp_path, num_rounds=5)
+    served = Counter(sample["stage"] for sample in run.samples if sample["stage"] in ("prefill", "decode"))
+    begun = Counter(event["stage"] for event in run.events if event["event"] == "stage")
+    assert (begun["prefill"], begun["decode"]) == (5, 5)
+    assert served.total() == 3  # prefill's first, decode's first, and the last before `drained`
+    assert min(served["prefill"], served["decode"]) == 1
+
+
+class Counters(runs.Probe):
+    """An allocator whose counters the test sets, and a driver that counts how often it is asked."""
+
+    peak = num_asked = 0
+
+    def of_torch(self) -> dict[str, int]:
+        return {"torch_peak": self.peak}
+
+    def reset_torch_peak(self) -> None:
+        self.peak = 0
+
+    def of_device(self) -> dict[str, Any]:
+        self.num_asked += 1
+        return {}
+
+
+def test_each_stretch_of_a_stage_has_its_own_peak_without_asking_the_driver(tmp_path: Path) -> None:
+    probe = Counters(torch.device("cpu"), None)
+    recorder = runs.Recorder(probe, RunWriter(tmp_path / "run", {}), 60, lambda values: None)
+    recorder.enter("prefill")
+    probe.peak = 70
+    recorder.mark("decode")
+    asked = probe.num_asked
+    for stage, peak in (("prefill", 30), ("decode", 90), ("prefill", 40)):
+        probe.peak = peak  # of the stretch before
+        recorder.mark(stage)
+    assert probe.num_asked == asked
+    assert (recorder.peaks["prefill"]["torch_peak"], recorder.peaks["decode"]["torch_peak"]) == (90, 40)
+    recorder.finish("complete", None)
+    ended = [
+        event["peaks"] for event in load_run(tmp_path / "run").events if event.get("stage") in ("prefill", "decode")
+    ]
+    assert ended[1:] == [{"prefill": {"torch_peak": n}} if n in (70, 90) else {"decode": {"torch_peak": n}}
+                         for n in (70, 30, 90, 40)]  # fmt: skip
+
+
+def test_a_run_is_before_its_first_stage_once(profiled: tuple[Path, dict[str, Any]]) -> None:
+    first, *rest = load_run(profiled[0]).events
+    assert first == {"t": 0.0, "event": "stage", "stage": "before"}
+    assert [event for event in rest if event.get("stage") == "before"] == []
+
+
+def test_a_baseline_begins_with_nothing_of_the_first_engine(profiled: tuple[Path, dict[str, Any]]) -> None:
+    run = load_run(profiled[0])
+    samples = [sample for sample in run.samples if sample["stage"] == "baseline"]
+    assert "generation_tokens" not in samples[0]
+    assert "torch_tensors" not in samples[0]
+    counts = [sample["generation_tokens"] for sample in samples if "generation_tokens" in sample]
+    assert counts == sorted(counts)
+    assert counts[0] < 3 * 4  # what each engine generates in all
+
+
+def test_shared_blocks_and_prefix_hits_are_in_the_results(tmp_path: Path, run: Run) -> None:
+    options = (
+        "--device", "cpu", "--dtype", "float32", "--num-seqs", "4", "--prompt-tokens", "40", "--output-tokens", "4",
+        "--shared-prefix", "32", "-q", "-o", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert run("profile", str(model_directory(tmp_path / "model")), *options).code == 0
+    kept = load_run(tmp_path / "run")
+    results = kept.manifest["results"]
+    # After the third of four steps each has 42 tokens: 2 shared blocks of 16, and 10 tokens in a block of its own.
+    densest = results["densest"]
+    assert (densest["num_used_blocks"], densest["num_filled_slots"], densest["num_kv_tokens"]) == (6, 32 + 4 * 10, 168)
+    # The second to fourth find the 32 tokens, which the first computes in the same step.
+    stats = results["stats"]
+    assert (stats["prefix_cache_queries"], stats["prefix_cache_hits"], stats["num_cached_tokens"]) == (160, 96, 96)
+    assert all(sample["num_filled_slots"] <= 72 for sample in kept.samples if "num_steps" in sample)
+
+
+# --- what an early end keeps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
+def test_what_was_served_outlives_the_process(tmp_path: Path, end: signal.Signals) -> None:
+    process = begun(tmp_path / "run", "decode")
+    samples = tmp_path / "run" / "samples.jsonl"
+    deadline = time.monotonic() + 60
+    while '"generation_tokens": 2' not in samples.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(end)
+    process.communicate(timeout=60)
+    run = load_run(tmp_path / "run")
+    results = run.manifest["results"]
+    assert results["is_partial"]
+    assert results["most_running"] == results["densest"]["num_requests_running"] == 2
+    sampled = [sample for sample in run.samples if "num_steps" in sample]
+    assert results["stats"]["generation_tokens"] >= sampled[-1]["generation_tokens"] > 0
+    rate = results["stats"]["generation_tokens"] / results["seconds"]
+    assert results["output_tokens_per_s"] == pytest.approx(rate)
+    assert ("what it served is put together from its samples" in run.notes) == (end == signal.SIGKILL)
+    assert document(reconcile(run))["served"][0]["most_running"] == 2
+
+
+def test_a_failure_keeps_what_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, num_steps = Engine.step, 0
+
+    def fail_at_the_third(engine: Engine) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", fail_at_the_third)
+    outcome, run = tiny_run(tmp_path)
+    results = run.manifest["results"]
+    assert (outcome.exit_code, run.status, results["is_partial"]) == (4, "partial", True)
+    assert (results["stats"]["generation_tokens"], results["most_running"], results["num_finished"]) == (2 * 4, 4, 0)
+    assert results["densest"]["num_filled_slots"] == 4 * 41  # the second step computed the first token generated
+
+
+def test_a_baseline_that_fails_keeps_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Engine.step
+
+    def fail_in_the_baseline(engine: Engine) -> Any:
+        if engine.config.allocator == "contiguous" and engine.stats().num_steps == 2:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", fail_in_the_baseline)
+    _, run = tiny_run(tmp_path, baseline="contiguous")
+    results = run.manifest["results"]
+    assert ("is_partial" in results, results["num_finished"]) == (False, 4)
+    partial = results["baseline"]
+    assert (partial["is_partial"], partial["allocator"], partial["stats"]["num_steps"]) == (True, "contiguous", 2)
+
+
+def served_sample(t: float, **figures: float) -> dict[str, Any]:
+    return {"t": t, "stage": "decode", **dict.fromkeys(ENGINE_FIGURES, 0), **figures}
+
+
+def test_a_killed_run_says_no_more_than_its_samples(tmp_path: Path) -> None:
+    samples = [
+        {"t": 1.0, "stage": "pool"},
+        served_sample(1.5, num_steps=1, num_requests_running=2, num_filled_slots=50, num_kv_tokens=90),
+        served_sample(2.0, num_steps=5, num_requests_running=3, num_filled_slots=70, num_kv_tokens=80),
+        served_sample(5.0, num_steps=9, num_requests_running=1, generation_tokens=20, num_preemptions=1),
+        {**served_sample(9.0, num_steps=99, num_requests_running=8, generation_tokens=500), "stage": "baseline"},
+    ]
+    folder = tmp_path / "run"
+    writer = RunWriter(folder, {})
+    for sample in samples:
+        writer.sample(sample)
+    writer.update(pid=2**22 + 1)  # above the largest that Linux gives
+    results = load_run(folder).manifest["results"]
+    assert (results["most_running"], results["densest"]["num_filled_slots"]) == (3, 70)
+    assert results["stats"]["num_preemptions"] == 1
+    assert (results["seconds"], results["output_tokens_per_s"]) == (4.0, 5.0)  # 20 tokens, from 1 s at the earliest
+    assert not {"num_finished", "num_failed", "baseline"} & set(results)
+    # Nothing is made up, and nothing that was written is replaced.
+    assert served_by_samples(samples[:1]) is None
+    assert served_by_samples([{"t": "x", "num_steps": float("nan")}, {"stage": "decode"}]) is None
+    writer.update(results={"num_finished": 7})
+    assert load_run(folder).manifest["results"] == {"num_finished": 7}
+    writer.event(5.5, "stage", stage="baseline", allocator="contiguous")
+    baseline = load_run(folder).manifest["results"]["baseline"]
+    assert (baseline["allocator"], baseline["most_running"]) == ("contiguous", 8)
+    writer.finish("partial")
+
+
+def test_every_figure_of_the_engine_is_known_to_who_reads_samples() -> None:
+    assert set(ENGINE_FIGURES) == {each.name for each in fields(Stats)}
+
+
+# --- requests that cannot succeed -------------------------------------------------------------------------------------
+
+
+def test_when_every_request_fails_the_run_is_no_success(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, {f"request-{n}" for n in range(1, 4)})
+    done = run("profile", *SMALL, "-q", "-o", str(tmp_path / "run"))
+    kept = load_run(tmp_path / "run")
+    assert (done.code, kept.status, done.out) == (4, "partial", "")
+    assert kept.cause == "all 3 requests failed: request-1: broken"
+    assert done.err.splitlines() == [
+        f"kvplan: error: profile: {kept.cause}; what was measured is in {tmp_path / 'run'}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        # 20 + 15 tokens, of which the last is never computed: 34 in blocks of 16
+        (("--num-blocks", "3", "--output-tokens", "15"),
+         "the longest request (35 tokens) takes 3 blocks of 16 tokens, and the pool has 2 to give; "
+         "raise --num-blocks to 4, or ask for less"),
+        (("--num-blocks", "4", "--ctx", "64", "--output-tokens", "4", "--baseline", "contiguous"),
+         "a contiguous reservation (64 tokens) takes 4 blocks of 16 tokens, and the pool has 3 to give; "
+         "raise --num-blocks to 5, or ask for less"),
+    ],
+    ids=["paged", "the baseline"],
+)  # fmt: skip
+def test_a_pool_too_small_for_one_request_is_refused(
+    options: tuple[str, ...], complaint: str, tmp_path: Path, run: Run
+) -> None:
+    refused = run("profile", *SMALL[:-4], "--max-num-batched-tokens", "32", *options, "-q", "-o", str(tmp_path / "run"))
+    assert (refused.code, refused.err) == (2, f"kvplan: error: profile: {complaint}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pool_that_turns_out_too_small_is_refused_before_anything_is_served(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="takes 3 blocks of 16 tokens, and the pool has 2 to give"):
+        tiny_run(tmp_path, replace(TINY, num_blocks=3))
+    assert load_run(tmp_path / "run").status == "failed"
+
+
+@settings(max_examples=150)
+@given(
+    groups=st.sampled_from([(FullGroup(4),), (WindowGroup(4, 9),), (WindowGroup(4, 6), FullGroup(4), FullGroup(4))]),
+    prompt=st.integers(1, 60),
+    output=st.integers(1, 40),
+    budget=st.integers(1, 32),
+    reserve=st.booleans(),
+)
+def test_one_request_runs_alone_in_just_the_blocks_it_needs(
+    groups: tuple[Group, ...], prompt: int, output: int, budget: int, reserve: bool
+) -> None:
+    config = EngineConfig(
+        block_size=4, max_model_len=128, max_num_batched_tokens=budget, reserve_full_prompt=reserve
+    )  # fmt: skip
+    needed = runs.blocks_needed(groups, config, runs.PlannedRequest(prompt, output))
+
+    def reason(num_blocks: int) -> str | None:
+        """How the scheduler ends it in a pool of so many blocks, one of which holds nothing."""
+        limits = SchedulerConfig(budget, 1, 128, reserve_full_prompt=reserve)
+        scheduler, seq = Scheduler(limits, num_blocks, groups), Sequence("a", [5] * prompt, output)
+        scheduler.add(seq)
+        while not seq.is_finished:
+            batch = scheduler.schedule()
+            scheduler.update(batch, {each.request_id: 1 for each in batch.samples})
+        return seq.finish_reason
+
+    assert reason(needed + 1) == "length"
+    if needed > 1:  # the pool has at least one block
+        assert reason(needed) == "out_of_blocks"
+
+
+# --- places that cannot be written ------------------------------------------------------------------------------------
+
+LONG = "n" * 300
+
+
+@pytest.mark.parametrize("command", ["profile", "report"])
+def test_a_name_that_is_too_long_is_one_line(command: str, tmp_path: Path, run: Run) -> None:
+    target = str(tmp_path / LONG)
+    refused = run("profile", *SMALL, "-q", "-o", target) if command == "profile" else run("report", target)
+    assert refused.code == 2
+    assert len(refused.errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(errno.EROFS, "Read-only file system"), (errno.EACCES, "Permission denied"),
+     (errno.ENOSPC, "No space left on device")],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_bad_input(
+    number: int, reason: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    target = tmp_path / "above" / "run"
+    refused = run("profile", *SMALL, "-q", "-o", str(target))
+    assert (refused.code, refused.err) == (
+        2, f"kvplan: error: {target}: cannot be written ({reason}); choose another directory\n",
+    )  # fmt: skip
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """From now on there is no room for files whose name ends so."""
+    fsync = os.fsync
+
+    def sync(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().name.endswith(suffix):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+
+def test_a_disk_that_is_full_from_the_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, ".part")
+    with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\); choose another directory"):
+        RunWriter(tmp_path / "above" / "run", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_leaves_the_manifest_and_no_part_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RunWriter(tmp_path / "run", {"device": "cpu"})
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    full_disk(monkeypatch, ".part")
+    with pytest.raises(EnvironmentProblem, match="what was measured so far is kept"):
+        writer.update(device="cuda")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["events.jsonl", "run.json", "samples.jsonl"]
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    monkeypatch.undo()
+    writer.update(pid=2**22 + 1)
+    assert "the disk was full" in str(load_run(tmp_path / "run").cause)
+    writer.finish("partial")
+
+
+def test_counters_that_find_no_room_cost_only_themselves(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch, ".tmp")
+    done = run("profile", *SMALL, "--perfetto", "--format", "json", "-q", "-o", str(tmp_path / "run"))
+    assert (done.code, len(done.errors)) == (3, 1)
+    assert "--perfetto" in done.err
+    assert done.json["status"] == "complete"
+    kept = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert kept == ["events.jsonl", "run.json", "samples.jsonl"]
+
+
+def test_weights_alone_do_not_choose_the_cpu(tmp_path: Path, run: Run) -> None:
+    weights = model_directory(tmp_path / "weights")
+    refused = run("profile", "--weights", str(weights), "-q", "-o", str(tmp_path / "run"))
+    assert refused.code == 3
+    assert "no GPU that CUDA can use; use --device cpu" in refused.err

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvplan.hf_config import read_config
-from kvplan.reconcile import COMPONENTS, reconcile
+from kvplan.reconcile import COMPONENTS, peaks_of, reconcile
 from kvplan.rules.bundled import EngineInputs, predict
 from kvplan.rundir import load_run
 from tests.cli import LLAMA, Run, refused
 from tests.cli import run as run  # the fixture
-from tests.recorded_runs import GPU_INPUTS, cpu_run, gpu_run, gpu_samples, manifest, rewritten, served, write_run
+from tests.recorded_runs import GIB, GPU_INPUTS, cpu_run, gpu_run, gpu_samples, manifest, rewritten, served, write_run
 
 DELETED = object()
 # Where a run.json is edited, what is put there, and what the refusal calls it.
@@ -254,6 +254,15 @@ def test_shared_blocks_count_once_and_what_is_not_known_is_not_told(tmp_path: Pa
 
 def pool_of(document: dict[str, Any]) -> dict[str, Any]:
     return {row["name"]: row["measured"] for row in document["capacity"]}
+
+
+def test_what_torch_counted_between_two_samples_is_not_lost(tmp_path: Path) -> None:
+    folder = gpu_run(tmp_path / "run")
+    before = peaks_of(load_run(folder))["prefill"]
+    with (folder / "events.jsonl").open("a") as file:
+        for ended in ({"prefill": {"torch_reserved": 77 * GIB, "torch_peak": "x"}}, {"prefill": 3}, "x"):
+            file.write(json.dumps({"t": 90.0, "event": "stage", "stage": "drained", "peaks": ended}) + "\n")
+    assert peaks_of(load_run(folder))["prefill"] == {**before, "torch_reserved": 77 * GIB}
 
 
 def test_one_rank_of_several_is_called_that(tmp_path: Path, run: Run) -> None:

@@ -9,7 +9,7 @@ from kvplan.cli import output
 from kvplan.cli.live import live_view
 from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
-from kvplan.errors import EnvironmentProblem, UsageError
+from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.files import printable, shown
 from kvplan.hf_config import load_spec
 from kvplan.rundir import RunWriter, load_run
@@ -43,6 +43,7 @@ def profile(options: ProfileOptions) -> int:
     interval = parse_duration(options.interval or "50ms", "--interval")
     timeout = None if options.timeout is None else parse_duration(options.timeout, "--timeout")
     check_input(options, device)
+    check_pool(options, spec, config, workload)
     target = Path(options.run_dir) if options.run_dir else _default_dir(spec.name)
     is_quiet = options.quiet or rank > 0
     from kvplan import profile as runs
@@ -75,15 +76,12 @@ def profile(options: ProfileOptions) -> int:
 
 def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: "Outcome") -> None:
     """What is said and written once a run has ended."""
-    if options.perfetto:
-        from kvplan.report.perfetto import write_counters
-
-        write_counters(load_run(target), target / "counters.json")
     if outcome.message is not None:
-        output.tell("error", f"profile: ended early ({outcome.message}); what was measured is in {shown(target)}")
+        why = f"ended early ({outcome.message})" if outcome.is_early else outcome.message
+        output.tell("error", f"profile: {why}; what was measured is in {shown(target)}")
     results = writer.manifest.get("results", {})
     for served in (results, results.get("baseline", {})):
-        if served.get("num_failed"):
+        if 0 < served.get("num_failed", 0) < served["num_finished"]:
             output.tell(
                 "warning",
                 f"profile: {served['num_failed']} of {served['num_finished']} requests failed "
@@ -94,6 +92,21 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
         from kvplan.reconcile import reconcile
 
         show(reconcile(load_run(target)), options.format, options.color)
+    if options.perfetto:
+        save_counters(target, outcome)
+
+
+def save_counters(target: Path, outcome: "Outcome") -> None:
+    """Write counters.json beside the samples, last: a disk that is full costs the run nothing else."""
+    from kvplan.report.perfetto import counters
+
+    try:
+        with output.report_files((str(target / "counters.json"),), "--perfetto") as (file,):
+            file.save(counters(load_run(target)))
+    except KvplanError as error:
+        if outcome.exit_code == 0:
+            raise
+        output.tell("warning", str(error))  # the run's own end is what the exit code says
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -121,6 +134,16 @@ def check_input(options: ProfileOptions, device: "torch.device") -> None:
         Checkpoint(Path(options.weights))  # opens the files, and says which one is missing or damaged
 
 
+def check_pool(options: ProfileOptions, spec: ModelSpec, config: "EngineConfig", workload: "Workload") -> None:
+    """Refuse a pool of stated size that the longest request does not fit into; what is left of memory is seen later."""
+    from engine.kv_cache import group_layers
+    from kvplan.profile import refuse_small_pool
+
+    if config.num_blocks is not None:
+        groups = tuple(group.rule for group in group_layers(spec, config.block_size))
+        refuse_small_pool(groups, config, workload, config.num_blocks, options.baseline)
+
+
 def rank_of(options: ProfileOptions) -> int:
     """This process's number among those torchrun started; 0 without tensor parallelism."""
     size = _count(options.tensor_parallel_size, "--tp") or 1
@@ -136,7 +159,7 @@ def rank_of(options: ProfileOptions) -> int:
 
 
 def device_of(options: ProfileOptions) -> "torch.device":
-    """Where to run: as asked; else a GPU if there is one, else, if no model was named, the CPU."""
+    """Where to run: as asked; else a GPU if there is one, else, if neither model nor weights were named, the CPU."""
     try:
         import torch
     except ImportError as error:
@@ -155,7 +178,7 @@ def device_of(options: ProfileOptions) -> "torch.device":
         return _own_gpu(options) if device.type == "cuda" and device.index is None else device
     if torch.cuda.is_available():
         return _own_gpu(options)
-    if options.model is not None:
+    if options.model is not None or options.weights is not None:
         raise EnvironmentProblem(f"profile: {_why_no_gpu()}; use --device cpu, which takes the time a CPU takes")
     return torch.device("cpu")
 
@@ -363,5 +386,5 @@ def manifest(
 
 def _default_dir(name: str) -> Path:
     """runs/MODEL-1, -2, ...: the first that does not exist."""
-    stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.rsplit("/", 1)[-1]) or "model"
+    stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in name.rsplit("/", 1)[-1])[:60] or "model"
     return next(path for n in range(1, 10**6) if not (path := Path("runs") / f"{stem}-{n}").exists())
