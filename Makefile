@@ -29,9 +29,14 @@ test-full: .venv/dev.stamp
 compile-table: .venv/dev.stamp
 	.venv/bin/python -m tests.compile_kernels --table
 
+# On a machine with a GPU, with its own python3 and torch; goes on where the last call stopped. Where each call gets a fresh
+# copy of the checkout, lay what the last one left into build/gpu (which git ignores: have it copied all the same), name
+# another OUT, and ask for the same kind of GPU. COMMIT is for a copy without .git.
 OUT ?= build/gpu
-gpu: # on a machine with a GPU, with its own python3 and torch; goes on where the last call stopped
-	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(OUT) --budget 480 $(if $(wildcard $(OUT)/summary.json),--resume $(OUT))
+RESUME ?= $(firstword $(foreach folder,$(OUT) build/gpu,$(if $(wildcard $(folder)/summary.json),$(folder))))
+gpu:
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py $(OUT) --budget 480 $(addprefix --resume ,$(RESUME)) \
+		$(addprefix --commit ,$(COMMIT))
 
 .venv/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 ...")'

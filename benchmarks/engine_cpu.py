@@ -42,6 +42,7 @@ from engine.bench import (
     random_mix,
     run_engine,
     run_transformers,
+    run_warm_up,
     warm_up,
 )
 from engine.directory import read_spec
@@ -84,7 +85,7 @@ def against_transformers(folder: Path, num_rounds: int) -> list[Row]:
     """The mix's requests per second on each side, and the ratios of pieces that stood side by side."""
     config = EngineConfig(device="cpu", dtype="float32", max_model_len=MAX_MODEL_LEN, num_blocks=ROOM)
     engine, model = Engine(folder, config), load_transformers(str(folder), config, read_spec(folder))
-    run_engine(engine, warm_up(mix(32), VOCAB_SIZE))
+    run_warm_up(engine, mix(32))
     run_transformers(model, warm_up(mix(32), VOCAB_SIZE), 8)
     speeds: dict[str, list[Speed]] = {"engine": [], "batches of 8": [], "one by one": []}
     for i in range(num_rounds):

@@ -1,14 +1,22 @@
 """Everything a GPU is needed for, in one command: tests, measured memory beside predicted, prefix reuse, speed.
 
-    PYTHONPATH=. python3 benchmarks/gpu.py OUT --budget 480 [--resume DIR] [--only smoke,tests] [--device cuda:0]
+    PYTHONPATH=. python3 benchmarks/gpu.py OUT --budget 480 [--resume DIR] [--only smoke,tests] [--again tests]
+                                           [--commit COMMIT] [--device cuda:0]
 
 Stages run in the order of --list, the biggest news first, each in a process of its own and within the seconds of the
-budget. After each stage OUT holds summary.json and at most seven archives of evidence; a stage that was skipped,
-failed or cut off is run again by the next call with --resume (whose DIR may be OUT itself).
+budget. After each stage OUT holds summary.json and at most seven archives of evidence. A call with --resume (whose DIR
+may be OUT itself) runs what was skipped, crashed or was cut off, and goes on with what is partial. A stage that came to
+its own end is done, also with failures, which its headline tells; --again names stages to be run all the same.
+
+Where every call gets a fresh copy of the checkout, what the last one left must travel with it: lay the files of its OUT
+into build/gpu of the checkout and give `--resume build/gpu`. Git ignores that folder, so its files cannot be committed
+by accident; nor does a copy that leaves ignored files out take it along unless it is told to. Such a copy may have no
+.git to ask for the commit: give --commit, the same words for the same code, in every call. Ask for the same kind of GPU
+in every call, by its name: what another one has shown is not taken over.
 
 With --device cpu the same stages run on tiny models, to try the script; what they say then says nothing about a GPU.
 
-Exit codes: 0 all stages are ok, 1 one failed, 2 usage, 3 no GPU, 4 the budget ended first.
+Exit codes: 0 all stages are ok, 1 one failed or has failures, 2 usage, 3 no GPU, 4 the budget ended first.
 """
 
 import argparse
@@ -27,7 +35,6 @@ from benchmarks.gpu_stages.runner import (
     ROOT,
     SUMMARY,
     Machine,
-    Result,
     Session,
     Stage,
     resume,
@@ -35,7 +42,7 @@ from benchmarks.gpu_stages.runner import (
     table,
 )
 from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.files import shown
+from kvplan.files import printable, shown
 from kvplan.git import checkout
 from kvplan.nvml import DeviceError, open_nvml
 
@@ -90,6 +97,16 @@ STAGES = (
     Stage("prefix", "serving", "first and later requests with a shared prefix", ("-m", f"{MODULES}.prefix"), 25, 80),
     Stage("prefill", "engine", "prompt tokens/s beside the matrix rate", ("-m", f"{MODULES}.prefill"), 20, 70),
     Stage("tune", "kernels", "launch parameters for engine/kernels/tiles.json", ("-m", f"{MODULES}.tune"), 60, 180),
+    # Last, since it takes what time is left, call after call; tuning may change what the next commit measures.
+    Stage(
+        "kernels-grid",
+        "kernels",
+        "kernels: the cases left, 1-256 sequences of 512-131,072 tokens",
+        ("-m", f"{MODULES}.kernels", "--rest", "--limit", "210"),
+        40,
+        240,
+        goes_on=True,
+    ),
 )
 
 
@@ -145,24 +162,26 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="for all of it (%(default)s)")
     own.add_argument("--resume", type=Path, metavar="DIR", help="go on from an earlier OUT")
     own.add_argument("--only", metavar="STAGE,...", help="these stages alone")
+    own.add_argument("--again", metavar="STAGE,...", help="run these although --resume has them done")
     own.add_argument("--device", default="cuda:0", help="cuda:N or cpu (%(default)s)")
-    own.add_argument("--commit", help="of the code, where there is no repository to ask")
+    own.add_argument("--commit", help="of the code, where there is no repository to ask; the same in every call")
     own.add_argument("--list", action="store_true", help="print the stages and stop")
     return own
 
 
-def chosen(stages: Sequence[Stage], only: str | None) -> list[Stage]:
-    """The stages asked for, in the stated order; raises UsageError for a name that is none."""
-    names = [stage.name for stage in stages] if only is None else only.split(",")
-    unknown = [name for name in names if name not in {stage.name for stage in stages}]
+def chosen(stages: Sequence[Stage], option: str, names: str) -> list[Stage]:
+    """The stages that an option names, in the stated order; raises UsageError for a name that is none."""
+    wanted = names.split(",")
+    unknown = [name for name in wanted if name not in {stage.name for stage in stages}]
     if unknown:
-        raise UsageError(f"--only: {unknown[0]!r} is no stage; --list prints them")
-    return [stage for stage in stages if stage.name in names]
+        raise UsageError(f"{option}: {printable(repr(unknown[0]), 40)} is no stage; --list prints them")
+    return [stage for stage in stages if stage.name in wanted]
 
 
 def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) -> int:
     """Everything but the reading of the command line; returns the exit code."""
-    selected = chosen(stages, options.only)
+    selected = list(stages) if options.only is None else chosen(stages, "--only", options.only)
+    again = [] if options.again is None else chosen(stages, "--again", options.again)
     if options.list:
         for stage in selected:
             print(f"{stage.name:<25} {stage.minimum_s:4.0f} to {stage.timeout_s:3.0f} s  {stage.shows}")
@@ -173,9 +192,12 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
     if (options.out / SUMMARY).exists() and not is_continued:
         raise UsageError(f"{shown(options.out)}: holds an earlier call's results; --resume it, or name another folder")
     found = machine(options.device, options.commit)
+    if found.commit is None and options.resume is None:
+        print("nobody knows which code this is: without --commit no later call can go on from this one", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="kvplan-gpu-") as work:
         session = Session(options.out, Path(work), options.device, found, options.budget, started_s)
+        session.again = frozenset(stage.name for stage in again)
         if options.resume is not None:
             resume(session, options.resume)
         try:
@@ -183,14 +205,15 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
         finally:
             print(f"\n{session.machine.device}, commit {session.machine.commit}; {shown(options.out)}:")
             print(table(list(session.results.values())), flush=True)
-    return exit_code([session.results[stage.name] for stage in selected])
+    return exit_code(session, selected)
 
 
-def exit_code(results: Sequence[Result]) -> int:
+def exit_code(session: Session, selected: Sequence[Stage]) -> int:
+    results = [session.results[stage.name] for stage in selected]
     found = {result.status for result in results}
-    if found & {"failed", "timeout"}:
+    if found & {"failed", "timeout", "failures"} or any(result.numbers.get("failures") for result in results):
         return FAILED
-    return BUDGET_ENDED if "skipped" in found else 0
+    return BUDGET_ENDED if found & {"skipped", "partial"} or session.not_begun else 0
 
 
 def main(argv: Sequence[str] | None = None, stages: Sequence[Stage] = STAGES) -> int:

@@ -95,7 +95,7 @@ def keep(out: Path, found: Findings, where: Machine) -> None:
     if not draw(out / "kernels.svg", found.timings, found.rates, where.device):
         print("kernels.svg: matplotlib is not installed; the CSV holds the numbers", file=sys.stderr)
     on_gpu = where.device != "cpu"
-    table = goals.table(found.numbers["goals"] if on_gpu else {})
+    table = goals.table(found.numbers["goals"] if on_gpu else {}, where.device if on_gpu else None)
     write_whole(out / "goals.md", f"{table}\n".encode())
     print(f"\n{found.headline}\n\n{table}")
     if not on_gpu:

@@ -35,6 +35,7 @@ Backend = Literal["paged", "contiguous", "transformers"]
 BACKENDS = get_args(Backend)
 SCHEMA = "kvplan/engine-bench@1"
 NUM_WARM_UP, WARM_UP_OUTPUT_LEN = 8, 2
+ALONE = (8, 600)  # tokens of prompts that warm up in steps of their own
 BUG, INTERRUPTED = 70, 130  # exit codes
 
 
@@ -188,6 +189,22 @@ def run_engine(engine: Engine, mix: list[BenchRequest]) -> Run:
     return Run(elapsed, times, num_running, engine.stats().num_preemptions - preemptions, num_blocks)
 
 
+def run_warm_up(engine: Engine, mix: list[BenchRequest]) -> None:
+    """Serve what has every kernel compiled that the mix may launch; clipped to what the engine takes.
+
+    A kernel's tile follows from a step's longest chunk, or from all of its tokens: a short prompt beside long ones
+    compiles nothing. So a step of a few tokens and one of some hundred follow alone, for prefill's small tile and the
+    middle one of mixtures of experts.
+    """
+    vocab_size = engine.spec.vocab_size
+    run_engine(engine, warm_up(mix, vocab_size))
+    num_slots = (engine.memory_report().num_blocks - 1) * engine.config.block_size // len(engine.runner.groups)
+    most = min(engine.max_model_len, num_slots) - WARM_UP_OUTPUT_LEN
+    for length in (max(1, min(length, most)) for length in ALONE):
+        tokens = np.random.default_rng((len(mix), length)).integers(0, vocab_size, length).tolist()
+        run_engine(engine, [BenchRequest(tokens, min(WARM_UP_OUTPUT_LEN, engine.max_model_len - length))])
+
+
 def _check_lengths(max_model_len: int, mix: list[BenchRequest]) -> None:
     longest = max(len(request.prompt) + request.output_len for request in mix)
     if longest > max_model_len:
@@ -295,7 +312,7 @@ def bench(
             case "paged" | "contiguous":
                 engine = Engine(model if Path(model).is_dir() else spec, replace(config, allocator=backend))
                 config = replace(config, num_blocks=engine.memory_report().num_blocks)
-                run_engine(engine, warm_up(mix, spec.vocab_size))
+                run_warm_up(engine, mix)
                 results[backend] = figures(mix, run_engine(engine, mix))
                 del engine
             case _:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,8 @@ import pytest
 import torch
 
 from benchmarks import kernels
+from benchmarks.gpu_stages import kernels as kernels_stage
+from benchmarks.gpu_stages.runner import FAILURES, UNFINISHED
 from benchmarks.gpu_stages.stage import Task, row
 from benchmarks.kernel_bench import contenders as peers
 from benchmarks.kernel_bench import figure
@@ -478,6 +481,90 @@ def test_flash_attn_and_xformers_are_asked_for_the_same_thing(monkeypatch: pytes
             assert expected_of(problem).error(built.answer(built.calls[0]())) < 1e-5
 
 
+# --- in stages, call after call ---------------------------------------------------------------------------------------
+
+FOUR = [small(), small(num_seqs=3), small(window=7), small("store", 5, 1)]
+
+
+@pytest.fixture
+def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Exit code of the stage `kernels`, or of `kernels-grid` beside it, with time for so many cases of FOUR."""
+
+    right = peers.contenders(CPU)[0]
+
+    def run(name: str, num_cases: int, own: Contender = right) -> int:
+        def measure(task: Task, wanted: list[Case], until_s: float, found: Findings) -> None:
+            timed.measure(task, wanted[:num_cases], until_s, found, (own,))
+
+        monkeypatch.setattr(kernels_stage, "measure", measure)
+        monkeypatch.setattr(kernels_stage, "cases", lambda device: FOUR)
+        monkeypatch.setattr(kernels_stage, "begin", lambda device: Findings(constant_rates()))
+        (tmp_path / name).mkdir(exist_ok=True)
+        task = Task(tmp_path / name, CPU, Namespace(limit=60, end=None))
+        return kernels_stage.run(task) if name == "kernels" else kernels_stage.run_rest(task)
+
+    return run
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def timed_cases(result: dict[str, Any]) -> list[str]:
+    return [line["metric"].removesuffix(f", {OWN}") for line in result["rows"] if line["unit"] == "us"]
+
+
+def test_the_grid_measures_what_the_first_stage_did_not_come_to_and_goes_on(
+    stages: Callable[..., int], tmp_path: Path
+) -> None:
+    """One case, then one, then the rest; each is measured once, and told with those before it."""
+    names = [str(case) for case in FOUR]
+    assert stages("kernels", 1) == 0  # its time is up: that is what it is for
+    assert saved(tmp_path / "kernels")["numbers"]["cases"] == names[:1]
+    assert stages("kernels-grid", 1) == UNFINISHED
+    first = saved(tmp_path / "kernels-grid")
+    assert (first["numbers"]["cases"], timed_cases(first)) == (names[1:2], names[1:2])
+    assert first["headline"].endswith("; 2 of 4 cases are left")
+    assert stages("kernels-grid", 9) == 0
+    last = saved(tmp_path / "kernels-grid")
+    assert (last["numbers"]["cases"], timed_cases(last)) == (names[1:], names[1:])
+    assert last["rows"][: len(first["rows"])] == first["rows"]
+
+
+def test_without_a_first_stage_the_grid_is_all_there_is(stages: Callable[..., int], tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "result.json").write_text("cut off {")
+    assert stages("kernels-grid", 9) == 0
+    assert timed_cases(saved(tmp_path / "kernels-grid")) == [str(case) for case in FOUR]
+
+
+def test_after_a_whole_first_stage_the_grid_has_nothing_to_do(stages: Callable[..., int], tmp_path: Path) -> None:
+    stages("kernels", 9)
+    assert stages("kernels-grid", 9) == 0
+    assert saved(tmp_path / "kernels-grid")["headline"] == "all 4 cases were measured before"
+
+
+def test_a_kernel_that_fails_is_told_and_not_tried_again(stages: Callable[..., int], tmp_path: Path) -> None:
+    """Of the grid in its first call: also when what is left then goes well."""
+    assert stages("kernels", 1, Contender(OWN, wrong)) == FAILURES
+    assert saved(tmp_path / "kernels")["headline"].endswith("; 1 failed")
+    assert stages("kernels-grid", 1, Contender(OWN, wrong)) == UNFINISHED
+    assert stages("kernels-grid", 9) == FAILURES
+    found = saved(tmp_path / "kernels-grid")
+    assert list(found["numbers"]["failures"]) == [f"{FOUR[1]}, {OWN}"]
+    assert timed_cases(found) == [str(case) for case in FOUR[2:]]
+
+
+def test_the_goals_of_two_calls_are_the_worst_of_both() -> None:
+    """536.9 MB in 600 us are 0.895 of 1 TB/s."""
+    found = Findings(constant_rates(), timings=[timing(Case("decode", 32, 4096, BF16, BF16), 600)])
+    found.before = {"goals": {"decode-bandwidth": 0.7, "decode-single-peer": 1.3}}
+    assert found.numbers["goals"] == {"decode-bandwidth": 0.7, "decode-single-peer": 1.3}
+    found.before = {"goals": {"decode-bandwidth": 0.99}}
+    assert found.numbers["goals"]["decode-bandwidth"] == pytest.approx(0.895, abs=1e-3)
+
+
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
@@ -571,7 +658,7 @@ def test_the_command_leaves_rows_a_figure_and_goals_that_claim_nothing(
     assert kernels.main(argv) == 0
     out, err = capsys.readouterr()
     rows_of_goals = [line for line in out.splitlines() if line.startswith("| ")][2:]
-    assert len(rows_of_goals) == 9
+    assert len(rows_of_goals) == 10
     assert all("| not yet run on a GPU |" in line for line in rows_of_goals)
     assert "say nothing about a GPU" in err
     with (tmp_path / "out" / "kernels.csv").open(newline="") as file:

@@ -1,6 +1,7 @@
 """benchmarks/gpu.py: stages end within their time, lose nothing of each other, resume, and stay small on disk."""
 
 import argparse
+import ast
 import csv
 import io
 import json
@@ -262,12 +263,182 @@ def test_resuming_says_which_results_are_of_another_commit(call: Any, tmp_path: 
     call([fake("a"), fake("b"), fake("bad", "sys.exit(1)")])
     stages = [fake("a"), fake("b"), fake("bad")]
     _, out, _ = call(stages, "--resume", str(tmp_path / "out"), "--commit", "badcafe")
-    assert out.splitlines()[0] == "kept of another commit than badcafe: a (c0ffee), b (c0ffee)"
+    how = "; --again STAGE,... measures them anew"
+    assert out.splitlines()[0] == f"kept of another commit than badcafe: a (c0ffee), b (c0ffee){how}"
     _, out, _ = call([fake("a")], "--resume", str(tmp_path / "out"), out="second")
-    assert out.splitlines()[0] == "kept of another commit than c0ffee: bad (badcafe)"
+    assert out.splitlines()[0] == f"kept of another commit than c0ffee: bad (badcafe){how}"
     call([fake("a")], out="third")
     _, out, _ = call([fake("a")], "--resume", str(tmp_path / "third"), out="third")
     assert "another commit" not in out
+
+
+SAVED = "save('3 passed, 1 failed', run={run}); sys.exit({code})"
+
+
+def test_a_stage_that_ended_with_failures_is_done_and_told(call: Any, tmp_path: Path) -> None:
+    """Its numbers are there: another try would take as long and show the same. The call has failed each time."""
+    code, out, _ = call([fake("tests", SAVED.format(run=1, code=9)), fake("good")])
+    assert code == 1
+    assert "failures" in out
+    assert "3 passed, 1 failed" in out
+    code, out, _ = call([fake("tests", SAVED.format(run=2, code=0)), fake("good")], "--resume", str(tmp_path / "out"))
+    assert code == 1
+    (line,) = (line.split() for line in out.splitlines() if " kept " in line and line.startswith("tests"))
+    assert line == ["tests", "kept", "failures", "3", "passed,", "1", "failed"]
+    found = stages_of(tmp_path / "out")["tests"]
+    assert (found["status"], found["numbers"]) == ("failures", {"run": 1})
+
+
+def test_failures_without_numbers_are_a_crash(call: Any, tmp_path: Path) -> None:
+    call([fake("tests", "sys.exit(9)")])
+    assert statuses(tmp_path / "out") == {"tests": "failed"}
+
+
+def test_again_runs_a_stage_that_is_done(call: Any, tmp_path: Path) -> None:
+    call([fake("a", "save(run=1)"), fake("b", "save(run=1)"), fake("c", SAVED.format(run=1, code=9))])
+    stages = [fake(name, "save(run=2)") for name in "abc"]
+    arguments = ("--resume", str(tmp_path / "out"), "--again", "c,a", "--commit", "badcafe")
+    code, out, _ = call(stages, *arguments)
+    assert code == 0
+    assert (
+        out.splitlines()[0] == "kept of another commit than badcafe: b (c0ffee); --again STAGE,... measures them anew"
+    )
+    found = stages_of(tmp_path / "out")
+    assert [(found[name]["numbers"], found[name]["commit"]) for name in "abc"] == [
+        ({"run": 2}, "badcafe"), ({"run": 1}, "c0ffee"), ({"run": 2}, "badcafe"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, "ok"), (1, "failed")])
+def test_what_the_time_does_not_allow_again_stays_as_it_was(call: Any, tmp_path: Path, code: int, status: str) -> None:
+    """With the commit that it is of, its numbers and its evidence; the call says that it was not run."""
+    call([fake("a", SAVED.format(run=1, code=code))])
+    late = [fake("a", "save(run=2)", minimum_s=10**6)]
+    arguments = ("--resume", str(tmp_path / "out"), "--again", "a", "--commit", "badcafe")
+    found, out, _ = call(late, *arguments)
+    assert found == (4 if status == "ok" else 1)
+    assert "not run again: it needs 1e+06 s" in out
+    entry = stages_of(tmp_path / "out")["a"]
+    assert (entry["status"], entry["numbers"], entry["commit"]) == (status, {"run": 1}, "c0ffee")
+    assert "a/result.json" in members(tmp_path / "out" / "evidence-all.tar.gz")
+
+
+GOES_ON = """
+path = folder / 'result.json'
+before = json.loads(path.read_text())['numbers'].get('cases', []) if path.exists() else []
+save(cases=[*before, len(before)])
+sys.exit(10 if len(before) < 2 else 0)
+"""
+
+
+def test_a_stage_that_goes_on_adds_to_its_own_result_call_after_call(call: Any, tmp_path: Path) -> None:
+    """Of the same code; of another it begins anew. Until it is done the calls end as at a budget's end."""
+    grid = [Stage("grid", "all", "shows", ("-S", "-c", PRELUDE + GOES_ON), 0, 30, goes_on=True)]
+    resume = ("--resume", str(tmp_path / "out"))
+    codes = [call(grid)[0], call(grid, *resume)[0]]
+    assert stages_of(tmp_path / "out")["grid"]["numbers"] == {"cases": [0, 1]}
+    assert statuses(tmp_path / "out") == {"grid": "partial"}
+    codes.append(call(grid, *resume, "--commit", "badcafe")[0])
+    assert stages_of(tmp_path / "out")["grid"]["numbers"] == {"cases": [0]}
+    codes += [call(grid, *resume, "--commit", "badcafe")[0] for _ in range(2)]
+    assert statuses(tmp_path / "out") == {"grid": "ok"}
+    assert stages_of(tmp_path / "out")["grid"]["numbers"] == {"cases": [0, 1, 2]}
+    assert codes == [4, 4, 4, 4, 0]
+    call(grid, *resume, "--commit", "badcafe", "--again", "grid")
+    assert stages_of(tmp_path / "out")["grid"]["numbers"] == {"cases": [0]}
+
+
+def test_a_stage_that_does_not_go_on_finds_nothing_of_an_earlier_try(call: Any, tmp_path: Path) -> None:
+    plain = [fake("grid", GOES_ON)]
+    for more in ((), ("--resume", str(tmp_path / "out"))):
+        call(plain, *more)
+        assert stages_of(tmp_path / "out")["grid"]["numbers"] == {"cases": [0]}
+
+
+def test_a_partial_stage_with_failures_fails_the_call(call: Any) -> None:
+    assert call([fake("grid", "save(failures={'decode': 'wrong'}); sys.exit(10)")])[0] == 1
+
+
+def test_what_lost_its_evidence_on_the_way_is_measured_again(call: Any, tmp_path: Path) -> None:
+    """An archive that is cut off costs the stages of its group."""
+    call([fake("a", "save(run=1)", group="x"), fake("b", "save(run=1)", group="y")])
+    packed = tmp_path / "out" / "evidence-x.tar.gz"
+    packed.write_bytes(packed.read_bytes()[:60])
+    stages = [fake("a", "save(run=2)", group="x"), fake("b", "save(run=2)", group="y")]
+    code, out, _ = call(stages, "--resume", str(tmp_path / "out"), out="second")
+    assert code == 0
+    assert out.splitlines()[0] == f"{packed}: cannot be unpacked; measured again: a"
+    found = stages_of(tmp_path / "second")
+    assert [found[name]["numbers"] for name in "ab"] == [{"run": 2}, {"run": 1}]
+
+
+def test_what_another_gpu_showed_is_not_taken_over_and_the_call_goes_on(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine was started for this call: it is not wasted. Where the results lie they stay."""
+    call([fake("a", "save(run=1)")])
+    before = (tmp_path / "out" / "summary.json").read_text()
+    monkeypatch.setattr(gpu, "machine", lambda device, commit: runner.Machine("NVIDIA H100", "580", commit, {}))
+    resume = ("--resume", str(tmp_path / "out"))
+    code, out, _ = call([fake("a", "save(run=2)")], *resume, out="second")
+    assert code == 0
+    assert out.splitlines()[0] == f"{tmp_path}/out: was measured on cpu, this is NVIDIA H100; not taken over"
+    assert stages_of(tmp_path / "second")["a"]["numbers"] == {"run": 2}
+    assert call([fake("a")], *resume)[0] == 2
+    assert (tmp_path / "out" / "summary.json").read_text() == before
+
+
+def test_code_that_nobody_knows_is_never_the_same(
+    call: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a repository and without --commit: nothing can be gone on from, and nothing goes on."""
+    monkeypatch.setattr(gpu, "checkout", lambda root: None)
+    argv, resume = [str(tmp_path / "out"), "--device", "cpu"], ["--resume", str(tmp_path / "out")]
+    assert gpu.main(argv, [fake("a", "save(run=1)")]) == 0
+    assert "nobody knows which code this is: without --commit" in capsys.readouterr().out
+    assert stages_of(tmp_path / "out")["a"]["commit"] is None
+    assert gpu.main([*argv, *resume], [fake("a")]) == 2
+    assert capsys.readouterr().err == (
+        "gpu.py: error: --resume: nobody knows which code this is; give --commit, in the call that is resumed as well\n"
+    )
+    code, out, _ = call([fake("a", "save(run=2)")], *resume)
+    assert code == 0
+    assert out.splitlines()[0] == "measured again, of unknown code: a; give --commit in every call"
+    assert stages_of(tmp_path / "out")["a"]["numbers"] == {"run": 2}
+
+
+def test_the_folder_that_results_travel_in_is_one_that_git_ignores(tmp_path: Path) -> None:
+    """So that they lie in the checkout and are not committed by accident; the script's text and make name the same."""
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text())
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for name in ("summary.json", "evidence-kernels.tar.gz"):
+        done = subprocess.run(["git", "check-ignore", "-q", f"build/gpu/{name}"], cwd=tmp_path, check=False)
+        assert done.returncode == 0
+    assert "--resume build/gpu" in (gpu.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("where", "variables", "words"),
+    [
+        (None, (), ["build/gpu", "--budget", "480"]),
+        ("build/gpu", (), ["build/gpu", "--budget", "480", "--resume", "build/gpu"]),
+        ("build/gpu", ("OUT=new",), ["new", "--budget", "480", "--resume", "build/gpu"]),
+        ("new", ("OUT=new", "COMMIT=c0ffee"), ["new", "--budget", "480", "--resume", "new", "--commit", "c0ffee"]),
+        (None, ("RESUME=old",), ["build/gpu", "--budget", "480", "--resume", "old"]),
+    ],
+)
+def test_make_goes_on_from_what_lies_in_out_or_in_the_folder_that_travels(
+    tmp_path: Path, where: str | None, variables: tuple[str, ...], words: list[str]
+) -> None:
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    if where is not None:
+        (tmp_path / where).mkdir(parents=True)
+        (tmp_path / where / "summary.json").touch()
+    env = {name: value for name, value in os.environ.items() if name not in ("OUT", "RESUME", "COMMIT", "MAKEFLAGS")}
+    done = subprocess.run(
+        ["make", "-n", "gpu", *variables], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.replace("\\\n", " ").split() == ["PYTHONPATH=.", "python3", "benchmarks/gpu.py", *words]
 
 
 def test_only_runs_what_it_names_and_forgets_nothing(call: Any, tmp_path: Path) -> None:
@@ -308,13 +479,17 @@ def test_the_list_names_every_stage_and_runs_none(capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in lines] == [stage.name for stage in gpu.STAGES]
 
 
+SMOKE = {"name": "smoke", "group": "all", "status": "ok", "commit": "c0ffee"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ([], "OUT: is missing; name a folder for the results"),
         (["{tmp}", "--only", "smoke,nonsense"], "--only: 'nonsense' is no stage; --list prints them"),
         (["{tmp}/old"], "{tmp}/old: holds an earlier call's results; --resume it, or name another folder"),
-        (["{tmp}/new", "--resume", "{tmp}/old"], "{tmp}/old: was measured on H200, this is cpu; leave --resume out"),
+        (["{tmp}/old", "--resume", "{tmp}/old"], "{tmp}/old: was measured on H200, this is cpu; name another OUT"),
+        (["{tmp}", "--again", "smoke,nonsense"], "--again: 'nonsense' is no stage; --list prints them"),
         (
             ["{tmp}/new", "--resume", "{tmp}/other"],
             "{tmp}/other/summary.json: is not kvplan/gpu@1; name an OUT of an earlier call",
@@ -323,8 +498,18 @@ def test_the_list_names_every_stage_and_runs_none(capsys: pytest.CaptureFixture[
             ["{tmp}/new", "--resume", "{tmp}/odd"],
             "{tmp}/odd/summary.json: stages cannot be read (Result.__init__() got an unexpected keyword argument 'x')",
         ),
+        (["{tmp}/new", "--resume", "{tmp}/odd2"], "{tmp}/odd2/summary.json: stages cannot be read (smoke)"),
     ],
-    ids=["no OUT", "no such stage", "OUT is used", "another device", "no summary of ours", "odd stages"],
+    ids=[
+        "no OUT",
+        "no such stage",
+        "OUT is used",
+        "another device",
+        "none again",
+        "no summary of ours",
+        "odd stages",
+        "an odd status",
+    ],
 )
 def test_a_wrong_call_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
@@ -333,11 +518,12 @@ def test_a_wrong_call_is_refused_in_one_line(
         ("old", {"schema": "kvplan/gpu@1", "device": "H200", "stages": []}),
         ("other", {"schema": "kvplan/run@1"}),
         ("odd", {"schema": "kvplan/gpu@1", "device": "cpu", "stages": [{"x": 1}]}),
+        ("odd2", {"schema": "kvplan/gpu@1", "device": "cpu", "stages": [{**SMOKE, "status": "well"}]}),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "summary.json").write_text(json.dumps(values))
     argv = [argument.format(tmp=tmp_path) for argument in arguments]
-    assert gpu.main([*argv, "--device", "cpu"], [fake("smoke")]) == 2
+    assert gpu.main([*argv, "--device", "cpu", "--commit", "c0ffee"], [fake("smoke")]) == 2
     assert capsys.readouterr().err == f"gpu.py: error: {error.format(tmp=tmp_path)}\n"
 
 
@@ -375,20 +561,22 @@ def test_every_model_but_the_one_with_latents_is_profiled_with_bf16_and_then_fp8
     assert all(names.index(model) < names.index(f"{model}-fp8") for model in models)
 
 
-def test_the_profiles_come_before_the_kernels_and_tuning_comes_last() -> None:
+def test_the_profiles_come_before_the_kernels_and_what_takes_all_that_is_left_comes_last() -> None:
     names = [stage.name for stage in gpu.STAGES]
     assert max(i for i, name in enumerate(names) if name.startswith("profile-")) < names.index("kernels")
-    assert names[-1] == "tune"
+    assert names[-2:] == ["tune", "kernels-grid"]
+    assert [stage.name for stage in gpu.STAGES if stage.goes_on] == ["kernels-grid"]
 
 
-@pytest.mark.parametrize("module", ["kernels", "tune"])
-def test_a_search_that_may_go_on_for_ever_ends_before_it_is_ended(module: str) -> None:
+@pytest.mark.parametrize("name", ["kernels", "tune", "kernels-grid"])
+def test_a_search_that_may_go_on_for_ever_ends_before_it_is_ended(name: str) -> None:
     """Its own limit, of which --help speaks, is at least 20 s below the stage's: a last case may be under way."""
-    (each,) = (stage for stage in gpu.STAGES if stage.argv[1].endswith(f".{module}"))
+    (each,) = (stage for stage in gpu.STAGES if stage.name == name)
     text = subprocess.run([sys.executable, *each.argv, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
     limit = re.search(r"--limit SECONDS\s+for the \w+ \((\d+)\)", text.stdout)
     assert limit is not None
-    assert int(limit[1]) <= each.timeout_s - 20
+    given = each.argv[each.argv.index("--limit") + 1] if "--limit" in each.argv else limit[1]
+    assert int(given) <= each.timeout_s - 20
 
 
 @pytest.mark.parametrize(("left_s", "seconds"), [(60, 45), (500, 150), (None, 150)])
@@ -402,7 +590,10 @@ def test_a_stage_stops_15_seconds_before_it_is_ended_or_at_its_own_limit(left_s:
 def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """40 s are left, of which 15 are for saving: none of them takes its own limit of 150 or 165."""
+    """70 s are left, of which 15 are for saving: none of them takes its own limit of 150 or 165.
+
+    Of the tests' 55 s the first 20 are for those that share the device, the last 35 for those that run alone.
+    """
     given: list[float] = []
 
     def measure(task: Any, wanted: Any, until_s: float, found: Any) -> None:
@@ -412,7 +603,7 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
         given.append(until_s)
         return argparse.Namespace(tried=[]), {}
 
-    def run_tests(junit: Path, limit_s: float) -> int:
+    def run_tests(arguments: Any, junit: Path, limit_s: float) -> int:
         given.append(time.monotonic() + limit_s)
         junit.write_text(JUNIT)
         return 0
@@ -421,12 +612,12 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     monkeypatch.setattr(tune_kernels, "tune", tune)
     monkeypatch.setattr(tune_kernels, "told", lambda search, new: "nothing")
     monkeypatch.setattr(checks, "run_tests", run_tests)
-    end = time.monotonic() + 40
+    end = time.monotonic() + 70
     options = argparse.Namespace(limit=150, end=end)
     kernels_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     tune_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     checks.run(stage.Task(tmp_path, torch.device("meta"), options))  # on a CPU it only collects
-    assert given == pytest.approx([end - 15] * 3, abs=1)
+    assert given == pytest.approx([end - 15, end - 15, end - 15 - 35, end - 15], abs=1)
 
 
 @pytest.mark.parametrize(
@@ -478,6 +669,26 @@ def test_a_profile_that_ran_out_of_memory_says_so_whatever_reconcile_makes_of_it
     assert saved["headline"] == f"the run ended early: {cause}"
 
 
+@pytest.mark.parametrize(("code", "status"), [(4, 9), (1, 1)], ids=["no memory", "an error"])
+def test_a_run_that_the_memory_did_not_do_for_is_done_once_its_rows_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, status: int
+) -> None:
+    """Another try would end as this one did; `kvplan profile` exits with 4 for that alone."""
+    found = {"rows": [], "gaps": ["no request was served"]}
+
+    def kvplan(task: stage.Task, arguments: list[str]) -> tuple[int, str]:
+        if arguments[0] == "reconcile":
+            return 0, json.dumps(found)
+        (task.folder / "run").mkdir()
+        manifest = {"status": "failed", "cause": "CUDA out of memory.", "memory": {"weights": 1}}
+        (task.folder / "run" / "run.json").write_text(json.dumps(manifest))
+        return code, ""
+
+    monkeypatch.setattr(profiles, "kvplan", kvplan)
+    assert profiles.run(profile_task(tmp_path)) == status
+    assert json.loads((tmp_path / "result.json").read_text())["numbers"]["gaps"] == found["gaps"]
+
+
 def test_the_engine_needs_no_psutil_where_linux_says_its_memory() -> None:
     """In a process in which psutil cannot be imported; sysconf counts the same pages in its own way."""
     code = """
@@ -519,17 +730,79 @@ def test_the_tests_that_did_not_pass_are_named(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_the_counts_are_those_of_both_runs_of_the_tests(tmp_path: Path) -> None:
+    """And of the first alone where there was no time for the second."""
+    (tmp_path / "a.xml").write_text(JUNIT)
+    (tmp_path / "b.xml").write_text(JUNIT.replace("bad", "late"))
+    assert checks.outcome(tmp_path / "a.xml", tmp_path / "b.xml") == {
+        "tests": 8, "failures": 2, "errors": 2, "skipped": 0,
+        "not_passed": ["bad[b]", "bad[c]", "late[b]", "late[c]"],
+    }  # fmt: skip
+    assert checks.outcome(tmp_path / "a.xml", tmp_path / "none.xml")["tests"] == 4
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [([0, 0], 0), ([1, 0], 9), ([0, 1], 9), ([2, 0], 2), ([1, 2], 2), ([1, 3], 3), ([0, 5], 5)],
+)
+def test_failing_tests_are_a_result_and_tests_that_did_not_run_are_none(codes: list[int], code: int) -> None:
+    """pytest's codes: 1 some failed, 2 interrupted, 3 its own error, 5 no tests."""
+    assert checks.code_of(codes) == code
+
+
+MEASURES = {"memory_report", "memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "allocated"}
+
+
+def test_every_test_of_a_gpus_memory_runs_alone_and_no_other() -> None:
+    """Those whose code asks for memory, by name; the others must not need to be alone."""
+    found = []
+    for path in checks.TESTS:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        whole = any(isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node) for node in tree.body)
+        for node in tree.body:
+            if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test_"):
+                continue
+            is_marked = whole or any("mark.gpu" in ast.unparse(each) for each in node.decorator_list)
+            names = {
+                each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in ast.walk(node)
+            }
+            found += [f"{path}::{node.name}"] if is_marked and names & MEASURES else []
+    assert sorted(found) == sorted(checks.ALONE)
+
+
+def test_the_tests_are_shared_out_where_that_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.shared()[-2:] == ["-n", "6"]
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    assert "-n" not in checks.shared()
+    assert "-n" not in checks.alone()
+
+
 @pytest.mark.full
-def test_tests_that_take_too_long_are_interrupted_and_still_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_test_is_run_twice_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pytest collects for both runs is what it collects without this division; -v once, -q thrice: file: count."""
+
+    def collected(*arguments: str) -> int:
+        argv = [sys.executable, *arguments, "--collect-only", "-q", "-q", "-q"]
+        found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+        return sum(int(line.rsplit(":", 1)[1]) for line in found.stdout.splitlines() if line.startswith("tests/"))
+
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)  # several processes collect the same
+    assert collected(*checks.alone()) == len(checks.ALONE)
+    both = collected(*checks.shared()) + collected(*checks.alone())
+    assert both == collected(*checks.PYTEST, *checks.TESTS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["one process", "several"])
+def test_tests_that_take_too_long_are_interrupted_and_still_reported(tmp_path: Path, more: tuple[str, ...]) -> None:
     slow = tmp_path / "test_slow.py"
     slow.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
-    monkeypatch.setattr(checks, "PYTEST", ("-m", "pytest", str(slow), "-p", "no:cacheprovider", "-c", os.devnull))
+    arguments = ("-m", "pytest", str(slow), "-p", "no:cacheprovider", "-c", os.devnull, *more)
     begin = time.monotonic()
-    assert checks.run_tests(tmp_path / "junit.xml", 8) == pytest.ExitCode.INTERRUPTED
+    assert checks.run_tests(arguments, tmp_path / "junit.xml", 10) == pytest.ExitCode.INTERRUPTED
     assert time.monotonic() - begin < 30
     assert checks.outcome(tmp_path / "junit.xml")["not_passed"] == []
+    assert checks.outcome(tmp_path / "junit.xml")["tests"] >= 1
 
 
 def test_a_config_loses_its_quantisation_and_nothing_else() -> None:
@@ -622,6 +895,7 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
     assert found["contiguous"]["numbers"]["contiguous"]["num_finished"] == 3
     assert found["prefix"]["numbers"]["prefix"] == 90
     assert found["kernels"]["numbers"]["failures"] == {}
+    assert found["kernels-grid"]["headline"] == "all 9 cases were measured before"
     assert found["tune"]["numbers"]["timed"] > 0
     assert any(row["unit"] == "tokens/s" for row in found["decode"]["rows"])
     assert found["nano-vllm"]["numbers"]["goals"]["nano-vllm"] > 0

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from benchmarks.gpu_stages.serving import requests_of, reschedule, start
 from benchmarks.gpu_stages.stage import Row, Task, parser, row, task
 from engine import Engine
-from engine.bench import BenchRequest, Figures, figures, run_engine, warm_up
+from engine.bench import BenchRequest, Figures, figures, run_engine, run_warm_up
 from engine.engine import Stats
 from kvplan.traces.profiles import profile
 
@@ -133,7 +133,7 @@ def run(stage: Task) -> None:
         mean = sum(map(sum, lens)) / len(lens)
         where = f"pool of {num_regions} x {shape.max_model_len}"
         if not told:
-            run_engine(engine, warm_up(mix, engine.spec.vocab_size))
+            run_warm_up(engine, mix)
         found: dict[Allocator, Served] = {}
         for name in ALLOCATORS:
             found[name] = serve(engine, mix, name, num_blocks)

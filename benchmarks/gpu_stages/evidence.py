@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PACK_LIMIT = 15 * 2**20  # bytes of one archive; evidence is carried where 16 MiB are the most
+PACK_LIMIT = 7 * 2**20  # bytes of one archive; seven of them travel with the code where 64 MiB are the most
 SAMPLES_LIMIT = 4 * 2**20  # bytes of one samples.jsonl
 SAMPLES = "samples.jsonl"
 ESSENTIAL = ("result.json", "run.json", "reconciliation.json")  # never left out of an archive

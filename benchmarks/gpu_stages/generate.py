@@ -15,7 +15,15 @@ import torch
 from benchmarks.gpu_stages.serving import first_line, requests_of, start
 from benchmarks.gpu_stages.stage import Row, Task, config_of, parser, row, task
 from engine import Engine
-from engine.bench import BenchRequest, figures, load_transformers, run_engine, run_transformers, warm_up
+from engine.bench import (
+    BenchRequest,
+    figures,
+    load_transformers,
+    run_engine,
+    run_transformers,
+    run_warm_up,
+    warm_up,
+)
 
 MODEL = "llama-3.1-8b"
 FULL = (64, 512, 128)  # requests, and tokens in and out of each
@@ -84,8 +92,7 @@ def run(stage: Task) -> None:
         max_num_batched_tokens=64 if stage.is_small else 8192, enable_prefix_caching=False,
         num_blocks=1 + num_requests * -(-(prompt + output) // 16),
     )  # fmt: skip
-    vocab_size = engine.spec.vocab_size
-    run_engine(engine, warm_up(mix_of(engine, shape, seed=NUM_ROUNDS), vocab_size))
+    run_warm_up(engine, mix_of(engine, shape, seed=NUM_ROUNDS))
     speeds: dict[str, list[float]] = {"engine": []}
     missing: dict[str, str] = {}
     for seed in range(NUM_ROUNDS):
@@ -98,7 +105,7 @@ def run(stage: Task) -> None:
         return
     mix = mix_of(engine, shape, 0)
     model = causal_lm(stage, engine)
-    run_transformers(model, warm_up(mix, vocab_size)[:1])
+    run_transformers(model, warm_up(mix, engine.spec.vocab_size)[:1])
     speeds[SINGLE] = [speed(model, [request]) for request in mix[:NUM_SINGLES]]
     save(stage, speeds, missing)
     for size in batch_sizes(num_requests):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.gpu_stages.runner import FAILURES
 from benchmarks.gpu_stages.stage import Row, Task, config_of, parser, row, task, write_config
 from kvplan import catalog
 
@@ -22,6 +23,7 @@ ON_CPU = (
     "--ctx", "128", "--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--num-blocks", "200", "--dtype",
     "float32", "--num-seqs", "3", "--prompt-tokens", "24", "--output-tokens", "4",
 )  # fmt: skip
+OUT_OF_MEMORY = 4  # exit code of `kvplan profile`: a result, which another try only repeats
 GOALS = {"weights": 0.001, "kv_cache": 0.001, "activations": 0.1, "total": 0.01}  # largest relative errors
 RUN = "run"
 FIRST = "profile-llama-3.1-8b"  # the stage whose constants the later ones are predicted with
@@ -124,7 +126,10 @@ def rows_of(model: str, numbers: dict[str, Any]) -> list[Row]:
 
 
 def run(stage: Task) -> int:
-    """The exit code of `kvplan profile`; a run that ended early is compared as far as it went."""
+    """The exit code of `kvplan profile`; a run that ended early is compared as far as it went.
+
+    One for which the memory did not do, but of which rows were measured, is done: FAILURES.
+    """
     code, _ = kvplan(stage, command(stage, model_of(stage)))
     path = stage.folder / RUN / "run.json"
     if not path.exists():
@@ -139,14 +144,14 @@ def run(stage: Task) -> int:
     results = manifest.get("results") or {}
     if not results:
         stage.save(early, {**ending, "rows": found["rows"], "gaps": found["gaps"]})
-        return code
+        return FAILURES if code == OUT_OF_MEMORY else code
     numbers = ending | numbers_of(found, results)
     before = total_predicted_before(stage)
     if before is not None:
         numbers["total_predicted_before"] = {key: before[key] for key in ("predicted", "measured", "relative", "of")}
     told = headline(numbers)
     stage.save(told if code == 0 else f"{early}; {told}", numbers, rows_of(stage.options.model, numbers))
-    return code
+    return FAILURES if code == OUT_OF_MEMORY else code
 
 
 def options_of(description: str | None) -> Task:

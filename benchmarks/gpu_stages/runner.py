@@ -11,16 +11,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.gpu_stages.evidence import pack, unpack, write_json
 from kvplan.errors import InvalidInputError, UsageError
-from kvplan.files import load_json, shown
+from kvplan.files import load_json, printable, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = "kvplan/gpu@1"
@@ -29,7 +31,12 @@ GRACE_S = 5.0  # between asking a stage to end and ending it
 POLL_S = 0.05  # between looks at whether all of it has ended
 CLOSING_S = 10.0  # of the budget, kept for the last archives
 
-Status = Literal["ok", "failed", "timeout", "skipped"]
+# failures: it came to its own end with its numbers, and something in it failed. partial: its time was up, and the next
+# call goes on with the rest. failed: it crashed or was stopped.
+Status = Literal["ok", "failures", "partial", "failed", "timeout", "skipped"]
+DONE = ("ok", "failures")  # not run again unless asked for
+FAILURES, UNFINISHED = 9, 10  # exit codes of a stage that ended as the second and the third say
+STATUSES: dict[int, Status] = {0: "ok", FAILURES: "failures", UNFINISHED: "partial"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class Stage:
     argv       what follows the interpreter; `--folder FOLDER --device DEVICE --end SECONDS` is added
     minimum_s  it is not begun with less of the budget left
     timeout_s  it is ended after so long, or at the end of the budget
+    goes_on    run again on the same code, it finds its own earlier result in its folder, and adds to it
     """
 
     name: str
@@ -49,6 +57,7 @@ class Stage:
     argv: tuple[str, ...]
     minimum_s: float
     timeout_s: float
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class Machine:
 class Result:
     """How a stage ended, and what it says.
 
-    error           why it is not "ok"
+    error           why it did not come to its own end
     numbers, rows   whatever it had saved when it ended
     commit, utc     of the run that this result is from
     """
@@ -98,6 +107,8 @@ class Session:
     say: Callable[[str], None] = print
     results: dict[str, Result] = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    again: frozenset[str] = frozenset()  # stages to run although they are done
+    not_begun: list[str] = field(default_factory=list)  # those of which an earlier result is kept for lack of time
 
     @property
     def left_s(self) -> float:
@@ -109,13 +120,17 @@ class Session:
 
 
 def run_stages(stages: Sequence[Stage], session: Session) -> None:
-    """Run those that are not "ok" already, in order; after each, all that is known is on disk."""
+    """Run those that are not done, or are asked for again, in order; after each, all that is known is on disk."""
     width = max(len(stage.name) for stage in stages)
     save(session)
     for stage in stages:
         known = session.results.get(stage.name)
-        if known is not None and known.status == "ok":
-            session.say(f"{stage.name:<{width}}  kept               {known.headline}")
+        if known is not None and known.status in DONE and stage.name not in session.again:
+            session.say(f"{stage.name:<{width}}  kept    {known.status:<8}   {known.headline}")
+            continue
+        if known is not None and known.status != "skipped" and (why := lack_of_time(stage, session)):
+            session.not_begun.append(stage.name)
+            session.say(f"{stage.name:<{width}}  kept    {known.status:<8}   not run again: {why}")
             continue
         try:
             session.results[stage.name] = result = run_stage(stage, session)
@@ -129,20 +144,29 @@ def run_stages(stages: Sequence[Stage], session: Session) -> None:
 
 def line(result: Result, width: int) -> str:
     return (
-        f"{result.name:<{width}}  {result.status:<7} {result.seconds:6.1f} s  {result.headline or result.error or ''}"
+        f"{result.name:<{width}}  {result.status:<8} {result.seconds:6.1f} s  {result.headline or result.error or ''}"
     )
+
+
+def lack_of_time(stage: Stage, session: Session) -> str | None:
+    """Why a stage cannot be begun."""
+    left = session.left_s
+    if left >= stage.minimum_s:
+        return None
+    return f"it needs {stage.minimum_s:g} s, {max(0.0, left):.0f} s of the budget are left"
 
 
 def run_stage(stage: Stage, session: Session) -> Result:
     """Run one stage in its own process, or say why not."""
-    left = session.left_s
-    if left < stage.minimum_s:
-        why = f"it needs {stage.minimum_s:g} s, {max(0.0, left):.0f} s of the budget are left"
-        return replace(ended(stage, session, "skipped", why), utc="")
+    if why := lack_of_time(stage, session):
+        return Result(stage.name, stage.group, "skipped", error=why, commit=session.machine.commit)
     folder = session.work / stage.name
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier, failed try left
+    known = known_of(stage, session)
+    shutil.rmtree(folder, ignore_errors=True)  # what an earlier try left
     folder.mkdir(parents=True)
-    timeout = min(stage.timeout_s, left)
+    if known is not None:
+        write_json(folder / RESULT, {key: getattr(known, key) for key in ("headline", "numbers", "rows")})
+    timeout = min(stage.timeout_s, session.left_s)
     begin = time.monotonic()  # the same clock in every process
     added = ["--folder", str(folder), "--device", session.device, "--end", f"{begin + timeout:.1f}"]
     command = [sys.executable, *stage.argv, *added]
@@ -150,13 +174,27 @@ def run_stage(stage: Stage, session: Session) -> Result:
     seconds = round(time.monotonic() - begin, 1)
     if code is None:
         result = ended(stage, session, "timeout", f"ended after {timeout:.0f} s")
-    elif code != 0:
+    elif code not in STATUSES:
         result = ended(stage, session, "failed", f"exit code {code}: {last_line(folder / LOG)}")
     else:
-        result = ended(stage, session, "ok", None)
+        result = ended(stage, session, STATUSES[code], None)
         if not (folder / RESULT).exists():
             result = replace(result, status="failed", error=f"it left no {RESULT}")
     return replace(result, seconds=seconds)
+
+
+def known_of(stage: Stage, session: Session) -> Result | None:
+    """The earlier result that a stage goes on from; one of other code says nothing of this."""
+    known = session.results.get(stage.name)
+    is_more = stage.goes_on and stage.name not in session.again
+    if not is_more or known is None or not known.numbers or not is_same_code(known.commit, session.machine.commit):
+        return None
+    return known
+
+
+def is_same_code(one: str | None, other: str | None) -> bool:
+    """Two commits that nobody knows are not the same."""
+    return one is not None and one == other
 
 
 def run_process(command: Sequence[str], log: Path, timeout_s: float) -> int | None:
@@ -275,36 +313,69 @@ def document(session: Session) -> dict[str, Any]:
 def resume(session: Session, folder: Path) -> None:
     """Take over the results and the evidence of an earlier call; says which are of another commit.
 
-    Raises InvalidInputError for what is no such folder, UsageError for one of another device.
+    What another device showed stays where it lies; what is of code that nobody knows is measured again. Both are said.
+    Raises InvalidInputError for what is no such folder, UsageError where this call's own code is not known.
     """
+    commit = session.machine.commit
+    if commit is None:
+        raise UsageError(
+            "--resume: nobody knows which code this is; give --commit, in the call that is resumed as well"
+        )
     summary = load_json(folder / SUMMARY)
     if summary.get("schema") != SCHEMA or not isinstance(summary.get("stages"), list):
         raise InvalidInputError(f"{shown(folder / SUMMARY)}: is not {SCHEMA}; name an OUT of an earlier call")
     if summary.get("device") != session.machine.device:
-        raise UsageError(
-            f"{shown(folder)}: was measured on {summary.get('device')}, this is {session.machine.device}; "
-            "leave --resume out"
-        )
+        measured_on = printable(str(summary.get("device")), 60)
+        what = f"{shown(folder)}: was measured on {measured_on}, this is {session.machine.device}"
+        if folder.resolve() == session.out.resolve():
+            raise UsageError(f"{what}; name another OUT")
+        session.say(f"{what}; not taken over")
+        return
     try:
         results = [Result(**values) for values in summary["stages"]]
     except TypeError as error:
         raise InvalidInputError(f"{shown(folder / SUMMARY)}: stages cannot be read ({error})") from error
+    odd = [result.name for result in results if not is_whole(result)]
+    if odd:
+        raise InvalidInputError(f"{shown(folder / SUMMARY)}: stages cannot be read ({printable(str(odd[0]), 40)})")
+    unknown = [result.name for result in results if result.commit is None and result.status != "skipped"]
+    if unknown:
+        session.say(f"measured again, of unknown code: {', '.join(unknown)}; give --commit in every call")
+    results = [result for result in results if result.name not in unknown]
     session.results |= {result.name: result for result in results}
-    older = [f"{each.name} ({each.commit})" for each in results if is_older(each, session.machine)]
+    older = [f"{each.name} ({each.commit})" for each in results if is_older(each, session)]
     if older:
-        session.say(f"kept of another commit than {session.machine.commit}: {', '.join(older)}")
+        session.say(f"kept of another commit than {commit}: {', '.join(older)}; --again STAGE,... measures them anew")
     session.left_out |= summary.get("left_out", {})
     for group in {result.group for result in results}:
         packed = archive(folder, group)
         if packed.exists():
-            unpack(packed, session.work)
+            try:
+                unpack(packed, session.work)
+            except (OSError, EOFError, tarfile.TarError, zlib.error):
+                lost = [result.name for result in results if result.group == group]
+                session.say(f"{shown(packed)}: cannot be unpacked; measured again: {', '.join(lost)}")
+                session.results = {name: each for name, each in session.results.items() if name not in lost}
+                continue
             if folder.resolve() != session.out.resolve():
                 shutil.copyfile(packed, archive(session.out, group))
 
 
-def is_older(result: Result, machine: Machine) -> bool:
+def is_whole(result: Result) -> bool:
+    """Whether it has the shape that this script writes."""
+    texts = (result.name, result.group, result.headline, result.utc, result.commit or "", result.error or "")
+    return (
+        all(isinstance(text, str) for text in texts)
+        and result.status in get_args(Status)
+        and isinstance(result.numbers, dict)
+        and isinstance(result.rows, list)
+    )
+
+
+def is_older(result: Result, session: Session) -> bool:
     """Whether a result will not be measured again although it is of other code than this."""
-    return result.status == "ok" and result.commit != machine.commit
+    is_kept = result.status in DONE and result.name not in session.again
+    return is_kept and not is_same_code(result.commit, session.machine.commit)
 
 
 def table(results: Sequence[Result]) -> str:

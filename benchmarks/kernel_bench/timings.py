@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from benchmarks.goals import worst_of
 from benchmarks.gpu_stages.stage import Row, Task, row
 from benchmarks.gpu_stages.timing import copy_bandwidths, matmul_rates, seconds_per_call
 from benchmarks.kernel_bench.cases import FP8
@@ -130,6 +131,8 @@ class Findings:
     """What is known so far; failures: what our kernels could not do.
 
     missing  what peers could not do, and the cases whose data do not fit, and why
+    cases    those that it has come to, whatever became of them
+    before   the numbers of an earlier call, to which these are added
     """
 
     rates: Rates
@@ -137,22 +140,28 @@ class Findings:
     rows: list[Row] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    cases: list[str] = field(default_factory=list)
+    before: dict[str, Any] = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[str, Any]:
         return {
             "copy_bytes_per_s": self.rates.copy.value,
             "matmul_flops": self.rates.matmul.value,
-            "goals": goal_numbers(self.timings, self.rates),
-            "failures": self.failures,
-            "missing": self.missing,
+            "goals": worst_of(self.before.get("goals", {}), goal_numbers(self.timings, self.rates)),
+            "failures": self.before.get("failures", {}) | self.failures,
+            "missing": self.before.get("missing", {}) | self.missing,
+            "cases": self.cases,
         }
 
     @property
     def headline(self) -> str:
-        shares = [t.bandwidth(self.rates) for t in self.timings if t.who == OWN and t.case.kind == "decode"]
+        ours = [line for line in self.rows if line.metric.endswith(f", {OWN}: bandwidth")]
+        shares = [line.value for line in ours if line.metric.startswith("decode ")]
         told = f"paged decode {min(shares):.0%} to {max(shares):.0%} of the copy bandwidth" if shares else "no decode"
-        return f"{told} ({self.rates.copy.value / 1e12:.2f} TB/s)"
+        failures = len(self.numbers["failures"])
+        failed = f"; {failures} failed" if failures else ""
+        return f"{told} ({self.rates.copy.value / 1e12:.2f} TB/s){failed}"
 
 
 def unfit(case: Case, device: torch.device) -> str | None:
@@ -187,11 +196,15 @@ def measure(
             break
         if reason := unfit(case, task.device):
             print(f"{case}: left out; {reason}", flush=True)
+            found.cases.append(str(case))
             continue
         _measure_case(case, task.device, rivals, shares, found)
-        task.save(found.headline, found.numbers, found.rows)
-        if task.device.type == "cuda" and not answers(task.device):
+        found.cases.append(str(case))
+        is_over = task.device.type == "cuda" and not answers(task.device)
+        if is_over:
             found.failures[f"after {case}"] = "the device answers no more; nothing else was timed"
+        task.save(found.headline, found.numbers, found.rows)
+        if is_over:
             break
 
 
