@@ -1,15 +1,18 @@
 """Decode steps recorded once per batch size and replayed: the host then launches one graph instead of every kernel."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from engine.batch import BatchArrays, Ints
+from engine.batch import BatchArrays
 from engine.kernels.work_list import COLUMNS, Planner, WorkList
-from engine.memory import device_memory
-from engine.staging import Outbox
+from engine.memory import device_memory, nbytes, reserved
+from engine.staging import Layout, Outbox
 from engine.step import GroupTensors, StepTensors
 
 # Batch sizes that are captured; a batch runs in the next larger one, its last rows not there.
@@ -48,23 +51,35 @@ class DecodeGraphs:
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.token_ids, self.positions = (zeros(largest, dtype=torch.int64) for _ in range(2))
-        self.context_lens = zeros(largest, dtype=torch.int32)  # 0: a row that is not there
-        self.groups = tuple(
-            GroupTensors(zeros(largest, max_blocks, dtype=torch.int32), zeros(largest, dtype=torch.int64) - 1)
-            for _ in range(num_groups)
-        )
-        self.work_rows = {
-            planner: zeros(planner.capacity(largest).num_rows, COLUMNS, dtype=torch.int32) for planner in set(planners)
-        }
-        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.own_planners = list(dict.fromkeys(planners))  # groups that see the same tokens have equal ones
+        self.layouts = {size: self._layout(size, num_groups) for size in sizes}
+        self.inputs = zeros(self.layouts[largest].num_bytes, dtype=torch.uint8)
+        self.block_tables = [zeros(largest, max_blocks, dtype=torch.int32) for _ in range(num_groups)]
+        self.query_start = zeros(1, dtype=torch.int32)  # nobody is in prefill
+        self.last_tokens = torch.arange(largest, device=device)
         self.replays: dict[int, Callable[[], None]] = {}
         self.num_bytes: dict[int, int] = {}  # what capturing each size took of the device
-        for size in sorted(sizes, reverse=True):  # largest first: the smaller ones reuse its memory
-            before = device_memory(device)[0]
-            self._plan(np.zeros(0, np.int32), size)
-            self.replays[size] = capture(partial(self._run, size), pool)
-            self.num_bytes[size] = max(0, before - device_memory(device)[0])
+        self.reserved_bytes = 0  # of that, what lies in torch's own pool
+        largest_first = sorted(sizes, reverse=True)  # the smaller ones reuse the memory of the largest
+        for size in largest_first:  # kernels are compiled and loaded: libraries have other ones for other sizes
+            self._write(_nobody(num_groups), size)
+            self._run(size)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        reserved_before = reserved(device)
+        with no_garbage_collection():
+            for size in largest_first:
+                before = device_memory(device)[0]
+                self.replays[size] = capture(partial(self._run, size), pool)
+                self.num_bytes[size] = max(0, before - device_memory(device)[0])
+        self.reserved_bytes = reserved(device) - reserved_before
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the tensors that all graphs read and write."""
+        return nbytes([self.inputs, self.query_start, self.last_tokens, self.hidden, *self.block_tables])
 
     def __call__(self, arrays: BatchArrays) -> torch.Tensor | None:
         """Hidden states [num_seqs, hidden_size] of a step that only decodes, valid until the next; None: no graph."""
@@ -72,48 +87,56 @@ class DecodeGraphs:
         size = min((size for size in self.replays if size >= num_seqs), default=None)
         if size is None or arrays.num_decodes != num_seqs:
             return None
-        self._write(arrays, num_seqs, size)
+        self._write(arrays, size)
         self.replays[size]()
         return self.hidden[:num_seqs]
 
-    def _write(self, arrays: BatchArrays, n: int, size: int) -> None:
-        """Put a step's numbers into the first n rows and mark the others of this size as not there."""
-        put = self.outbox.put
-        for ours, news in (
-            (self.token_ids, arrays.token_ids),
-            (self.positions, arrays.positions),
-            (self.context_lens, arrays.context_lens),
-        ):
-            ours[:n].copy_(put(news), non_blocking=True)
-        self.context_lens[n:size] = 0
-        for group, table, slots in zip(self.groups, arrays.block_tables, arrays.slot_mapping, strict=True):
-            group.block_tables[:n, : table.shape[1]].copy_(put(table), non_blocking=True)
-            group.slot_mapping[:n].copy_(put(slots), non_blocking=True)
-            group.slot_mapping[n:size] = -1
-        self._plan(arrays.context_lens, size)
+    def _layout(self, size: int, num_groups: int) -> Layout:
+        """Token ids, positions, lengths, slots of each group, and the work of each planner."""
+        slots = [((size,), "int64")] * num_groups
+        works = [((planner.capacity(size).num_rows, COLUMNS), "int32") for planner in self.own_planners]
+        return Layout.of(((size,), "int64"), ((size,), "int64"), ((size,), "int32"), *slots, *works)
 
-    def _plan(self, context_lens: Ints, size: int) -> None:
-        """Plan the work of these sequences and of empty ones behind them, which come out as zeros."""
-        for planner, ours in self.work_rows.items():
-            rows = planner.padded_plan(context_lens, size).rows
-            ours[: len(rows)].copy_(self.outbox.put(rows), non_blocking=True)
+    def _write(self, arrays: BatchArrays, size: int) -> None:
+        """Bring a step's numbers to the device, all but the block tables in one copy.
+
+        Rows behind them are not there: no tokens, and a slot that nothing is written to.
+        """
+        layout, num_groups = self.layouts[size], len(self.block_tables)
+        memory, (token_ids, positions, context_lens, *more) = self.outbox.reserve(layout)
+        _fill(token_ids, arrays.token_ids, 0)
+        _fill(positions, arrays.positions, 0)
+        _fill(context_lens, arrays.context_lens, 0)
+        for place, slots in zip(more[:num_groups], arrays.slot_mapping, strict=True):
+            _fill(place, slots, -1)
+        for place, planner in zip(more[num_groups:], self.own_planners, strict=True):
+            place[...] = planner.padded_plan(arrays.context_lens, size).rows
+        self.inputs[: layout.num_bytes].copy_(memory, non_blocking=True)
+        for ours, table in zip(self.block_tables, arrays.block_tables, strict=True):
+            ours[: len(table), : table.shape[1]].copy_(self.outbox.put(table), non_blocking=True)
 
     def _run(self, size: int) -> None:
         self.hidden[:size].copy_(self.forward(self._step(size)))
 
     def _step(self, size: int) -> StepTensors:
         """The first `size` rows as a step."""
-        device = self.hidden.device
-        works: list[WorkList | None] = [self._work(planner, size) for planner in self.planners]
+        layout, num_groups = self.layouts[size], len(self.block_tables)
+        token_ids, positions, context_lens, *more = layout.tensors(self.inputs[: layout.num_bytes])
+        rows = dict(zip(self.own_planners, more[num_groups:], strict=True))
+        works: list[WorkList | None] = [
+            WorkList(rows[planner], planner.capacity(size), size, planner.window) for planner in self.planners
+        ]
         return StepTensors(
-            token_ids=self.token_ids[:size],
-            positions=self.positions[:size],
-            context_lens=self.context_lens[:size],
-            query_start=torch.zeros(1, dtype=torch.int32, device=device),
-            last_tokens=torch.arange(size, device=device),
+            token_ids=token_ids,
+            positions=positions,
+            context_lens=context_lens,
+            query_start=self.query_start,
+            last_tokens=self.last_tokens[:size],
             groups=tuple(
-                GroupTensors(group.block_tables[:size], group.slot_mapping[:size], work)
-                for group, work in zip(self.groups, works or [None] * len(self.groups), strict=True)
+                GroupTensors(tables[:size], slots, work)
+                for tables, slots, work in zip(
+                    self.block_tables, more[:num_groups], works or [None] * num_groups, strict=True
+                )
             ),
             num_decodes=size,
             max_query_len=0,
@@ -121,16 +144,39 @@ class DecodeGraphs:
             prefill_context_lens=(),
         )
 
-    def _work(self, planner: Planner, size: int) -> WorkList:
-        sizes = planner.capacity(size)
-        return WorkList(self.work_rows[planner][: sizes.num_rows], sizes, size, planner.window)
+
+def _fill(place: np.ndarray[Any, Any], values: np.ndarray[Any, Any], filler: int) -> None:
+    """The values, and the filler behind them."""
+    place[: len(values)] = values
+    place[len(values) :] = filler
+
+
+def _nobody(num_groups: int) -> BatchArrays:
+    """A step of no sequences."""
+    longs, ints = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    return BatchArrays(
+        seqs=[], num_decodes=0, token_ids=longs, positions=longs, context_lens=ints, query_start=ints,
+        last_tokens=longs, block_tables=(ints[:, None],) * num_groups, slot_mapping=(longs,) * num_groups,
+    )  # fmt: skip
 
 
 def capture(run: Callable[[], None], pool: object) -> Callable[[], None]:
-    """Record what run() launches on the GPU; returns what launches it again."""
-    run()  # compiles kernels and lets libraries allocate before the recording
+    """Record what run() launches on the GPU, which has run before; returns what launches it again."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):  # type: ignore[arg-type] # what graph_pool_handle() gives
         run()
     return graph.replay
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect now and not inside `with`: what is freed may call the driver, which spoils a recording."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

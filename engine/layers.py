@@ -219,7 +219,7 @@ class GroupedAttention:
         return q
 
     def _attend(self, q: torch.Tensor, step: StepTensors, kv: HeadKV) -> torch.Tensor:
-        """The step's sequences: first those that decode, one token each, then those in prefill."""
+        """The step's sequences: first those that decode, one token each, then those in prefill, into one tensor."""
         tables, n = step.groups[kv.group].block_tables, step.num_decodes
         options = {
             "window": self.window,
@@ -228,19 +228,18 @@ class GroupedAttention:
             "k_scale": kv.scale,
             "v_scale": kv.scale,
         }
-        parts = []
+        out = q.new_empty(q.shape[0], self.num_heads, self.head_dim_v)
         if n:
-            decode = self.kernels.paged_decode
-            lens, work = step.context_lens[:n], step.groups[kv.group].work
-            parts.append(decode(q[:n], kv.k, kv.v, tables[:n], lens, self.facts.scale, work=work, **options))
-        if step.num_prefills:
-            parts.append(
-                self.kernels.paged_prefill(
-                    q[n:], kv.k, kv.v, tables[n:], step.query_start, step.context_lens[n:], self.facts.scale,
-                    max_query_len=step.max_query_len, tiles=step.tiles, **options,
-                )
+            self.kernels.paged_decode(
+                q[:n], kv.k, kv.v, tables[:n], step.context_lens[:n], self.facts.scale,
+                work=step.groups[kv.group].work, out=out[:n], **options,
             )  # fmt: skip
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if step.num_prefills:
+            self.kernels.paged_prefill(
+                q[n:], kv.k, kv.v, tables[n:], step.query_start, step.context_lens[n:], self.facts.scale,
+                max_query_len=step.max_query_len, tiles=step.tiles, out=out[n:], **options,
+            )  # fmt: skip
+        return out
 
 
 class LatentAttentionLayer:
@@ -295,12 +294,12 @@ class LatentAttentionLayer:
             q_rope, k_rope[:, None], self.rotary, step.positions, interleaved=self.facts.rotary.interleaved
         )
         self.kernels.store_latent(torch.cat([latent, k_rope[:, 0]], -1), kv.cache, step.groups[kv.group].slot_mapping)
-        n, parts = step.num_decodes, []
+        n, out = step.num_decodes, q.new_empty(q.shape[0], self.num_heads, self.facts.v_head_dim)
         if n:
-            parts.append(self._decode(q_nope[:n], q_rope[:n], step, kv))
+            self._decode(q_nope[:n], q_rope[:n], step, kv, out[:n])
         if step.num_prefills:
-            parts.append(self._prefill(torch.cat([q_nope[n:], q_rope[n:]], -1), step, kv))
-        return self.o_proj((parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1))
+            self._prefill(torch.cat([q_nope[n:], q_rope[n:]], -1), step, kv, out[n:])
+        return self.o_proj(out.flatten(1))
 
     def _up(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(keys [heads, nope_dim, rank], values [heads, v_head_dim, rank]) of the latent: views of kv_b_proj."""
@@ -309,25 +308,26 @@ class LatentAttentionLayer:
         up = weight.view(self.num_heads, -1, self.kv_lora_rank)
         return up[:, : self.nope_dim], up[:, self.nope_dim :]
 
-    def _decode(self, q_nope: torch.Tensor, q_rope: torch.Tensor, step: StepTensors, kv: LatentKV) -> torch.Tensor:
+    def _decode(
+        self, q_nope: torch.Tensor, q_rope: torch.Tensor, step: StepTensors, kv: LatentKV, out: torch.Tensor
+    ) -> None:
+        """One token of each sequence, into out [num_decodes, heads, v_head_dim]."""
         n = step.num_decodes
         up_k, up_v = self._up()
         absorbed = torch.einsum("thd,hdr->thr", q_nope, up_k)
-        out = self.kernels.latent_decode(
+        latents = self.kernels.latent_decode(
             torch.cat([absorbed, q_rope], -1), kv.cache, step.groups[kv.group].block_tables[:n],
             step.context_lens[:n], self.facts.scale, latent_dim=self.kv_lora_rank, work=step.groups[kv.group].work,
         )  # fmt: skip
-        return torch.einsum("thr,hdr->thd", out, up_v)
+        torch.bmm(latents.transpose(0, 1), up_v.transpose(1, 2), out=out.transpose(0, 1))
 
-    def _prefill(self, q: torch.Tensor, step: StepTensors, kv: LatentKV) -> torch.Tensor:
+    def _prefill(self, q: torch.Tensor, step: StepTensors, kv: LatentKV, out: torch.Tensor) -> None:
         """Sequence by sequence, on keys and values of all heads; q [num_prefill_tokens, heads, nope + rope]."""
-        out = q.new_empty(q.shape[0], self.num_heads, self.facts.v_head_dim)
         block_size = kv.cache.shape[1]
         for i, context_len in enumerate(step.prefill_context_lens):
             rows = slice(step.prefill_starts[i], step.prefill_starts[i + 1])
             blocks = step.groups[kv.group].block_tables[step.num_decodes + i, : -(-context_len // block_size)]
             out[rows] = self._prefill_one(q[rows], kv.cache[blocks].flatten(0, 1)[:context_len].to(q.dtype))
-        return out
 
     def _prefill_one(self, q: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
         """q [query_len, heads, nope + rope], cached [context_len, rank + rope] -> [query_len, heads, v_head_dim]."""
@@ -335,13 +335,27 @@ class LatentAttentionLayer:
         latent, k_rope = cached.split([self.kv_lora_rank, self.rope_dim], -1)
         k = torch.cat([torch.einsum("tr,hdr->htd", latent, up_k), k_rope.expand(self.num_heads, -1, -1)], -1)
         v = torch.einsum("tr,hdr->htd", latent, up_v)
-        query_len, context_len = q.shape[0], cached.shape[0]
-        queries = torch.arange(context_len - query_len, context_len, device=q.device)
-        mask = torch.arange(context_len, device=q.device) <= queries[:, None]
-        attended = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=self.facts.scale
-        )
-        return attended[0].transpose(0, 1)
+        return last_queries_attend(q.transpose(0, 1)[None], k[None], v[None], self.facts.scale)[0].transpose(0, 1)
+
+
+def last_queries_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal softmax(q k^T) v of the last queries of a context: q [1, heads, query_len, width], k and v all of it.
+
+    On a GPU one kernel is named, the only one that takes keys wider than values, and is told where the diagonal ends:
+    torch would choose by length, among others what plans anew for each length or holds all scores; and a mask would
+    be made twice, once in the dtype of q.
+    """
+    query_len, context_len = q.shape[-2], k.shape[-2]
+    if q.device.type == "cuda":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention.bias import causal_lower_right  # takes a second to load, of torch's compiler
+
+        causal = causal_lower_right(query_len, context_len)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=causal, scale=scale)
+    queries = torch.arange(context_len - query_len, context_len, device=q.device)
+    mask = torch.arange(context_len, device=q.device) <= queries[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def _times(heads: slice, width: int) -> slice:
@@ -411,7 +425,10 @@ class Moe:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         facts = self.facts
-        expert_ids, expert_weights = route(facts, self.router(x), self.correction)
+        expert_ids, expert_weights = self.kernels.route(
+            self.router(x), self.correction, top_k=facts.top_k, scoring=facts.scoring, groups=facts.groups,
+            top_groups=facts.top_groups, renormalize=facts.renormalize, scale=facts.scale,
+        )  # fmt: skip
         b2 = self.b2 if self.tp.rank == 0 else None  # added once over the ranks
         y = self.kernels.moe_mlp(
             x, self.w13, self.w2, expert_ids, expert_weights, facts.activation, b13=self.b13, b2=b2,
@@ -437,19 +454,3 @@ EXPERT_NAMES: dict[Literal["mixtral", "qwen", "gpt_oss"], ExpertNames] = {
     "qwen": ExpertNames("mlp", "gate"),
     "gpt_oss": ExpertNames("mlp", "router"),
 }
-
-
-def route(facts: MoeMlp, logits: torch.Tensor, correction: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Choose experts: logits [num_tokens, num_experts] -> (ids [num_tokens, top_k], weights alike, float32)."""
-    scores = logits.float().softmax(-1) if facts.scoring == "softmax" else logits.float().sigmoid()
-    choice = scores if correction is None else scores + correction
-    if facts.groups > 1:
-        grouped = choice.unflatten(-1, (facts.groups, -1))
-        best = grouped.amax(-1) if correction is None else grouped.topk(2, -1).values.sum(-1)
-        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(facts.top_groups, -1).indices, True)
-        choice = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
-    ids = choice.topk(facts.top_k, -1).indices
-    weights = scores.gather(-1, ids)
-    if facts.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return ids, weights * facts.scale

@@ -4,7 +4,7 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,8 +22,10 @@ class MemoryReport:
     weights        parameters; buffers: made at load (rotary tables, a scale for each row of fp8 per tensor)
     activations    most that the profile run's step held beside those
     kv_cache       the pool: num_blocks of block_bytes each
-    cuda_graphs    what capturing took; 0 without graphs
-    non_torch      used on the device and not by torch's allocator (CUDA context, libraries); 0 on a CPU
+    cuda_graphs    what capturing took, and the tensors that all graphs share; 0 without graphs
+    non_torch      used on the device by none of these (CUDA context, libraries, workspaces); 0 on a CPU
+    workspaces     of non_torch, what libraries hold in torch's own pool (cuBLAS); 0 on a CPU
+    graph_tensors  of cuda_graphs, what lies in torch's own pool; the rest is the driver's
     total, budget  of the device, or memory_limit; the share of it that gpu_memory_utilization grants
     """
 
@@ -33,6 +35,8 @@ class MemoryReport:
     kv_cache: int
     cuda_graphs: int
     non_torch: int
+    workspaces: int
+    graph_tensors: int
     total: int
     budget: int
     num_blocks: int
@@ -70,6 +74,19 @@ def host_memory() -> tuple[int, int]:
     return memory.available, memory.total
 
 
+def reserved(device: torch.device) -> int:
+    """Bytes that torch's allocator has taken of a GPU; 0 on a CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def requested(device: torch.device, when: Literal["current", "peak"] = "current") -> int:
+    """Bytes that were asked of torch's allocator on a GPU, of tensors and of workspaces.
+
+    The blocks it gives are rounded up, by as much as 1 MiB each: a CPU has nothing like it, and no formula tells.
+    """
+    return int(torch.cuda.memory_stats(device)[f"requested_bytes.all.{when}"])
+
+
 class PeakMeter:
     """Most bytes of tensors that lived at once inside `with`, beyond those that lived before.
 
@@ -87,7 +104,7 @@ class PeakMeter:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-            self._before = torch.cuda.memory_allocated(self._device)
+            self._before = requested(self._device)
         else:
             self._stack.enter_context(self._storages)
         return self
@@ -95,7 +112,7 @@ class PeakMeter:
     def __exit__(self, *error: Any) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            self.peak = torch.cuda.max_memory_allocated(self._device) - self._before
+            self.peak = requested(self._device, "peak") - self._before
         else:
             self._stack.close()
             self.peak = self._storages.peak

@@ -15,7 +15,7 @@ from engine.cuda_graphs import DecodeGraphs, sizes_for
 from engine.kernels.work_list import Planner
 from engine.kv_cache import HeadKV, KVCache, LatentKV, group_layers
 from engine.loader import NoWeights, WeightSource
-from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes
+from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, requested
 from engine.models import Model
 from engine.sampler import SampledAhead, Sampler, sample
 from engine.sequence import Sequence
@@ -68,8 +68,9 @@ class ModelRunner:
         self.last_sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
         on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
+            workspaces = self._make_workspaces()
             activations = self._profile_run()
-        self.memory = self._size_pool(activations)
+        self.memory = self._size_pool(activations, workspaces)
         on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
@@ -92,7 +93,7 @@ class ModelRunner:
             return sampled.send(self._inbox)
 
     def logits(self, arrays: BatchArrays) -> torch.Tensor:
-        """[num_seqs, vocab_size] float32, of each sequence's last token."""
+        """[num_seqs, vocab_size] in a dtype that the kernels sample from, of each sequence's last token."""
         self._outbox.turn()
         hidden = None if self.graphs is None else self.graphs(arrays)
         if hidden is None:
@@ -105,7 +106,7 @@ class ModelRunner:
     def _hidden(self, step: StepTensors) -> torch.Tensor:
         """[num_tokens, hidden_size]; tokens that only the device knows are put into the step first."""
         ids = step.token_ids
-        ids.copy_(torch.where(ids < 0, self.last_sampled[(~ids).clamp_(min=0)], ids))
+        torch.where(ids < 0, self.last_sampled[(~ids).clamp_(min=0)], ids, out=ids)
         return self.model.forward(step, self.kv)
 
     @torch.inference_mode()
@@ -192,16 +193,24 @@ class ModelRunner:
             )
 
     @torch.inference_mode()
+    def _make_workspaces(self) -> int:
+        """Bytes in torch's pool beside weights and buffers: cuBLAS makes its workspaces at the first products."""
+        if self.device.type != "cuda":
+            return 0
+        square = torch.zeros(16, 16, dtype=self.dtype, device=self.device)
+        for bias in (None, square[0]):  # without a bias and with one are two libraries, each with its own
+            torch.nn.functional.linear(square, square, bias)
+        held = requested(self.device) - square.nbytes
+        return max(0, held - nbytes(self.model.weights) - nbytes(list(self.model.buffers.values())))
+
+    @torch.inference_mode()
     def _profile_run(self) -> int:
         """Most bytes that the largest step holds beside the weights; its pool is one block that everyone reads."""
         self.kv = self._cache(1, self.device)
-        if self.device.type == "cuda":  # cuBLAS makes its workspace at the first product; it is no activation
-            square = torch.zeros(16, 16, dtype=self.dtype, device=self.device)
-            torch.mm(square, square)
         with PeakMeter(self.device) as meter:
             logits = self.forward(step_tensors(self._largest_step(), self.device))
             seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
-            # top_p sorts the vocabulary: the most that sampling without penalties holds.
+            # For top_p torch sorts the vocabulary: the most that sampling without penalties holds.
             sample(logits, self.sampler.prepare(seqs, [SamplingParams(top_p=0.9)] * len(seqs)), self.kernels)
         del self.kv
         return meter.peak
@@ -243,15 +252,15 @@ class ModelRunner:
             self.config.kv_scale,
         )  # fmt: skip
 
-    def _size_pool(self, activations: int) -> MemoryReport:
+    def _size_pool(self, activations: int, workspaces: int) -> MemoryReport:
         """What gpu_memory_utilization leaves beside the rest becomes blocks, unless num_blocks is given."""
         weights, buffers = nbytes(self.model.weights), nbytes(list(self.model.buffers.values()))
         budget = int(self.total * self.config.gpu_memory_utilization)
-        non_torch = 0
+        non_torch = workspaces
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             free, total = device_memory(self.device)
-            non_torch = total - free - torch.cuda.memory_reserved(self.device)
+            non_torch += total - free - torch.cuda.memory_reserved(self.device)
         block_bytes = self._cache(1, "meta").num_bytes
         left = budget - weights - buffers - activations - non_torch
         if self.device.type == "cpu":  # shared with everything else that runs, and with the other ranks
@@ -268,22 +277,23 @@ class ModelRunner:
             )
         return MemoryReport(
             weights=weights, buffers=buffers, activations=activations, kv_cache=num_blocks * block_bytes,
-            cuda_graphs=0, non_torch=non_torch, total=self.total, budget=budget, num_blocks=num_blocks,
-            block_bytes=block_bytes,
+            cuda_graphs=0, non_torch=non_torch, workspaces=workspaces, graph_tensors=0, total=self.total, budget=budget,
+            num_blocks=num_blocks, block_bytes=block_bytes,
         )  # fmt: skip
 
     @torch.inference_mode()
     def _capture_graphs(self) -> DecodeGraphs:
         """What the graphs take goes into the report: it comes on top of the pool."""
-        before = device_memory(self.device)[0]
         sizes = sizes_for(self.config.max_num_seqs)
         hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
         graphs = DecodeGraphs(
             self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._outbox, self.planners
         )
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            self.memory = replace(self.memory, cuda_graphs=before - device_memory(self.device)[0])
+        self.memory = replace(
+            self.memory,
+            cuda_graphs=graphs.shared_bytes + sum(graphs.num_bytes.values()),
+            graph_tensors=graphs.shared_bytes + graphs.reserved_bytes,
+        )
         return graphs
 
 

@@ -118,10 +118,13 @@ class Model:
         return self.add_norm(x, residual, self.final_norm)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[num_seqs, hidden] -> [num_seqs, vocab_size] float32."""
-        logits = self.head.logits(hidden).float()
+        """[num_seqs, hidden] -> [num_seqs, vocab_size]; float32, or what else the kernels sample from."""
+        logits = self.head.logits(hidden)
         cap = self.decoder.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        if cap is not None:
+            logits = torch.tanh(logits.float() / cap) * cap
+        sampled_from: torch.Tensor = self.kernels.for_sampling(logits)
+        return sampled_from
 
 
 def _attention(model: Model, builder: Builder, spec: ModelSpec, index: int) -> GroupedAttention | LatentAttentionLayer:

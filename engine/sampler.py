@@ -35,7 +35,7 @@ TINY = torch.finfo(torch.float32).tiny  # smallest temperature: dividing by it s
 
 @dataclass(frozen=True, slots=True)
 class Nucleus:
-    """Random rows with top_k or top_p: the f of them that have to be sorted."""
+    """The f random rows with top_k or top_p."""
 
     rows: Tensor  # [f] int64, among the random rows
     num_sorted: int  # how many of the largest logits decide: the largest top_k, or all
@@ -180,69 +180,55 @@ class SampledAhead:
 def sample(logits: Tensor, batch: SamplingBatch, kernels: ModuleType = torch_backend) -> Sampled:
     """Choose a token per row; the logits stay as they are, and the host does not wait.
 
-    logits [num_seqs, vocab_size] float32. Scratch beside them, per token of the vocabulary: 20 bytes in a row with
-    penalties, and 4 for all rows then. What is sorted or summed is so many rows at a time as PART_ELEMENTS hold.
+    logits [num_seqs, vocab_size] float32, or of another dtype that the kernels read. Scratch beside them, per token of
+    the vocabulary: 20 bytes in a row with penalties, and 4 for all rows then. What torch sorts or sums is so many rows
+    at a time as PART_ELEMENTS hold.
     """
     adjusted = logits if batch.penalties is None else penalize(logits, batch.penalties)
-    best, token_ids = adjusted.max(dim=-1)
+    best, token_ids, is_bad = kernels.best_tokens(adjusted)
     if batch.random is not None and batch.uniforms is not None:
         random, rows = batch.random, batch.random.rows
-        floors = lowest_kept(adjusted, best, random)
+        floors = lowest_kept(adjusted, best, random, kernels)
         drawn = kernels.draw(adjusted, best, random.temperature, batch.uniforms, rows, floors)
         token_ids = drawn if rows is None else token_ids.index_copy(0, rows, drawn)
-    sampled = Sampled(token_ids, is_bad=~best.isfinite())
+    sampled = Sampled(token_ids, is_bad)
     return sampled if batch.logprobs is None else _with_logprobs(sampled, logits, batch.logprobs)
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """A copy of the logits [num_seqs, vocab_size] float32 with the penalised rows lowered.
+    """A float32 copy of the logits [num_seqs, vocab_size] with the penalised rows lowered.
 
     repetition (Keskar et al. 2019): seen tokens' positive logits are divided by it, negative ones multiplied;
     presence is subtracted once from tokens in the output, frequency as often as they are there (OpenAI's API).
     """
-    old = logits[penalties.rows]
+    old = logits[penalties.rows].float()
     repeated = torch.where(old > 0, old / penalties.repetition, old * penalties.repetition)
     new = torch.where(penalties.seen, repeated, old)
     new -= penalties.presence * (penalties.counts > 0)
     new -= penalties.frequency * penalties.counts
-    return logits.index_copy(0, penalties.rows, new)
+    return logits.to(torch.float32, copy=True).index_copy_(0, penalties.rows, new)
 
 
-def lowest_kept(logits: Tensor, best: Tensor, random: RandomRows) -> Tensor | None:
+def lowest_kept(logits: Tensor, best: Tensor, random: RandomRows, kernels: ModuleType = torch_backend) -> Tensor | None:
     """The smallest scaled logit [m, 1] float32 that each random row may draw; None: all may come.
 
-    logits [num_seqs, vocab_size] float32, best [num_seqs] float32 their maxima
+    logits [num_seqs, vocab_size], best [num_seqs] float32 their maxima
     """
     floors, nucleus = random.log_min_p, random.nucleus  # p >= min_p * p_best, as logarithms
     if nucleus is None:
         return floors
     rows = nucleus.rows if random.rows is None else random.rows[nucleus.rows]
-    cuts = [
-        _nucleus_floor(
-            torch_backend.scaled_logits(logits[rows[part]], best[rows[part]], random.temperature[nucleus.rows[part]]),
-            nucleus.num_sorted, nucleus.top_k[part], nucleus.top_p[part],
-        )
-        for part in torch_backend.parts_of(len(rows), logits.shape[1])
-    ]  # fmt: skip
-    cut = torch.cat(cuts)
+    cut = kernels.nucleus_floors(
+        logits, best, random.temperature[nucleus.rows], nucleus.top_k, nucleus.top_p, rows,
+        num_sorted=nucleus.num_sorted,
+    )  # fmt: skip
     if floors is None:
         floors = torch.full_like(random.temperature, -torch.inf)
     return floors.index_copy(0, nucleus.rows, torch.maximum(floors[nucleus.rows], cut))
 
 
-def _nucleus_floor(scaled: Tensor, num_sorted: int, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest logit [f, 1] that top_k and then top_p [f, 1] keep, of scaled logits [f, vocab_size]."""
-    values = scaled.topk(num_sorted, dim=-1).values
-    is_top_k = torch.arange(num_sorted, device=values.device) < top_k
-    # float64: how many others are sorted along (num_sorted) must not show in a row's sums.
-    probs = values.double().masked_fill_(~is_top_k, -torch.inf).softmax(dim=-1)
-    before = probs.cumsum(dim=-1).sub_(probs)
-    num_kept = ((before < top_p) & is_top_k).sum(dim=-1, keepdim=True)
-    return values.gather(1, (num_kept - 1).clamp_(min=0))
-
-
 def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:
-    raw = logits[wanted.rows]
+    raw = logits[wanted.rows].float()
     log_total = raw.logsumexp(dim=-1, keepdim=True)
     top, top_ids = raw.topk(min(max(wanted.nums), raw.shape[1]), dim=-1)
     chosen = raw.gather(1, sampled.token_ids[wanted.rows, None]) - log_total

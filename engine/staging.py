@@ -1,18 +1,68 @@
 """Host memory between a step and its device: pinned for a GPU, so that copies travel while both sides go on.
 
-There are two parts each way, used in turn: what one step's copy still reads or writes, the next step leaves alone. On a
-CPU the same happens in plain memory, and nothing travels.
+A step's arrays lie one behind the other, so that one copy takes them all. There are two parts each way, used in turn:
+what one step's copy still reads or writes, the next step leaves alone. On a CPU the same happens in plain memory, and
+nothing travels.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
 
 NUM_PARTS = 2  # steps in flight
 ALIGNMENT = 16  # bytes: what Triton's kernels are compiled for
 DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
+
+
+class Field(NamedTuple):
+    """One array of a layout: its shape, its dtype's name in numpy, and its bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Arrays one behind the other in num_bytes of memory, each at a multiple of ALIGNMENT."""
+
+    fields: tuple[Field, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, *arrays: tuple[tuple[int, ...], str]) -> "Layout":
+        """For arrays of these shapes and dtypes, in this order."""
+        fields, start = list[Field](), 0
+        for shape, dtype in arrays:
+            end = start + DTYPES[dtype].itemsize * prod(shape)
+            fields.append(Field(shape, dtype, start, end))
+            start = _aligned(end)
+        return cls(tuple(fields), start)
+
+    def arrays(self, memory: Bytes) -> list[np.ndarray[Any, Any]]:
+        """Views of such memory."""
+        return [memory[start:end].view(dtype).reshape(shape) for shape, dtype, start, end in self.fields]
+
+    def tensors(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """Views of such memory [num_bytes] uint8, on any device."""
+        wide = {dtype: memory.view(DTYPES[dtype]) for dtype in {each.dtype for each in self.fields}}
+        views = list[torch.Tensor]()
+        for shape, dtype, start, end in self.fields:
+            size = DTYPES[dtype].itemsize
+            view = wide[dtype][start // size : end // size]
+            views.append(view if len(shape) == 1 else view.view(shape))
+        return views
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Outbox:
@@ -32,6 +82,19 @@ class Outbox:
         """The array in this step's part, to be copied from until the step after the next one."""
         return self._parts[0].put(array)
 
+    def reserve(self, layout: Layout) -> tuple[torch.Tensor, list[np.ndarray[Any, Any]]]:
+        """Memory in this step's part [num_bytes] uint8, and the arrays in it, still to be filled."""
+        memory, content = self._parts[0].reserve(layout.num_bytes)
+        return memory, layout.arrays(content)
+
+    def send(self, arrays: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
+        """The arrays on the device, by one copy; on a CPU they stay in this step's part."""
+        layout = Layout.of(*((array.shape, array.dtype.name) for array in arrays))
+        memory, places = self.reserve(layout)
+        for place, array in zip(places, arrays, strict=True):
+            place[...] = array
+        return layout.tensors(memory.to(self.device, non_blocking=True))
+
 
 class _Part:
     """One step's memory; it grows to the largest step seen."""
@@ -49,13 +112,17 @@ class _Part:
         self._used = 0
 
     def put(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        start, self._used = self._used, self._used + -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        memory, content = self.reserve(array.nbytes)
+        content.view(array.dtype).reshape(array.shape)[...] = array
+        return memory.view(DTYPES[array.dtype.name]).view(array.shape)
+
+    def reserve(self, size: int) -> tuple[torch.Tensor, Bytes]:
+        """So many bytes, as a tensor and as an array."""
+        start, self._used = self._used, self._used + _aligned(size)
         if self._used > len(self._memory):  # tensors of this step keep the old memory alive
             self._memory = torch.empty(2 * self._used, dtype=torch.uint8, pin_memory=self._is_pinned)
             self._bytes = self._memory.numpy()
-        end = start + array.nbytes
-        self._bytes[start:end].view(array.dtype).reshape(array.shape)[...] = array
-        return self._memory[start:end].view(DTYPES[array.dtype.name]).view(array.shape)
+        return self._memory[start : start + size], self._bytes[start : start + size]
 
 
 @dataclass(frozen=True, slots=True)

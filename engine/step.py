@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,13 @@ def on_device(array: np.ndarray[Any, Any], device: torch.device, outbox: Outbox 
     return host.to(device, non_blocking=True)
 
 
+def all_on_device(
+    arrays: list[np.ndarray[Any, Any]], device: torch.device, outbox: Outbox | None = None
+) -> list[torch.Tensor]:
+    """Arrays as tensors; with an outbox they travel together."""
+    return [on_device(array, device) for array in arrays] if outbox is None else outbox.send(arrays)
+
+
 def step_tensors(
     arrays: BatchArrays,
     device: torch.device,
@@ -61,46 +69,49 @@ def step_tensors(
     planners         one per KV group, for kernels that want their decode work planned
     queries_of_tile  for kernels that want their prefill planned: queries of a tile, by the most of any sequence
     """
-    lens = arrays.context_lens[: arrays.num_decodes]
-    works = _work_lists(planners, lens, device, outbox) or [None] * len(arrays.block_tables)
+    num_groups, lens = len(arrays.block_tables), arrays.context_lens[: arrays.num_decodes]
+    plans = {planner: planner.plan(lens) for planner in set(planners)} if len(lens) else {}
+    rows, queries = _tiles(arrays, queries_of_tile)
+    sent = iter(
+        all_on_device(
+            [
+                arrays.token_ids, arrays.positions, arrays.last_tokens, *arrays.slot_mapping, arrays.context_lens,
+                arrays.query_start, *arrays.block_tables, *(plan.rows for plan in plans.values()), *rows,
+            ],
+            device,
+            outbox,
+        )
+    )  # fmt: skip
+    token_ids, positions, last_tokens = islice(sent, 3)
+    slots = list(islice(sent, num_groups))
+    context_lens, query_start = islice(sent, 2)
+    tables = list(islice(sent, num_groups))
+    # Groups that see the same tokens have equal planners, and share a list.
+    works = {planner: WorkList(next(sent), plan.sizes, len(lens), planner.window) for planner, plan in plans.items()}
     return StepTensors(
-        token_ids=on_device(arrays.token_ids, device, outbox),
-        positions=on_device(arrays.positions, device, outbox),
-        context_lens=on_device(arrays.context_lens, device, outbox),
-        query_start=on_device(arrays.query_start, device, outbox),
-        last_tokens=on_device(arrays.last_tokens, device, outbox),
+        token_ids=token_ids,
+        positions=positions,
+        context_lens=context_lens,
+        query_start=query_start,
+        last_tokens=last_tokens,
         groups=tuple(
-            GroupTensors(on_device(table, device, outbox), on_device(slots, device, outbox), work)
-            for table, slots, work in zip(arrays.block_tables, arrays.slot_mapping, works, strict=True)
+            GroupTensors(table, slot, work)
+            for table, slot, work in zip(
+                tables, slots, [works.get(planner) for planner in planners] or [None] * num_groups, strict=True
+            )
         ),
         num_decodes=arrays.num_decodes,
         max_query_len=int(arrays.prefill_lens.max(initial=0)),
         prefill_starts=tuple(arrays.query_start.tolist()),
         prefill_context_lens=tuple(arrays.context_lens[arrays.num_decodes :].tolist()),
-        tiles=_tiles(arrays, device, outbox, queries_of_tile),
+        tiles=QueryTiles(next(sent), queries) if rows else None,
     )
 
 
-def _tiles(
-    arrays: BatchArrays, device: torch.device, outbox: Outbox | None, queries_of_tile: Callable[[int], int] | None
-) -> QueryTiles | None:
+def _tiles(arrays: BatchArrays, queries_of_tile: Callable[[int], int] | None) -> tuple[list[Ints], int]:
+    """(the rows of the prefills' tiles, of which there are none where nobody wants any; queries of a tile)."""
     if queries_of_tile is None or arrays.num_decodes == len(arrays.context_lens):
-        return None
+        return [], 0
     lens = arrays.prefill_lens
     queries = queries_of_tile(int(lens.max()))
-    rows = cut_queries(lens, arrays.context_lens[arrays.num_decodes :], queries)
-    return QueryTiles(on_device(rows, device, outbox), queries)
-
-
-def _work_lists(
-    planners: tuple[Planner, ...], context_lens: Ints, device: torch.device, outbox: Outbox | None
-) -> list[WorkList | None]:
-    """One per KV group; groups that see the same tokens have equal planners, and share a list."""
-    if len(context_lens) == 0:
-        return []
-    plans = {planner: planner.plan(context_lens) for planner in set(planners)}
-    works = {
-        planner: WorkList(on_device(plan.rows, device, outbox), plan.sizes, len(context_lens), planner.window)
-        for planner, plan in plans.items()
-    }
-    return [works[planner] for planner in planners]
+    return [cut_queries(lens, arrays.context_lens[arrays.num_decodes :], queries)], queries

@@ -36,8 +36,8 @@ SOURCES: dict[str, tuple[str, str]] = {
 SMALLEST_SHARE = 0.0005  # that is not shown as 0.0 %
 UNKNOWN = "not predicted without a calibration"
 SOURCES_ON_GPU = {
-    "cuda_graphs": (UNKNOWN, "free device memory before and after capture"),
-    "non_torch": (UNKNOWN, "device memory outside torch, less the context"),
+    "cuda_graphs": (UNKNOWN, "what capturing took of the device, and the graphs' inputs"),
+    "non_torch": (UNKNOWN, "device memory outside torch and libraries' workspaces, less the context"),
     "context": (UNKNOWN, "device memory once CUDA is up, less what was held before"),
     "allocator_slack": (UNKNOWN, "reserved by torch at its peak, less the rows that torch holds"),
     "unattributed": ("0", "what the device reports less all rows above"),
@@ -185,7 +185,8 @@ def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int]
     if same_model and sizes == calibration.graph_bytes.keys():
         known["cuda_graphs"] = calibration.measured["cuda_graphs"]
     elif same_model and sizes and sizes <= calibration.graph_bytes.keys():
-        known["cuda_graphs"] = sum(calibration.graph_bytes[size] for size in sizes)
+        shared = calibration.measured["cuda_graphs"] - sum(calibration.graph_bytes.values())  # by graphs of all sizes
+        known["cuda_graphs"] = max(0, shared) + sum(calibration.graph_bytes[size] for size in sizes)
     elif not (run.manifest.get("engine") or {}).get("enforce_eager"):
         left_out.append("cuda_graphs")
     if left_out:
@@ -339,11 +340,14 @@ def measured_bytes(run: Run) -> Measured:
     """Bytes by component; `unattributed` closes the sum."""
     memory = run.manifest["memory"]
     peaks = {name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name != "baseline"}
-    torch_rows = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
-    rows = {name: int(memory.get(name, 0)) for name in torch_rows}
+    names = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
+    rows = {name: int(memory.get(name, 0)) for name in names}
     rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0, "context": 0}
     reserved = max((stage.get("torch_reserved", 0) for stage in peaks.values()), default=0)
-    in_torch = sum(rows[name] for name in torch_rows)
+    # Libraries keep workspaces in torch's pool, and a graph only its tensors; earlier runs say neither.
+    workspaces = int(memory.get("workspaces", 0))
+    graphs = int(memory.get("graph_tensors", rows["cuda_graphs"]))
+    in_torch = sum(rows.values()) - rows["cuda_graphs"] + graphs + workspaces
     before = unreached = 0
     if run.manifest["device"] == "cpu":
         reported = max((stage.get("rss", 0) for stage in peaks.values()), default=0)
@@ -352,6 +356,7 @@ def measured_bytes(run: Run) -> Measured:
     elif any(sample.get("device_is_host") for sample in run.samples[:1]):
         # Unified memory: what the device uses is the machine's, so only torch's own account can be compared.
         reported = reserved
+        rows["cuda_graphs"], rows["non_torch"] = graphs, workspaces
         rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
     else:
         before = peaks.get("before", {}).get("device_used", 0)

@@ -124,6 +124,8 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["moe bfloat16 some"] = partial(_moe, "bfloat16", 128, "silu")
     found["moe bfloat16 many biases"] = partial(_moe, "bfloat16", 4096, "clamped_swiglu", biases=True)
     found["moe float32 many"] = partial(_moe, "float32", 4096, "silu")
+    found["route sigmoid 8 of 256 groups"] = partial(_route, 256, 8, "sigmoid", groups=8, top_groups=4)
+    found["route softmax 10 of 512"] = partial(_route, 512, 10, "softmax")
     for dtype, num_tokens in (("bfloat16", 8), ("bfloat16", 64), ("bfloat16", 2048), ("float32", 2048)):
         found[f"int4 {dtype} {num_tokens}"] = partial(_int4, dtype, num_tokens, 4096, 32)
     found["int4 bfloat16 8 groups of 16"] = partial(_int4, "bfloat16", 8, 4096, 256)
@@ -131,8 +133,16 @@ def jobs() -> dict[str, Callable[[], object]]:
     found["int4 bfloat16 8 splits"] = partial(_int4, "bfloat16", 8, 14336, 112, num_splits=4)
     found["fp8 rows"] = partial(_fp8_rows, 4096)
     found["fp8 rows given"] = partial(_fp8_rows, 4096, given=True)
+    found["fp8 blocks bfloat16 8 splits"] = partial(_fp8_block, "bfloat16", 8, num_splits=4)
+    for dtype, num_tokens in (("bfloat16", 64), ("bfloat16", 2047), ("float32", 64)):
+        found[f"fp8 blocks {dtype} {num_tokens}"] = partial(_fp8_block, dtype, num_tokens)
     found["draw 128256"] = partial(_draw, 128_256)
     found["draw 151936 some floors"] = partial(_draw, 151_936, some=True)
+    found["draw bfloat16 151936"] = partial(_draw, 151_936, dtype="bfloat16")
+    for dtype in ("float32", "bfloat16"):
+        found[f"nucleus {dtype} 151936"] = partial(_nucleus, dtype, 151_936)
+    found["best 128256"] = partial(_best, 128_256)
+    found["best bfloat16 151936"] = partial(_best, 151_936, dtype="bfloat16")
     return found
 
 
@@ -245,6 +255,16 @@ def _moe(dtype: str, num_tokens: int, kind: Any, *, biases: bool = False) -> Non
     triton_backend.moe_mlp(x, w13, w2, ids, weights, kind, b13=b13, b2=b2, limit=7.0, alpha=1.702)
 
 
+def _route(num_experts: int, top_k: int, scoring: Any, **groups: int) -> None:
+    """With groups as DeepSeek has it: a correction, weights of sum 1."""
+    from engine.kernels import triton_backend
+
+    correction = empty(num_experts, dtype="float32") if groups else None
+    triton_backend.route(
+        empty(64, num_experts), correction, top_k=top_k, scoring=scoring, renormalize=bool(groups), **groups
+    )
+
+
 def _int4(dtype: str, num_tokens: int, num_inputs: int, num_groups: int, *, num_splits: int = 1) -> None:
     """With 4096 outputs."""
     from engine.kernels import triton_backend
@@ -261,14 +281,37 @@ def _fp8_rows(width: int, *, given: bool = False) -> None:
     fp8.fp8_rows(empty(64, width), empty(1, dtype="float32") if given else None)
 
 
-def _draw(vocab_size: int, *, some: bool = False) -> None:
+def _fp8_block(dtype: str, num_tokens: int, *, num_splits: int = 1) -> None:
+    """4096 outputs of 4096 inputs."""
+    from engine.kernels import triton_backend
+
+    x, values = empty(num_tokens, 4096, dtype=dtype), empty(4096, 4096, dtype="float8_e4m3fn")
+    scales = empty(32, 32, dtype="float32")
+    triton_backend.fp8_block_linear(x, values, scales, (128, 128), num_splits=num_splits)
+
+
+def _draw(vocab_size: int, *, some: bool = False, dtype: str = "float32") -> None:
     from engine.kernels import triton_backend
 
     num_rows, num_draws = 256, 200 if some else 256
     temperature, uniforms = (empty(num_draws, 1, dtype=dtype) for dtype in ("float32", "float64"))
     rows, floors = (empty(num_draws, dtype="int64"), empty(num_draws, 1, dtype="float32")) if some else (None, None)
-    logits, best = empty(num_rows, vocab_size, dtype="float32"), empty(num_rows, dtype="float32")
+    logits, best = empty(num_rows, vocab_size, dtype=dtype), empty(num_rows, dtype="float32")
     triton_backend.draw(logits, best, temperature, uniforms, rows, floors)
+
+
+def _nucleus(dtype: str, vocab_size: int) -> None:
+    from engine.kernels import triton_backend
+
+    temperature, top_k, top_p = (empty(200, 1, dtype=name) for name in ("float32", "int64", "float64"))
+    logits, best, rows = empty(256, vocab_size, dtype=dtype), empty(256, dtype="float32"), empty(200, dtype="int64")
+    triton_backend.nucleus_floors(logits, best, temperature, top_k, top_p, rows, num_sorted=vocab_size)
+
+
+def _best(vocab_size: int, *, dtype: str = "float32") -> None:
+    from engine.kernels import triton_backend
+
+    triton_backend.best_tokens(empty(256, vocab_size, dtype=dtype))
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------

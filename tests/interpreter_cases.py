@@ -6,6 +6,7 @@ triton, so that the tests can list the cases.
 
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, product
+from typing import Literal
 
 from kvplan.spec import Activation
 
@@ -107,6 +108,33 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class Route:
+    """Which experts tokens go to: apart, as good as one another, of 0, no number."""
+
+    dtype: str = "float32"
+    experts: int = 16
+    top_k: int = 4
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    correction: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    renormalize: bool = False
+    scale: float = 1.0
+    nan: bool = False  # one logit of the last token is none
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows by their experts, of which some have none and one has most."""
+
+    tokens: int = 5
+    experts: int = 8
+    top_k: int = 2
+    block_m: int = 16
+    ids: str = "int64"
+
+
+@dataclass(frozen=True, slots=True)
 class Moe:
     dtype: str = "float32"
     tokens: int = 5
@@ -144,9 +172,23 @@ class Fp8Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Block:
+    """Products with fp8 weights in blocks of (outputs, inputs)."""
+
+    dtype: str = "float32"
+    tokens: int = 5
+    inputs: int = 256
+    outputs: int = 40
+    block: tuple[int, int] = (128, 128)
+    num_splits: int = 0  # 0: the launcher's own
+    nan: bool = False  # one weight of the last output is no number
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """Tokens drawn: of all rows or, in another order, of some; with floors only a few may come."""
 
+    dtype: str = "float32"
     vocab: int = 50
     some: bool = False
     floors: bool = False
@@ -154,8 +196,44 @@ class Draw:
     nan: bool = False  # the last row is not of numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Nucleus:
+    """What top_k and top_p keep: of all rows or, in another order, of some."""
+
+    dtype: str = "float32"
+    vocab: int = 50
+    some: bool = False
+    spread: float = 3.0  # of the logits; 0: all tokens are as likely
+    bad: bool = False  # the last rows are not of numbers, or all -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best token of rows: apart, the same one several times, infinite, no number."""
+
+    dtype: str = "float32"
+    vocab: int = 50
+
+
 Case = (
-    Decode | Prefill | Latent | Store | StoreLatent | Norm | Rotate | RotateStore | Gate | Moe | Int4 | Fp8Rows | Draw
+    Decode
+    | Prefill
+    | Latent
+    | Store
+    | StoreLatent
+    | Norm
+    | Rotate
+    | RotateStore
+    | Gate
+    | Route
+    | Group
+    | Moe
+    | Int4
+    | Fp8Rows
+    | Fp8Block
+    | Draw
+    | Nucleus
+    | Best
 )
 
 DTYPES = (("float32", ""), ("float16", ""), ("bfloat16", ""), ("bfloat16", "float8_e4m3fn"))
@@ -246,6 +324,20 @@ def _others() -> list[Case]:
         RotateStore("bfloat16", heads=33, kv_heads=1, head_dim=192, head_dim_v=128, rotary_dim=192, block_size=64),
         RotateStore("float16", heads=2, kv_heads=40, rotary_dim=2),
         *(Gate(kind, dtype) for kind, dtype in product(KINDS, ("float32", "bfloat16"))),
+        *(Route(dtype, renormalize=True) for dtype in ("float32", "float16", "bfloat16")),
+        Route(experts=1, top_k=1),
+        Route("bfloat16", experts=60, top_k=4),  # Qwen1.5-MoE
+        Route("bfloat16", experts=160, top_k=6, groups=8, top_groups=3, scale=16.0),  # DeepSeek-V2
+        Route("bfloat16", 256, 8, "sigmoid", True, 8, 4, renormalize=True, scale=2.5),  # DeepSeek-V3
+        Route("bfloat16", experts=512, top_k=10, renormalize=True),  # Qwen3-Next
+        Route(experts=12, top_k=12, scoring="sigmoid", correction=True),  # all of them
+        Route(experts=30, top_k=4, groups=3, top_groups=2, correction=True, scoring="sigmoid"),
+        Route(experts=12, top_k=4, groups=6, top_groups=2, correction=True),  # all of each group
+        Route(nan=True),
+        Route("bfloat16", 32, 4, "sigmoid", True, 4, 2, renormalize=True, nan=True),
+        *(Group(tokens, experts, top_k) for tokens, experts, top_k in ((1, 1, 1), (1, 8, 1), (5, 8, 2), (33, 100, 7))),
+        *(Group(tokens=tokens, block_m=128, ids=ids) for tokens in (1024, 1025) for ids in ("int32", "int64")),
+        Group(tokens=700, experts=40, top_k=6, block_m=64),
         *(Moe(dtype) for dtype in ("float32", "float16", "bfloat16")),
         Moe(kind="clamped_swiglu", biases=True),
         Moe(tokens=1, experts=8, top_k=1),
@@ -263,10 +355,34 @@ def _others() -> list[Case]:
         *(Fp8Rows("bfloat16", given=given, nan=True) for given in (False, True)),
         *(Fp8Rows("bfloat16", outputs=48, given=given, nan=True) for given in (False, True)),
         Fp8Rows("bfloat16", inputs=72, outputs=40),  # of widths that fp8 products do not take: weights are widened
-        *(Draw(vocab, floors=floors) for vocab in (1, 50, 4096, 4097, 20_000) for floors in (False, True)),
-        *(Draw(vocab, some=True, floors=floors) for vocab in (50, 9000) for floors in (False, True)),
-        *(Draw(9000, spread=spread) for spread in (0.0, 60.0)),
-        *(Draw(9000, floors=floors, nan=True) for floors in (False, True)),
+        *(Fp8Block(dtype, tokens) for dtype in ("float32", "float16", "bfloat16") for tokens in (1, 17, 70)),
+        *(Fp8Block(dtype, inputs=208, outputs=137) for dtype in ("float32", "bfloat16")),  # the last blocks are cut off
+        Fp8Block("bfloat16", inputs=16, outputs=3),
+        Fp8Block("bfloat16", tokens=514, inputs=96, outputs=136),
+        *(
+            Fp8Block("bfloat16", tokens, inputs=144, outputs=100, block=block)
+            for tokens in (5, 70)
+            for block in ((64, 32), (32, 64), (16, 1000), (1000, 96))
+        ),
+        *(Fp8Block(dtype, inputs=656, num_splits=splits) for dtype in ("float32", "bfloat16") for splits in (2, 3, 99)),
+        *(Fp8Block("bfloat16", tokens, inputs=400, num_splits=2, nan=True) for tokens in (5, 70)),
+        # Weights are widened first: of many tokens, in odd rows, and in blocks that no tile lies within.
+        Fp8Block(tokens=96),
+        Fp8Block(inputs=200),
+        *(Fp8Block(outputs=7, block=block) for block in ((1, 128), (128, 16), (1, 1))),
+        *(Draw(vocab=vocab, floors=floors) for vocab in (1, 50, 4096, 4097, 20_000) for floors in (False, True)),
+        *(Draw(vocab=vocab, some=True, floors=floors) for vocab in (50, 9000) for floors in (False, True)),
+        *(Draw(vocab=9000, spread=spread) for spread in (0.0, 60.0)),
+        *(Draw(vocab=9000, floors=floors, nan=True) for floors in (False, True)),
+        *(Draw(dtype, vocab=5000, floors=floors) for dtype in ("float16", "bfloat16") for floors in (False, True)),
+        *(Nucleus(dtype) for dtype in ("float32", "float16", "bfloat16")),
+        *(Nucleus(dtype, some=True) for dtype in ("float32", "bfloat16")),
+        *(Nucleus(vocab=vocab) for vocab in (1, 2, 4097)),
+        Nucleus("bfloat16", vocab=9000),  # in which hundreds of tokens are equal
+        *(Nucleus(spread=spread) for spread in (0.0, 1e-3, 60.0)),
+        *(Nucleus(dtype, bad=True) for dtype in ("float32", "bfloat16")),
+        *(Best(vocab=vocab) for vocab in (1, 50, 4096, 4097, 20_000)),
+        *(Best(dtype, vocab=5000) for dtype in ("float16", "bfloat16")),
     ]
 
 

@@ -19,25 +19,30 @@ import numpy as np
 import torch
 import triton.runtime.interpreter as interpreter
 
-from engine.kernels import fp8, reference, triton_backend
+from engine.kernels import fp8, moe, reference, triton_backend
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.interpreter_cases import (
     CASES,
     FULL_CASES,
     Attention,
+    Best,
     Case,
     Decode,
     Draw,
+    Fp8Block,
     Fp8Rows,
     Gate,
+    Group,
     Int4,
     Latent,
     Moe,
     Norm,
+    Nucleus,
     Prefill,
     Rotate,
     RotateStore,
+    Route,
     Store,
     StoreLatent,
 )
@@ -98,14 +103,24 @@ def run(case: Case) -> dict[str, Any]:
                 error, tolerance = run_rotate(case, faults)
             case Gate():
                 error, tolerance = run_gate(case)
+            case Route():
+                error, tolerance = run_route(case, faults)
+            case Group():
+                error, tolerance = run_group(case, faults)
             case Moe():
                 error, tolerance = run_moe(case)
             case Int4():
                 error, tolerance = run_int4(case, faults)
             case Fp8Rows():
                 error, tolerance = run_fp8(case, faults)
+            case Fp8Block():
+                error, tolerance = run_fp8_block(case, faults)
             case Draw():
                 error, tolerance = run_draw(case, faults)
+            case Nucleus():
+                error, tolerance = run_nucleus(case, faults)
+            case Best():
+                error, tolerance = run_best(case, faults)
     return {"error": error, "tolerance": tolerance, "faults": faults}
 
 
@@ -182,6 +197,22 @@ def strided(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     x = wide[:, 1:-1]
     x.copy_(torch.randn(shape))
     return x
+
+
+def rows_of_many(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """For results of this shape: rows in the middle of a tensor of NaN, as decodes have them before prefills."""
+    return torch.full((shape[0] + 3, *shape[1:]), float("nan"), dtype=dtype)[1:-2]
+
+
+def rows_beside(out: torch.Tensor | None, got: torch.Tensor) -> list[str]:
+    """Faults of a result that was to be written to the rows `out` and nowhere else."""
+    if out is None:
+        return []
+    whole = out._base
+    assert whole is not None
+    is_there = got.data_ptr() == out.data_ptr() and got.shape == out.shape
+    is_alone = bool(whole[:1].isnan().all() and whole[-2:].isnan().all())
+    return ["the result is not where it was wanted"] * (not is_there) + ["rows beside were written"] * (not is_alone)
 
 
 def pool(num_blocks: int, case: Attention | Store, head_dim: int) -> torch.Tensor:
@@ -261,7 +292,9 @@ def run_decode(case: Decode, faults: list[str]) -> tuple[float, float]:
     q = strided((len(case.lens), case.heads, case.head_dim), dtype_of(case.dtype))
     args = (k, v, tables, torch.tensor(case.lens, dtype=torch.int32), 2 * case.head_dim**-0.5)
     more, work = features(case), work_of(case)
-    got = unchanged(faults, lambda: triton_backend.paged_decode(q, *args, **more, work=work), q=q, k=k, v=v)
+    out = None if work is None else rows_of_many((*q.shape[:2], case.head_dim_v or case.head_dim), q.dtype)
+    got = unchanged(faults, lambda: triton_backend.paged_decode(q, *args, **more, work=work, out=out), q=q, k=k, v=v)
+    faults += rows_beside(out, got)
     return against(got, reference.paged_decode(q.double(), *args, **more))
 
 
@@ -278,7 +311,10 @@ def run_prefill(case: Prefill, faults: list[str]) -> tuple[float, float]:
     got = unchanged(faults, lambda: triton_backend.paged_prefill(q, *args, **more), q=q, k=k, v=v)
     queries = triton_backend.queries_of_tile(case.heads, k, v, q.dtype, max(query_lens))
     rows = cut_queries(np.array(query_lens, np.int32), np.array(context_lens, np.int32), queries)
-    planned = triton_backend.paged_prefill(q, *args, **more, tiles=QueryTiles(torch.from_numpy(rows), queries))
+    out = rows_of_many((*q.shape[:2], case.head_dim_v or case.head_dim), q.dtype)
+    tiles = QueryTiles(torch.from_numpy(rows), queries)
+    planned = triton_backend.paged_prefill(q, *args, **more, tiles=tiles, out=out)
+    faults += rows_beside(out, planned)
     if not torch.equal(planned, got):
         faults.append("planned tiles of queries give other answers")
     return against(got, reference.paged_prefill(q.double(), *args, **more))
@@ -422,6 +458,52 @@ def run_gate(case: Gate) -> tuple[float, float]:
     return against(got, exact)
 
 
+def run_route(case: Route, faults: list[str]) -> tuple[float, float]:
+    """The weights, of the experts that float64 chooses."""
+    logits = strided((7, case.experts), dtype_of(case.dtype))
+    logits[0] = 0.5  # all are as good
+    logits[1] = logits[1].round()
+    logits[2, 1 :: 2 + case.experts // 8] = -torch.inf
+    logits[3, 1:] = -torch.inf
+    if case.nan:
+        logits[-1, 3] = torch.nan
+    correction = torch.randn(case.experts).mul_(0.1) if case.correction else None
+    more: dict[str, Any] = {
+        name: getattr(case, name) for name in ("top_k", "scoring", "groups", "top_groups", "renormalize", "scale")
+    }
+    ids, weights = triton_backend.route(logits, correction, **more)
+    if not ((ids >= 0) & (ids < case.experts)).all() or any(len(set(row)) < case.top_k for row in ids.tolist()):
+        faults.append("not so many experts")
+    num_good = len(logits) - case.nan
+    expected_ids, expected = reference.route(logits[:num_good], correction, **more)
+    faults.extend(
+        f"token {token} goes to {got}, not {expected}"
+        for token, (got, expected) in enumerate(zip(ids.tolist(), expected_ids.tolist(), strict=False))
+        if got != expected
+    )
+    return against(weights[:num_good], expected)
+
+
+def run_group(case: Group, faults: list[str]) -> tuple[float, float]:
+    """How many tiles have another expert or other rows than a walk through the rows gives them."""
+    ids = torch.rand(case.tokens, case.experts).topk(case.top_k).indices.to(dtype_of(case.ids))
+    ids[: case.tokens // 2, 0] = case.experts // 2
+    ids[ids == case.experts - 2] = 0  # nobody's
+    got = moe.group_rows(ids, case.experts, case.block_m)
+    num_rows, tiles, experts = ids.numel(), list[list[int]](), list[int]()
+    for expert in range(case.experts):
+        rows = [row for row, chosen in enumerate(ids.flatten().tolist()) if chosen == expert]
+        while rows:
+            tile, rows = rows[: case.block_m], rows[case.block_m :]
+            tiles.append(tile + [num_rows] * (case.block_m - len(tile)))
+            experts.append(expert)
+    unused = len(got.tile_experts) - len(experts)
+    if unused < 0 or got.tile_experts.tolist() != experts + [-1] * unused:
+        faults.append(f"tiles are of experts {got.tile_experts.tolist()}")
+    wrong = sum(a != b for a, b in zip(got.rows.tolist(), tiles, strict=False))
+    return float(wrong), 0.0
+
+
 def run_moe(case: Moe) -> tuple[float, float]:
     dtype = dtype_of(case.dtype)
     x = strided((case.tokens, case.hidden), dtype)
@@ -497,24 +579,46 @@ def run_fp8(case: Fp8Rows, faults: list[str]) -> tuple[float, float]:
     return against(got, exact)
 
 
+def run_fp8_block(case: Fp8Block, faults: list[str]) -> tuple[float, float]:
+    """Weights of every bit pattern; answers of about 1."""
+    x = strided((case.tokens, case.inputs), dtype_of(case.dtype))
+    bits = torch.randint(0, 127, (case.outputs, case.inputs)) + 128 * torch.randint(0, 2, (case.outputs, case.inputs))
+    if case.nan:
+        bits[-1, 3] = 0xFF
+    values = torch.full((bits.numel() + 2 * GUARD,), NAN_BYTE, dtype=torch.uint8)[GUARD:-GUARD].view(bits.shape)
+    values = values.copy_(bits).view(torch.float8_e4m3fn)
+    counts = [-(-size // each) for size, each in zip(values.shape, case.block, strict=True)]
+    scales = between_nans((counts[0], counts[1]), torch.float32).abs_().mul_(0.01 * case.inputs**-0.5)
+    args = (x, values, scales, case.block)
+    got = unchanged(
+        faults, lambda: triton_backend.fp8_block_linear(*args, num_splits=case.num_splits or None), x=x, values=values
+    )
+    exact = reference.fp8_block_linear(x.double(), values, scales, case.block)
+    if case.nan:
+        if not got[:, -1].isnan().all():
+            faults.append("of NaN came numbers")
+        got, exact = got[:, :-1], exact[:, :-1]
+    return against(got, exact)
+
+
 def run_draw(case: Draw, faults: list[str]) -> tuple[float, float]:
     """How far outside its token's share of the unit interval a row's number lies."""
     uniforms = torch.tensor([0.0, 1 - 2.0**-53, 0.5, *torch.rand(9).tolist()], dtype=torch.float64)[:, None]
     num_draws = len(uniforms)
     rows = torch.randperm(num_draws + 3)[:num_draws] if case.some else None
-    logits = strided((num_draws + 3 * case.some, case.vocab), torch.float32).mul_(case.spread)
+    logits = strided((num_draws + 3 * case.some, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
     logits[:, :: max(2, case.vocab // 7)] = -torch.inf  # never to come
     logits[:, -1] = 0.0
     temperature = torch.linspace(0.3, 2, num_draws)[:, None]
     floors = torch.full((num_draws, 1), -2.0) if case.floors else None
     if case.nan:
         logits[-1] = float("nan")
-    best = logits.amax(1)
+    best = logits.float().amax(1)
     args = (logits, best, temperature, uniforms, rows, floors)
     got = unchanged(faults, lambda: triton_backend.draw(*args), logits=logits, best=best)
     if not ((got >= 0) & (got < case.vocab)).all():
         return float("inf"), 0.0
-    sums = reference.running_sums(logits, temperature, rows, floors)
+    sums = reference.running_sums(logits.float(), temperature, rows, floors)
     ends = sums.gather(1, got[:, None])
     starts = torch.where(got[:, None] > 0, sums.gather(1, (got[:, None] - 1).clamp(min=0)), 0.0)
     chosen = (logits if rows is None else logits[rows]).gather(1, got[:, None])
@@ -527,6 +631,69 @@ def run_draw(case: Draw, faults: list[str]) -> tuple[float, float]:
     outside = torch.maximum(starts - uniforms, uniforms - ends).clamp(min=0).max().item()
     # A weight is rounded by some eps of its exponent, here up to 60 over a temperature of 0.3 where it still counts.
     return outside, 100 * torch.finfo(torch.float32).eps
+
+
+def run_nucleus(case: Nucleus, faults: list[str]) -> tuple[float, float]:
+    """How many rows have another floor than float64's, to the bit, unless rounded exponentials decide."""
+    most = case.vocab
+    options = [
+        *((1, 2.0), (1, 0.5), (min(7, most), 2.0), (min(7, most), 0.8), (min(3, most), 0.999), (max(1, most - 1), 0.3)),
+        *((most, 5e-324), (most, 1e-6), (most, 0.3), (most, 0.9), (most, 1 - 2.0**-53), (most, 2.0)),
+    ]
+    num_floors = len(options)
+    rows = torch.randperm(num_floors + 3)[:num_floors] if case.some else None
+    logits = strided((num_floors + 3 * case.some, case.vocab), dtype_of(case.dtype)).mul_(case.spread)
+    logits[::2] = (logits[::2] * 2).round() / 2  # many are equal
+    logits[:, 1 :: max(2, case.vocab // 7)] = -torch.inf
+    logits[0, 0] = -0.0
+    temperature = torch.linspace(0.3, 2, num_floors)[:, None]
+    top_k = torch.tensor([[k] for k, _ in options])
+    top_p = torch.tensor([[p] for _, p in options], dtype=torch.float64)
+    if case.bad:
+        logits[-1], logits[-2], logits[-3, 0], logits[-4, -1] = torch.nan, -torch.inf, torch.inf, torch.nan
+    best = logits.float().amax(1)
+    args = (logits, best, temperature, top_k)
+    got = unchanged(
+        faults,
+        lambda: triton_backend.nucleus_floors(*args, top_p, rows, num_sorted=most),
+        logits=logits,
+        best=best,
+    )
+    # Of weights that are each rounded by some eps of their exponents, below 30 where they count.
+    more, less = (reference.nucleus_floors(*args, top_p * (1 + side * 4e-6), rows) for side in (1, -1))
+    is_bad = ((got < more) | (got > less))[:-4] if case.bad else (got < more) | (got > less)
+    if case.bad:
+        more, less = more[:-4], less[:-4]
+    if (more != less).sum() > 1:  # the top_p that is next to 1
+        faults.append("rounding decides more than one row: nothing is tested")
+    return float(is_bad.sum()), 0.0
+
+
+def run_best(case: Best, faults: list[str]) -> tuple[float, float]:
+    """How many rows have another best token, or another verdict, than a look at all of their logits finds."""
+    logits = strided((9, case.vocab), dtype_of(case.dtype))
+    logits[1] = logits[1].round()  # several are the best
+    logits[2] = logits[2].abs().neg()
+    logits[2, case.vocab // 3 :] = 0.0
+    logits[2, case.vocab // 3] = -0.0  # as good as those behind it
+    logits[3] = -3.0
+    logits[4, -1] = torch.inf
+    logits[5] = -torch.inf
+    logits[6] = -torch.inf
+    logits[6, -1] = torch.finfo(logits.dtype).min
+    logits[7, case.vocab // 2] = torch.nan
+    logits[8, case.vocab // 2] = -torch.tensor(torch.nan)
+    best, tokens, is_bad = triton_backend.best_tokens(logits)
+    expected = [max(row, key=lambda x: (x != x, x)) for row in logits.tolist()]
+    firsts = [row.index(value) for row, value in zip(logits[:7].tolist(), expected[:7], strict=True)]
+    if is_bad.tolist() != [False] * 4 + [True, True, False, True, True]:
+        faults.append(f"bad rows are {is_bad.tolist()}")
+    if not best[7:].isnan().all() or not ((tokens >= 0) & (tokens < case.vocab)).all():
+        faults.append("of a row without a best token came one")
+    wrong = sum(
+        a != b for a, b in zip([*best[:7].tolist(), *tokens[:7].tolist()], [*expected[:7], *firsts], strict=True)
+    )
+    return float(wrong), 0.0
 
 
 # --- that wrong kernels and wrong arguments are seen ------------------------------------------------------------------
@@ -592,6 +759,10 @@ def refusal(what: str) -> str:
         "work": padded_work((1, 1, 1), 64, None),
         "work window": padded_work((1, 1), 64, 7),
         "work device": padded_work((1, 1), 64, None, "meta"),
+        "out": torch.zeros(2, 4, 80),
+        "out strides": torch.zeros(4, 2, 64).transpose(0, 1),
+        "out dtype": torch.zeros(2, 4, 64, dtype=torch.bfloat16),
+        "out device": torch.zeros(2, 4, 64, device="meta"),
     }
     try:
         triton_backend.paged_decode(**{**args, what.split()[0]: wrong[what]})

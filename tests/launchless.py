@@ -1,4 +1,6 @@
-"""The activation peak of the GPU's path without a GPU: `python -m tests.launchless MODEL ...`, a line of JSON for each.
+"""The activation peak of the GPU's path without a GPU: `python -m tests.launchless MODEL[@CONTEXT,TOKENS] ...`.
+
+A line of JSON for each: what the engine reports, and what the planner says of the same.
 
 The engine runs its profile run on a CPU with the Triton backend, whose launchers allocate and check what they would on
 a GPU of sm_90, and whose kernels are never launched; products of matrices are allocated and not computed. So the sizes
@@ -16,17 +18,14 @@ from typing import Any
 import torch
 
 ARCH, NUM_PROCESSORS = 90, 132  # an H100
-TOKENS, SEQS, BLOCK_SIZE = 8192, 256, 16
-INPUTS = {
-    "max_model_len": TOKENS, "max_num_seqs": SEQS, "max_num_batched_tokens": TOKENS, "block_size": BLOCK_SIZE,
-    "gpu_memory_utilization": 0.9,
-}  # fmt: skip
 
 
 def main() -> None:
     stub()
-    for name in sys.argv[1:]:
-        print(json.dumps(measured(name)), flush=True)
+    for asked in sys.argv[1:]:
+        name, _, sizes = asked.partition("@")
+        context, tokens = map(int, (sizes or "8192,8192").split(","))
+        print(json.dumps(measured(name, context, tokens)), flush=True)
 
 
 def stub() -> None:
@@ -76,8 +75,8 @@ def shortened(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def measured(name: str) -> dict[str, Any]:
-    """What the engine reports for a catalog's model, and what the planner says of the same."""
+def measured(name: str, context: int, tokens: int) -> dict[str, Any]:
+    """A catalog's model of two layers of each kind, in steps of so many tokens of at most 256 sequences."""
     from engine.config import EngineConfig
     from engine.loader import NoWeights
     from engine.model_runner import ModelRunner
@@ -88,13 +87,23 @@ def measured(name: str) -> dict[str, Any]:
     config = shortened(catalog.expand(catalog.facts(name)["config"]))
     config.pop("quantization_config", None)
     spec = hf_config.read_config(config, name, name)
-    given: Any = INPUTS
+    given: Any = {
+        "max_model_len": context, "max_num_seqs": 256, "max_num_batched_tokens": tokens, "block_size": 16,
+        "gpu_memory_utilization": 0.9,
+    }  # fmt: skip
     engine = EngineConfig(device="cpu", backend="triton", load_format="dummy", num_blocks=64, **given)
-    runner = ModelRunner(
-        spec, engine, NoWeights(), TensorParallel(), torch.device("cpu"), TOKENS, lambda _stage: None
-    )  # fmt: skip
+    runner = ModelRunner(spec, engine, NoWeights(), TensorParallel(), torch.device("cpu"), context, lambda _stage: None)
     inputs = EngineInputs(total=80 << 30, dtype="bfloat16", kv_cache_dtype="bfloat16", num_blocks=64, **given)
-    return {"model": name, "reported": asdict(runner.memory), "predicted": asdict(predict(spec, inputs))}
+    step = runner._largest_step()
+    arrays: tuple[Any, ...] = (
+        step.token_ids, step.positions, step.context_lens, step.last_tokens, *step.block_tables, *step.slot_mapping,
+    )  # fmt: skip
+    return {
+        "model": name,
+        "reported": asdict(runner.memory),
+        "inputs": sum(array.nbytes for array in arrays),
+        "predicted": asdict(predict(spec, inputs)),
+    }
 
 
 if __name__ == "__main__":

@@ -436,7 +436,12 @@ def test_make_goes_on_from_what_lies_in_out_or_in_the_folder_that_travels(
         (tmp_path / where / "summary.json").touch()
     env = {name: value for name, value in os.environ.items() if name not in ("OUT", "RESUME", "COMMIT", "MAKEFLAGS")}
     done = subprocess.run(
-        ["make", "-n", "gpu", *variables], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "gpu", *variables],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.replace("\\\n", " ").split() == ["PYTHONPATH=.", "python3", "benchmarks/gpu.py", *words]
 

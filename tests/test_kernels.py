@@ -3,6 +3,7 @@
 The kernels run in Triton's interpreter, in a process of its own: triton decides when it is imported.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import triton_backend
+from engine.kernels import torch_backend, triton_backend
 from kvplan.errors import EnvironmentProblem
 from tests.interpreter_cases import CASES, FULL_CASES
 from tests.line_process import LineProcess
 
 ENV = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}  # exp2 of a large number is meant to be infinite
+BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,74 @@ def test_a_planted_fault_is_seen(interpreter: LineProcess, fault: str) -> None:
         ("work", "work: must be planned for 2 sequences like q (3)"),
         ("work window", "work: must be planned for window None (7)"),
         ("work device", "work: must be on cpu like q (meta)"),
+        ("out", "out: must be of shape (2, 4, 64) (torch.Size([2, 4, 80]))"),
+        ("out strides", "out: must be contiguous, not of these strides ((64, 128, 1))"),
+        ("out dtype", "out: must be torch.float32 like q (torch.bfloat16)"),
+        ("out device", "out: must be on cpu like q (meta)"),
     ],
 )
 def test_a_wrong_argument_is_refused_by_name(interpreter: LineProcess, argument: str, message: str) -> None:
     assert interpreter.ask(f"refused {argument}") == {"error": message}
 
 
+# --- products with fp8 weights in blocks ------------------------------------------------------------------------------
+
+
+def in_blocks(
+    num_tokens: int, inputs: int, block: tuple[int, int], dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, int]]:
+    """x, values [40, inputs], scales, block."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(num_tokens, inputs, generator=source).to(dtype)
+    values = torch.randn(40, inputs, generator=source).to(torch.float8_e4m3fn)
+    return x, values, torch.rand(-(-40 // block[0]), -(-inputs // block[1]), generator=source), block
+
+
+@pytest.mark.parametrize(
+    ("arch", "args"),
+    [
+        (80, (5, 256, (128, 128))),
+        (90, (2048, 256, (128, 128))),
+        (90, (128, 256, (128, 128), torch.float32)),
+        (90, (5, 200, (128, 128))),
+        (90, (5, 256, (1, 128))),
+        (90, (5, 256, (40, 24))),  # all outputs, but no tile of inputs
+    ],
+    ids=["no fp8", "many tokens", "many tokens in float32", "rows that begin anywhere", "rows", "narrow blocks"],
+)
+def test_weights_that_no_tile_takes_are_widened_by_torch(
+    monkeypatch: pytest.MonkeyPatch, arch: int, args: tuple[Any, ...]
+) -> None:
+    """Without a GPU a kernel could not even be launched."""
+    monkeypatch.setattr("engine.kernels.configs.arch", lambda: arch)
+    given = in_blocks(*args)
+    assert torch.equal(triton_backend.fp8_block_linear(*given), torch_backend.fp8_block_linear(*given))
+
+
+def test_of_no_tokens_comes_nothing() -> None:
+    assert triton_backend.fp8_block_linear(*in_blocks(0, 256, (128, 128))).shape == (0, 40)
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong", "message"),
+    [
+        ("x", torch.zeros(5, 240, dtype=BF16), r"values: must be of shape (40, 240) (torch.Size([40, 256]))"),
+        ("values", torch.zeros(40, 256), "values: must be float8_e4m3fn (torch.float32)"),
+        ("values", torch.zeros(256), "values: must be of 2 dimensions (torch.Size([256]))"),
+        ("scales", torch.zeros(2, 1), "scales: must be of shape (1, 2) (torch.Size([2, 1]))"),
+        ("scales", torch.zeros(1, 2, dtype=BF16), "scales: must be float32 (torch.bfloat16)"),
+        ("scales", torch.zeros(1, 2, device="meta"), "scales: must be on cpu like x (meta)"),
+        ("block", (0, 128), "block: must be of at least 1 x 1 ((0, 128))"),
+        ("num_splits", 0, "num_splits: must be at least 1 (0)"),
+    ],
+)
+def test_a_wrong_argument_of_a_product_is_refused_by_name(argument: str, wrong: Any, message: str) -> None:
+    args = dict(zip(("x", "values", "scales", "block"), in_blocks(5, 256, (128, 128)), strict=True))
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        triton_backend.fp8_block_linear(**{**args, argument: wrong})
+
+
 # --- what the kernels cannot run is known before a step -------------------------------------------------------------
-
-
-BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,29 @@ import torch
 
 from engine import Engine, EngineConfig, SamplingParams, kernels
 from engine.kernels import reference
+from engine.memory import requested
 from kvplan import hf_config
 from tests import interpreter_run, small_engines
 from tests.interpreter_cases import (
     CASES,
     Attention,
+    Best,
     Case,
     Decode,
     Draw,
+    Fp8Block,
+    Fp8Rows,
     Gate,
+    Group,
+    Int4,
     Latent,
     Moe,
     Norm,
+    Nucleus,
     Prefill,
     Rotate,
     RotateStore,
+    Route,
     case_id,
 )
 from tests.test_engine_models import teacher_forced
@@ -91,7 +99,11 @@ ODD = tuple(case for case in CASES.values() if isinstance(case, Decode | Prefill
 ROW_WISE = tuple(
     case
     for case in CASES.values()
-    if isinstance(case, Norm | Rotate | RotateStore | Gate | Moe | Draw) and getattr(case, "dtype", "") != "float32"
+    if isinstance(case, Best | Draw | Group | Nucleus | Route)
+    or (
+        isinstance(case, Norm | Rotate | RotateStore | Gate | Moe | Int4 | Fp8Rows | Fp8Block)
+        and case.dtype != "float32"
+    )
 )
 
 
@@ -291,8 +303,8 @@ MEDIUM = {
     "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 MEDIUM_PARAMETERS = 2 * 32_000 * 1024 + 4 * ((1024 + 2 * 256) * 1024 + 1024 * 1024 + 3 * 1024 * 4096 + 2 * 1024) + 1024
-ROUNDED = 512  # the allocator's step, in bytes
-SMALL_BUFFERS = 2**20  # of the sampler and the scale of the embedding
+SMALL_BUFFERS = 2**16  # bytes of the scale of the embedding, and for each of 64 rows what was sampled and is asked for
+SMALLEST_WORKSPACE = (2 * 4096 + 8 * 16) * 2**10  # cuBLAS's, as its documentation has it; Hopper's is four times that
 
 
 def medium_engine(**changes: Any) -> Engine:
@@ -301,47 +313,63 @@ def medium_engine(**changes: Any) -> Engine:
     return Engine(spec, EngineConfig(device=DEVICE, **options))
 
 
-def allocated() -> int:
+def asked_for() -> int:
+    """Bytes of all tensors and workspaces, without what the allocator rounds their blocks up by."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated()
+    return requested(torch.device(DEVICE))
 
 
 def test_the_reports_rows_are_what_the_allocator_holds() -> None:
     medium_engine(enforce_eager=True)  # libraries allocate their workspaces once per process
-    before = allocated()
+    before = asked_for()
     engine = medium_engine(enforce_eager=True)
     report = engine.memory_report()
     assert report.weights == 2 * MEDIUM_PARAMETERS
     assert report.buffers == 2048 * 64 * 4  # positions, cosines and sines of half a head, float32
     assert report.kv_cache == 1000 * 16 * 4 * 2 * 4 * 64 * 2  # blocks, slots, layers, K and V, heads, head_dim, bytes
     rows = report.weights + report.buffers + report.kv_cache
-    tensors = len(engine.runner.model.weights) + len(engine.runner.kv.tensors) + 1
-    assert rows <= allocated() - before <= rows + ROUNDED * tensors + SMALL_BUFFERS
+    assert rows <= asked_for() - before <= rows + SMALL_BUFFERS
+
+
+def test_the_workspaces_of_libraries_are_in_the_report() -> None:
+    engine = medium_engine(enforce_eager=True)
+    report = engine.memory_report()
+    assert SMALLEST_WORKSPACE <= report.workspaces <= report.non_torch
+    rows = report.weights + report.buffers + report.kv_cache + report.workspaces
+    assert rows <= asked_for() <= rows + SMALL_BUFFERS
 
 
 def test_no_step_holds_more_than_the_profile_run_saw() -> None:
     engine = medium_engine(enforce_eager=True, max_num_batched_tokens=1024)
-    before = allocated()
+    before = asked_for()
     torch.cuda.reset_peak_memory_stats()
     prompts = small_engines.random_tokens(*[200] * 64)
     engine.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    held = torch.cuda.max_memory_allocated() - before
+    held = requested(torch.device(DEVICE), "peak") - before
     assert 0 < held <= engine.memory_report().activations + SMALL_BUFFERS
 
 
 def test_what_the_pool_leaves_is_what_the_device_has_free() -> None:
-    """With most of the device granted, the pool is what remains of it beside all other rows."""
+    """With half of the device granted, the pool is what remains of it beside all other rows.
+
+    The activations of the profile run are free again, and more than what the allocator rounds blocks up by.
+    """
     engine = medium_engine(num_blocks=None, gpu_memory_utilization=0.5, enforce_eager=True)
     report = engine.memory_report()
     assert report.budget == report.total // 2
     taken = report.weights + report.buffers + report.activations + report.non_torch + report.kv_cache
     assert 0 <= report.budget - taken < report.block_bytes
     free, total = torch.cuda.mem_get_info()
-    assert total - free <= report.budget + SMALL_BUFFERS
+    assert total - free <= report.budget
 
 
 def test_capturing_graphs_is_in_the_report() -> None:
-    assert medium_engine().memory_report().cuda_graphs > 0
+    engine = medium_engine()
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    recorded = sum(graphs.num_bytes.values())
+    assert recorded > 0
+    assert engine.memory_report().cuda_graphs == graphs.shared_bytes + recorded
     assert medium_engine(enforce_eager=True).memory_report().cuda_graphs == 0

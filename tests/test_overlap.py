@@ -12,7 +12,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
 from engine.request import RequestOutput, TokenUpdate
 from engine.sampler import SampledAhead
-from engine.staging import Inbox, Outbox
+from engine.staging import Inbox, Layout, Outbox
 from tests.small_engines import (
     FAMILIES,
     ROUNDING,
@@ -558,6 +558,32 @@ def test_an_array_is_sent_as_it_is(dtype: Any) -> None:
     assert torch.equal(tensor, torch.from_numpy(array[:, ::2].copy()))
     assert tensor.data_ptr() % np.dtype(dtype).itemsize == 0
     assert outbox.put(np.zeros((0, 5), dtype)).shape == (0, 5)
+
+
+def test_arrays_that_are_sent_together_lie_one_behind_the_other() -> None:
+    outbox = Outbox(torch.device("cpu"))
+    outbox.put(np.zeros(3, np.int32))
+    arrays: list[Any] = [
+        np.arange(5), np.arange(6, dtype=np.int32).reshape(2, 3), np.zeros(0, np.int64), np.zeros((0, 4), np.int32),
+        np.arange(8, dtype=np.int32).reshape(2, 4)[:, ::2], np.array([7]),
+    ]  # fmt: skip
+    tensors = outbox.send(arrays)
+    assert all(
+        torch.equal(tensor, torch.from_numpy(array.copy())) for tensor, array in zip(tensors, arrays, strict=True)
+    )
+    # 40 bytes, 24, none, none, 16 and 8: each begins at a multiple of 16.
+    assert [tensor.data_ptr() - tensors[0].data_ptr() for tensor in tensors if tensor.numel()] == [0, 48, 80, 96]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    assert outbox.send([]) == []
+
+
+def test_what_is_written_into_a_reserved_layout_is_there_for_the_copy() -> None:
+    outbox, layout = Outbox(torch.device("cpu")), Layout.of(((2, 3), "int32"), ((2,), "int64"))
+    assert layout.num_bytes == 32 + 16
+    memory, (tables, longs) = outbox.reserve(layout)
+    tables[...], longs[...] = 7, [1, 2]
+    there = [tensor.tolist() for tensor in layout.tensors(memory.clone())]
+    assert there == [[[7, 7, 7], [7, 7, 7]], [1, 2]]
 
 
 def test_a_letter_can_be_read_while_the_next_one_is_on_its_way() -> None:

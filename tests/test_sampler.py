@@ -397,6 +397,17 @@ def test_logprobs_are_the_models_own_of_the_chosen_and_the_most_likely() -> None
     assert torch.equal(logits, before)
 
 
+def test_logits_of_16_bits_are_widened_before_anything_is_computed_with_them() -> None:
+    """Kernels that read them in the head's own dtype get float32 where a row was changed."""
+    logits = logits_of(2).bfloat16()
+    before, batch = logits.clone(), prepared([SamplingParams(temperature=0, repetition_penalty=1.3, logprobs=3)] * 2)
+    got, expected = sample(logits, batch).to_host(), sample(logits.float(), batch).to_host()
+    assert got == expected
+    assert torch.equal(logits, before)
+    assert batch.penalties is not None
+    assert penalize(logits, batch.penalties).dtype == torch.float32
+
+
 def test_sampling_never_asks_the_device_for_a_value() -> None:
     """Tensors on the meta device have none: whatever would wait for one fails there."""
     params = [

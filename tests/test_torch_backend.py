@@ -148,3 +148,21 @@ def test_activations_and_experts(kind: Any) -> None:
         "expert_weights": weights, "kind": kind, "b13": torch.randn(4, 12), "b2": torch.randn(4, 8), **limits,
     }  # fmt: skip
     assert near(torch_backend.moe_mlp(**given), reference.moe_mlp(**given))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"top_k": 3, "scoring": "softmax"},
+        {"top_k": 3, "scoring": "softmax", "groups": 4, "top_groups": 2, "scale": 16.0},
+        {"top_k": 4, "scoring": "sigmoid", "groups": 4, "top_groups": 2, "renormalize": True, "scale": 2.5},
+    ],
+    ids=str,
+)
+def test_tokens_go_to_their_best_experts(how: dict[str, Any]) -> None:
+    logits = torch.randn(9, 24)
+    correction = torch.randn(24) if how["scoring"] == "sigmoid" else None
+    ids, weights = torch_backend.route(logits, correction, **how)
+    expected_ids, expected = reference.route(logits, correction, **how)
+    assert torch.equal(ids, expected_ids)
+    assert near(weights, expected.float())

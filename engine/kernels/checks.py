@@ -62,6 +62,16 @@ def need_supported(argument: str, dtype: torch.dtype, arch: int) -> None:
         )
 
 
+def result(out: torch.Tensor | None, shape: tuple[int, ...], q: torch.Tensor) -> torch.Tensor:
+    """Where a kernel leaves what it makes of q: `out`, which must be as it needs it, or a new tensor."""
+    if out is None:
+        return torch.empty(shape, dtype=q.dtype, device=q.device)
+    need_shape("out", out, shape)
+    need("out", out.dtype == q.dtype, "{} like q", out.dtype, q.dtype)
+    need_one_device(q=q, out=out)
+    return out
+
+
 def need_unscaled(dtype: torch.dtype, k_scale: float, v_scale: float) -> None:
     """Only a float8 cache is scaled: elsewhere a scale would be stored nowhere and applied once."""
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):

@@ -217,3 +217,23 @@ INT4 = {
 def int4_tile(arch: int, num_tokens: int, dtype: torch.dtype) -> GemmTile:
     most = next((most for most in (16, 64) if num_tokens <= most), 128)
     return INT4["float32" if dtype == torch.float32 else "16-bit", most][_column(arch)]
+
+
+# --- products with fp8 weights in blocks ------------------------------------------------------------------------------
+
+# As above. Of GPUs with 163 KiB none has fp8. In float32 no more than 32 outputs: the compiler gives 64 to Blackwell's
+# tensor cores, which cut them to TF32. Up to 512 tokens small tiles make enough programs.
+FP8_BLOCK = {
+    ("float32", 16): (G(16, 32, 32, 4, 2), G(16, 32, 32, 4, 2), G(16, 32, 32, 4, 2)),
+    ("float32", 512): (G(32, 32, 32, 4, 2), G(32, 32, 32, 4, 2), G(32, 32, 32, 4, 2)),
+    ("float32", 2048): (G(32, 32, 32, 4, 2), G(32, 32, 32, 4, 2), G(32, 32, 32, 4, 2)),
+    ("16-bit", 16): (G(16, 64, 128, 4, 3), G(16, 64, 128, 4, 3), G(16, 64, 128, 4, 4)),
+    ("16-bit", 512): (G(64, 64, 64, 4, 3), G(64, 64, 64, 4, 3), G(64, 64, 64, 4, 4)),
+    ("16-bit", 2048): (G(128, 128, 64, 8, 3), G(128, 128, 64, 8, 3), G(128, 128, 64, 8, 3)),
+}
+
+
+def fp8_block_tile(arch: int, num_tokens: int, dtype: torch.dtype) -> GemmTile:
+    """block_n counts outputs, block_k inputs."""
+    most = next((most for most in (16, 512) if num_tokens <= most), 2048)
+    return FP8_BLOCK["float32" if dtype == torch.float32 else "16-bit", most][_column(arch)]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import need, need_attention
+from engine.kernels.checks import need, need_attention, result
 from engine.kernels.numerics import dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
@@ -136,6 +136,7 @@ def paged_decode(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     work: WorkList | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend one query token per sequence over its paged KV, that token's own included.
 
@@ -151,6 +152,7 @@ def paged_decode(
     k_scale       float8 caches only: key = stored * k_scale; v_scale alike
     work          what decode_planner() planned from these lengths, which are then not read; None: planned here, which
                   waits for the device
+    out           contiguous, of the shape and dtype of what is returned: it is written there; None: a new tensor
     returns       [num_seqs, num_heads, head_dim_v], dtype of q
     """
     arch = configs.arch()
@@ -158,7 +160,7 @@ def paged_decode(
     num_seqs, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, head_dim_v = v_cache.shape
     need("block_tables", block_tables.shape[0] == num_seqs, "of {} rows like q", block_tables.shape[0], num_seqs)
-    out = torch.empty((num_seqs, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
+    out = result(out, (num_seqs, num_heads, head_dim_v), q)
     if num_seqs == 0:
         return out
     if work is None:

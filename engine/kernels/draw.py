@@ -1,8 +1,9 @@
-"""Drawing a token of the vocabulary: where a number falls in the running sum of a row's probabilities.
+"""A row's best token, and one that is drawn: where a number falls in the running sum of the row's probabilities.
 
-A row is cut into parts of BLOCK tokens. Programs for all parts sum their weights; then one program per row finds the
-part that the number falls in, and the token in it. The logits are read once, and nothing of their size is written.
-Sums are float64: in float32 a tail of many tokens below 6e-8 would vanish.
+A row is cut into parts of BLOCK tokens. Programs for all parts find their best, or sum their weights; then one program
+per row finds the best of all, or the part that the number falls in and the token in it. The logits are read in the
+head's own dtype, and nothing of their size is written. Sums are float64: in float32 a tail of many tokens below 6e-8
+would vanish.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # A Triton kernel's parameters have no Python types.
@@ -11,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.checks import need, need_one_device, need_rows, need_shape
+from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.numerics import float_of, ordered
 
 BLOCK = 4096
 # What a step brings along lies wherever there was room: no variant of a kernel for every alignment.
@@ -19,12 +21,62 @@ UNSPECIALIZED = ("best_ptr", "temperature_ptr", "rows_ptr", "floors_ptr", "unifo
 
 
 @triton.jit
+def best_of_parts_kernel(keys_ptr, logits_ptr, vocab_size, stride, num_parts, BLOCK: tl.constexpr):
+    """Grid (num_rows, num_parts): keys are larger for a larger logit, and for an earlier token of the same one."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    tokens = part * BLOCK + tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * stride + tokens, mask=tokens < vocab_size, other=float("-inf"))
+    images = ordered(logits.to(tl.float32))
+    largest = tl.max(images, 0)
+    first = tl.min(tl.where(images == largest, tokens, 0x7FFFFFFF), 0)
+    tl.store(keys_ptr + row * num_parts + part, (largest.to(tl.int64) << 32) | (0x7FFFFFFF - first))
+
+
+@triton.jit
+def best_kernel(best_ptr, tokens_ptr, is_bad_ptr, keys_ptr, num_parts, PARTS: tl.constexpr):
+    """Grid (num_rows,): the best of a row's parts; PARTS is num_parts up to a power of two."""
+    row = tl.program_id(0)
+    parts = tl.arange(0, PARTS)
+    keys = tl.load(keys_ptr + row.to(tl.int64) * num_parts + parts, mask=parts < num_parts, other=-(2**63))
+    key = tl.max(keys, 0)
+    best = float_of((key >> 32).to(tl.int32))
+    tl.store(best_ptr + row, best)
+    tl.store(tokens_ptr + row, 0x7FFFFFFF - (key & 0x7FFFFFFF))
+    tl.store(is_bad_ptr + row, (tl.abs(best) < float("inf")) == 0)
+
+
+def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The largest logit of each row, the first token that has it, and whether it is no finite number.
+
+    logits   [num_rows, vocab_size] float32, float16 or bfloat16; strided, last dimension contiguous
+    returns  [num_rows] float32, NaN for a row that holds one; [num_rows] int64; [num_rows] bool
+    """
+    need_rows("logits", logits, 2, FLOATS)
+    num_rows, vocab_size = logits.shape
+    num_parts = triton.cdiv(vocab_size, BLOCK)
+    best = torch.empty((num_rows,), dtype=torch.float32, device=logits.device)
+    tokens = torch.empty((num_rows,), dtype=torch.int64, device=logits.device)
+    is_bad = torch.empty((num_rows,), dtype=torch.bool, device=logits.device)
+    if num_rows == 0:
+        return best, tokens, is_bad
+    keys = torch.empty((num_rows, num_parts), dtype=torch.int64, device=logits.device)
+    best_of_parts_kernel[(num_rows, num_parts)](
+        keys, logits, vocab_size, logits.stride(0), num_parts, BLOCK=BLOCK, num_warps=8
+    )
+    best_kernel[(num_rows,)](
+        best, tokens, is_bad, keys, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=4
+    )
+    return best, tokens, is_bad
+
+
+@triton.jit
 def load_weights(logits_ptr, row, first, best, temperature, floor, vocab_size, stride, BLOCK: tl.constexpr):
     """exp((logit - best) / temperature) of BLOCK tokens from `first` on, 0 where that is below the floor; float64."""
     tokens = first + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row.to(tl.int64) * stride + tokens, mask=tokens < vocab_size, other=float("-inf"))
-    # The quotient is rounded as torch does: it is compared with a floor that torch made of such quotients.
-    scaled = tl.div_rn(logits - best, temperature)
+    # The quotient is rounded as torch does: it is compared with a floor that is such a quotient.
+    scaled = tl.div_rn(logits.to(tl.float32) - best, temperature)
     weights = tl.where(scaled >= floor, tl.exp(scaled), 0.0)
     return weights.to(tl.float64)
 
@@ -110,7 +162,7 @@ def draw(
 ) -> torch.Tensor:
     """One token for each of num_draws rows, where its number falls in the running sum of its probabilities.
 
-    logits       [num_rows, vocab_size] float32; a row that holds nan or inf gets some token
+    logits       [num_rows, vocab_size] float32, float16 or bfloat16; a row that holds nan or inf gets some token
     best         [num_rows] float32, the maxima of the rows
     temperature  [num_draws, 1] float32, above 0
     uniforms     [num_draws, 1] float64 in [0, 1)
@@ -118,7 +170,7 @@ def draw(
     floors       [num_draws, 1] float32: tokens whose (logit - best) / temperature is below do not come; None: all may
     returns      [num_draws] int64
     """
-    need_rows("logits", logits, 2, (torch.float32,))
+    need_rows("logits", logits, 2, FLOATS)
     num_draws, vocab_size = len(uniforms), logits.shape[1]
     need("rows", rows is not None or num_draws == len(logits), "given for {} of {} rows", None, num_draws, len(logits))
     need_shape("best", best, (len(logits),))

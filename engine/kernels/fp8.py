@@ -31,14 +31,15 @@ def fp8_rows_kernel(values_ptr, scales_ptr, x_ptr, given_ptr, width, stride_x, B
             most = tl.maximum(most, tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True))
         largest = tl.max(most, 0).to(tl.float32, bitcast=True)
         # A row of zeros is not divided by 0.
-        scale = tl.maximum(largest, 1e-10, propagate_nan=tl.PropagateNan.ALL) / FP8_MAX
+        scale = tl.div_rn(tl.maximum(largest, 1e-10, propagate_nan=tl.PropagateNan.ALL), FP8_MAX)
     else:
         scale = tl.load(given_ptr)
     tl.store(scales_ptr + row, scale)
     for start in range(0, width, BLOCK):
         mask = start + columns < width
         x = tl.load(x_ptr + row * stride_x + start + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(values_ptr + row * width + start + columns, cast(x / scale, values_ptr.dtype.element_ty), mask=mask)
+        scaled = tl.div_rn(x, scale)  # `/` is an approximation on a GPU, and rounds some to the neighbouring fp8 value
+        tl.store(values_ptr + row * width + start + columns, cast(scaled, values_ptr.dtype.element_ty), mask=mask)
 
 
 def fp8_rows(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

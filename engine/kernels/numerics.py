@@ -84,3 +84,18 @@ def tanh(x):
 def sigmoid(x):
     """1 / (1 + e^-x) of float32."""
     return 1 / (1 + tl.exp2(-x * LOG2_E))
+
+
+@triton.jit
+def ordered(x):
+    """An int32 for each float32, larger for a larger one: 0 and -0 are equal, NaN is above all; float_of goes back."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = tl.where(x == x, bits, 0x7FC00000)
+    bits = tl.where(x == 0, 0, bits)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def float_of(image):
+    """The float32 that `ordered` made this of."""
+    return (image ^ ((image >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels import configs
-from engine.kernels.checks import need, need_attention, need_shape
+from engine.kernels.checks import need, need_attention, need_shape, result
 from engine.kernels.numerics import cast, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.query_tiles import QueryTiles, all_tiles
@@ -162,6 +162,7 @@ def paged_prefill(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tiles: QueryTiles | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend each sequence's last tokens over its paged KV, causally; their own keys and values are stored already.
 
@@ -179,6 +180,7 @@ def paged_prefill(
     sinks          [num_heads] one more logit per head, without a value
     k_scale        float8 caches only: key = stored * k_scale; v_scale alike
     tiles          the queries cut into pieces of queries_of_tile(); None, or of another size: cut here, for the longest
+    out            contiguous, of the shape and dtype of what is returned: it is written there; None: a new tensor
     returns        [num_tokens, num_heads, head_dim_v], dtype of q; rows from query_start[-1] on are not set
     """
     arch = configs.arch()
@@ -191,7 +193,7 @@ def paged_prefill(
     need("query_start", query_start.device == q.device, "on {} like q", query_start.device, q.device)
     need("max_query_len", max_query_len >= 1, "at least 1", max_query_len)
 
-    out = torch.empty((num_tokens, num_heads, head_dim_v), dtype=q.dtype, device=q.device)
+    out = result(out, (num_tokens, num_heads, head_dim_v), q)
     if num_tokens == 0:
         return out
     tile = _tile(num_heads, k_cache, v_cache, q.dtype, max_query_len)

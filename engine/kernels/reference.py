@@ -4,6 +4,8 @@ Names, shapes, dtypes and meanings are those of the Triton launchers. Everything
 only where the launcher's docstring says so; with float64 arguments nothing is rounded at all.
 """
 
+from math import exp, fsum
+
 import torch
 import torch.nn.functional as F
 
@@ -248,6 +250,35 @@ def gated_activation(x: torch.Tensor, kind: Activation, *, limit: float = 0.0, a
     return y.to(x.dtype)
 
 
+def route(
+    logits: torch.Tensor,
+    correction: torch.Tensor | None = None,
+    *,
+    top_k: int,
+    scoring: str,
+    groups: int = 1,
+    top_groups: int = 1,
+    renormalize: bool = False,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each token's experts, of equal ones the first, and their weights: [num_tokens, top_k] int64, float64 alike."""
+    scores = logits.double().softmax(-1) if scoring == "softmax" else logits.double().sigmoid()
+    choice = scores if correction is None else scores + correction.double()
+    ids = torch.tensor([_chosen(row, top_k, groups, top_groups, correction is not None) for row in choice.tolist()])
+    weights = scores.gather(1, ids.to(scores.device))
+    if renormalize:
+        weights = weights / (weights.sum(1, keepdim=True) + 1e-20)
+    return ids.to(logits.device), weights * scale
+
+
+def _chosen(scores: list[float], top_k: int, groups: int, top_groups: int, is_corrected: bool) -> list[int]:
+    width = len(scores) // groups
+    ranks = [sum(sorted(scores[g * width : (g + 1) * width])[-2 if is_corrected else -1 :]) for g in range(groups)]
+    kept = sorted(range(groups), key=lambda g: -ranks[g])[:top_groups]
+    experts = [e for e in range(len(scores)) if e // width in kept]
+    return sorted(experts, key=lambda e: -scores[e])[:top_k]
+
+
 def moe_mlp(
     x: torch.Tensor,
     w13: torch.Tensor,
@@ -309,6 +340,19 @@ def fp8_linear(
     return (rounded.double() * x_scales.double()) @ (values.double() * row_scales.double()[:, None]).T
 
 
+def fp8_block_linear(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    block: tuple[int, int],
+    *,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """x [num_tokens, inputs] @ (values * scales).T, a scale for each block; the weights are not rounded."""
+    rows, columns = (torch.arange(size) // each for size, each in zip(values.shape, block, strict=True))
+    return (x.double() @ (values.double() * scales.double()[rows][:, columns]).T).to(x.dtype)
+
+
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
@@ -324,3 +368,26 @@ def running_sums(
     if floors is not None:
         scaled = scaled.masked_fill(scaled < floors, -torch.inf)
     return scaled.double().softmax(1).cumsum(1)
+
+
+def nucleus_floors(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The smallest (logit - best) / temperature [num_floors, 1] of the top_k largest with less than top_p above it."""
+    chosen = range(len(logits)) if rows is None else rows.tolist()
+    floors = []
+    for i, row in enumerate(chosen):
+        scaled = (logits[row].float() - best[row]) / temperature[i]  # in float32, as tokens are held against the floor
+        values = sorted(scaled.tolist(), reverse=True)[: int(top_k[i])]
+        target, above, floor = float(top_p[i]) * fsum(map(exp, values)), 0.0, values[0]
+        for value in values:
+            if above >= target:
+                break
+            floor, above = value, above + exp(value)
+        floors.append([floor])
+    return torch.tensor(floors, dtype=torch.float32, device=logits.device)

@@ -78,6 +78,7 @@ def paged_decode(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     work: object = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend one query token per sequence over its paged KV; work is the Triton kernel's and changes nothing.
 
@@ -85,9 +86,10 @@ def paged_decode(
     k_cache       [num_blocks, block_size, num_kv_heads, head_dim]; v_cache alike, head_dim_v wide
     block_tables  [num_seqs, max_blocks] int32
     context_lens  [num_seqs] int32, this token included; 0 marks a padded row, whose output is 0
+    out           where the result is written, of its shape and dtype; None: a new tensor
     returns       [num_seqs, num_heads, head_dim_v], dtype of q
     """
-    out = q.new_empty(*q.shape[:2], v_cache.shape[3])
+    out = q.new_empty(*q.shape[:2], v_cache.shape[3]) if out is None else out
     for rows in _slices(context_lens, k_cache[0].nbytes + v_cache[0].nbytes, k_cache.shape[1], window):
         out[rows] = _decode_rows(
             q[rows], k_cache, v_cache, block_tables[rows], context_lens[rows], scale, window, softcap, sinks,
@@ -140,18 +142,20 @@ def paged_prefill(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     tiles: object = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend each sequence's last query_len tokens over its paged KV, causally; their own KV is stored already.
 
     q            [num_tokens, num_heads, head_dim], sequence after sequence
     query_start  [num_seqs + 1] int32: sequence i's tokens are query_start[i]:query_start[i + 1]
     tiles        is for kernels that are planned
+    out          where the result is written, of its shape and dtype; None: a new tensor
     returns      [num_tokens, num_heads, head_dim_v], dtype of q
     """
     num_heads, (num_kv_heads, head_dim_v) = q.shape[1], v_cache.shape[2:]
     block_size, group = k_cache.shape[1], num_heads // num_kv_heads
     sinks = None if sinks is None else sinks.view(num_kv_heads, group, 1, 1)
-    out = q.new_empty(*q.shape[:2], head_dim_v)
+    out = q.new_empty(*q.shape[:2], head_dim_v) if out is None else out
     starts, lens = query_start.tolist(), context_lens.tolist()
     for i, context_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
@@ -366,6 +370,32 @@ def gated_activation(x: torch.Tensor, kind: str, *, limit: float = 0.0, alpha: f
             raise ValueError(f"gated_activation: kind {kind!r} is not known")
 
 
+def route(
+    logits: torch.Tensor,
+    correction: torch.Tensor | None = None,
+    *,
+    top_k: int,
+    scoring: str,
+    groups: int = 1,
+    top_groups: int = 1,
+    renormalize: bool = False,
+    scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts: logits [num_tokens, num_experts] -> (ids [num_tokens, top_k], weights alike, float32)."""
+    scores = logits.float().softmax(-1) if scoring == "softmax" else logits.float().sigmoid()
+    choice = scores if correction is None else scores + correction
+    if groups > 1:
+        grouped = choice.unflatten(-1, (groups, -1))
+        best = grouped.amax(-1) if correction is None else grouped.topk(2, -1).values.sum(-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(top_groups, -1).indices, True)
+        choice = grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+    ids = choice.topk(top_k, -1).indices
+    weights = scores.gather(-1, ids)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * scale
+
+
 def moe_mlp(
     x: torch.Tensor,
     w13: torch.Tensor,
@@ -404,6 +434,16 @@ def moe_mlp(
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
+def for_sampling(logits: torch.Tensor) -> torch.Tensor:
+    """The head's logits in a dtype that the functions below read, and compute in: float32."""
+    return logits.float()
+
+
+def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    best, tokens = logits.max(dim=-1)
+    return best, tokens, ~best.isfinite()
+
+
 def scaled_logits(logits: torch.Tensor, best: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """(logits - best) / temperature of [m, vocab_size], [m] and [m, 1]; the largest of each row is 0.
 
@@ -436,6 +476,42 @@ def draw(
         for part in parts_of(len(uniforms), logits.shape[1])
     ]  # fmt: skip
     return torch.cat(tokens)
+
+
+def nucleus_floors(
+    logits: torch.Tensor,
+    best: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    *,
+    num_sorted: int,
+) -> torch.Tensor:
+    floors = [
+        _nucleus_floors_part(
+            scaled_logits(
+                logits[part] if rows is None else logits[rows[part]],
+                best[part] if rows is None else best[rows[part]],
+                temperature[part],
+            ),
+            top_k[part], top_p[part], num_sorted,
+        )
+        for part in parts_of(len(temperature), logits.shape[1])
+    ]  # fmt: skip
+    return torch.cat(floors)
+
+
+def _nucleus_floors_part(
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, num_sorted: int
+) -> torch.Tensor:
+    values = scaled.topk(num_sorted, dim=-1).values
+    is_top_k = torch.arange(num_sorted, device=values.device) < top_k
+    # float64: how many others are sorted along (num_sorted) must not show in a row's sums.
+    probs = values.double().masked_fill_(~is_top_k, -torch.inf).softmax(dim=-1)
+    before = probs.cumsum(dim=-1).sub_(probs)
+    num_kept = ((before < top_p) & is_top_k).sum(dim=-1, keepdim=True)
+    return values.gather(1, (num_kept - 1).clamp_(min=0))
 
 
 def _draw_part(

@@ -6,21 +6,25 @@ from engine.kernels import configs
 from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, is_block_size, need_supported
 from engine.kernels.decode import decode_planner, paged_decode
-from engine.kernels.dequantize import fp8_block_linear
-from engine.kernels.draw import draw
+from engine.kernels.draw import best_tokens, draw
 from engine.kernels.fp8 import fp8_linear
+from engine.kernels.fp8_block import fp8_block_linear
 from engine.kernels.int4 import int4_linear
 from engine.kernels.latent import latent_decode, latent_planner
 from engine.kernels.moe import moe_mlp
 from engine.kernels.norm import rms_norm
+from engine.kernels.nucleus import nucleus_floors
 from engine.kernels.prefill import paged_prefill, queries_of_tile
 from engine.kernels.rope import rotate
 from engine.kernels.rope_store import rotate_and_store
+from engine.kernels.route import route
 from engine.kernels.store_kv import store_kv, store_latent
 
 __all__ = [
+    "best_tokens",
     "decode_planner",
     "draw",
+    "for_sampling",
     "fp8_block_linear",
     "fp8_linear",
     "gated_activation",
@@ -28,16 +32,23 @@ __all__ = [
     "latent_decode",
     "latent_planner",
     "moe_mlp",
+    "nucleus_floors",
     "paged_decode",
     "paged_prefill",
     "queries_of_tile",
     "rms_norm",
     "rotate",
     "rotate_and_store",
+    "route",
     "store_kv",
     "store_latent",
     "unsupported",
 ]
+
+
+def for_sampling(logits: torch.Tensor) -> torch.Tensor:
+    """The head's logits: these kernels widen what they read."""
+    return logits
 
 
 def unsupported(

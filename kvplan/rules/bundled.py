@@ -24,6 +24,8 @@ LOGIT_BYTES = 4
 SORTING_BYTES = 27
 SORTED_ELEMENTS = 1 << 22
 WIDE_ELEMENTS = 1 << 20  # of a quantised matrix that a CPU has in float32 at once
+WIDE_ELEMENTS_ON_GPU = 1 << 24
+WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # of a step, from which a GPU widens fp8 in blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +158,14 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     size, hidden = DTYPE_BYTES[inputs.dtype], spec.hidden_size
     widest = max(layer_elements(spec, layer, inputs) for layer in range(spec.num_layers))
     # Beside the layer's own: the residual stream and what the norm made of it.
-    in_layer = tokens * size * (2 * hidden + widest) + expanded_latents(spec, inputs)
+    in_layer = max(tokens * size * (2 * hidden + widest), latent_attention_bytes(spec, inputs, tokens))
     in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
     vocabulary = padded_vocabulary(spec, tp)
-    # The head reads the hidden states of all tokens' last ones; sampling begins when those are gone.
-    logits = size * vocabulary + (0 if inputs.dtype == "float32" else 4 * vocabulary)
-    in_head = tokens * size * hidden + rows * (size * hidden + logits)
-    sorted_rows = min(rows, max(1, SORTED_ELEMENTS // spec.vocab_size))
-    sampling = (rows * LOGIT_BYTES + sorted_rows * SORTING_BYTES) * spec.vocab_size
+    in_head = rows * (size * hidden + head_bytes(inputs) * vocabulary)  # of each sequence's last token alone
+    sampling = 0
+    if inputs.backend == "torch":
+        sorted_rows = min(rows, max(1, SORTED_ELEMENTS // spec.vocab_size))
+        sampling = (rows * LOGIT_BYTES + sorted_rows * SORTING_BYTES) * spec.vocab_size
     num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
@@ -171,33 +173,68 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     return peak + (inputs_of_step if inputs.backend == "triton" else 0)
 
 
+def head_bytes(inputs: EngineInputs) -> int:
+    """Per logit, while the head's product becomes what is sampled from: Triton's kernels read the product itself."""
+    size = DTYPE_BYTES[inputs.dtype]
+    match inputs.backend:
+        case "triton":
+            return size
+        case "torch":
+            return size if size == LOGIT_BYTES else size + LOGIT_BYTES
+        case _:
+            assert_never(inputs.backend)
+
+
 def product_bytes(spec: ModelSpec, layer: int, inputs: EngineInputs, tokens: int) -> int:
-    """While plain torch multiplies by a quantised matrix: both streams, the product, and the weights that are wide."""
-    if inputs.backend == "triton":
-        return 0
+    """While plain torch multiplies by a quantised matrix: both streams, the product, and the weights that are wide.
+
+    On a GPU that is left to torch for fp8 in blocks where so many tokens share the widening.
+    """
+    on_gpu = inputs.backend == "triton"
     most, size = 0, DTYPE_BYTES[inputs.dtype]
     for weight in spec.layer_weights[layer]:
         scheme = weights.scheme_for(spec, weight, layer, None)
         if scheme is None or weight.experts:
             continue
+        if on_gpu and (scheme.kind != "fp8_block" or tokens < WIDENED_TOKENS[inputs.dtype]):
+            continue
         columns, rows = weights.local_shape(weight, inputs.tensor_parallel_size)
-        wide = min(columns * sum(rows), max(columns, WIDE_ELEMENTS))
+        wide = min(columns * sum(rows), max(columns, WIDE_ELEMENTS_ON_GPU if on_gpu else WIDE_ELEMENTS))
         # In float32, then rounded to 16 bits; beside it 4-bit values are int32, and blocks' scales are gathered.
         each = 8 if scheme.kind == "fp8_block" else 4 + size % 4 + (4 if scheme.kind in ("awq", "gptq") else 0)
         most = max(most, tokens * size * (2 * spec.hidden_size + sum(rows)) + each * wide)
     return most
 
 
-def expanded_latents(spec: ModelSpec, inputs: EngineInputs) -> int:
-    """MLA's prefill of one sequence expands its whole context: cached rows, keys twice (parts and whole), values."""
+def latent_attention_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """In MLA's attention: per token both streams, what was projected down and up, and the output; beside them a prefill
+    of one sequence expands its whole context: cached rows, then keys (parts and whole) or keys, values and the result.
+
+    0 for a model that caches keys and values.
+    """
     match spec.layers[0][0]:
         case LatentAttention(kv_lora_rank=rank, qk_rope_head_dim=rope):
-            up = next(weight for weight in spec.layer_weights[0] if weight.name.endswith("kv_b_proj"))
-            _, (keys_and_values,) = weights.local_shape(up, inputs.tensor_parallel_size)
-            heads = up.parts[0].units // inputs.tensor_parallel_size
-            keys = keys_and_values - heads * value_dim(spec, heads * inputs.tensor_parallel_size)
-            elements = rank + rope + keys_and_values + keys + heads * rope
-            return inputs.max_model_len * (DTYPE_BYTES[inputs.dtype] * elements + inputs.max_num_batched_tokens)
+            size, tp = DTYPE_BYTES[inputs.dtype], inputs.tensor_parallel_size
+            named = {weight.name.rpartition(".")[2]: weight for weight in spec.layer_weights[0]}
+            heads = named["kv_b_proj"].parts[0].units // tp
+            _, (keys_and_values,) = weights.local_shape(named["kv_b_proj"], tp)
+            value = value_dim(spec, heads * tp)
+            nope = keys_and_values // heads - value
+            queries, context = min(tokens, inputs.max_model_len), inputs.max_model_len
+            down, latent_queries = rank + rope, 0
+            if "q_b_proj" in named:
+                latent_queries = named["q_b_proj"].inputs
+            held = 2 * spec.hidden_size + down + rank + 2 * latent_queries + heads * (2 * (nope + rope) + value)
+            expanded = context * (rank + rope + heads * (nope + rope + max(nope, value)))
+            result = queries * heads * value
+            match inputs.backend:
+                case "triton":  # torch's kernel for keys wider than values sums in float32
+                    beside = result * (0 if size == 4 else 4)
+                case "torch":  # a mask
+                    beside = context * queries
+                case _:
+                    assert_never(inputs.backend)
+            return size * (tokens * held + expanded + result) + beside
         case _:
             return 0
 
@@ -248,11 +285,11 @@ def rotation_elements(query: int, inputs: EngineInputs) -> int:
 
 
 def moe_elements(spec: ModelSpec, inner: int, top_k: int, inputs: EngineInputs) -> int:
-    """Per token: its rows at all chosen experts, first [gate, up] and product, then product and output."""
+    """Per token: its rows at all chosen experts ([gate, up], their product, and the output), and their sum."""
     hidden, size = spec.hidden_size, DTYPE_BYTES[inputs.dtype]
     match inputs.backend:
         case "triton":
-            return top_k * max(3 * inner, 3 * inner + hidden) + hidden * 4 // size
+            return top_k * (3 * inner + hidden) + hidden
         case "torch":  # one expert at a time; the float32 sum of all
             return hidden * 4 // size
         case _:
