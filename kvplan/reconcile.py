@@ -1,20 +1,19 @@
 """Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kvplan import catalog, hf_config
 from kvplan.calibration import Calibration, run_id
 from kvplan.errors import InvalidInputError
 from kvplan.files import printable, shown
 from kvplan.git import checkout
 from kvplan.limits import Limits
-from kvplan.rules.bundled import DTYPE_BYTES, EngineInputs, Prediction, predict
+from kvplan.rules.bundled import Prediction, predict
+from kvplan.run_capacity import CapacityRow, capacity_rows, served
+from kvplan.run_manifest import check_manifest, inputs_of, is_size, spec_of
 from kvplan.rundir import Run
-from kvplan.spec import ModelSpec
 from kvplan.units import format_size
 
 RECONCILIATION = "kvplan/reconciliation@1"
@@ -75,16 +74,6 @@ class Row:
         if self.error is None or (self.measured == 0 and self.error):
             return None
         return self.error / self.measured if self.measured else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityRow:
-    """A number of the pool that is not bytes of a component."""
-
-    name: str
-    predicted: float | None
-    measured: float | None
-    unit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,91 +214,6 @@ def ending(run: Run) -> str:
     return f"is {run.status}" + ("" if run.cause is None else f": {run.cause}")
 
 
-SIZES = ("weights", "buffers", "activations", "kv_cache", "cuda_graphs", "non_torch", "num_blocks", "block_bytes")
-
-
-def check_manifest(run: Run) -> None:
-    """Refuse a run.json whose values are not what a run writes; the error names the first."""
-    manifest = run.manifest
-    model, memory, inputs = (manifest.get(name) for name in ("model", "memory", "inputs"))
-
-    def need(ok: bool, name: str, what: str) -> None:
-        if not ok:
-            raise InvalidInputError(f"{shown(run.path)}: run.json: {name} must be {what}; the file is damaged")
-
-    need(isinstance(model, dict) and isinstance(model.get("name"), str), "model.name", "a name")
-    need(manifest.get("device") in ("cpu", "cuda"), "device", "cpu or cuda")
-    need(isinstance(memory, dict), "memory", "an object")
-    for name in SIZES:
-        need(_is_size((memory or {}).get(name)), f"memory.{name}", "a whole number")
-    need((memory or {}).get("block_bytes") != 0, "memory.block_bytes", "above 0")
-    need(isinstance(inputs, dict), "inputs", "an object")
-    for name, value in (inputs or {}).items():
-        match name:
-            case "dtype":
-                need(value in DTYPE_BYTES, "inputs.dtype", f"one of {', '.join(DTYPE_BYTES)}")
-            case "kv_cache_dtype":
-                need(value in (*DTYPE_BYTES, "fp8", "fp8_e4m3"), "inputs.kv_cache_dtype", "a dtype of the engine")
-            case "backend":
-                need(value in ("torch", "triton"), "inputs.backend", "torch or triton")
-            case "gpu_memory_utilization":
-                need(isinstance(value, float | int) and 0 < value <= 1, f"inputs.{name}", "above 0 and at most 1")
-            case "num_blocks" | "max_blocks":
-                need(value is None or (_is_size(value) and value > 0), f"inputs.{name}", "null or at least 1")
-            case _:
-                need(_is_size(value) and value > 0, f"inputs.{name}", "a whole number of at least 1")
-    groups, peaks = manifest.get("groups", 1), manifest.get("peaks") or {}
-    need(_is_size(groups) and groups > 0, "groups", "a whole number of at least 1")
-    is_flat = isinstance(peaks, dict) and all(
-        isinstance(stage, dict) and all(_is_size(value) for value in stage.values()) for stage in peaks.values()
-    )
-    need(is_flat, "peaks", "whole numbers by stage")
-    for name in ("results", "results.baseline"):
-        _check_results(_inside(manifest, name), name, need)
-
-
-def _check_results(results: Any, name: str, need: Callable[[bool, str, str], None]) -> None:
-    if results is None:
-        return
-    need(isinstance(results, dict), name, "an object")
-    for part in ("densest", "stats"):
-        figures = results.get(part) or {}
-        is_numeric = isinstance(figures, dict) and all(_is_number(value) for value in figures.values())
-        need(is_numeric, f"{name}.{part}", "numbers by name")
-    for figure in ("most_running", "output_tokens_per_s", "seconds", "num_finished", "num_failed"):
-        need(figure not in results or _is_number(results[figure]), f"{name}.{figure}", "a number")
-
-
-def _inside(values: Any, path: str) -> Any:
-    for key in path.split("."):
-        values = values.get(key) if isinstance(values, dict) else None
-    return values
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def spec_of(run: Run) -> ModelSpec:
-    """The model of a run, from the facts its manifest carries; a laptop needs nothing else."""
-    model = run.manifest.get("model")
-    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
-        raise InvalidInputError(f"{shown(run.path)}: run.json does not say which model ran; the file is damaged")
-    return hf_config.read_config(catalog.expand(model["config"]), f"{shown(run.path)}: model", str(model["name"]))
-
-
-def inputs_of(run: Run) -> EngineInputs:
-    inputs = run.manifest.get("inputs")
-    try:
-        return EngineInputs(**inputs)  # type: ignore[arg-type] # a TypeError is caught
-    except TypeError as error:
-        raise InvalidInputError(f"{shown(run.path)}: run.json: inputs cannot be read ({error})") from error
-
-
 def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run) -> int | None:
     match name:
         case "weights" | "buffers" | "kv_cache" | "activations":
@@ -381,56 +285,9 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     for name, figures in found:
         stage = peaks.setdefault(name, {})
         for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
-            if isinstance(figures, dict) and _is_size(figures.get(key)):
+            if isinstance(figures, dict) and is_size(figures.get(key)):
                 stage[key] = max(figures[key], stage.get(key, 0))
     return peaks
-
-
-@dataclass(frozen=True, slots=True)
-class Fragmentation:
-    """What the blocks in use held at the densest moment: bytes for each token in them, and the share without one."""
-
-    bytes_per_token: float
-    waste: float
-
-
-def fragmentation(run: Run, results: dict[str, Any]) -> Fragmentation | None:
-    """None where a run does not say how many slots were filled: tokens of requests that share blocks do not tell."""
-    densest, stats = results.get("densest") or {}, results.get("stats") or {}
-    groups, block_size = int(run.manifest.get("groups") or 1), int(run.manifest["inputs"]["block_size"])
-    used, filled = densest.get("num_used_blocks"), densest.get("num_filled_slots")
-    if filled is None and groups == 1 and not stats.get("prefix_cache_hits"):
-        filled = densest.get("num_kv_tokens")
-    if not used or not filled:
-        return None
-    held = used * run.manifest["memory"]["block_bytes"] * groups / filled
-    return Fragmentation(held, 1 - filled / (used * block_size))
-
-
-def capacity_rows(run: Run, predicted: Prediction) -> tuple[CapacityRow, ...]:
-    """Blocks, tokens, and what the densest moment of the run says about bytes per token and fragmentation."""
-    memory, results = run.manifest["memory"], run.manifest.get("results") or {}
-    inputs, stats = inputs_of(run), results.get("stats") or {}
-    found = fragmentation(run, results)
-    groups = int(run.manifest.get("groups") or 1)
-    queries, hits = stats.get("prefix_cache_queries"), stats.get("prefix_cache_hits")
-
-    def pool_tokens(num_blocks: int) -> float:
-        return (num_blocks - 1) // groups * inputs.block_size
-
-    return (
-        CapacityRow("num_blocks", predicted.num_blocks, memory["num_blocks"], "blocks"),
-        CapacityRow("block_bytes", predicted.block_bytes, memory["block_bytes"], "bytes"),
-        CapacityRow("pool_tokens", pool_tokens(predicted.num_blocks), pool_tokens(memory["num_blocks"]), "tokens"),
-        CapacityRow(
-            "kv_bytes_per_token", predicted.bytes_per_token, None if found is None else found.bytes_per_token, "bytes"
-        ),
-        CapacityRow("allocated_but_unused", None, None if found is None else found.waste, "share"),
-        CapacityRow("most_running", None, results.get("most_running"), "requests"),
-        CapacityRow("preemptions", None, stats.get("num_preemptions"), "times"),
-        CapacityRow("prefix_hits", None, hits / queries if queries and hits is not None else None, "share"),
-        CapacityRow("output_tokens_per_s", None, results.get("output_tokens_per_s"), "tokens/s"),
-    )
 
 
 # --- as data ----------------------------------------------------------------------------------------------------------
@@ -504,39 +361,3 @@ def told_error(row: Row) -> str:
     if row.relative is None:
         return f"{row.predicted:,} B, measured none"
     return f"{row.relative:+.1%}" if abs(row.relative) >= SMALLEST_SHARE else f"{row.error:+,} B"
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """How one allocator served the workload in the run's pool.
-
-    waste  share of the blocks handed out that held no token, at the densest moment; None: the run does not tell
-    """
-
-    allocator: str
-    most_running: int
-    output_tokens_per_s: float
-    preemptions: int
-    waste: float | None
-
-
-def served(run: Run) -> tuple[Served, ...]:
-    """The run's own allocator and, where the workload was served again, the other."""
-    results = run.manifest.get("results") or {}
-    own = str((run.manifest.get("engine") or {}).get("allocator", "paged"))
-    pairs = [
-        (own, results),
-        *([(str(results["baseline"].get("allocator")), results["baseline"])] if results.get("baseline") else []),
-    ]
-    return tuple(_served(name, one, run) for name, one in pairs if one)
-
-
-def _served(name: str, results: dict[str, Any], run: Run) -> Served:
-    found = fragmentation(run, results)
-    return Served(
-        name,
-        int(results.get("most_running") or 0),
-        float(results.get("output_tokens_per_s") or 0.0),
-        int((results.get("stats") or {}).get("num_preemptions") or 0),
-        None if found is None else found.waste,
-    )

@@ -64,6 +64,8 @@ ORDER = (
     "doctor",
     "profile",
     "serverlog",  # a server's start-up log beside its plan
+    "run_manifest",
+    "run_capacity",
     "reconcile",
     "diff",  # what changed between plans
     # answers

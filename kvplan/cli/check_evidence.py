@@ -13,7 +13,8 @@ from kvplan.plan import Plan
 from kvplan.policy.file import Measured, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Evidence
-from kvplan.reconcile import RECONCILIATION, reconcile, spec_of
+from kvplan.reconcile import RECONCILIATION, reconcile
+from kvplan.run_manifest import spec_of
 from kvplan.rundir import MANIFEST, Run, load_run
 from kvplan.spec import ModelSpec
 

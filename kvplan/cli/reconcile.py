@@ -15,22 +15,19 @@ from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.limits import read as limits_of
 from kvplan.reconcile import (
-    CapacityRow,
     Reconciliation,
     Row,
-    Served,
     compared,
     document,
     exceeds,
-    inputs_of,
     reconcile,
-    served,
     sources_of,
-    spec_of,
     sums,
 )
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.rules.bundled import predict
+from kvplan.run_capacity import CapacityRow, Served, served
+from kvplan.run_manifest import inputs_of, spec_of
 from kvplan.rundir import Run, load_run, refuse_run_files
 from kvplan.spec import FullAttention, LatentAttention
 from kvplan.units import format_size

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvplan.errors import KvplanError
 from kvplan.files import shown
-from kvplan.reconcile import Reconciliation, check_manifest, reconcile
+from kvplan.reconcile import Reconciliation, reconcile
+from kvplan.run_manifest import check_manifest
 from kvplan.rundir import Run
 
 Sample = dict[str, Any]

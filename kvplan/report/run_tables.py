@@ -4,9 +4,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvplan.reconcile import Reconciliation, fragmentation
+from kvplan.reconcile import Reconciliation
 from kvplan.report.run_cells import BY_ROW, UNIT, Column, Table, Value
 from kvplan.report.run_record import Sample, Stage, entry, number, numbers
+from kvplan.run_capacity import fragmentation
 from kvplan.rundir import Run
 
 TIMELINE_ROWS = 40
