@@ -64,12 +64,12 @@ class DecodeGraphs:
         for size in largest_first:  # kernels are compiled and loaded: libraries have other ones for other sizes
             self._write(_nobody(num_groups), size)
             self._run(size)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        reserved_before = reserved(device)
         with no_garbage_collection():
+            if device.type == "cuda":  # what was collected is given back before anything is measured
+                torch.cuda.synchronize(device)
+                torch.cuda.empty_cache()
+            reserved_before = reserved(device)
             for size in largest_first:
                 before = device_memory(device)[0]
                 self.replays[size] = capture(partial(self._run, size), pool)

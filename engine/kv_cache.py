@@ -107,6 +107,7 @@ class KVCache:
         self.layers: dict[int, LayerKV] = {}
 
         def pool(*entry: int) -> torch.Tensor:
+            # Zeros are written, on a CPU too: the whole pool is resident from here on, whatever is used of it.
             self.tensors.append(torch.zeros(num_blocks, block_size, *entry, dtype=dtype, device=device))
             return self.tensors[-1]
 

@@ -341,21 +341,32 @@ class LatentAttentionLayer:
 def last_queries_attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Causal softmax(q k^T) v of the last queries of a context: q [1, heads, query_len, width], k and v all of it.
 
-    On a GPU one kernel is named, the only one that takes keys wider than values, and is told where the diagonal ends:
-    torch would choose by length, among others what plans anew for each length or holds all scores; and a mask would
-    be made twice, once in the dtype of q.
+    On a GPU one kernel is named, the only one that takes keys wider than values: torch would choose by length, among
+    others what plans anew for each length or holds all scores; and a mask would be made twice, once in the dtype of q.
     """
     query_len, context_len = q.shape[-2], k.shape[-2]
-    if q.device.type == "cuda":
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        from torch.nn.attention.bias import causal_lower_right  # takes a second to load, of torch's compiler
-
-        causal = causal_lower_right(query_len, context_len)
-        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=causal, scale=scale)
+    step = 16 // q.element_size()  # widths that the kernel loads
+    if q.device.type == "cuda" and q.shape[-1] % step == v.shape[-1] % step == 0:
+        return efficient_attention(q, k, v, scale)
     queries = torch.arange(context_len - query_len, context_len, device=q.device)
     mask = torch.arange(context_len, device=q.device) <= queries[:, None]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+
+
+CAUSAL_FROM_BOTTOM_RIGHT = 2  # of a mask's kinds: the last query sees all keys
+
+
+def efficient_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """torch's memory-efficient attention, told where the diagonal ends.
+
+    As torch.nn.attention.bias.causal_lower_right has it called; that object makes a mask in the host's memory.
+    """
+    out: torch.Tensor = torch.ops.aten._efficient_attention_forward(
+        *(x.transpose(1, 2) for x in (q, k, v)), bias=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+        max_seqlen_k=None, dropout_p=0.0, custom_mask_type=CAUSAL_FROM_BOTTOM_RIGHT, compute_log_sumexp=False,
+        scale=scale,
+    )[0]  # fmt: skip
+    return out.transpose(1, 2)
 
 
 def _times(heads: slice, width: int) -> slice:

@@ -1,5 +1,6 @@
 """Runs a step on the device: weights, KV cache, CUDA graphs and sampling; it decides how, never who."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -58,6 +59,10 @@ class ModelRunner:
         self.groups = group_layers(spec, config.block_size)
         self._check_kernels()
         self.total = min(config.memory_limit or 2**63, device_memory(device)[1])
+        self._others = 0  # bytes of other tensors of this process
+        if device.type == "cuda":
+            gc.collect()  # an engine before this one may be garbage that is not collected
+            self._others = requested(device)
         self._check_room_for_weights()
         on_stage("weights")
         with _named_when_out_of_memory(device, "the weights"):
@@ -200,7 +205,7 @@ class ModelRunner:
         square = torch.zeros(16, 16, dtype=self.dtype, device=self.device)
         for bias in (None, square[0]):  # without a bias and with one are two libraries, each with its own
             torch.nn.functional.linear(square, square, bias)
-        held = requested(self.device) - square.nbytes
+        held = requested(self.device) - square.nbytes - self._others
         return max(0, held - nbytes(self.model.weights) - nbytes(list(self.model.buffers.values())))
 
     @torch.inference_mode()
@@ -256,7 +261,7 @@ class ModelRunner:
         """What gpu_memory_utilization leaves beside the rest becomes blocks, unless num_blocks is given."""
         weights, buffers = nbytes(self.model.weights), nbytes(list(self.model.buffers.values()))
         budget = int(self.total * self.config.gpu_memory_utilization)
-        non_torch = workspaces
+        non_torch = workspaces + self._others
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             free, total = device_memory(self.device)

@@ -31,6 +31,7 @@ class Calibration:
     model                   that ran; None in a file that does not say
     graph_bytes             by the size of their batch, as text
     run_id                  of the run that was measured
+    tensor_parallel_size    its ranks
     """
 
     key: dict[str, Any]
@@ -42,6 +43,7 @@ class Calibration:
     model: str | None = None
     graph_bytes: Mapping[str, int] = field(default_factory=dict)
     run_id: str | None = None
+    tensor_parallel_size: int = 1
 
 
 TERMS = ("step", "prompt_token", "output_token", "kv_byte")
@@ -69,11 +71,11 @@ def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def document(
-    manifest: Mapping[str, Any], measured: Mapping[str, int], activation_coefficient: float, run: str
+    manifest: Mapping[str, Any], status: str, measured: Mapping[str, int], activation_coefficient: float, run: str
 ) -> dict[str, Any]:
     """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
-    if manifest.get("status") != "complete":
-        raise InvalidInputError(f"--calibrate: the run is {manifest.get('status')}; measure with one that is complete")
+    if status != "complete":
+        raise InvalidInputError(f"--calibrate: the run is {status}; measure with one that is complete")
     if (manifest.get("engine") or {}).get("memory_limit") is not None:
         raise InvalidInputError("--calibrate: the run had a --memory-limit; measure without one")
     return {
@@ -82,6 +84,7 @@ def document(
         "device_total": manifest["inputs"]["total"],
         "measured": {name: measured[name] for name in COMPONENTS},
         "model": (manifest.get("model") or {}).get("name"),
+        "tensor_parallel_size": manifest["inputs"].get("tensor_parallel_size", 1),
         "graph_bytes": dict(manifest.get("graph_bytes") or {}),
         "activation_coefficient": activation_coefficient,
         "run": run,
@@ -107,6 +110,9 @@ def read(path: Path) -> Calibration:
     graphs = {} if graphs is None else graphs
     if not isinstance(graphs, dict) or not isinstance(model, str | None) or not isinstance(run, str | None):
         raise InvalidInputError(f"{shown(path)}: model, graph_bytes or run_id cannot be read; the file is damaged")
+    ranks = content.get("tensor_parallel_size", 1)
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise InvalidInputError(f"{shown(path)}: tensor_parallel_size must be a whole number; the file is damaged")
     missing = [name for name in COMPONENTS if name not in measured]
     if missing:
         raise InvalidInputError(f"{shown(path)}: measured.{missing[0]} is missing; the file is damaged")
@@ -119,7 +125,7 @@ def read(path: Path) -> Calibration:
     sizes_by_name = {str(name): int(size) for name, size in measured.items()}
     steps = _step_time(content.get("step_time"), path)
     return Calibration(
-        key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps, model, graphs, run
+        key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps, model, graphs, run, ranks
     )  # fmt: skip
 
 

@@ -28,15 +28,17 @@ class Limits:
 
 
 def read(texts: Sequence[str], option: str) -> Limits:
-    """`2%` is for every row, `weights=0.1%` for one; a name or the share for all said twice is refused."""
+    """`2%` is for every row, `weights=0.1%` for one, `weights=0` for exactly; what is said twice is refused."""
     every: float | None = None
     named: dict[str, float] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
-        name, separator, share = part.rpartition("=")
-        value = parse_fraction(share.strip(), option)
-        name = name.strip()
+        name, separator, share = (piece.strip() for piece in part.rpartition("="))
         if separator and not name:
             raise UsageError(f"{option}: {printable(part, 60)!r} names no row; write total=1%")
+        if not any(digit in share for digit in "0123456789"):
+            raise UsageError(f"{option}: {printable(part, 60)!r} holds no share; write 2%, or ROW=SHARE: total=1%")
+        is_exact = bool(separator) and share in ("0", "0%")
+        value = 0.0 if is_exact else parse_fraction(share, option)
         if name in named or (not separator and every is not None):
             raise UsageError(f"{option}: says {name or 'the share of every row'} twice; say it once")
         if separator:

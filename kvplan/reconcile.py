@@ -12,7 +12,7 @@ from kvplan.git import checkout
 from kvplan.limits import Limits
 from kvplan.rules.bundled import Prediction, predict
 from kvplan.run_capacity import CapacityRow, capacity_rows, served
-from kvplan.run_manifest import check_manifest, inputs_of, is_size, spec_of
+from kvplan.run_manifest import check_manifest, check_objects, inputs_of, is_size, spec_of
 from kvplan.rundir import Run
 from kvplan.units import format_size
 
@@ -84,6 +84,7 @@ class Reconciliation:
     unreached    of the rows, what was not held at that moment: the profile run's peak is given back, and serving need
                  not reach it again. The measured rows add up to reported + unreached
     held_before  bytes of others on the device before the run
+    calibration  the file whose constants stand for rows that have no formula; None: none was used
     gaps         what could not be compared, and why
     """
 
@@ -96,6 +97,7 @@ class Reconciliation:
     gaps: tuple[str, ...] = field(default=())
     unreached: int = 0
     held_before: int = 0
+    calibration: str | None = None
 
     @property
     def total(self) -> Row:
@@ -121,6 +123,7 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     Raises InvalidInputError for a run that ended before its pool was sized, or whose manifest lacks its inputs.
     """
     manifest = run.manifest
+    check_objects(run)
     memory = manifest.get("memory")
     if memory is None:
         raise InvalidInputError(
@@ -139,28 +142,43 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     else:
         known, calibrated = calibrated_bytes(calibration, run)
         gaps += calibrated
-        # What the engine finds outside torch when it sizes the pool: all three.
+        # What the engine finds outside torch when it sizes the pool: all three; on a CPU it does not look.
         outside = known["context"] + known["non_torch"] + measured.held_before
         predicted = predict(
-            spec, inputs, non_torch=outside, activation_coefficient=calibration.activation_coefficient
+            spec, inputs, non_torch=0 if manifest["device"] == "cpu" else outside,
+            activation_coefficient=calibration.activation_coefficient if is_of_model(calibration, run) else 1.0,
         )  # fmt: skip
     rows = tuple(Row(name, _predicted(name, predicted, known, run), measured.rows[name]) for name in COMPONENTS)
     gaps += [*elsewhere(run), *([] if run.status == "complete" else [f"the run {ending(run)}"])]
     return Reconciliation(
         run, spec.name, str(manifest["device"]), rows, measured.reported, capacity_rows(run, predicted), tuple(gaps),
-        measured.unreached, measured.held_before,
+        measured.unreached, measured.held_before, None if calibration is None else calibration.origin,
     )  # fmt: skip
+
+
+def is_of_model(calibration: Calibration, run: Run) -> bool:
+    """Whether it was measured with the run's model, split over as many ranks."""
+    name, inputs = (run.manifest.get("model") or {}).get("name"), run.manifest.get("inputs") or {}
+    return (calibration.model, calibration.tensor_parallel_size) == (name, inputs.get("tensor_parallel_size", 1))
 
 
 def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int], list[str]]:
     """(bytes by component as a calibration has them for this run, what there is to say of them).
 
-    Context and workspaces are the machine's. Graphs and what the allocator keeps are the model's: they stand for a run
-    of the same model, graphs size by size.
+    Context and workspaces are the machine's. Graphs, what the allocator keeps and how the activation peak differs from
+    its formula are the model's: they stand for a run of the same model on as many ranks, graphs size by size.
     """
-    same_model = calibration.model == (run.manifest.get("model") or {}).get("name")
+    same_model = is_of_model(calibration, run)
     known = {name: calibration.measured[name] for name in ("context", "non_torch")}
-    told = [f"{' and '.join(known)} are predicted as {calibration.origin} measured them"]
+    names = ["context", *([] if run.manifest["device"] == "cpu" else ["non_torch"])]
+    told = [f"{' and '.join(names)}: predicted as {calibration.origin} measured them"]
+    if same_model:
+        told.append(f"activations: the formula, times {calibration.activation_coefficient:.4g} by {calibration.origin}")
+    else:
+        of = calibration.model or "a model it does not name"
+        told.append(
+            f"activations: the formula alone; {calibration.origin} is of {printable(of, 100)}, or of other ranks"
+        )
     if calibration.run_id is not None and calibration.run_id == run_id(run.manifest):
         told = [f"{calibration.origin} was measured on this very run: its rows agree whatever they are"]
     if run.manifest["device"] == "cpu":
@@ -188,8 +206,10 @@ def elsewhere(run: Run) -> list[str]:
     """A note where the run is of other code than the formulas it is held against."""
     environment = run.manifest.get("environment") or {}
     there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[1])
-    if not isinstance(there, str) or here is None:
+    if not isinstance(there, str):
         there, here = environment.get("kvplan"), installed()
+    elif here is None:
+        return [f"measured with kvplan {shortened(there)}, predicted by formulas whose commit is not known"]
     if not isinstance(there, str) or here is None or there == here:
         return []
     return [f"measured with kvplan {shortened(there)}, predicted by the formulas of {shortened(here)}"]
@@ -305,6 +325,8 @@ def document(result: Reconciliation) -> dict[str, Any]:
         "unreached": result.unreached,
         "held_before": result.held_before,
         "rows": [_row(row) for row in result.rows],
+        "tensor_parallel_size": inputs_of(result.run).tensor_parallel_size,
+        "rank": 0,
         "total": {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]},
         "capacity": [
             {"name": row.name, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}

@@ -48,7 +48,7 @@ def capacity_rows(run: Run, predicted: Prediction) -> tuple[CapacityRow, ...]:
     queries, hits = stats.get("prefix_cache_queries"), stats.get("prefix_cache_hits")
 
     def pool_tokens(num_blocks: int) -> float:
-        return (num_blocks - 1) // groups * inputs.block_size
+        return max(0, num_blocks - 1) // groups * inputs.block_size
 
     return (
         CapacityRow("num_blocks", predicted.num_blocks, memory["num_blocks"], "blocks"),

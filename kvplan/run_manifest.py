@@ -14,6 +14,15 @@ SIZES = ("weights", "buffers", "activations", "kv_cache", "cuda_graphs", "non_to
 LATER_SIZES = ("workspaces", "graph_tensors")  # that runs of earlier versions do not have
 
 
+def check_objects(run: Run) -> None:
+    """Refuse a run.json whose parts are of kinds that no run writes, however far the run came."""
+    for name in ("environment", "engine", "workload"):
+        if not isinstance(run.manifest.get(name), dict | None):
+            raise InvalidInputError(f"{shown(run.path)}: run.json: {name} must be an object; the file is damaged")
+    if not isinstance(run.manifest.get("cause"), str | None):
+        raise InvalidInputError(f"{shown(run.path)}: run.json: cause must be text; the file is damaged")
+
+
 def check_manifest(run: Run) -> None:
     """Refuse a run.json whose values are not what a run writes; the error names the first."""
     manifest = run.manifest

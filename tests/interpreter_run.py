@@ -664,7 +664,8 @@ def run_nucleus(case: Nucleus, faults: list[str]) -> tuple[float, float]:
     is_bad = ((got < more) | (got > less))[:-4] if case.bad else (got < more) | (got > less)
     if case.bad:
         more, less = more[:-4], less[:-4]
-    if (more != less).sum() > 1:  # the top_p that is next to 1
+    # The top_p that is next to 1, and where the numbers fall so with more tokens: a GPU draws other ones.
+    if (more != less).sum() > 1 + case.vocab // 2000:
         faults.append("rounding decides more than one row: nothing is tested")
     return float(is_bad.sum()), 0.0
 

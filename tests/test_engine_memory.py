@@ -105,6 +105,18 @@ def test_what_libraries_hold_in_torchs_pool_counts_as_not_torchs(
     assert biases == [False, True]
 
 
+def test_other_tensors_of_the_process_are_no_workspaces_and_no_room(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines in one process: what the first holds in torch's pool is neither the second's nor free."""
+    runner = engine_for("llama", num_blocks=None, memory_limit=10**9, max_num_seqs=4).runner
+    monkeypatch.setattr(runner, "device", CUDA)
+    monkeypatch.setattr(runner, "_others", 200 * MIB)
+    allocator.reserved, allocator.free = 300 * MIB, 10**9 - 700 * MIB
+    report = runner._size_pool(activations=10 * MIB, workspaces=35 * MIB)
+    assert (report.non_torch, report.workspaces) == (635 * MIB, 35 * MIB)
+
+
 def test_the_pool_leaves_room_for_them_and_for_what_is_outside_torch(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend
-from torch.nn.attention.bias import CausalBias
 
+from engine import layers
 from engine.kernels import torch_backend
-from engine.layers import last_queries_attend
+from engine.layers import efficient_attention, last_queries_attend
 from engine.memory import PeakMeter
 from tests.small_engines import engine_for, greedy, random_tokens
 
@@ -40,31 +39,40 @@ def test_the_last_queries_of_a_context_see_what_comes_before_them(query_len: int
     assert torch.allclose(last_queries_attend(q, k, v, 0.3), by_hand(q, k, v), atol=1e-6)
 
 
-@pytest.mark.parametrize(("query_len", "context_len"), SHAPES)
-def test_a_gpu_is_told_one_kernel_and_makes_no_mask(
-    query_len: int, context_len: int, monkeypatch: pytest.MonkeyPatch
+class OnGpu(torch.Tensor):
+    """A tensor that calls itself a GPU's."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("width", "named"), [(24, True), (22, False)])
+def test_a_gpu_is_told_one_kernel_where_that_takes_the_widths(
+    width: int, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor that calls itself a GPU's; the bias that would be given there is then given on a CPU."""
-    asked: list[tuple[Any, list[SDPBackend]]] = []
+    asked: list[str] = []
 
-    class OnGpu(torch.Tensor):
-        @property
-        def device(self) -> torch.device:  # type: ignore[override]
-            return torch.device("cuda", 0)
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, attn_mask: Any, scale: float) -> torch.Tensor:
-        asked.append((attn_mask, torch.nn.attention._cur_sdpa_kernel_backends()))
+    def efficient(q: torch.Tensor, *_: Any) -> torch.Tensor:
+        asked.append("efficient")
         return q
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
-    q, k, v = problem(query_len, context_len)
-    last_queries_attend(q.as_subclass(OnGpu), k, v, 0.3)
-    monkeypatch.undo()
-    ((bias, kernels),) = asked
-    assert kernels == [SDPBackend.EFFICIENT_ATTENTION]
-    assert isinstance(bias, CausalBias)  # two numbers, no mask
-    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.3)
-    assert torch.allclose(attended, by_hand(q, k, v), atol=1e-6)
+    def any_kernel(q: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        asked.append("any")
+        return q
+
+    monkeypatch.setattr(layers, "efficient_attention", efficient)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", any_kernel)
+    monkeypatch.setattr(torch, "arange", lambda *args, **_: torch.tensor(list(range(*args))))
+    q, k, v = problem(4, 9)
+    last_queries_attend(q[..., :width].as_subclass(OnGpu), k[..., :width], v, 0.3)
+    assert asked == ["efficient" if named else "any"]
+
+
+def test_the_kernel_is_called_as_torch_has_it() -> None:
+    """On the meta device its arguments are checked and the result has a shape; nothing is computed."""
+    q, k, v = (x.to("meta") for x in problem(4, 9))
+    assert efficient_attention(q, k, v, 0.3).shape == (1, 3, 4, 16)
 
 
 @pytest.mark.gpu

@@ -32,6 +32,10 @@ DAMAGES: list[tuple[str, Any, str]] = [
     ("memory.workspaces", "x", "memory.workspaces"),
     ("memory.graph_tensors", -1, "memory.graph_tensors"),
     ("graph_bytes", [1], "graph_bytes"),
+    ("environment", "x", "environment"),
+    ("engine", 5, "engine"),
+    ("workload", [1], "workload"),
+    ("cause", [], "cause"),
     ("graph_bytes", {"8": 0.5}, "graph_bytes"),
     ("memory", [1], "memory"),
     ("peaks", [1], "peaks"),
@@ -202,6 +206,42 @@ def test_the_pool_is_predicted_with_the_coefficient_of_the_peak(tmp_path: Path, 
     assert 0 <= rows["activations"]["error"] + rows["kv_cache"]["error"] < 2 * 2**20  # to a block
 
 
+def test_a_cpu_finds_no_context_when_it_sizes_its_pool(tmp_path: Path, run: Run) -> None:
+    """8 GiB of memory: 0.9 of it less weights, tables and peak, in blocks of 8,192 bytes, and no more than 129."""
+    folder, target = edited(cpu_run(tmp_path / "run"), "inputs.num_blocks", None), tmp_path / "constants.json"
+    edited(folder, "inputs.max_blocks", 129)
+    edited(folder, "peaks.context.rss", 8 * GIB)  # more than there is to share out
+    run("reconcile", folder, "--calibrate", target)
+    rows = run("reconcile", folder, "--calibration", target, "--format", "json").json["capacity"]
+    assert {row["name"]: row["predicted"] for row in rows}["num_blocks"] == 129
+
+
+@pytest.mark.parametrize("other", ["model", "ranks"])
+def test_the_coefficient_of_another_model_or_of_other_ranks_is_not_used(other: str, tmp_path: Path, run: Run) -> None:
+    folder, target = cpu_run(tmp_path / "run"), tmp_path / "constants.json"
+    run("reconcile", folder, "--calibrate", target)
+    change = {"run_id": "b", **({"model": "another"} if other == "model" else {"tensor_parallel_size": 2})}
+    target.write_text(json.dumps({**json.loads(target.read_text()), **change}))
+
+    def activations(*flags: Any) -> Any:
+        rows = run("reconcile", folder, "--format", "json", *flags).json["rows"]
+        return {row["component"]: row["predicted"] for row in rows}["activations"]
+
+    assert activations("--calibration", target) == activations()
+    assert "activations: the formula alone" in run("reconcile", folder, "--calibration", target).out
+
+
+def test_a_row_that_a_calibration_predicts_is_called_that(tmp_path: Path, run: Run) -> None:
+    folder, target = cpu_run(tmp_path / "run"), tmp_path / "constants.json"
+    run("reconcile", folder, "--calibrate", target)
+    plain, known = (
+        run("reconcile", folder, "--format", "markdown", *more).out for more in ((), ("--calibration", target))
+    )
+    assert "not predicted without a calibration" in plain
+    assert "not predicted without a calibration" not in known
+    assert f"as {target} measured it" in known.replace("\\", "")
+
+
 def test_graphs_and_slack_of_another_model_predict_nothing(tmp_path: Path, run: Run) -> None:
     target = tmp_path / "constants.json"
     run("reconcile", exact_gpu_run(tmp_path / "first"), "--calibrate", target)
@@ -275,6 +315,8 @@ def test_what_torch_counted_between_two_samples_is_not_lost(tmp_path: Path) -> N
 def test_one_rank_of_several_is_called_that(tmp_path: Path, run: Run) -> None:
     folder = edited(cpu_run(tmp_path / "run"), "inputs.tensor_parallel_size", 2)
     assert "tiny on cpu, rank 0 of 2: predicted beside measured" in run("reconcile", folder).out
+    told = run("reconcile", folder, "--format", "json").json
+    assert (told["rank"], told["tensor_parallel_size"]) == (0, 2)
 
 
 def test_an_error_too_small_for_a_share_is_told_in_bytes(tmp_path: Path, run: Run) -> None:

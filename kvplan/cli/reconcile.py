@@ -15,6 +15,7 @@ from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.limits import read as limits_of
 from kvplan.reconcile import (
+    UNKNOWN,
     Reconciliation,
     Row,
     compared,
@@ -27,7 +28,7 @@ from kvplan.reconcile import (
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.rules.bundled import predict
 from kvplan.run_capacity import CapacityRow, Served, served
-from kvplan.run_manifest import inputs_of, spec_of
+from kvplan.run_manifest import check_objects, inputs_of, spec_of
 from kvplan.rundir import Run, load_run, refuse_run_files
 from kvplan.spec import FullAttention, LatentAttention
 from kvplan.units import format_size
@@ -42,6 +43,7 @@ def reconcile_command(options: ReconcileOptions) -> int:
 
         return reconcile_server(options, limits)
     run = load_run(Path(options.run_dir))
+    check_objects(run)
     if limits is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
         raise UsageError("--max-error: under WSL the driver does not say what a process holds; gate on another machine")
     known = None
@@ -55,7 +57,9 @@ def reconcile_command(options: ReconcileOptions) -> int:
         refuse_run_files(options.calibrate, "--calibrate")
         measured = {row.component: row.measured for row in result.rows}
         with output.report_files([options.calibrate], "--calibrate", {".json": "json"}) as (file,):
-            found = calibration.document(run.manifest, measured, result.activation_coefficient, str(run.path))
+            found = calibration.document(
+                run.manifest, run.status, measured, result.activation_coefficient, str(run.path)
+            )
             found["step_time"] = step_time(run)
             file.save(json.dumps(found, indent=2) + "\n")
     show(result, options.format, options.color)
@@ -181,11 +185,19 @@ def _whole(value: float | None) -> float | int | None:
     return int(value) if value is not None and value == int(value) else value
 
 
+def told_sources(row: Row, result: Reconciliation) -> tuple[str, str]:
+    """What a row is predicted from, and measured by: a calibration where it stands for a formula."""
+    source, measure = sources_of(row.component, result.device)
+    if source == UNKNOWN and row.predicted is not None and result.calibration is not None:
+        source = f"as {result.calibration} measured it"
+    return source, measure
+
+
 def as_markdown(result: Reconciliation) -> str:
     from kvplan.report.text import escaped, rows_of
 
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
-    rows = [(*cells(row), *sources_of(row.component, result.device)) for row in (*result.rows, result.total)]
+    rows = [(*cells(row), *told_sources(row, result)) for row in (*result.rows, result.total)]
     parts = [f"### {escaped(title(result))}", rows_of(headers, rows)]
     parts.append("\n".join(sums(result)))
     parts.append(rows_of(("pool", "predicted", "measured", "unit"), [capacity_cells(row) for row in result.capacity]))
