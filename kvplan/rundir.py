@@ -8,7 +8,6 @@ Times are seconds of a monotonic clock since the run began.
 """
 
 import json
-import math
 import os
 import platform
 import time
@@ -295,7 +294,8 @@ def _engine_figures(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a run may have written; a whole number of hundreds of digits is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -(2.0**63) <= value <= 2.0**63
 
 
 def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:

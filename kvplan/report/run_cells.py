@@ -51,8 +51,8 @@ def text(value: Value, unit: str) -> str:
     """A cell for a reader: "513.13 MiB", "+0.31 %", "3,328"; a dash where there is no value."""
     if value is None:
         return "–"
-    if isinstance(value, str):
-        return printable(value, 1000)
+    if not isinstance(value, int | float):
+        return printable(str(value), 1000)
     match unit:
         case "bytes":
             return format_size(round(value))

@@ -66,7 +66,7 @@ WIDE, NARROW = Sheet("wide", 840, 280, False), Sheet("narrow", 350, 160, True)
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A figure for the page: (sheet's name, SVG) for each width, and what it shows."""
+    """A figure for the page: (sheet's name, SVG) for each width it can be drawn for, and what it shows."""
 
     name: str
     title: str
@@ -99,16 +99,16 @@ def comparison_drawing(data: ReportData) -> Drawing | None:
 def drawing(
     name: str, title: str, findings: dict[str, str], draw: Callable[[Any, Sheet], Figure | None], data: Any, prefix: str
 ) -> Drawing | None:
+    """The figure on each sheet that it has data for; None where neither has."""
     svgs = []
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
         # A sign that the measuring font lacks: the page's own fonts draw it.
         warnings.filterwarnings("ignore", r"Glyph \d+ ", UserWarning)
         for sheet in (WIDE, NARROW):
             figure = draw(data, sheet)
-            if figure is None:
-                return None
-            svgs.append((sheet.name, svg(figure, f"{prefix}-{name}-{sheet.name}", title)))
-    return Drawing(name, title, findings.get(name, ""), tuple(svgs))
+            if figure is not None:
+                svgs.append((sheet.name, svg(figure, f"{prefix}-{name}-{sheet.name}", title)))
+    return Drawing(name, title, findings.get(name, ""), tuple(svgs)) if svgs else None
 
 
 # --- the frame --------------------------------------------------------------------------------------------------------
@@ -452,39 +452,85 @@ def draw_throughput(data: RunData, sheet: Sheet) -> Figure | None:
     return figure
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Tokens of one or several steps, spread over the time from `begin` to `end`, in seconds since the run began."""
+
+    begin: float
+    end: float
+    tokens: float
+
+
 def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[float]]]:
     """Per serving (n + 1 times, n tokens per second): a step's tokens are spread over the step, and over no other.
 
-    No two times are closer than a `points`-th of the run.
+    No two times are closer than a `points`-th of the run, but for those of a serving that is shorter.
     """
     least = (data.samples[-1]["t"] - data.samples[0]["t"]) / points if data.samples else 0.0
-    found: list[tuple[list[float], list[float]]] = []
-    for start, samples in servings(data.samples, key):
-        edges, values, count = [start], [], 0.0
-        begun, num_steps = start, samples[0].get("num_steps")  # the step that will move the counter
-        for sample in samples:
-            value, now = float(sample[key]), float(sample["t"])
-            if value > count:
-                if begun - edges[-1] >= max(least, 1e-9):  # until then other steps ran, or none
-                    values.append(0.0)
-                    edges.append(begun)
-                if now > edges[-1] and now - edges[-1] >= least:
-                    values.append((value - count) / (now - edges[-1]))
-                    edges.append(now)
-                    count, begun = value, now
-            elif sample.get("num_steps") != num_steps or num_steps is None:
-                begun = now
-            num_steps = sample.get("num_steps")
-        if values:
-            found.append((edges, values))
+    found = (
+        bars(counted(samples, key, start), start, max(least, 1e-9)) for start, samples in servings(data.samples, key)
+    )
+    return [(edges, values) for edges, values in found if values]
+
+
+def counted(samples: Sequence[Sample], key: str, start: float) -> list[Counted]:
+    """What a counter grew by, and when: since the last step that is known to have ended, idle time left out."""
+    found: list[Counted] = []
+    count, begun, busy_s, num_steps = 0.0, start, 0.0, number(samples[0], "num_steps")
+    for sample in samples:
+        value, now, steps = float(sample[key]), float(sample["t"]), number(sample, "num_steps")
+        busy = number(sample, "busy_s")
+        if value > count:
+            worked = math.inf if busy is None else max(0.0, busy - busy_s)
+            found.append(Counted(max(begun, now - worked), now, value - count))
+            count = value
+        elif num_steps is not None and steps in (num_steps, None):  # no step has ended since, as far as is known
+            continue
+        begun, busy_s, num_steps = now, busy_s if busy is None else float(busy), steps
     return found
+
+
+def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[float], list[float]]:
+    """(n + 1 times, n tokens per second): bars at least so many seconds wide, with every token in one of them."""
+    edges, values, rest = [start], [], 0.0  # the rest has no bar yet; all of it came within `least` of the last edge
+
+    def add(end: float, tokens: float) -> None:
+        values.append(tokens / (end - edges[-1]))
+        edges.append(end)
+
+    end = start
+    for part in parts:
+        end = part.end
+        if rest and part.begin - edges[-1] >= least:
+            add(edges[-1] + least, rest)
+            rest = 0.0
+        if part.begin - edges[-1] >= least:  # until then other steps ran, or none
+            add(part.begin, 0.0)
+        rest += part.tokens
+        if part.end - edges[-1] >= least:
+            add(part.end, rest)
+            rest = 0.0
+    if rest and values:  # the run ended before its last bar was wide enough: the one before gives way, or takes it in
+        begin, last = edges[-2], values.pop() * (edges[-1] - edges[-2])
+        edges.pop()
+        if not last and end - least - begin >= least:
+            add(end - least, 0.0)
+        rest += last
+    if rest and end > edges[-1]:
+        add(end, rest)
+    return edges, values
 
 
 def servings(samples: Sequence[Sample], key: str) -> list[tuple[float, list[Sample]]]:
     """(when its first step began, samples) of each engine that served: a second one (the baseline) counts anew."""
-    have = having(samples, key)
-    restart = [i for i, (a, b) in enumerate(pairwise(have), 1) if b.get("num_steps", 0) < a.get("num_steps", 0)]
-    parts = [have[start:end] for start, end in pairwise([0, *restart, len(have)])]
+    parts: list[list[Sample]] = [[]]
+    last = 0.0  # steps that had ended when it was last said
+    for sample in having(samples, key):
+        num_steps = number(sample, "num_steps")
+        if num_steps is not None and num_steps < last:
+            parts.append([])
+        last = last if num_steps is None else num_steps
+        parts[-1].append(sample)
     return [(part[0]["t"] - (number(part[0], "busy_s") or 0.0), part) for part in parts if part]
 
 

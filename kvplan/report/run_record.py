@@ -1,6 +1,5 @@
 """What a run recorded, as a report reads it: its samples in order, its stages, and the comparison with its plan."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,12 +8,13 @@ from typing import Any
 from kvplan.errors import KvplanError
 from kvplan.files import shown
 from kvplan.reconcile import Reconciliation, reconcile
-from kvplan.run_manifest import check_manifest
+from kvplan.run_manifest import check_manifest, check_objects
 from kvplan.rundir import Run
 
 Sample = dict[str, Any]
 
 ALLOCATED = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")  # rows the engine measures by itself
+LARGEST = 2**63  # no byte, token or nanosecond count is more; what is computed from such numbers stays finite
 DEVICES = {"cpu": "the CPU"}
 
 
@@ -48,11 +48,11 @@ def having(samples: Iterable[Sample], key: str) -> list[Sample]:
 
 
 def number(values: Sample, key: str) -> int | float | None:
-    """A finite number of a record, else None."""
+    """A number of a record that can have been measured, else None."""
     value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if -LARGEST <= value <= LARGEST else None  # neither has NaN
 
 
 def numbers(samples: Iterable[Sample], key: str) -> list[int | float]:
@@ -96,6 +96,7 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
 
     Without a sample the device's own figure is unknown: only what the engine measured by itself is compared.
     """
+    check_objects(run)
     if run.manifest.get("memory") is not None:
         check_manifest(run)
     unsampled = not run.manifest.get("peaks") and not run.samples

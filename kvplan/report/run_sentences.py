@@ -1,5 +1,6 @@
 """The sentences of a report: what a run answers, why it is not complete, and what each figure shows."""
 
+import re
 from collections.abc import Sequence
 
 from kvplan.reconcile import Reconciliation, Row, sums
@@ -12,10 +13,12 @@ BASELINE = "baseline"  # the stage in which the other allocator runs
 
 def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tables: dict[str, Table]) -> str:
     """What fits and how far the prediction was off, in one sentence."""
+    size = number(entry(run, "inputs"), "tensor_parallel_size") or 1
+    where = device if size == 1 else f"{device}, rank 0 of {size:,}"  # the one rank that writes a run
     if memory is None:
         why = "failed to start" if run.status == "failed" else "ended before its memory was measured"
-        return f"{model} on {device} {why}: there is nothing to compare."
-    return f"{model} on {device}: {held(run, tables)}{accuracy(memory)}."
+        return f"{model} on {where} {why}: there is nothing to compare."
+    return f"{model} on {where}: {held(run, tables)}{accuracy(memory)}."
 
 
 def held(run: Run, tables: dict[str, Table]) -> str:
@@ -90,7 +93,7 @@ def findings(
 
 def words_in(sentence: str) -> str:
     """Components' names as the tables beside write them."""
-    return " ".join(words(word) if "_" in word else word for word in sentence.split(" "))
+    return re.sub(r"\w*_\w*", lambda name: words(name[0]), sentence)
 
 
 def memory_finding(memory: Reconciliation | None) -> str:
@@ -118,17 +121,23 @@ def peak_finding(run: Run, samples: Sequence[Sample]) -> str:
     peak = max(have, key=lambda sample: float(sample[key]))
     what = "resident memory" if key == "rss" else "device memory in use"
     when = f"{text(peak['t'], 's')} after the start, in the stage {peak.get('stage')}"
-    return f"Most {what}: {text(peak[key], 'bytes')}, {when}."
+    others = numbers((sample for sample in have if sample.get("stage") != BASELINE), key)
+    own = ""
+    if peak.get("stage") == BASELINE and others:
+        own = f"; the figure compared with the plan leaves that stage out: {text(max(others), 'bytes')}"
+    return f"Most {what}: {text(peak[key], 'bytes')}, {when}{own}."
 
 
 def kv_finding(run: Run, samples: Sequence[Sample]) -> str:
+    """The most of the samples and of what the engine counted after each step: steps pass between two samples."""
     own = [sample for sample in samples if sample.get("stage") != BASELINE]
-    used = numbers(own, "num_used_blocks")
+    results = entry(run, "results")
+    used = numbers([*own, results.get("densest") or {}], "num_used_blocks")
     if not used:
         return ""
     usable = usable_blocks(run)
     of = f" of {usable:,} ({text(max(used) / usable, 'share')})" if usable else ""
-    preemptions = max(numbers(own, "num_preemptions"), default=0)
+    preemptions = max(numbers([*own, results.get("stats") or {}], "num_preemptions"), default=0)
     often = "no request was preempted" if not preemptions else f"requests were preempted {plural(preemptions, 'time')}"
     return f"At most {max(used):,} blocks{of} were in use; {often}."
 
@@ -166,8 +175,10 @@ def allocators_finding(table: Table | None) -> str:
     if table is None:
         return ""
     paged, other = table.rows
-    return (
+    ran = (
         f"In the same pool, {paged[0]} blocks ran {plural(paged[1], 'request')} at once and {other[0]} ones "
-        f"{text(other[1], 'count')}; {text(paged[3], 'share')} and {text(other[3], 'share')} of what was allocated "
-        "held no token."
+        f"{text(other[1], 'count')}"
     )
+    if paged[3] is None or other[3] is None:
+        return f"{ran}."
+    return f"{ran}; {text(paged[3], 'share')} and {text(other[3], 'share')} of what was allocated held no token."

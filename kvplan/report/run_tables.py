@@ -31,6 +31,7 @@ MEASURES = {
     "sm_clock_mhz": "MHz",
     "memory_clock_mhz": "MHz",
 }
+ENGINE_PEAKS = ("num_used_blocks", "num_requests_running")  # of PEAKS, those that a step's end sets
 PEAKS = (
     "device_used", "process_used", "torch_allocated", "torch_reserved", "rss", "num_used_blocks",
     "num_requests_running", "power_w",
@@ -105,7 +106,10 @@ def allocator_row(run: Run, name: str, results: Sample) -> tuple[Value, ...]:
 
 
 def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -> Table:
-    """Per stage: how often and how long, and the largest of each figure that was sampled."""
+    """Per stage: how often and how long, and the largest of each figure that was sampled.
+
+    A stage is named before its step runs: where no step ended in it, what the engine says is of the stage before.
+    """
     recorded = entry(run, "peaks")
     have = [key for key in PEAKS if numbers(samples, key) or any(key in peaks for peaks in recorded.values())]
     most_of = (Column(f"most_{key}", MEASURES[key]) for key in have)
@@ -115,7 +119,9 @@ def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -
         spans = [stage for stage in stages if stage.name == name]
         lasts = round(sum(stage.end - stage.start for stage in spans), 6)
         inside = [sample for sample in samples if sample.get("stage") == name]
-        most = [max(numbers([*inside, recorded.get(name) or {}], key), default=None) for key in have]
+        unknown = ENGINE_PEAKS if len(set(numbers(inside, "num_steps"))) == 1 else ()
+        both = [*inside, recorded.get(name) or {}]
+        most = [None if key in unknown else max(numbers(both, key), default=None) for key in have]
         rows.append((name, len(spans), spans[0].start, lasts, *most))
     return Table("stages", "Stages", columns, tuple(rows))
 
@@ -147,10 +153,10 @@ def run_table(run: Run, model: str, device: str) -> Table:
         ("source", source or None, "text"),
         ("device", device, "text"),
         ("status", run.status, "text"),
-        ("cause", run.cause, "text"),
+        described("cause", run.cause),
         ("directory", str(run.path), "text"),
-        ("started", run.manifest.get("started_utc"), "text"),
-        ("ended", run.manifest.get("finished_utc"), "text"),
+        described("started", run.manifest.get("started_utc")),
+        described("ended", run.manifest.get("finished_utc")),
         ("command", command, "text"),
     ]
     facts += [described(name, value) for name, value in entry(run, "workload").items()]
