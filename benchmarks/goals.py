@@ -3,8 +3,9 @@
     python -m benchmarks.goals [SUMMARY]
 
 Writes reports/goals.md from reports/goals.json. SUMMARY, the summary.json that benchmarks/gpu.py leaves, first puts
-what its stages measured into reports/goals.json, under its GPU: each GPU has a table of its own. Where several stages
-measured the same thing, the worst of it counts. What no GPU has measured stays "not yet run on a GPU".
+what its stages measured into reports/goals.json, under its GPU: each GPU has a table of its own. A stage that was run
+anew loses all that it said before. Where several stages measured the same thing, the worst of it counts that the newest
+commit has shown. What no GPU has measured stays "not yet run on a GPU".
 """
 
 import argparse
@@ -163,13 +164,26 @@ class Shown:
     measured: Mapping[str, tuple[Measured, ...]]
 
     @property
+    def counted(self) -> dict[str, list[Measured]]:
+        """By name the numbers of one commit, the newest: what other code did is neither better nor worse of it."""
+        return {name: of_newest_commit(found) for name, found in self.measured.items()}
+
+    @property
     def values(self) -> dict[str, float]:
-        return worst_of(*({name: each.value} for name, found in self.measured.items() for each in found))
+        return worst_of(*({name: each.value} for name, found in self.counted.items() for each in found))
 
     @property
     def sources(self) -> list[str]:
-        every = {(each.stage, each.commit or "unknown", each.utc) for found in self.measured.values() for each in found}
+        every = {(each.stage, each.commit or "unknown", each.utc) for found in self.counted.values() for each in found}
         return [f"stage {stage}, commit {commit}, {utc}" for stage, commit, utc in sorted(every)]
+
+
+def of_newest_commit(found: Sequence[Measured]) -> list[Measured]:
+    """The numbers of the commit that was measured last; one of an unknown commit stands alone."""
+    newest = max(found, key=lambda each: each.utc)
+    if newest.commit is None:
+        return [newest]
+    return [each for each in found if each.commit == newest.commit]
 
 
 Evidence = Mapping[str, Shown]  # by GPU, as torch names it
@@ -208,7 +222,10 @@ def _check(path: Path, name: str, measured: Measured) -> None:
 
 
 def read_summary(path: Path, known: Evidence) -> Evidence:
-    """The goals' numbers in a summary.json, over what is known of the same stages on the same GPU."""
+    """The goals' numbers in a summary.json, in place of all that is known of the same stages on the same GPU.
+
+    A stage that was skipped has measured nothing, and leaves what is known.
+    """
     summary = load_json(path)
     stages = summary.get("stages")
     if summary.get("schema") != SUMMARY_SCHEMA or not isinstance(stages, list):
@@ -222,14 +239,20 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
         else {}
     )
     for number, stage in enumerate(stages):
-        if not isinstance(stage, dict) or not isinstance(stage.get("numbers"), dict) or "name" not in stage:
+        if (
+            not isinstance(stage, dict)
+            or not isinstance(stage.get("numbers"), dict)
+            or type(stage.get("name")) is not str
+        ):
             what = f"stage {number} is no stage ({printable(str(stage), 40)})"
             raise InvalidInputError(f"{shown(path)}: {what}; name the summary.json of benchmarks/gpu.py")
+        for many in found.values() if stage.get("status") != "skipped" else ():
+            many.pop(stage["name"], None)
         for name, value in numbers_of(stage).items():
             each = Measured(value, stage["name"], stage.get("commit"), str(stage.get("utc")))
             _check(path, name, each)
             found.setdefault(name, {})[each.stage] = each
-    return {**known, gpu: Shown({name: tuple(many.values()) for name, many in found.items()})}
+    return {**known, gpu: Shown({name: tuple(many.values()) for name, many in found.items() if many})}
 
 
 def numbers_of(stage: dict[str, Any]) -> dict[str, float]:

@@ -75,7 +75,7 @@ def fp8_stage(model: str, group: str = "models") -> Stage:
 
 STAGES = (
     Stage("smoke", "smoke", "versions, device, one kernel, a 2-layer model", ("-m", f"{MODULES}.smoke"), 10, 90),
-    Stage("tests", "tests", "all tests marked gpu", ("-m", f"{MODULES}.checks"), 30, 180),
+    Stage("tests", "tests", "all tests marked gpu", ("-m", f"{MODULES}.checks"), 90, 180),
     profile_stage("llama-3.1-8b", group="llama"),
     fp8_stage("llama-3.1-8b", group="llama"),
     profile_stage("qwen2.5-7b"),

@@ -36,6 +36,8 @@ BACKENDS = get_args(Backend)
 SCHEMA = "kvplan/engine-bench@1"
 NUM_WARM_UP, WARM_UP_OUTPUT_LEN = 8, 2
 ALONE = (8, 600)  # tokens of prompts that warm up in steps of their own
+# (temperature, top_p) of rows that warm up in one step: some are drawn, and of one the tail is cut off.
+MIXED = ((0.0, 1.0), (1.0, 1.0), (1.0, 0.9))
 BUG, INTERRUPTED = 70, 130  # exit codes
 
 
@@ -194,7 +196,8 @@ def run_warm_up(engine: Engine, mix: list[BenchRequest]) -> None:
 
     A kernel's tile follows from a step's longest chunk, or from all of its tokens: a short prompt beside long ones
     compiles nothing. So a step of a few tokens and one of some hundred follow alone, for prefill's small tile and the
-    middle one of mixtures of experts.
+    middle one of mixtures of experts. A last step has greedy rows beside drawn ones: choosing among some rows, and
+    above a floor, is compiled apart from taking the best token of each.
     """
     vocab_size = engine.spec.vocab_size
     run_engine(engine, warm_up(mix, vocab_size))
@@ -203,6 +206,8 @@ def run_warm_up(engine: Engine, mix: list[BenchRequest]) -> None:
     for length in (max(1, min(length, most)) for length in ALONE):
         tokens = np.random.default_rng((len(mix), length)).integers(0, vocab_size, length).tolist()
         run_engine(engine, [BenchRequest(tokens, min(WARM_UP_OUTPUT_LEN, engine.max_model_len - length))])
+    mixed = [SamplingParams(temperature=heat, top_p=top_p, max_tokens=1, ignore_eos=True) for heat, top_p in MIXED]
+    _check(engine.generate([[0]] * len(mixed), mixed))
 
 
 def _check_lengths(max_model_len: int, mix: list[BenchRequest]) -> None:

@@ -35,6 +35,19 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def stage_of(
+    name: str, numbers: dict[str, float], commit: str | None = "c0ffee", utc: str = "2026-11-23"
+) -> dict[str, Any]:
+    return {"name": name, "status": "ok", "numbers": {"goals": numbers}, "rows": [], "commit": commit, "utc": utc}
+
+
+def taken_in(reports: Path, *stages: dict[str, Any]) -> Shown:
+    """What the GPU has shown once a run of these stages is taken in."""
+    document = {"schema": "kvplan/gpu@1", "device": "NVIDIA H200", "stages": stages}
+    assert goals.main([str(write(reports / "summary.json", document))]) == 0
+    return goals.read_evidence(goals.EVIDENCE)["NVIDIA H200"]
+
+
 def rows_of(page: str) -> dict[str, tuple[str, str]]:
     """(measured, met) by the goal's first words."""
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
@@ -119,7 +132,7 @@ def test_a_run_on_a_gpu_fills_the_page(reports: Path) -> None:
 
 def test_a_second_run_on_the_same_gpu_adds_and_one_on_another_has_a_table_of_its_own(reports: Path) -> None:
     goals.main([str(summary(reports / "a.json", {"prefill-matmul": 0.4, "prefix": 0.5}))])
-    goals.main([str(summary(reports / "b.json", {"prefill-matmul": 0.6}))])
+    goals.main([str(summary(reports / "b.json", {"prefill-matmul": 0.6, "prefix": 0.5}))])
     h200 = {"prefill-matmul": 0.6, "prefix": 0.5, "decode-roofline": 0.83}
     assert goals.read_evidence(goals.EVIDENCE)["NVIDIA H200"].values == h200
     goals.main([str(summary(reports / "c.json", {"prefill-matmul": 0.3}, device="NVIDIA H100 80GB HBM3"))])
@@ -165,23 +178,46 @@ def test_a_saving_that_cannot_be_reached_stands_beside_what_could_be_saved() -> 
 
 
 def test_of_two_stages_that_measured_the_same_the_worst_counts(reports: Path) -> None:
-    """Whichever comes last; a later run of one of them takes the place of its own number alone."""
-
-    def run(name: str, **stages: dict[str, float]) -> dict[str, float]:
-        entries = [
-            {"name": stage.replace("_", "-"), "numbers": {"goals": numbers}, "commit": "c0ffee", "utc": "today"}
-            for stage, numbers in stages.items()
-        ]
-        document = {"schema": "kvplan/gpu@1", "device": "NVIDIA H200", "stages": entries}
-        assert goals.main([str(write(reports / name, document))]) == 0
-        return goals.read_evidence(goals.EVIDENCE)["NVIDIA H200"].values
-
+    """Whichever comes last; a later run of one of them takes the place of all that it said, and of nothing else."""
     kernels = {"decode-bandwidth": 0.82, "decode-single-peer": 1.3, "prefill-matmul": 0.5}
     grid = {"decode-bandwidth": 0.9, "decode-single-peer": 1.1}
-    assert run("a", kernels=kernels, kernels_grid=grid) == kernels
-    assert run("b", kernels={"decode-bandwidth": 0.95, "decode-single-peer": 1.0}) == {
-        "decode-bandwidth": 0.9, "decode-single-peer": 1.1, "prefill-matmul": 0.5,
-    }  # fmt: skip
+    assert taken_in(reports, stage_of("kernels", kernels), stage_of("kernels-grid", grid)).values == kernels
+    later = taken_in(reports, stage_of("kernels", {"decode-bandwidth": 0.95, "decode-single-peer": 1.0}))
+    assert later.values == {"decode-bandwidth": 0.9, "decode-single-peer": 1.1}
+    assert set(later.measured) == set(later.values)
+
+
+def test_the_worst_is_of_one_commit_and_that_the_newest(reports: Path) -> None:
+    """What slower code showed does not pull down what faster code reached, nor does faster code hide the slower.
+
+    By name: what the new code has not measured stays what the old one showed, with its source.
+    """
+    old = {"decode-bandwidth": 0.7, "decode-single-peer": 1.0, "prefill-matmul": 0.4}
+    taken_in(reports, stage_of("kernels-grid", old, "old", "2026-11-23"), stage_of("kernels", {}, "old", "2026-11-23"))
+    new = {"decode-bandwidth": 0.9, "decode-single-peer": 1.1}
+    later = taken_in(reports, stage_of("kernels", new, "new", "2026-11-24"))
+    assert later.values == {**new, "prefill-matmul": 0.4}
+    assert later.sources == [
+        "stage kernels, commit new, 2026-11-24", "stage kernels-grid, commit old, 2026-11-23",
+    ]  # fmt: skip
+    both = taken_in(reports, stage_of("kernels-grid", {"decode-bandwidth": 0.8}, "new", "2026-11-25"))
+    assert both.values == {"decode-bandwidth": 0.8, "decode-single-peer": 1.1}
+    assert {source.split(",")[1] for source in both.sources} == {" commit new"}
+
+
+def test_numbers_of_two_unknown_commits_are_not_of_one(reports: Path) -> None:
+    stages = [stage_of("kernels", {"prefix": 0.3}, None, "1"), stage_of("kernels-grid", {"prefix": 0.5}, None, "2")]
+    assert taken_in(reports, *stages).values == {"prefix": 0.5}
+
+
+@pytest.mark.parametrize(("status", "values"), [("failed", {}), ("timeout", {}), ("skipped", {"prefix": 0.5})])
+def test_a_stage_that_was_run_anew_loses_what_it_said_before(
+    reports: Path, status: str, values: dict[str, float]
+) -> None:
+    """Also where it came to no number this time; one that was skipped was not run."""
+    taken_in(reports, stage_of("prefix", {"prefix": 0.5}, "old", "2026-11-23"))
+    anew = {**stage_of("prefix", {}, "new", "2026-11-24"), "status": status}
+    assert taken_in(reports, anew).values == values
 
 
 def test_a_stage_that_was_cut_off_counts_as_far_as_it_came(reports: Path) -> None:
@@ -242,6 +278,10 @@ def test_a_run_on_a_cpu_meets_no_goal(reports: Path, capsys: pytest.CaptureFixtu
         ),
         ({"schema": "kvplan/gpu@1", "device": "H200", "stages": [1]}, "stage 0 is no stage (1); name"),
         ({"schema": "kvplan/gpu@1", "device": "H200", "stages": [{"numbers": 3}]}, "stage 0 is no stage ("),
+        (
+            {"schema": "kvplan/gpu@1", "device": "H200", "stages": [{"name": [], "numbers": {}}]},
+            "stage 0 is no stage (",
+        ),
     ],
 )
 def test_what_is_no_summary_is_refused_in_one_line(

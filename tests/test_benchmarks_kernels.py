@@ -492,7 +492,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
 
     right = peers.contenders(CPU)[0]
 
-    def run(name: str, num_cases: int, own: Contender = right) -> int:
+    def run(name: str, num_cases: int, own: Contender = right, commit: str | None = "c0ffee") -> int:
         def measure(task: Task, wanted: list[Case], until_s: float, found: Findings) -> None:
             timed.measure(task, wanted[:num_cases], until_s, found, (own,))
 
@@ -500,7 +500,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
         monkeypatch.setattr(kernels_stage, "cases", lambda device: FOUR)
         monkeypatch.setattr(kernels_stage, "begin", lambda device: Findings(constant_rates()))
         (tmp_path / name).mkdir(exist_ok=True)
-        task = Task(tmp_path / name, CPU, Namespace(limit=60, end=None))
+        task = Task(tmp_path / name, CPU, Namespace(limit=60, end=None, commit=commit))
         return kernels_stage.run(task) if name == "kernels" else kernels_stage.run_rest(task)
 
     return run
@@ -543,6 +543,65 @@ def test_after_a_whole_first_stage_the_grid_has_nothing_to_do(stages: Callable[.
     stages("kernels", 9)
     assert stages("kernels-grid", 9) == 0
     assert saved(tmp_path / "kernels-grid")["headline"] == "all 4 cases were measured before"
+
+
+@pytest.mark.parametrize(
+    ("first", "grid", "left"),
+    [("c0ffee", "c0ffee", 2), ("badcafe", "c0ffee", 4), (None, "c0ffee", 4), ("c0ffee", None, 4), (None, None, 2)],
+)
+def test_the_grid_leaves_out_what_its_own_code_has_been_measured_on(
+    stages: Callable[..., int], tmp_path: Path, first: str | None, grid: str | None, left: int
+) -> None:
+    """Of unknown code there is no earlier call to go on from: both stages are of this one."""
+    stages("kernels", 2, commit=first)
+    assert stages("kernels-grid", 9, commit=grid) == 0
+    assert timed_cases(saved(tmp_path / "kernels-grid")) == [str(case) for case in FOUR[-left:]]
+    assert saved(tmp_path / "kernels-grid")["commit"] == grid
+
+
+def test_a_first_stage_that_did_not_say_its_code_is_measured_again(stages: Callable[..., int], tmp_path: Path) -> None:
+    """As results were written before they held a commit."""
+    stages("kernels", 2)
+    old = {name: value for name, value in saved(tmp_path / "kernels").items() if name != "commit"}
+    (tmp_path / "kernels" / "result.json").write_text(json.dumps(old))
+    stages("kernels-grid", 9)
+    assert timed_cases(saved(tmp_path / "kernels-grid")) == [str(case) for case in FOUR]
+
+
+@pytest.mark.parametrize("name", ["kernels", "kernels-grid"])
+def test_the_numbers_are_saved_before_the_figure_is_drawn_and_outlive_its_failure(
+    stages: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:  # fmt: skip
+    """Of the grid also how many cases are left; the exit code is that of the measuring."""
+    at_drawing = []
+
+    def draw(*_: Any) -> bool:
+        at_drawing.append(saved(tmp_path / name))
+        raise ValueError("no font is found\nTraceback")
+
+    monkeypatch.setattr(kernels_stage, "draw", draw)
+    assert stages(name, 2) == (UNFINISHED if name == "kernels-grid" else 0)
+    assert at_drawing == [saved(tmp_path / name)]
+    assert at_drawing[0]["numbers"]["cases"] == [str(case) for case in FOUR[:2]]
+    assert ("2 of 4 cases are left" in at_drawing[0]["headline"]) == (name == "kernels-grid")
+    assert "kernels.svg: not drawn: ValueError: no font is found\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["kernels", "kernels-grid"])
+def test_a_figure_that_fails_does_not_hide_why_the_measuring_ended(
+    stages: Callable[..., int], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def draw(*_: Any) -> bool:
+        raise ValueError("no font is found")
+
+    def measure(*_: Any) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(kernels_stage, "draw", draw)
+    monkeypatch.setattr(timed, "measure", measure)
+    with pytest.raises(SystemExit, match="143"):
+        stages(name, 2)
 
 
 def test_a_kernel_that_fails_is_told_and_not_tried_again(stages: Callable[..., int], tmp_path: Path) -> None:

@@ -323,6 +323,17 @@ def test_what_the_time_does_not_allow_again_stays_as_it_was(call: Any, tmp_path:
     assert "a/result.json" in members(tmp_path / "out" / "evidence-all.tar.gz")
 
 
+def test_a_stage_is_told_which_code_it_measures(call: Any, tmp_path: Path) -> None:
+    """So that it can tell what others have left of that code; its options take it as they are given."""
+    call([fake("one", "save(argv=sys.argv[1:])")])
+    (argv,) = (entry["numbers"]["argv"] for entry in stages_of(tmp_path / "out").values())
+    options = stage.parser(None).parse_args(argv)
+    assert (options.commit, options.device) == ("c0ffee", "cpu")
+    task = stage.Task(tmp_path, torch.device("cpu"), options)
+    task.save("said", {})
+    assert json.loads((tmp_path / "result.json").read_text())["commit"] == "c0ffee"
+
+
 GOES_ON = """
 path = folder / 'result.json'
 before = json.loads(path.read_text())['numbers'].get('cases', []) if path.exists() else []
@@ -597,7 +608,7 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
 ) -> None:
     """70 s are left, of which 15 are for saving: none of them takes its own limit of 150 or 165.
 
-    Of the tests' 55 s the first 20 are for those that share the device, the last 35 for those that run alone.
+    Of the tests' 55 s those that run alone may take half; they take no time here, so the others get all of it.
     """
     given: list[float] = []
 
@@ -622,7 +633,28 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     kernels_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     tune_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     checks.run(stage.Task(tmp_path, torch.device("meta"), options))  # on a CPU it only collects
-    assert given == pytest.approx([end - 15, end - 15, end - 15 - 35, end - 15], abs=1)
+    assert given == pytest.approx([end - 15, end - 15, end - 15 - 55 / 2, end - 15], abs=1)
+
+
+@pytest.mark.parametrize(("alone_s", "shared_s"), [(8.0, 67.0), (37.5, 37.5)])
+def test_the_tests_that_share_the_device_get_what_those_that_run_alone_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone_s: float, shared_s: float
+) -> None:
+    """The least time that the stage is begun with is 90 s, 15 of them for saving: 75 s, of which alone_s are used."""
+    (begun,) = (each.minimum_s for each in gpu.STAGES if each.name == "tests")
+    now_s, given = 1000.0, []
+
+    def run_tests(arguments: list[str], junit: Path, limit_s: float) -> int:
+        nonlocal now_s
+        given.append((arguments, limit_s))
+        junit.write_text(JUNIT)
+        now_s += alone_s
+        return 0
+
+    monkeypatch.setattr(checks, "run_tests", run_tests)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    checks.run(stage.Task(tmp_path, torch.device("meta"), argparse.Namespace(limit=165, end=1000.0 + begun)))
+    assert given == [(checks.alone(), 37.5), (checks.shared(), shared_s)]
 
 
 @pytest.mark.parametrize(
@@ -724,7 +756,7 @@ JUNIT = """<testsuites><testsuite errors="1" failures="1" skipped="0" tests="4">
 
 
 def test_the_overlapped_steps_are_tested_first() -> None:
-    """What no GPU has run yet: where the time ends early, the other tests are those that are cut."""
+    """Of those that share the device; no GPU has run them yet: where the time ends early, the others are cut."""
     assert checks.TESTS[0] == "tests/test_overlap.py"
 
 
@@ -808,6 +840,15 @@ def test_tests_that_take_too_long_are_interrupted_and_still_reported(tmp_path: P
     assert time.monotonic() - begin < 30
     assert checks.outcome(tmp_path / "junit.xml")["not_passed"] == []
     assert checks.outcome(tmp_path / "junit.xml")["tests"] >= 1
+
+
+def test_tests_that_hear_no_interruption_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the device answers no more: the tests after them still get their time."""
+    monkeypatch.setattr(checks, "REPORTING_S", 0.5)
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(30)"
+    begin = time.monotonic()
+    assert checks.run_tests(("-S", "-c", deaf), tmp_path / "junit.xml", 3) == -signal.SIGKILL
+    assert time.monotonic() - begin < 20
 
 
 def test_a_config_loses_its_quantisation_and_nothing_else() -> None:

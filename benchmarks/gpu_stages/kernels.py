@@ -1,7 +1,8 @@
 """benchmarks/kernels.py in a stage: the shapes with the biggest news first, as many as the time allows.
 
-With --rest those that the stage `kernels`, whose result lies in the folder beside this one's, did not come to. What is
-left of them after that is left to the next call, which finds this stage's own result in its folder and adds to it.
+With --rest those that the stage `kernels`, whose result lies in the folder beside this one's, did not come to; a result
+of other code counts for nothing. What is left of them after that is left to the next call, which finds this stage's own
+result in its folder and adds to it.
 """
 
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_stages.runner import FAILURES, UNFINISHED
+from benchmarks.gpu_stages.serving import first_line
 from benchmarks.gpu_stages.stage import RESULT, Row, Task, parser, task
 from benchmarks.kernel_bench.cases import cases
 from benchmarks.kernel_bench.figure import draw
@@ -34,6 +36,23 @@ def cases_of(result: dict[str, Any]) -> list[str]:
     return list(result.get("numbers", {}).get("cases", []))
 
 
+def cases_before(stage: Task) -> list[str]:
+    """The names of the cases that the first stage has come to with the code that runs now.
+
+    Where nobody knows the code, no earlier call's result is there: gpu.py goes on from none.
+    """
+    first = result_of(stage.folder.parent / FIRST)
+    return cases_of(first) if first.get("commit") == stage.commit else []
+
+
+def illustrate(stage: Task, found: Findings) -> None:
+    """Draw what is saved by now; a figure that cannot be drawn is told in the log, and costs nothing else."""
+    try:
+        draw(stage.folder / "kernels.svg", found.timings, found.rates, str(stage.device))
+    except Exception as error:  # of matplotlib, whatever it is
+        print(f"kernels.svg: not drawn: {first_line(error)}", file=sys.stderr)
+
+
 def run(stage: Task) -> int:
     """FAILURES where one of our kernels could not be measured: the rest is still worth having."""
     until_s = stage.until_s
@@ -41,15 +60,17 @@ def run(stage: Task) -> int:
     try:
         measure(stage, cases(stage.device), until_s, found)
     finally:  # where the budget ends it, too
-        draw(stage.folder / "kernels.svg", found.timings, found.rates, str(stage.device))
+        if found.cases:
+            stage.save(found.headline, found.numbers, found.rows)
+        illustrate(stage, found)
     return FAILURES if found.failures else 0
 
 
 def run_rest(stage: Task) -> int:
     """UNFINISHED where cases are left."""
     until_s, own = stage.until_s, result_of(stage.folder)
-    first, every = cases_of(result_of(stage.folder.parent / FIRST)), cases(stage.device)
-    wanted = [case for case in every if str(case) not in {*first, *cases_of(own)}]
+    every, known = cases(stage.device), {*cases_before(stage), *cases_of(own)}
+    wanted = [case for case in every if str(case) not in known]
     if not wanted and not own:
         stage.save(f"all {len(every)} cases were measured before", {"cases": []})
         return 0
@@ -59,10 +80,10 @@ def run_rest(stage: Task) -> int:
     try:
         measure(stage, wanted, until_s, found)
     finally:
-        draw(stage.folder / "kernels.svg", found.timings, found.rates, str(stage.device))
         left = len([case for case in wanted if str(case) not in found.cases])
         told = f"{left} of {len(every)} cases are left" if left else f"none of {len(every)} cases is left"
         stage.save(f"{found.headline}; {told}", found.numbers, found.rows)
+        illustrate(stage, found)
     if left:
         return UNFINISHED
     return FAILURES if found.numbers["failures"] else 0

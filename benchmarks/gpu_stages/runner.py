@@ -45,7 +45,8 @@ class Stage:
 
     group      the archive its evidence goes into
     shows      what it shows, for --list
-    argv       what follows the interpreter; `--folder FOLDER --device DEVICE --end SECONDS` is added
+    argv       what follows the interpreter; `--folder FOLDER --device DEVICE --end SECONDS` is added, and
+               `--commit COMMIT` where it is known
     minimum_s  it is not begun with less of the budget left
     timeout_s  it is ended after so long, or at the end of the budget
     goes_on    run again on the same code, it finds its own earlier result in its folder, and adds to it
@@ -165,10 +166,11 @@ def run_stage(stage: Stage, session: Session) -> Result:
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier try left
     folder.mkdir(parents=True)
     if known is not None:
-        write_json(folder / RESULT, {key: getattr(known, key) for key in ("headline", "numbers", "rows")})
+        write_json(folder / RESULT, {key: getattr(known, key) for key in ("headline", "commit", "numbers", "rows")})
     timeout = min(stage.timeout_s, session.left_s)
     begin = time.monotonic()  # the same clock in every process
     added = ["--folder", str(folder), "--device", session.device, "--end", f"{begin + timeout:.1f}"]
+    added += [f"--commit={session.machine.commit}"] if session.machine.commit is not None else []
     command = [sys.executable, *stage.argv, *added]
     code = run_process(command, folder / LOG, timeout)
     seconds = round(time.monotonic() - begin, 1)

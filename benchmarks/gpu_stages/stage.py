@@ -56,11 +56,15 @@ class Task:
         limit_s, end_s = time.monotonic() + self.options.limit, self.options.end
         return limit_s if end_s is None else min(limit_s, end_s - SAVING_S)
 
+    @property
+    def commit(self) -> str | None:
+        """Of the code that runs; None where nobody knows."""
+        return getattr(self.options, "commit", None)
+
     def save(self, headline: str, numbers: dict[str, Any], rows: Sequence[Row] = ()) -> None:
         """Write result.json, as often as there is news: a stage that is cut off later has said this much."""
-        write_json(
-            self.folder / RESULT, {"headline": headline, "numbers": numbers, "rows": [asdict(row) for row in rows]}
-        )
+        values = {"headline": headline, "commit": self.commit, "numbers": numbers}
+        write_json(self.folder / RESULT, {**values, "rows": [asdict(row) for row in rows]})
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -68,6 +72,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     own.add_argument("--folder", type=Path, required=True, help="where the evidence goes")
     own.add_argument("--device", default="cuda:0", help="cuda:N or cpu (%(default)s)")
     own.add_argument("--end", type=float, metavar="SECONDS", help="when it is ended at the latest, by time.monotonic()")
+    own.add_argument("--commit", help="of the code, for those that go on from what another stage has measured")
     return own
 
 
