@@ -41,7 +41,6 @@ FOREIGN = 0.01  # of the device's memory, that others may take during a run befo
 EARLY_END = 4  # exit code of a run that ended early, with its partial result saved
 SERVING = ("prefill", "decode", "drained", "baseline")  # stages in which there is something to keep
 PEAKS = ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used")  # kept by stage
-TOUCHABLE = 0.5  # of the memory a machine can still give, up to which a KV pool on the CPU is made resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +434,6 @@ def _run(
         torch.cuda.synchronize(recorder.probe.device)
     with _memory_history(snapshot):
         engine = Engine(spec if weights is None else weights, config, on_stage=recorder.enter)
-        if engine.device.type == "cpu":
-            _make_resident(engine, recorder)
         recorder.take()
         memory, writer = engine.memory_report(), recorder.writer
         inputs = {**writer.manifest.get("inputs", {}), "total": memory.total}  # CUDA's total, not the driver's
@@ -452,20 +449,6 @@ def _run(
         served = _serve(engine, workload, recorder, timeout_s)
         recorder.enter("drained")
     return served
-
-
-def _make_resident(engine: Engine, recorder: Recorder) -> None:
-    """Write to the pool: an untouched page is not resident, and RSS would not show it."""
-    tensors = engine.runner.kv.tensors
-    size, available = sum(tensor.nbytes for tensor in tensors), host_memory()[0]
-    if size > TOUCHABLE * available:  # the machine would swap, or end this process
-        recorder.warn(
-            f"the KV pool ({size:,} bytes) is more than half of what the machine can still give ({available:,}); "
-            "it is left untouched, so the resident memory shows only what was used of it"
-        )
-        return
-    for tensor in tensors:
-        tensor.view(torch.uint8).fill_(0)
 
 
 def _baseline(
@@ -484,7 +467,9 @@ def _baseline(
     engine = Engine(spec if weights is None else weights, config)
     memory = engine.memory_report()
     recorder.torch_tensors = memory.weights + memory.buffers + memory.kv_cache
-    return _serve(engine, workload, recorder, timeout_s, is_first=False)
+    served = _serve(engine, workload, recorder, timeout_s, is_first=False)
+    recorder.take()  # after the last step, which the timer's last sample may have come before
+    return served
 
 
 @contextmanager

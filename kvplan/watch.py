@@ -140,7 +140,6 @@ class WatchedPage:
             stats = request.stats()
         except MetricsError as error:
             self._problem = f"no figures ({error})" if error.answered else f"unreachable ({error})"
-            self._has_news = False
             return
         before, seconds = self._stats, request.ended_s - self._came_s
         self._rates = TokenRates() if before is None else token_rates(before, stats, seconds)

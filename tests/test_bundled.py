@@ -3,12 +3,15 @@
 The engine is built on torch's meta device: every tensor has its shape and dtype, and no memory.
 """
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from engine import kernels
+from engine import Engine, EngineConfig, kernels
 from engine.kv_cache import KVCache, group_layers
 from engine.loader import NoWeights
 from engine.memory import nbytes
@@ -16,9 +19,12 @@ from engine.models import Model
 from engine.tp import TensorParallel
 from kvplan import catalog
 from kvplan.errors import UnsupportedModelError
+from kvplan.hf_config import load_spec
 from kvplan.rules.bundled import EngineInputs, group_sizes, pool_block_bytes, predict
 from kvplan.spec import ModelSpec
+from tests.cli import LLAMA
 
+SMALL_TENSORS = 0.003  # of a peak: a sum of squares for each token and the like, which the planner leaves out
 MODELS = (
     "llama-3.1-8b", "llama-3.2-1b", "mistral-7b-v0.1", "qwen2.5-7b", "qwen3-0.6b", "qwen3-30b-a3b", "mixtral-8x7b",
     "gemma-2-9b", "gemma-3-12b", "gpt-oss-20b", "deepseek-v2-lite", "deepseek-v3", "smollm2-135m",
@@ -65,6 +71,39 @@ def test_a_block_is_as_large_as_the_engine_makes_it(name: str, kv_dtype: str, to
         return
     pool = KVCache(spec, group_layers(spec, 16), 7, 16, torch_dtype, META, TensorParallel())
     assert pool.num_bytes == 7 * pool_block_bytes(spec, replace(INPUTS, kv_cache_dtype=kv_dtype))
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "bytes_each"),
+    [
+        # 16 bits: both streams and their sum 3 * 2, the sum and its norm wide 2 * 4, the result and the product 2 * 2
+        ("llama", "bfloat16", 18),
+        ("llama", "float16", 18),
+        ("gemma2", "bfloat16", 20),  # times 1 + weight: the product is wide too, 3 * 2 + 3 * 4 + 2
+        ("llama", "float32", 20),  # both streams, their sum, its norm and the product
+        ("gemma2", "float32", 20),
+    ],
+)
+@pytest.mark.parametrize("hidden", [256, 1024])
+def test_a_stream_wider_than_the_mlp_peaks_in_its_norm(
+    family: str, dtype: str, bytes_each: int, hidden: int, tmp_path: Path
+) -> None:
+    """On a CPU; with tensor parallelism most models are such."""
+    narrow = {
+        "model_type": family, "architectures": [f"{family.capitalize()}ForCausalLM"], "vocab_size": 256,
+        "hidden_size": hidden, "intermediate_size": hidden, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 16, "sliding_window": 64,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | narrow))
+    limits: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4, "max_num_batched_tokens": 512}
+    config = EngineConfig(device="cpu", dtype=dtype, num_blocks=64, load_format="dummy", **limits)
+    spec = load_spec(tmp_path)
+    measured = Engine(spec, config).memory_report().activations
+    inputs = replace(INPUTS, backend="torch", dtype=dtype, kv_cache_dtype=dtype, **limits)
+    planned = predict(spec, inputs).activations
+    assert planned == 512 * hidden * bytes_each
+    assert planned <= measured <= (1 + SMALL_TENSORS) * planned
 
 
 def test_hybrid_models_are_grouped_by_hand_count() -> None:

@@ -198,8 +198,12 @@ def test_max_error_may_be_said_of_one_row_and_of_the_total(copied: Path, run: Ru
         (("=1%",), "'=1%' names no row; write total=1%"),
         (("weights=1%", "weights=2%"), "says weights twice; say it once"),
         (("1%", "2%"), "says the share of every row twice; say it once"),
-        (("total=much",), "not a number"),
-        (("total=0",), "outside (0, 1]"),
+        (("total=much",), "'total=much' holds no share; write 2%, or ROW=SHARE: total=1%"),
+        (("weights",), "'weights' holds no share; write 2%, or ROW=SHARE: total=1%"),
+        (("2%,",), "'' holds no share"),
+        (("total=1e",), "not a number"),
+        (("total=101%",), "outside (0, 1]"),
+        (("0",), "outside (0, 1]"),
     ],
     ids=str,
 )
@@ -463,13 +467,29 @@ def failing(monkeypatch: pytest.MonkeyPatch, request_ids: set[str]) -> None:
     monkeypatch.setattr(runs, "_send", send_and_fail)
 
 
-def test_a_pool_the_machine_cannot_hold_is_left_untouched(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs, "TOUCHABLE", 0.0)
-    assert run("profile", *SMALL, "-q", "-o", str(tmp_path / "run")).code == 0
-    events = load_run(tmp_path / "run").events
-    assert [event for event in events if "it is left untouched" in event.get("text", "")]
+POOLS = """
+import torch
+from engine.kv_cache import KVCache, group_layers
+from engine.tp import TensorParallel
+from kvplan import catalog
+from kvplan.profile import resident
+spec = catalog.load("smollm2-135m")
+kept = []
+for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
+    before = resident()
+    kept.append(KVCache(spec, group_layers(spec, 16), 500, 16, dtype, "cpu", TensorParallel()))
+    print(kept[-1].num_bytes, resident() - before)
+"""
+
+
+def test_the_whole_pool_is_resident_before_it_is_used() -> None:
+    # A process of its own: the heap of this one has free pages that are resident from before.
+    done = subprocess.run([sys.executable, "-c", POOLS], capture_output=True, text=True, timeout=100, check=True)
+    sizes = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    # 8,000 tokens of 30 layers, K and V of 3 heads of 64, of 4, 2 and 1 bytes
+    assert [size for size, _ in sizes] == [8_000 * 30 * 2 * 3 * 64 * each for each in (4, 2, 1)]
+    for size, grown in sizes:
+        assert grown > 0.95 * size  # an allocator's heap has a few pages to spare
 
 
 def test_the_live_view_says_how_far_it_is() -> None:
@@ -499,6 +519,8 @@ def test_the_live_view_says_how_far_it_is() -> None:
         ((*SMALL, "--snapshot"), 2, "--snapshot: torch records its memory history on a GPU only"),
         ((*SMALL, "--tp", "2"), 2, "--tp 2: needs 2 processes (no torchrun found)"),
         ((*SMALL, "--weights", "nowhere"), 2, "--weights nowhere: is no directory"),
+        (("--weights", "nowhere"), 2, "--weights nowhere: is no directory"),  # which needs no GPU to be seen
+        ((*SMALL, "--weights", ""), 2, "--weights '': is no directory"),
         ((*SMALL, "--ctx", "8193"), 2, "--ctx 8193: smollm2-135m has 8192 positions"),
         ((*SMALL, "--baseline", "contiguous", "--allocator", "contiguous"), 2, "is the allocator of the first run"),
         (("--trace", "x.csv", "--output-tokens", "4", "--device", "cpu"), 2, "--trace: says how many requests"),
@@ -513,6 +535,14 @@ def test_bad_usage_is_one_line_and_leaves_no_directory(
     assert len(failed.errors) == 1
     assert complaint in failed.err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_name_is_refused(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed = run("profile", *SMALL, "-q", "-o", "")
+    assert (failed.code, len(failed.errors)) == (2, 1)
+    assert "--output '': names no directory" in failed.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def model_directory(folder: Path, **changes: Any) -> Path:
@@ -660,6 +690,15 @@ def test_a_baseline_begins_with_nothing_of_the_first_engine(profiled: tuple[Path
     counts = [sample["generation_tokens"] for sample in samples if "generation_tokens" in sample]
     assert counts == sorted(counts)
     assert counts[0] < 3 * 4  # what each engine generates in all
+
+
+def test_a_baseline_ends_with_a_sample_of_its_last_step(tmp_path: Path, run: Run) -> None:
+    target = tmp_path / "run"
+    # With so long an interval the timer takes no sample: what there is was taken at a stage's begin and end.
+    assert run("profile", *SMALL, "--baseline", "contiguous", "--interval", "1h", "-q", "-o", str(target)).code == 0
+    last = load_run(target).samples[-1]
+    # Three requests of 20 and 4 tokens.
+    assert (last["stage"], last["prompt_tokens"], last["generation_tokens"]) == ("baseline", 60, 12)
 
 
 def test_shared_blocks_and_prefix_hits_are_in_the_results(tmp_path: Path, run: Run) -> None:

@@ -251,6 +251,18 @@ def test_a_late_page_is_in_the_next_reading_with_its_age(pages: Pages) -> None:
     assert asked(page) == ServerReading(counted(1, 1), 4.0, problem="no answer yet")
 
 
+def test_a_page_that_came_between_readings_is_not_lost_to_a_failure_after_it(pages: Pages) -> None:
+    page = WatchedPage(pages.read, patience_s=0.01)
+    pages.answer = counted(1, 1)
+    assert asked(page).stats is None
+    pages.let_go.set()
+    wait_for(lambda: page._request is None or not page._request.is_alive())
+    pages.now, pages.answer = pages.now + 3.0, MetricsError("connection refused", answered=False)
+    page._patience_s = LIMIT_S  # so that the failure is in before the reading is
+    assert asked(page) == ServerReading(counted(1, 1), 3.0)
+    assert asked(page) == ServerReading(counted(1, 1), 3.0, problem="unreachable (connection refused)")
+
+
 @pytest.mark.parametrize(
     ("fault", "problem"),
     [
@@ -369,10 +381,10 @@ def test_a_gpu_is_chosen_by_index_or_uuid(run: Run, install: Install, which: str
     assert name in run("watch", "--gpu-index", which, *QUICK).out
 
 
-def test_31_without_a_gpu_or_a_process_the_cure_names_both(run: Run, no_driver: None) -> None:
+def test_31_without_a_gpu_the_cure_names_what_else_can_be_watched(run: Run, no_driver: None) -> None:
     line = refused(run("watch", *QUICK), 3)
     assert line.startswith("NVIDIA driver: not found")
-    assert line.endswith("without a GPU, watch a process with --pid PID")
+    assert line.endswith("without a GPU, watch a process with --pid PID or a server with --metrics URL")
 
 
 def test_31_without_a_gpu_a_process_is_watched(run: Run, no_driver: None) -> None:

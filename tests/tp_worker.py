@@ -24,6 +24,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         "tokens": [output.token_ids for output in outputs],
         "num_preemptions": engine.stats().num_preemptions,
         "weights": memory.weights,
+        "activations": memory.activations,
         "kv_cache": memory.kv_cache,
         "num_blocks": memory.num_blocks,
     }

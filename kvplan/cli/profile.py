@@ -122,6 +122,10 @@ def check_flags(options: ProfileOptions) -> None:
         raise UsageError("--lengths and --prompt-tokens: both say how long requests are; leave one out")
     if options.baseline is not None and options.baseline == options.allocator:
         raise UsageError(f"--baseline {options.baseline}: is the allocator of the first run too; leave out --allocator")
+    if options.run_dir == "":
+        raise UsageError("--output '': names no directory; name a new one, or leave it out for runs/MODEL-N")
+    if options.weights is not None:
+        weights_directory(options.weights)
 
 
 def check_input(options: ProfileOptions, device: "torch.device") -> None:
@@ -215,9 +219,16 @@ def model_of(options: ProfileOptions, device: "torch.device") -> ModelSpec:
     return resolve(name, Source()).spec
 
 
+def weights_directory(path: str) -> Path:
+    """The checkpoint's directory; UsageError where there is none."""
+    directory = Path(path)
+    if not path or not directory.is_dir():
+        where = shown(directory) if path else "''"
+        raise UsageError(f"--weights {where}: is no directory; name one with config.json and safetensors")
+    return directory
+
+
 def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
-    if not directory.is_dir():
-        raise UsageError(f"--weights {shown(directory)}: is no directory; name one with config.json and safetensors")
     spec = load_spec(directory, name=printable(model or str(directory), 1000))
     if model is not None:
         named = resolve(model, Source()).spec

@@ -120,7 +120,8 @@ def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, D
         if options.gpu_index is not None:
             raise
         if options.pid is None and options.metrics is None:
-            raise DeviceError(f"{error}; without a GPU, watch a process with --pid PID", error.reason) from error
+            others = "watch a process with --pid PID or a server with --metrics URL"
+            raise DeviceError(f"{error}; without a GPU, {others}", error.reason) from error
         if error.reason == "absent":
             output.tell("note", "no GPU: the machine's own memory is shown")
         else:

@@ -162,15 +162,29 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
     vocabulary = padded_vocabulary(spec, tp)
     in_head = rows * (size * hidden + head_bytes(inputs) * vocabulary)  # of each sequence's last token alone
-    sampling = 0
+    sampling, num_groups = 0, len(group_sizes(spec))
     if inputs.backend == "torch":
+        in_layer = max(in_layer, norm_bytes(spec, inputs, tokens))
         sorted_rows = min(rows, max(1, SORTED_ELEMENTS // spec.vocab_size))
         sampling = (rows * LOGIT_BYTES + sorted_rows * SORTING_BYTES) * spec.vocab_size
-    num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
     peak = max(in_layer, in_product, in_head, sampling)
     return peak + (inputs_of_step if inputs.backend == "triton" else 0)
+
+
+def norm_bytes(spec: ModelSpec, inputs: EngineInputs, tokens: int) -> int:
+    """While plain torch norms the residual stream, which no rank has less of: what is added, both, and their sum; the
+    sum and its norm in float32; and the result, before and after it is multiplied by the weight.
+
+    Where 1 + weight is meant, the product too is in float32. A float32 sum is wide already, and nothing is narrowed.
+    """
+    size = DTYPE_BYTES[inputs.dtype]
+    if size == 4:
+        wide, results = 1, 1
+    else:
+        wide, results = (3, 1) if spec.decoder.unit_offset else (2, 2)
+    return tokens * spec.hidden_size * (size * (3 + results) + 4 * wide)
 
 
 def head_bytes(inputs: EngineInputs) -> int:
