@@ -68,6 +68,11 @@ class Placement:
     def num_gpus(self) -> int:
         return self.replicas * num_gpus(self.plan)
 
+    @property
+    def context(self) -> int:
+        """Tokens that each request may have."""
+        return self.plan.capacity.max_model_len
+
     def users(self, end: End) -> int:
         """Served at once by all replicas."""
         return self.replicas * running_users(self.plan, end)
@@ -479,26 +484,33 @@ class Answer:
 class Fit:
     """What `replicas` servers on given GPUs need to hold the users; None for what was stated.
 
+    max_model_len the context asked
     asked         with the flags as they are
     utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
     context       the longest, a multiple of the block size
     kv_dtypes     each with its answer
-    enough        where only a shorter context or nothing would do: how many of these GPUs hold them as asked
+    solution      holds the users on the given GPUs at the context and precision asked; None where nothing does
+    cures         without a solution: every placement that holds the users and that no other one dominates, best first
+    reason        why one server holds nobody as asked; None where it holds some
     """
 
     gpu: GpuSpec
     num_gpus: int
     replicas: int
+    max_model_len: int
     asked: Answer
     utilization: Answer | None
     tight: bool
     context: Answer
     kv_dtypes: tuple[Answer, ...]
-    enough: Placement | None
+    solution: Placement | None
+    cures: tuple[Placement, ...]
+    reason: str | None
 
 
 def fit(question: Question, request: Request, replicas: int) -> Fit:
-    """The lowest utilisation, the longest context and the KV dtypes that hold the users on given GPUs.
+    """The lowest utilization, the longest context and the KV dtypes that hold the users on given GPUs; where the GPUs
+    do not hold them as asked, what would.
 
     The request's context is a number; its distribution of lengths, if any, is not yet cut at it.
     """
@@ -512,36 +524,94 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     if "kv_cache_dtype" in question.stated:
         dtypes = (request.args.kv_cache_dtype,)
     formats = [with_args(here, kv_cache_dtype=dtype) for dtype in dtypes]
-    roomy = roomy_utilization(here)
     asked = answer(question, here, share, None)
-    tight = bool(utilization and utilization.value and round(100 * float(utilization.value)) > roomy)
     kv_dtypes = tuple(
-        answer(question, one, share, one.args.kv_cache_dtype) for one in formats if isinstance(planned(one), Plan)
+        answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
     )
-    raised = None if tight else utilization
-    holds = any(one is not None and one.plan is not None for one in (asked, raised, *kv_dtypes))
+    ways = [] if asked.plan is not None else pareto_optimal(cures(question, request, replicas))
+    solution = Placement(asked.plan, replicas, None) if asked.plan is not None else None
+    if ways and is_as_asked(ways[0], context, replicas * num_ranks(here)):
+        solution, ways = ways[0], []
     return Fit(
         here.gpu,
         replicas * num_ranks(here),
         replicas,
+        context,
         asked,
         utilization,
-        tight,
+        utilization is not None and is_tight(here, utilization),
         longest_context(question, request, share),
         kv_dtypes,
-        None if holds else as_asked_on_more(question, here),
+        solution,
+        tuple(ways),
+        None if asked.most_users else failure(question, here).reason,
     )
 
 
-def as_asked_on_more(question: Question, request: Request) -> Placement | None:
-    """The fewest of the same GPUs, in one server or several, that hold the users at no less precision."""
-    unchanged = replace(question, fp8_kv=False, fp8_weights=False, prices=None)
-    return next(iter(recommend(unchanged, [request]).placements), None)
+def is_tight(request: Request, utilization: Answer) -> bool:
+    """Whether the utilization leaves less than the CUDA context may take."""
+    return bool(utilization.value) and round(100 * float(utilization.value or 0)) > roomy_utilization(request)
 
 
 def answer(question: Question, request: Request, users: int, value: float | int | str | None) -> Answer:
-    found = holding(question, request, users)
-    return Answer(value, found and with_load(found, request.load), most_users(question, request))
+    server = holding(question, request, users)
+    return Answer(value, server and with_load(server, request.load), most_users(question, request))
+
+
+# --- cures ------------------------------------------------------------------------------------------------------------
+
+
+def cures(question: Question, request: Request, replicas: int) -> Iterator[Placement]:
+    """Ways to hold the users that the given GPUs do not hold as asked: for every precision allowed the same GPUs at
+    the context asked or at the longest that will do, and more of the same GPUs. Each is a plan that was made."""
+    share = -(-question.users // replicas)
+    context = request.args.max_model_len
+    assert isinstance(context, int)
+    for changes, changed in precisions(question, request):
+        server = at_any_utilization(question, at_context(changed, context), share)
+        if server is None:
+            server = longest_context(question, changed, share).plan
+        if server is not None:
+            yield Placement(server, replicas, None, changes)
+    yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements
+
+
+def at_any_utilization(question: Question, request: Request, users: int) -> Plan | None:
+    """One server that holds so many: at the default utilization, else at the lowest that leaves the CUDA context its
+    room."""
+    server = holding(question, request, users)
+    if server is None and "gpu_memory_utilization" not in question.stated:
+        raised = lowest_utilization(question, request, users)
+        return None if is_tight(request, raised) else raised.plan
+    return server and with_load(server, request.load)
+
+
+def is_as_asked(placement: Placement, context: int, num_gpus: int) -> bool:
+    """Whether it needs no less precision, no shorter context and no more GPUs than there are."""
+    return not placement.changes and placement.context == context and placement.num_gpus <= num_gpus
+
+
+def dominates(placement: Placement, other: Placement) -> bool:
+    """At least as long a context on at most as many GPUs with no other change, and better in one of them."""
+    merits = placement.context, -placement.num_gpus
+    others = other.context, -other.num_gpus
+    changes = set(placement.changes)
+    if merits[0] < others[0] or merits[1] < others[1] or not changes <= set(other.changes):
+        return False
+    return merits != others or changes < set(other.changes)
+
+
+def pareto_optimal(placements: Iterable[Placement]) -> list[Placement]:
+    """Those that no other one dominates, the first of equals; the longest context first, then the fewest GPUs."""
+    ways = list(placements)
+    kept: list[Placement] = []
+    for placement in ways:
+        is_dominated = any(dominates(other, placement) for other in ways)
+        merits = placement.context, placement.num_gpus, set(placement.changes)
+        is_known = any((other.context, other.num_gpus, set(other.changes)) == merits for other in kept)
+        if not is_dominated and not is_known:
+            kept.append(placement)
+    return sorted(kept, key=lambda each: (-each.context, each.num_gpus, len(each.changes)))
 
 
 def most_users(question: Question, request: Request) -> int:

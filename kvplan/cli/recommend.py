@@ -30,7 +30,7 @@ SOUGHT = {
 
 
 def recommend_command(options: RecommendOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where nothing holds the users."""
+    """Answer, and return the exit code: 0, or with --exit-code 1 where the answer is no."""
     with report_files(options.report or []) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
         doc = answered(options)
@@ -40,7 +40,7 @@ def recommend_command(options: RecommendOptions) -> int:
             show(doc, limit, options.color)
         else:
             output.write(render(options.format, doc, limit))
-    return int(options.exit_code and not text.holds(doc))
+    return int(options.exit_code and not doc["holds"])
 
 
 def show(doc: Document, limit: int, color: str) -> None:

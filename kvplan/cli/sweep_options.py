@@ -108,6 +108,6 @@ class RecommendOptions(WorkloadOptions):
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when nothing holds the users.")] = False
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when the answer is no.")] = False
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False

@@ -23,12 +23,14 @@ RECOMMENDATION = "kvplan/recommendation@1"
 
 
 def document(
-    question: Question, request: Request, prices: str | None, found: Recommendation | None, fit: Fit | None
+    question: Question, request: Request, prices: str | None, search: Recommendation | None, fit: Fit | None
 ) -> Document:
     """The question and its answer: `placements` and `failures` of a search, or `fit` of given GPUs."""
     load = request.load
-    return {
+    doc = {
         "schema": RECOMMENDATION,
+        "answer": "",
+        "holds": False,
         "question": {
             "model": request.spec.name,
             "id": model_id(request.spec),
@@ -41,10 +43,13 @@ def document(
             "end": question.end,
             "prices": prices,
         },
-        "placements": [placement_document(one, question.users) for one in found.placements] if found else [],
-        "failures": [failure_document(one) for one in found.failures] if found else [],
+        "placements": [placement_document(each, question.users) for each in search.placements] if search else [],
+        "failures": [failure_document(each) for each in search.failures] if search else [],
         "fit": None if fit is None else fit_document(fit, question),
     }
+    doc["holds"] = bool(search.placements) if search else fit is not None and fit.solution is not None
+    doc["answer"] = headline(doc)
+    return doc
 
 
 def placement_document(one: Placement, users: int) -> Document:
@@ -83,19 +88,43 @@ def failure_document(one: Failure) -> Document:
 
 
 def fit_document(fit: Fit, question: Question) -> Document:
+    solution = fit.solution
     return {
         "gpu": fit.gpu.name,
         "num_gpus": fit.num_gpus,
         "total_memory": fit.num_gpus * fit.gpu.total_memory,
         "replicas": fit.replicas,
         "users_per_replica": -(-question.users // fit.replicas),
+        "reason": fit.reason,
         "as_asked": answer_document(fit.asked, fit.replicas),
         "utilization": None if fit.utilization is None else answer_document(fit.utilization, fit.replicas),
         "utilization_is_tight": fit.tight,
         "context": answer_document(fit.context, fit.replicas),
-        "kv_dtypes": [answer_document(one, fit.replicas) for one in fit.kv_dtypes],
-        "enough": None if fit.enough is None else placement_document(fit.enough, question.users),
+        "kv_dtypes": [answer_document(each, fit.replicas) for each in fit.kv_dtypes],
+        "solution": None if solution is None else cure_document(solution, fit, question.users),
+        "cures": [cure_document(cure, fit, question.users) for cure in fit.cures],
     }
+
+
+def cure_document(placement: Placement, fit: Fit, users: int) -> Document:
+    return {"needs": needs_of(placement, fit), **placement_document(placement, users)}
+
+
+def needs_of(placement: Placement, fit: Fit) -> list[str]:
+    """What a placement changes of what was asked, in words: "fp8 KV", "4 x l40s", "5,632 tokens"."""
+    args = placement.plan.request.args
+    needs = [change for change in placement.changes if change != STAGES]
+    if placement.num_gpus != fit.num_gpus:
+        needs.append(several(placement.num_gpus, fit.gpu.name))
+    elif placement.replicas != fit.replicas and STAGES not in placement.changes:
+        needs.append(split_text(placement_document(placement, 1)))
+    if STAGES in placement.changes:
+        needs.append(f"{args.pipeline_parallel_size} {STAGES}")
+    if placement.context < fit.max_model_len:
+        needs.append(f"{placement.context:,} tokens")
+    if fit.utilization is not None and args.gpu_memory_utilization is not None:  # not stated, so chosen
+        needs.append(f"utilization {args.gpu_memory_utilization}")
+    return needs
 
 
 def answer_document(one: Answer, replicas: int) -> Document:
@@ -110,32 +139,61 @@ def answer_document(one: Answer, replicas: int) -> Document:
     }
 
 
-def holds(doc: Document) -> bool:
-    """Whether anything holds the users."""
-    fit = doc["fit"]
-    if fit is None:
-        return bool(doc["placements"])
-    answers = [
-        fit["as_asked"],
-        fit["context"],
-        *fit["kv_dtypes"],
-        *([fit["utilization"]] if fit["utilization"] else []),
-    ]
-    return any(one["holds"] for one in answers)
-
-
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
 def headline(doc: Document) -> str:
-    asked = doc["question"]
-    text = f"{printable(asked['model'])}: {plural(asked['users'], 'user')} at {asked['max_model_len']:,} tokens"
-    if asked["lengths"] is not None:
-        text += f", lengths {printable(asked['lengths'])}"
-    elif asked["mean_tokens"] is not None:
-        text += f", {asked['mean_tokens']:,} on average"
-    end = "low end of the range" if asked["end"] == "low" else "likely figure"
-    return f"{text}, held at the {end}"
+    """The answer in a sentence that begins with it: "Yes", "No", or the GPUs to take."""
+    if doc["fit"] is not None:
+        return fit_headline(doc)
+    if not doc["placements"]:
+        return f"No: none of these GPUs holds {demand(doc, of_model=True)}"
+    best, *others = cheapest(doc["placements"])
+    text = f"{offer(best)} {hold(best['num_gpus'])} {demand(doc, of_model=True)}"
+    for other in others:
+        text += f"; so {'do' if other['num_gpus'] > 1 else 'does'} {offer(other)}"
+    return text
+
+
+def fit_headline(doc: Document) -> str:
+    fit = doc["fit"]
+    name, asked = printable(doc["question"]["model"]), fit["as_asked"]
+    gpus = gpus_text(fit["num_gpus"], fit["gpu"], fit["total_memory"] // fit["num_gpus"])
+    solution = fit["solution"]
+    if solution is None:
+        most = f"{asked['most_users']:,}" if asked["most_users"] else "none"
+        return f"No: {name} on {gpus} holds {most} of {demand(doc)}"
+    how = f" with {together(solution['needs'])}" if solution["needs"] else ""
+    return f"Yes: {name} on {gpus}{how} holds {demand(doc)}"
+
+
+def demand(doc: Document, *, of_model: bool = False) -> str:
+    """ "200 users at 8,192 tokens each (conservative estimate)"."""
+    question = doc["question"]
+    text = plural(question["users"], "user")
+    if of_model:
+        text += f" of {printable(question['model'])}"
+    context = f"{question['max_model_len']:,} tokens"
+    if question["lengths"] is not None:
+        text += f" with lengths {printable(question['lengths'])} in a context of {context}"
+    elif question["mean_tokens"] is not None:
+        text += f" at {question['mean_tokens']:,} tokens on average in a context of {context}"
+    else:
+        text += f" at {context}{' each' if question['users'] > 1 else ''}"
+    return f"{text} ({'conservative' if question['end'] == 'low' else 'likely'} estimate)"
+
+
+def offer(placement: Document) -> str:
+    """ "2 x h200 with fp8 KV at $7.60/h"."""
+    text = f"{placement['num_gpus']:,} x {placement['gpu']}"
+    if placement["changes"]:
+        text += f" with {' and '.join(placement['changes'])}"
+    price = placement["price_per_hour"]
+    return text if price is None else f"{text} (${price:,.2f} per hour)"
+
+
+def hold(count: int) -> str:
+    return "hold" if count > 1 else "holds"
 
 
 def ranking(doc: Document) -> str:
@@ -210,56 +268,76 @@ def reasons(doc: Document) -> list[str]:
     return lines + [f"{', '.join(where)}: {printable(text, 300)}" for text, where in refused.items()]
 
 
+def gpus_text(count: int, gpu: str, memory: int) -> str:
+    """ "2 x l40s"; a GPU of which only the memory is stated has no name."""
+    if gpu == "custom":
+        return f"{plural(count, 'GPU')} of {format_gib(memory)}"
+    return f"{count} x {gpu}" if count > 1 else gpu
+
+
 def fit_title(fit: Document) -> str:
-    count = f"{fit['num_gpus']} x " if fit["num_gpus"] > 1 else ""
     replicas = f", {fit['replicas']} replicas" if fit["replicas"] > 1 else ""
-    each = f" of {format_gib(fit['total_memory'] // fit['num_gpus'])}" if fit["gpu"] == "custom" else ""
-    name = "GPU" if fit["gpu"] == "custom" else fit["gpu"]
-    return f"On {count}{'a ' if each and not count else ''}{name}{each}{replicas}"
+    return f"On {gpus_text(fit['num_gpus'], fit['gpu'], fit['total_memory'] // fit['num_gpus'])}{replicas}"
 
 
 def fit_rows(doc: Document) -> list[tuple[str, str, Document]]:
     """(setting, what it must be, its answer) for each setting that was sought."""
     fit = doc["fit"]
     rows = [("as asked", verdict(fit["as_asked"], "holds them", "does not hold them"), fit["as_asked"])]
-    one = fit["utilization"]
-    if one is not None:
-        text = verdict(one, f"{one['value']} or more", "none up to 0.99")
+    answer = fit["utilization"]
+    if answer is not None:
+        text = verdict(answer, f"{answer['value']} or more", "none up to 0.99")
         tight = "; that may leave too little for the CUDA context" if fit["utilization_is_tight"] else ""
-        rows.append(("utilisation", text + tight, one))
-    one = fit["context"]
-    rows.append(("context", verdict(one, f"up to {one['value'] or 0:,} tokens", "none is short enough"), one))
-    for one in fit["kv_dtypes"]:
-        rows.append(("KV dtype", f"{one['value']} {verdict(one, 'holds them', 'does not hold them')}", one))
+        rows.append(("utilization", text + tight, answer))
+    answer = fit["context"]
+    rows.append(("context", verdict(answer, f"up to {answer['value'] or 0:,} tokens", "none is short enough"), answer))
+    for answer in fit["kv_dtypes"]:
+        rows.append(("KV dtype", f"{answer['value']} {verdict(answer, 'holds them', 'does not hold them')}", answer))
     return rows
 
 
 def fit_texts(doc: Document) -> list[tuple[str, str]]:
-    more = more_gpus(doc)
-    return [*((name, text) for name, text, _ in fit_rows(doc)), *([("more GPUs", more)] if more else [])]
+    return [(name, text) for name, text, _ in fit_rows(doc)]
 
 
-def more_gpus(doc: Document) -> str | None:
-    """How many of the given GPUs hold the users as asked; None where they need no more."""
-    fit = doc["fit"]
-    one = fit["enough"]
-    if one is None:
-        return None if unshortened(fit) else "no server tried, of two nodes at most, holds a user as asked"
-    split = f"TP {one['tensor_parallel_size']}"
-    if one["pipeline_parallel_size"] > 1:
-        split += f" x PP {one['pipeline_parallel_size']}"
-    return f"{several(one['num_gpus'], fit['gpu'])} hold them as asked: {plural(one['replicas'], 'server')} of {split}"
+CURES = "What would hold them"
+LESS_PRECISE = "fp8 is less precise than the checkpoint's own format: check the quality first"
+NO_CURE = "Nothing tried holds them: an fp8 KV cache, shorter contexts, servers over two nodes at most."
+
+
+def cure_texts(doc: Document) -> list[tuple[str, str]]:
+    """(what a cure needs, what it gives), the best first."""
+    return [(together(cure["needs"]), cure_text(cure, doc["fit"])) for cure in doc["fit"]["cures"]]
+
+
+def cure_text(cure: Document, fit: Document) -> str:
+    """ "274-288 users, 2 servers of TP 2"."""
+    text = f"{users_range(cure)} users"
+    is_split = cure["num_gpus"] > 1 and (cure["num_gpus"], cure["replicas"]) != (fit["num_gpus"], fit["replicas"])
+    return f"{text}, {split_text(cure)}" if is_split else text
+
+
+def users_range(placement: Document) -> str:
+    low, likely = placement["users_low"], placement["users_likely"]
+    return f"{low:,}" if low == likely else f"{low:,}-{likely:,}"
+
+
+def together(needs: Sequence[str]) -> str:
+    """ "fp8 KV, 4 x l40s and 2 pipeline stages"."""
+    return " and ".join(filter(None, (", ".join(needs[:-1]), *needs[-1:])))
+
+
+def split_text(placement: Document) -> str:
+    """ "2 servers of TP 2 x PP 2"."""
+    split = f"TP {placement['tensor_parallel_size']}"
+    if placement["pipeline_parallel_size"] > 1:
+        split += f" x PP {placement['pipeline_parallel_size']}"
+    return f"{plural(placement['replicas'], 'server')} of {split}"
 
 
 def several(count: int, gpu: str) -> str:
     """ "4 x l40s"; a GPU of which only the memory is stated has no name."""
-    return f"{count:,} such GPUs" if gpu == "custom" else f"{count:,} x {gpu}"
-
-
-def unshortened(fit: Document) -> Document | None:
-    """The change that costs least and leaves the context: none, a higher utilisation, another KV dtype."""
-    raised = None if fit["utilization_is_tight"] else fit["utilization"]
-    return next((one for one in (fit["as_asked"], raised, *fit["kv_dtypes"]) if one is not None and one["holds"]), None)
+    return f"{count:,} such GPU{'s' * (count > 1)}" if gpu == "custom" else f"{count:,} x {gpu}"
 
 
 def verdict(one: Document, yes: str, no: str) -> str:
@@ -293,20 +371,21 @@ def cheapest(placements: Sequence[Document]) -> list[Document]:
 
 
 def _fit_commands(doc: Document) -> list[tuple[str, str]]:
-    """The change that costs least: none, a higher utilisation, another KV dtype, a shorter context; with a shorter one
-    also what holds the users as asked."""
+    """What holds the users as asked; else the best cure, and the best of those that need no more GPUs."""
     fit = doc["fit"]
-    each = f"each of {fit['replicas']}" if fit["replicas"] > 1 else ""
-    if (one := unshortened(fit)) is not None:
-        return [(each, one["settings"]["command"])]
-    found = []
-    if fit["context"]["holds"]:
-        asked, short = doc["question"]["max_model_len"], fit["context"]["settings"]
-        what = f"at {short['max_model_len']:,} tokens, not the {asked:,} asked"
-        found.append((f"{each}, {what}" if each else what, short["command"]))
-    if (enough := fit["enough"]) is not None:
-        found.append((", ".join(["as asked", servers(enough), *enough["changes"]]), enough["command"]))
-    return found
+    solution = fit["solution"]
+    if solution is not None:
+        return [(servers(solution) if solution["num_gpus"] > 1 else "", solution["command"])]
+    cures = fit["cures"]
+    same = next((cure for cure in cures if cure["num_gpus"] <= fit["num_gpus"]), None)
+    chosen = cures[:1] + ([same] if same is not None and same is not cures[0] else [])
+    return [(_command_title(cure), cure["command"]) for cure in chosen]
+
+
+def _command_title(cure: Document) -> str:
+    """ "fp8 KV and 4 x l40s: each of 2 on 2 x l40s"."""
+    needs = together(cure["needs"])
+    return f"{needs}: {servers(cure)}" if cure["replicas"] > 1 else needs
 
 
 def servers_gpus(one: Document) -> str:
@@ -320,40 +399,63 @@ def servers_gpus(one: Document) -> str:
 
 
 def table_lines(doc: Document, limit: int) -> list[Line]:
-    lines = [line(headline(doc), "bold"), line()]
+    lines = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
     if doc["fit"] is not None:
-        lines.append(line(fit_title(doc["fit"]), "bold"))
-        lines += [line(f"  {name:<12}  {text}") for name, text in fit_texts(doc)]
+        lines += fit_lines(doc)
     elif doc["placements"]:
         headers, rows = placement_table(doc, limit)
-        lines += [*columns(headers, rows), *(line(text) for text in remarks(doc, limit)), line(), line(ranking(doc))]
-    else:
-        lines.append(line("None of these GPUs holds them.", "bold red"))
+        lines += [line(), *columns(headers, rows), *(line(text) for text in remarks(doc, limit))]
+        lines += [line(), line(ranking(doc))]
     why = reasons(doc)
     if why:
-        lines += [line(), line("What does not hold one user", "bold"), *(line(f"  {text}") for text in why)]
+        lines += [line(), line("Too small for one user", "bold"), *(line(f"  {text}") for text in why)]
     for what, command in commands(doc):
         lines += [line(), line(f"Serve ({what})" if what else "Serve", "bold"), line(f"  {command}", "cyan")]
     return lines
 
 
+def fit_lines(doc: Document) -> list[Line]:
+    fit = doc["fit"]
+    lines = [line(f"  {printable(fit['reason'], 300)}")] if fit["reason"] else []
+    if fit["cures"]:
+        texts = cure_texts(doc)
+        width = max(len(name) for name, _ in texts)
+        lines += [line(), line(CURES, "bold"), *(line(f"  {name:<{width}}  {text}") for name, text in texts)]
+        if any(is_less_precise(cure) for cure in fit["cures"]):
+            lines.append(line(f"  {LESS_PRECISE}"))
+    elif not doc["holds"]:
+        lines += [line(), line(NO_CURE)]
+    lines += [line(), line(fit_title(fit), "bold")]
+    return lines + [line(f"  {name:<12}  {text}") for name, text in fit_texts(doc)]
+
+
 def markdown(doc: Document, limit: int) -> str:
-    parts = [f"**{escaped(headline(doc))}**"]
+    parts = [f"**{escaped(doc['answer'])}**"]
     if doc["fit"] is not None:
-        rows = [[escaped(name), escaped(text)] for name, text in fit_texts(doc)]
-        parts.append(rows_of((fit_title(doc["fit"]), ""), rows, left=2))
+        parts += fit_parts(doc)
     elif doc["placements"]:
         headers, cells = placement_table(doc, limit)
         parts.append(rows_of(headers, [[escaped(text) for text in row] for row in cells]))
         parts += [escaped(text) for text in (*remarks(doc, limit), ranking(doc))]
-    else:
-        parts.append("None of these GPUs holds them.")
     why = [f"- {escaped(text)}" for text in reasons(doc)]
     if why:
-        parts.append("What does not hold one user:\n\n" + "\n".join(why))
+        parts.append("Too small for one user:\n\n" + "\n".join(why))
     for what, command in commands(doc):
         parts += [f"Serve ({what}):" if what else "Serve:", code(command)]
     return "\n\n".join(parts) + "\n"
+
+
+def fit_parts(doc: Document) -> list[str]:
+    fit = doc["fit"]
+    parts = [escaped(printable(fit["reason"], 300))] if fit["reason"] else []
+    if fit["cures"]:
+        parts.append(rows_of((CURES, ""), [[escaped(text) for text in row] for row in cure_texts(doc)], left=2))
+        if any(is_less_precise(cure) for cure in fit["cures"]):
+            parts.append(escaped(LESS_PRECISE))
+    elif not doc["holds"]:
+        parts.append(NO_CURE)
+    rows = [[escaped(name), escaped(text)] for name, text in fit_texts(doc)]
+    return [*parts, rows_of((fit_title(fit), ""), rows, left=2)]
 
 
 PLACEMENT_COLUMNS = (
@@ -362,8 +464,8 @@ PLACEMENT_COLUMNS = (
     "price_per_hour", "price_per_user", "changes", "reason", "command",
 )  # fmt: skip
 FIT_COLUMNS = (
-    "setting", "value", "holds", "most_users", "users_low", "users_likely", "kv_dtype", "max_model_len",
-    "gpu_memory_utilization", "max_num_seqs", "command",
+    "setting", "value", "holds", "num_gpus", "replicas", "most_users", "users_low", "users_likely", "kv_dtype",
+    "max_model_len", "gpu_memory_utilization", "max_num_seqs", "command",
 )  # fmt: skip
 
 
@@ -373,8 +475,8 @@ def rows_csv(doc: Document) -> str:
         rows: list[Document] = [{**one, "changes": " + ".join(one["changes"])} for one in doc["placements"]]
         return _csv(PLACEMENT_COLUMNS, [*rows, *doc["failures"]])
     found = [{**one, **(one["settings"] or {}), "setting": name} for name, _, one in fit_rows(doc)]
-    if (enough := doc["fit"]["enough"]) is not None:
-        found.append({**enough, "setting": "more GPUs", "value": enough["num_gpus"], "holds": True})
+    cures = doc["fit"]["cures"]
+    found += [{**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in cures]
     return _csv(FIT_COLUMNS, found)
 
 

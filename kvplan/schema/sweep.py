@@ -80,26 +80,37 @@ ANSWER: Final = record(
     users_likely=maybe(COUNT),
     settings={"anyOf": [record("", **_SETTINGS), {"type": "null"}]},
 )
+CURE: Final = record(
+    "A placement that holds the users where the given GPUs do not as asked, and what it changes in words.",
+    needs=rows(TEXT, "What it takes, together: fewer bits, other GPUs, a shorter context, a higher utilization."),
+    **PLACEMENT["properties"],
+)
 FIT: Final = record(
-    "What given GPUs need: the lowest utilisation, the longest context, the KV dtypes.",
+    "What given GPUs need: the lowest utilization, the longest context, the KV dtypes; and what would hold the users.",
     gpu=TEXT,
     num_gpus=SIZE,
     total_memory=SIZE,
     replicas=SIZE,
     users_per_replica=SIZE,
+    reason={**maybe(TEXT), "description": "Why one server holds nobody as asked; null where it holds some."},
     as_asked=ANSWER,
     utilization={"anyOf": [ANSWER, {"type": "null"}]},
     utilization_is_tight=FLAG,
     context=ANSWER,
     kv_dtypes=rows(ANSWER, "One for each dtype."),
-    enough={
-        "anyOf": [PLACEMENT, {"type": "null"}],
-        "description": "Where only a shorter context or nothing holds them: how many of these GPUs do as asked.",
+    solution={
+        "anyOf": [CURE, {"type": "null"}],
+        "description": "What holds them on these GPUs at the context and precision asked.",
     },
+    cures=rows(
+        CURE, "Without a solution: the placements that hold them, the best first; no other one is better in everything."
+    ),
 )
 RECOMMENDATION: Final = record(
     "The cheapest placements that hold so many users, those that change no precision first; or what given GPUs need.",
     schema={"const": "kvplan/recommendation@1"},
+    answer={**TEXT, "description": "A sentence that begins with Yes, No, or the GPUs to take."},
+    holds={**FLAG, "description": "Whether a placement, or the given GPUs as asked, hold the users."},
     question=record(
         "`end` of the range that holds the users.",
         model=TEXT,
