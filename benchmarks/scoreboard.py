@@ -2,8 +2,9 @@
 
     python benchmarks/scoreboard.py DATA [--models DIR] [--json FILE] [--facts FILE] [--report]
 
-DATA is JSON Lines or CSV, as tests/facts/server_cases.csv. DIR holds configs of models that the catalog lacks, in
-folders `org__name`. Constants that are not derivable come from the threads of the facts file other than a case's own.
+DATA is JSON Lines or CSV, as tests/facts/server_cases.csv. DIR holds checkpoints' own configs, in folders `org__name`,
+which go before the catalog's. Constants that are not derivable come from the threads of the facts file other than a
+case's own, of the logs that it marks as fitted; releases without such a log are scored apart.
 --report rewrites reports/accuracy and the README's section from the scores.
 
 Exit codes: 0 scored, 2 the file cannot be read or no case in it can be scored.
@@ -33,7 +34,8 @@ def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
     rows = list(read_cases(data))
     results = [score_case(row, models) for row in rows if isinstance(row, Case)]
     scored = [one for one in results if isinstance(one, Scored)]
-    training = scored if data.resolve() == facts.resolve() else fit.scored_only(known_cases(facts), models)
+    known = scored if data.resolve() == facts.resolve() else fit.scored_only(known_cases(facts), models)
+    training = [one for one in known if one.case.fitted]
     points = [point for one in training for point in fit.points_of(one)]
     return summary.board(
         shown(data),
@@ -42,6 +44,7 @@ def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
         [row for row in rows if isinstance(row, Malformed)],
         fit.cross_validated(scored, training),
         fit.fitted(points),
+        training,
     )
 
 

@@ -36,6 +36,10 @@ class Unscorable(Exception):
     """A case that says too little, or says it too uncertainly, to be predicted at all."""
 
 
+class NotAsked(Exception):
+    """A case of somebody's own build: what its server holds is decided by neither a release nor what is stated."""
+
+
 class NotStated(Exception):
     """A case with a model and a release that does not say, or says, something else without which no number is sure."""
 
@@ -49,7 +53,8 @@ class Malformed:
 @dataclass(frozen=True, slots=True)
 class Case:
     """One start-up. `line` is where it stands in its file; `told` holds what the server was told, by its flags' names;
-    `flags` the rest of them in words; `measured` what it printed, in GiB, blocks and tokens."""
+    `flags` the rest of them in words; `measured` what it printed, in GiB, blocks and tokens; `fitted` says that the
+    constants kvplan ships were fitted on it, or may have been."""
 
     line: int
     id: str
@@ -64,6 +69,7 @@ class Case:
     flags: str
     notes: str
     measured: Mapping[str, float]
+    fitted: bool = False
 
 
 NUMBERS = ("n_gpus", "tp", "pp", "dp", "max_model_len", "block_size", "max_num_batched_tokens", "max_num_seqs")
@@ -72,7 +78,8 @@ TOLD = (*NUMBERS, *WORDS, "ep", "gpu_memory_utilization", "enforce_eager")
 MEASURED = (
     "total_gpu_mem_gib", "weights_gib", "activation_peak_gib", "non_torch_gib", "cuda_graph_gib",
     "cuda_graph_estimate_gib", "consumed_weights_plus_nontorch_gib", "available_kv_gib", "num_gpu_blocks",
-    "kv_cache_tokens", "max_concurrency", "max_concurrency_tokens", "sgl_weight_mem_gb", "sgl_k_gb", "sgl_v_gb",
+    "kv_cache_tokens", "max_concurrency", "max_concurrency_tokens", "peak_torch_gib", "sgl_weight_mem_gb",
+    "sgl_avail_after_load_gb", "sgl_avail_after_pool_gb", "sgl_k_gb", "sgl_v_gb", "sgl_graph_gb", "sgl_avail_final_gb",
 )  # fmt: skip
 LARGEST = 1e12  # of anything a log prints
 MOST_GPUS = 4096
@@ -158,6 +165,7 @@ def case_of(line: int, row: object) -> Case | Malformed:
             flags=text(row.get("other_flags"), "other_flags") or "",
             notes=text(row.get("notes"), "notes") or "",
             measured={name: value for name, value in numbers.items() if value is not None},
+            fitted=flag(row.get("fitted"), "fitted") or False,
         )
     except InvalidInputError as error:
         return Malformed(line, str(error))
@@ -200,8 +208,14 @@ DATE = re.compile(r"(20\d\d)-?(\d\d)(?:-?\d\d)?(?!\d)")
 IN_WORDS = re.compile(r"v?LLM[ @]?v?0\.(\d{1,2})|image v0\.(\d{1,2})", re.IGNORECASE)
 
 
+SGLANG_SHARE = re.compile(r"mem[-_]fraction[-_]static[ =]")
+
+
 def release_of(case: Case) -> tuple[int, int]:
-    """The release a case ran on: its number, else the one of its thread, its date, or its notes."""
+    """The release of vLLM a case ran on: its number, else the one of its thread, its date, or its notes. SGLang's
+    are told apart where its pool is sized, and matter to its default share alone."""
+    if case.engine == "sglang" and (case.version is not None or SGLANG_SHARE.search(case.flags)):
+        return vllm.NEWEST
     by_thread = {source: value for source, value in known()["threads"].items() if case.source.startswith(source)}
     if case.version is not None and (found := RELEASE.match(case.version)) and int(found[1]) > 1:
         return 0, int(found[1])
@@ -247,12 +261,18 @@ def gpu_of(case: Case) -> GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Where configs are looked up: the catalog, then `directory` (folders `org__name`)."""
+    """Where configs are looked up: a checkpoint's own in `directory` (folders `org__name`), then the catalog."""
 
     directory: Path | None = None
 
+    @property
+    def folders(self) -> Mapping[str, Path]:
+        return {} if self.directory is None else folders_of(self.directory)
+
     def spec(self, name: str) -> ModelSpec:
         wanted = name.strip().lower()
+        if folder := self.folders.get(wanted.replace("/", "__")):  # the checkpoint's own config
+            return hf_config.load_spec(folder, name=wanted)
         found = known()["models"].get(wanted)
         if found is not None:
             return derived(found["entry"], found.get("scheme"), found.get("config", {}), name)
@@ -272,10 +292,8 @@ class Models:
         last = wanted.rpartition("/")[2]
         if entry := catalog.find(wanted):
             return catalog.load(entry)
-        if self.directory is not None:
-            folders = folders_of(self.directory)
-            if folder := folders.get(wanted.replace("/", "__")) or folders.get(last):
-                return hf_config.load_spec(folder, name=wanted)
+        if folder := self.folders.get(last):
+            return hf_config.load_spec(folder, name=wanted)
         return catalog.load(entry) if (entry := called(last)) else None
 
 
@@ -325,6 +343,8 @@ OPTIONS = {
     "block_size": r"--block[-_]size|'block_size",
     "decode_context_parallel_size": r"decode[-_]context[-_]parallel[-_]size|DCP",
     "num_speculative_tokens": r"MTP|MTP k|num[-_]speculative[-_]tokens",
+    "max_loras": r"max[-_]loras",
+    "max_lora_rank": r"max[-_]lora[-_]rank",
 }
 VALUE = r"(?:'?[=: ]+|=)(\d+(?:\.\d+)?)\b"
 
@@ -332,6 +352,12 @@ VALUE = r"(?:'?[=: ]+|=)(\d+(?:\.\d+)?)\b"
 def option(name: str, words: str) -> float | None:
     found = re.search(rf"(?:{OPTIONS[name]}){VALUE}", words)
     return float(found[1]) if found else None
+
+
+def switched(name: str, words: str) -> bool:
+    """Whether a flag without a value is on: --enable-lora, 'enable_lora': True; not enable_lora=False."""
+    found = re.search(rf"(?<!no[-_]){name.replace('_', '[-_]')}(?:'?[=: ]+(\w+))?", words)
+    return found is not None and (found[1] or "").lower() not in ("false", "none", "0")
 
 
 DRAFT_TOKENS = re.compile(r"MTP (\d+) token|(\d+) draft tokens")
@@ -354,15 +380,24 @@ def check_stated(case: Case) -> None:
 FORK = re.compile(r"\+(?!g[0-9a-f]{6,}|d20|cu\d|rocm|cpu|precompiled)[a-z]|^(?!vllm/)[\w.-]+/[\w.-]+:", re.IGNORECASE)
 
 
+OWN_BUILD = re.compile(r"\bfork(?:'s|ed)? (?:build|image)|\b(?:custom|own|patched) (?:build|image)\b", re.IGNORECASE)
+
+
+def check_build(case: Case) -> None:
+    """Raise NotAsked for a fork's build and for somebody's own image, which may hold anything."""
+    if case.version is not None and FORK.search(case.version):
+        raise NotAsked("its build is a fork's or somebody's own image, no release")
+    if OWN_BUILD.search(f"{case.version} {case.notes}"):
+        raise NotAsked("its build is a fork's or somebody's own image, no release")
+
+
 def check_budget(case: Case) -> None:
     """Raise NotStated where what the budget goes to is decided by something that is neither stated nor a release's.
 
-    Unsloth sets max_num_seqs and the utilisation itself, by rules of its own; a fork's build may hold anything.
+    Unsloth sets max_num_seqs and the utilisation itself, by rules of its own.
     """
     if "unsloth" in f"{case.notes} {case.flags} {case.version}".lower() and "max_num_seqs" not in case.told:
         raise NotStated("Unsloth launched it with a max_num_seqs of its own, which is not stated")
-    if case.version is not None and FORK.search(case.version):
-        raise NotStated("its build is a fork's, no release")
 
 
 IMPLIED = re.compile(r"says util 0\.\d+; [-+=.\d ]*implies (0\.\d+)")  # a collector's note on rows that do not add up
@@ -417,14 +452,36 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         disable_hybrid_kv_cache_manager=re.search(r"(?<!no-)disable-hybrid-kv-cache-manager", words) is not None,
         enforce_eager=bool(told.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
         num_speculative_tokens=int(drafts or 0),
+        **adapters(words),
         usage="offline" if "LLM()" in words or "LLM(" in words else "server",
     )
+
+
+def adapters(words: str) -> dict[str, Any]:
+    """The arguments of LoRA slots, which count only where adapters are enabled."""
+    if not switched("enable_lora", words):
+        return {}
+    found: dict[str, Any] = {"max_loras": int(option("max_loras", words) or 1)}
+    if rank := option("max_lora_rank", words):
+        found["max_lora_rank"] = int(rank)
+    return found | {"fully_sharded_loras": switched("fully_sharded_loras", words)}
 
 
 def online_quantization(case: Case, spec: ModelSpec) -> str | None:
     """The method of a plain checkpoint that is quantised while loading."""
     asked = (case.told.get("quantization") or "").split(" ")[0]
     return asked if asked in ONLINE_METHODS and spec.quantization is None else None
+
+
+STRETCHED = re.compile(r"YaRN|hf[-_]overrides|rope[-_]scaling", re.IGNORECASE)
+
+
+def stretched(spec: ModelSpec, case: Case) -> ModelSpec:
+    """The model with the context that its server was told to stretch it to."""
+    context = context_of(case)
+    if context is None or context <= spec.context_limit or not STRETCHED.search(case.flags):
+        return spec
+    return replace(spec, context_limit=context)
 
 
 STORED = {"awq": "awq", "gptq": "gptq", "bitsandbytes": "bitsandbytes"}  # what a flag says of a checkpoint
@@ -434,7 +491,7 @@ def spec_of(case: Case, models: Models) -> ModelSpec:
     """The model, stored as the flags say where its config does not."""
     if case.model is None:
         raise Unscorable("no model is named")
-    spec = models.spec(case.model)
+    spec = stretched(models.spec(case.model), case)
     asked = (case.told.get("quantization") or "").lower()
     if not asked or spec.quantization is not None or asked.split(" ")[0] in ONLINE_METHODS:
         return spec
@@ -462,6 +519,7 @@ def inputs_of(case: Case, models: Models) -> Inputs:
         raise Unscorable(f"engine {printable(case.engine or 'unnamed', 20)} is not one that is scored")
     if case.confidence not in SCORABLE:
         raise Unscorable("its confidence is low")
+    check_build(case)
     spec = spec_of(case, models)
     number = release_of(case)
     check_stated(case)

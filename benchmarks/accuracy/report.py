@@ -27,6 +27,10 @@ NAMES = {
     "tokens given KV": "tokens, given the logged KV memory",
     "concurrency given KV": "concurrency, given the logged KV memory",
     "given blocks or tokens": "concurrency, given the logged blocks or tokens",
+    "free_after_load": "memory free after loading (SGLang)",
+    "free_after_pool": "memory free after the pool (SGLang)",
+    "pool given free memory": "pool, given the memory free after loading (SGLang)",
+    "tokens given free memory": "tokens, given the memory free after loading (SGLang)",
 }
 
 
@@ -123,10 +127,8 @@ def given_share(found: Board) -> tuple[int, int, int]:
 
 def readme_section(found: Board) -> str:
     """What the README says: the figures, the peers, the worst."""
-    by_part = {line.part: line for line in found.validated}
     cover = found.coverage
     exact, explained, total = given_share(found)
-    shown_parts = [by_part[part] for part in ("weights", "available_kv", "concurrency") if part in by_part]
     opening = (
         f"{cover.cases} start-ups of servers that people posted are kept as facts: what the server was told, what it "
         f"logged, and where. {cover.scorable} of them name a release and a model that the catalog has; kvplan predicts "
@@ -146,7 +148,7 @@ def readme_section(found: Board) -> str:
         [
             prose(opening),
             "",
-            markdown(PARTS_HEADER[:6], [row[:6] for row in part_rows(shown_parts)]),
+            markdown(("logs", *PARTS_HEADER[:6]), standing_rows(found)),
             prose(following),
             "",
             "Start-ups that others were asked too, vLLM 0.11 on H100 (llm-d planner took its constants from them):",
@@ -159,6 +161,18 @@ def readme_section(found: Board) -> str:
             "",
         ]
     )
+
+
+SHOWN = ("weights", "activation", "graphs", "available_kv", "concurrency", "free_after_pool")
+
+
+def standing_rows(found: Board) -> list[list[str]]:
+    """The parts that the README shows, releases that the constants were never fitted on apart from the rest."""
+    return [
+        [f"**{name}**" if i == 0 else "", *row[:6]]
+        for name, lines in found.standings.items()
+        for i, row in enumerate(part_rows(line for line in lines if line.part in SHOWN))
+    ]
 
 
 def distinct(worst: Iterable[Bad]) -> list[Bad]:
@@ -181,6 +195,15 @@ def page_section(found: Board) -> str:
         "With the constants kvplan ships, which were fitted on more logs than these, some of these among them:",
         "",
         markdown(PARTS_HEADER, part_rows(found.lines)),
+        "## Releases the constants were fitted on, and others",
+        "",
+        f"Logs of {', '.join(found.fitted_on)} gave the constants of the sampler and of non-torch memory.",
+        "",
+        *(
+            line
+            for name, lines in found.standings.items()
+            for line in (f"{name}:", "", markdown(PARTS_HEADER, part_rows(lines)))
+        ),
         "## The worst ten",
         "",
         markdown(BAD_HEADER, map(bad_row, found.worst)),
@@ -196,10 +219,11 @@ def page_section(found: Board) -> str:
         out += [f"## By {name}", "", markdown((name, *PARTS_HEADER), rows)]
     out += ["## What was not predicted", ""]
     for title, counted in (
-        ("kvplan refuses", cover.refused), ("part of a case was not asked", cover.not_asked),
-        ("not scorable", cover.unscorable),
+        ("kvplan refuses", cover.refused), ("not asked", cover.own_builds),
+        ("part of a case was not asked", cover.not_asked), ("not scorable", cover.unscorable),
     ):  # fmt: skip
-        out += [markdown((title, "cases"), [[why, str(count)] for why, count in counted.items()])]
+        if counted:
+            out += [markdown((title, "cases"), [[why, str(count)] for why, count in counted.items()])]
     rows = [
         [each.kind, f"{each.value:.2f}", f"{each.low:.2f}-{each.high:.2f}", str(each.logs), str(each.threads)]
         for each in found.constants
@@ -218,12 +242,12 @@ def predictions_csv(rows: Iterable[Prediction]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["case", "thread", "source", "model", "version", "gpu", "tp", "part", "predicted", "shipped",
-                     "logged", "error", "exact", "rule"])  # fmt: skip
+                     "logged", "error", "exact", "rule", "logs"])  # fmt: skip
     for row in rows:
         writer.writerow(
             [row.case, row.thread, row.source, row.model, row.version, row.gpu, row.tp, row.part,
              f"{row.predicted:.6g}", f"{row.shipped:.6g}", f"{row.logged:.9g}", f"{row.error:.6f}", row.exact,
-             row.rule or ""]
+             row.rule or "", row.standing]
         )  # fmt: skip
     return out.getvalue()
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isclose
 
-from benchmarks.accuracy.cases import Case, Inputs, Models, NotStated, Unscorable, check_budget, inputs_of
+from benchmarks.accuracy.cases import Case, Inputs, Models, NotAsked, NotStated, Unscorable, check_budget, inputs_of
 from kvplan.allocator import weights_reserved
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec, custom_gpu
 from kvplan.layout import bytes_per_token
-from kvplan.plan import Request, plan, rank_weights, weight_layout
+from kvplan.plan import Plan, Request, plan, rank_weights, weight_layout
 from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
 from kvplan.rules.engines import parse_engine
 from kvplan.rules.releases import Version, since
@@ -30,7 +30,9 @@ from kvplan.units import GIB
 # (or blocks, or tokens) that the same log prints.
 BUDGET = ("weights", "activation", "non_torch", "graphs", "available_kv")
 POOL = ("blocks", "tokens", "concurrency")
-PARTS = (*BUDGET, *POOL)
+# SGLang's "avail mem", from the inputs alone, and what follows from it but for what nobody logs to the last digit.
+FREE = ("free_after_load", "free_after_pool", "pool given free memory", "tokens given free memory")
+PARTS = (*BUDGET, *POOL, *FREE)
 GIVEN = ("blocks given KV", "tokens given KV", "concurrency given KV", "given blocks or tokens")
 
 
@@ -71,11 +73,13 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A case that kvplan refuses, or (`scorable` False) that says too little to be asked about."""
+    """A case that kvplan refuses, or (`scorable` False) that says too little to be asked about, or (`asked` False) that
+    ran a build of its own."""
 
     case: Case
     why: str
     scorable: bool
+    asked: bool = True
 
 
 AFTER_ABSORBED = since("plain_projections")  # the release after the one that kept MLA's projections multiplied out
@@ -108,6 +112,8 @@ def score_case(case: Case, models: Models) -> Scored | Refused:
         inputs = inputs_of(case, models)
     except Unscorable as reason:
         return Refused(case, str(reason), scorable=False)
+    except NotAsked as reason:
+        return Refused(case, str(reason), scorable=False, asked=False)
     except (KvplanError, NotStated) as reason:
         return Refused(case, str(reason), scorable=True)
     scores: list[Score] = []
@@ -278,10 +284,14 @@ def sglang_weights(case: Case, inputs: Inputs) -> Iterator[Score]:
     logged = logged_parts(case).get("weights")
     if logged is None:
         return
+    yield Score("weights", loaded_gib(inputs), logged)
+
+
+def loaded_gib(inputs: Inputs) -> float:
     request = Request(inputs.spec, inputs.gpu or UNNAMED, inputs.args, inputs.release)
     if inputs.spec.quantization is not None:
         rank_weights(request, 0)  # refuses what kvplan cannot size
-    yield Score("weights", weights_reserved(inputs.spec, weight_layout(request, 0)) / GIB, logged)
+    return weights_reserved(inputs.spec, weight_layout(request, 0)) / GIB
 
 
 def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
@@ -290,6 +300,8 @@ def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
     Source: SGLang 0.5 mem_cache/memory_pool.py. Windows and states have pools of their own.
     """
     m = case.measured
+    if inputs.args.pipeline_parallel_size > 1:
+        raise NotStated("its pool is that of one pipeline stage")
     if not {"sgl_k_gb", "sgl_v_gb", "kv_cache_tokens"} <= set(m):
         return
     if vllm.caches_of(inputs.spec) - {FullAttention, LatentAttention}:
@@ -301,44 +313,97 @@ def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
     yield within("tokens given KV", (low, likely, high), m["kv_cache_tokens"], 1)
 
 
-def sglang_budget(case: Case, inputs: Inputs) -> Iterator[Score]:
-    """From the inputs alone: the pool of a server that was told its share, or whose release has a known default."""
-    m = case.measured
-    kv, tokens = m.get("available_kv_gib"), m.get("kv_cache_tokens")
-    if kv is None and tokens is None:
-        return
+def sglang_plan(case: Case, inputs: Inputs) -> Plan:
+    """The plan of an SGLang server. Raises NotStated where it hangs on what the case does not say."""
     if inputs.gpu is None:
         raise NotStated(inputs.why_no_gpu)
     args = sglang_args(case, inputs)
     release = sglang_release(case)
     if args.mem_fraction_static is None and release is None:
         raise NotStated("its default share of the memory is that of a release which is not modelled")
-    found = plan(Request(inputs.spec, inputs.gpu, args, release or sglang.version(sglang.NEWEST)))
+    return plan(Request(inputs.spec, inputs.gpu, args, release or sglang.version(sglang.NEWEST)))
+
+
+def sglang_budget(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """From the inputs alone: the pool of a server that was told its share, or whose release has a known default, and
+    what "avail mem" says was free before and after it was allocated."""
+    m = case.measured
+    kv, tokens = m.get("available_kv_gib"), m.get("kv_cache_tokens")
+    free = {"free_after_load": "sgl_avail_after_load_gb", "free_after_pool": "sgl_avail_after_pool_gb"}
+    if kv is None and tokens is None and not set(free.values()) & set(m):
+        return
+    found = sglang_plan(case, inputs)
     total = found.request.gpu.total_memory
     if kv is not None:
         available = found.capacity.num_blocks * found.capacity.bytes_per_block / GIB
         yield Score("available_kv", available, kv, share=abs(available - kv) * GIB / total)
     if tokens is not None:
         yield Score("tokens", float(found.capacity.tokens), tokens)
+    left = (total - found.estimates["context"].likely) / GIB - loaded_gib(inputs)
+    for part, name in free.items():
+        if part == "free_after_pool":
+            left -= pool_bytes(found) / GIB
+        if name in m:
+            yield Score(part, left, m[name], share=abs(left - m[name]) * GIB / total)
 
 
-SGLANG_FLAGS = ("mem_fraction_static", "max_total_tokens", "chunked_prefill_size")
+def pool_bytes(found: Plan) -> int:
+    """What the pools of a plan take on its first rank."""
+    layout, args = found.pool, found.request.args
+    assert isinstance(layout, sglang.SglangPool)
+    pages, slots, _ = sglang.pages_in(layout, args, [found.available] * args.pipeline_parallel_size)
+    return layout.num_bytes(pages, slots, 0)
+
+
+def sglang_given_free(case: Case, inputs: Inputs) -> Iterator[Score]:
+    """The pool that SGLang makes of the memory it found free: what is free after loading, less the share of what was
+    free before that it keeps back. Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py."""
+    m = case.measured
+    after, tokens, left = (
+        m.get(name) for name in ("sgl_avail_after_load_gb", "kv_cache_tokens", "sgl_avail_after_pool_gb")
+    )
+    if after is None or (tokens is None and left is None):
+        return
+    if inputs.gpu is None and sglang_args(case, inputs).mem_fraction_static is None:
+        raise NotStated(inputs.why_no_gpu)
+    if inputs.args.pipeline_parallel_size > 1:
+        raise NotStated("its free memory is that of one pipeline stage")
+    found = sglang_plan(case, replace(inputs, gpu=inputs.gpu or UNNAMED))
+    room = after - free_before(case, inputs, found) * (1 - found.settings.gpu_memory_utilization)
+    layout, args = found.pool, found.request.args
+    assert isinstance(layout, sglang.SglangPool)
+    pages, slots, stage = sglang.pages_in(layout, args, [int(room * GIB)])
+    logged = m.get("available_kv_gib", None if left is None else after - left)
+    if logged is not None:
+        yield Score("pool given free memory", layout.num_bytes(pages, slots, stage) / GIB, logged)
+    if tokens is not None:
+        yield Score("tokens given free memory", float(pages * layout.block_size), tokens)
+
+
+def free_before(case: Case, inputs: Inputs, found: Plan) -> float:
+    """GiB free before loading: from what loading took, else the GPU's memory, else what loading should take."""
+    after, took = case.measured["sgl_avail_after_load_gb"], case.measured.get("sgl_weight_mem_gb")
+    if took is not None:
+        return after + took
+    if inputs.gpu is not None:
+        return (inputs.gpu.total_memory - found.estimates["context"].likely) / GIB
+    return after + loaded_gib(inputs)
+
+
+SGLANG_FLAGS = ("mem_fraction_static", "max_total_tokens", "chunked_prefill_size", "max_running_requests")
 
 
 def sglang_args(case: Case, inputs: Inputs) -> EngineArgs:
     """The arguments that only SGLang has, from the flags in words."""
-    said = dict(re.findall(r"--?([a-z-]+)[ =]([0-9.]+)", case.flags)) | dict(
-        re.findall(r"([a-z_]+)=([0-9.]+)", case.flags)
-    )
-    flags = {name.replace("-", "_"): text for name, text in said.items()}
-    share, most, chunk = (
-        flags.get(name) for name in ("mem_fraction_static", "max_total_tokens", "chunked_prefill_size")
-    )
+    stated = re.findall(r"\b([a-z]+(?:[-_][a-z]+)+)[ =]([0-9.]+)", case.flags)
+    flags = {name.replace("-", "_"): text for name, text in stated}
+    share, most, chunk, requests = (flags.get(name) for name in SGLANG_FLAGS)
     return replace(
         inputs.args,
         mem_fraction_static=float(share) if share else None,
         max_total_tokens=int(most) if most else None,
         max_num_batched_tokens=int(chunk) if chunk else None,
+        max_num_seqs=int(requests) if requests else inputs.args.max_num_seqs,
         enable_prefix_caching="disable-radix-cache" not in case.flags and inputs.args.enable_prefix_caching,
     )
 
@@ -353,5 +418,6 @@ def sglang_release(case: Case) -> Version | None:
 Part = Callable[[Case, Inputs], Iterator[Score]]
 VLLM_PARTS: tuple[tuple[str, Part], ...] = (("weights", weights), ("pool given", given), ("budget", budget))
 SGLANG_PARTS: tuple[tuple[str, Part], ...] = (
-    ("weights", sglang_weights), ("pool given", sglang_pool), ("budget", sglang_budget),
+    ("weights", sglang_weights), ("pool given", sglang_pool), ("pool given free memory", sglang_given_free),
+    ("budget", sglang_budget),
 )  # fmt: skip

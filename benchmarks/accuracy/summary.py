@@ -3,13 +3,13 @@
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
 from benchmarks.accuracy.cases import Malformed, known
-from benchmarks.accuracy.fit import Constant, Validated
+from benchmarks.accuracy.fit import Constant, Validated, points_of
 from benchmarks.accuracy.scoring import GIVEN, PARTS, Refused, Score, Scored
 from kvplan.files import printable
 from kvplan.quant import scheme_name
@@ -94,10 +94,12 @@ def grouped(results: Iterable[tuple[Scored, Sequence[Score]]], key: Callable[[Sc
     groups: dict[str, list[Score]] = defaultdict(list)
     for scored, scores in results:
         groups[key(scored)] += [score for score in scores if score.part in GROUPED_PARTS]
-    order = sorted(
-        groups, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
-    )
-    return {name: lines_of(groups[name]) for name in order if groups[name]}
+    return {name: lines_of(groups[name]) for name in in_order(groups) if groups[name]}
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names with their numbers counted, not spelled: 0.9 before 0.10."""
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def worst_of(results: Iterable[tuple[Scored, Sequence[Score]]], parts: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Cases by what became of them. `budget` counts scorable cases with a logged pool whose pool was predicted."""
+    """Cases by what became of them; `own_builds` are whole cases that were not asked, `not_asked` parts of cases."""
 
     cases: int
     scorable: int
@@ -186,6 +188,7 @@ class Coverage:
     refused: Mapping[str, int]
     unscorable: Mapping[str, int]
     not_asked: Mapping[str, int]
+    own_builds: Mapping[str, int]
 
     @property
     def share(self) -> float:
@@ -203,8 +206,9 @@ def coverage(scored: Sequence[Scored], refused: Sequence[Refused]) -> Coverage:
         len(predicted) + sum(bool(one.refused) for one in silent) + sum(one.scorable for one in refused),
         len(predicted),
         counts([*(one.why for one in refused if one.scorable), *asked]),
-        counts(one.why for one in refused if not one.scorable),
+        counts(one.why for one in refused if not one.scorable and one.asked),
         counts(not_asked),
+        counts(one.why for one in refused if not one.asked),
     )
 
 
@@ -217,6 +221,30 @@ def general(why: str) -> str:
     """A reason without the model's name before it and the advice behind it."""
     head, _, rest = why.partition(": ")
     return printable((rest or head).partition(";")[0], 100)
+
+
+# --- seen and never seen ----------------------------------------------------------------------------------------------
+
+FITTED = "vLLM releases that the constants were fitted on"
+NOT_FITTED = "vLLM releases that the constants were never fitted on"
+SGLANG = "SGLang, where nothing is fitted"
+
+
+def standing(scored: Scored, fitted_on: Collection[str]) -> str:
+    """Whether a case's release gave any log to the constants."""
+    if scored.case.engine == "sglang":
+        return SGLANG
+    return FITTED if release(scored) in fitted_on else NOT_FITTED
+
+
+def by_standing(
+    results: Iterable[tuple[Scored, Sequence[Score]]], fitted_on: Collection[str]
+) -> dict[str, list[Line]]:  # fmt: skip
+    """One table for each standing that has scores."""
+    groups: dict[str, list[Score]] = {FITTED: [], NOT_FITTED: [], SGLANG: []}
+    for scored, scores in results:
+        groups[standing(scored, fitted_on)] += scores
+    return {name: lines_of(scores) for name, scores in groups.items() if scores}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +265,7 @@ class Prediction:
     logged: float
     exact: bool
     rule: str | None
+    standing: str = ""
 
     @property
     def error(self) -> float:
@@ -244,7 +273,7 @@ class Prediction:
         return (self.predicted - self.logged) / abs(self.logged) if self.logged else 0.0
 
 
-def predictions(one: Validated) -> list[Prediction]:
+def predictions(one: Validated, fitted_on: Collection[str]) -> list[Prediction]:
     case, inputs = one.scored.case, one.scored.inputs
     context = inputs.args.max_model_len
     return [
@@ -263,6 +292,7 @@ def predictions(one: Validated) -> list[Prediction]:
             score.logged,
             score.exact,
             score.rule,
+            standing(one.scored, fitted_on),
         )
         for score, shipped in zip(one.scores, one.scored.scores, strict=True)
     ]
@@ -275,6 +305,8 @@ class Board:
     source: str
     lines: list[Line]
     validated: list[Line]
+    standings: dict[str, list[Line]]
+    fitted_on: list[str]
     groups: dict[str, dict[str, list[Line]]]
     worst: list[Bad]
     worst_pool: list[Bad]
@@ -287,14 +319,17 @@ class Board:
 
 def board(
     source: str, scored: Sequence[Scored], refused: Sequence[Refused], malformed: list[Malformed],
-    validated: Sequence[Validated], constants: Mapping[str, Constant],
+    validated: Sequence[Validated], constants: Mapping[str, Constant], training: Iterable[Scored],
 ) -> Board:  # fmt: skip
+    fitted_on = in_order({release(one) for one in training if points_of(one)})
     results = [(one.scored, one.scores) for one in validated]
     budget = [part for part in PARTS if part not in ("graphs", "non_torch")]
     return Board(
         source,
         lines_of(score for one in scored for score in one.scores),
         lines_of(score for _, scores in results for score in scores),
+        by_standing(results, fitted_on),
+        fitted_on,
         {name: grouped(results, key) for name, key in GROUPINGS.items()},
         worst_of(results, budget, 10),
         worst_of(results, GIVEN, 10),
@@ -302,7 +337,7 @@ def board(
         list(constants.values()),
         sum(bool(one.borrowed) for one in validated),
         malformed,
-        [each for one in validated for each in predictions(one)],
+        [each for one in validated for each in predictions(one, fitted_on)],
     )
 
 
@@ -346,8 +381,13 @@ def as_text(found: Board) -> str:
         "",
         "Absolute relative error, constants from other threads (cross-validated)",
         *table(HEADER, [line_cells(line) for line in found.validated]),
+        *(
+            line
+            for name, lines in found.standings.items()
+            for line in ("", name, *table(HEADER, [line_cells(each) for each in lines]))
+        ),
         "",
-        "The same with the constants kvplan ships",
+        "All of them with the constants kvplan ships",
         *table(HEADER, [line_cells(line) for line in found.lines]),
     ]
     for name, groups in found.groups.items():
@@ -361,6 +401,7 @@ def as_text(found: Board) -> str:
     ]
     for title, counted in (
         ("Refused by kvplan", cover.refused),
+        ("Not asked at all", cover.own_builds),
         ("Not asked, part of a case", cover.not_asked),
         ("Not scorable", cover.unscorable),
     ):

@@ -79,9 +79,14 @@ def smallest_kv(log: ServerLog) -> Reading | None:
 
 
 def loaded_weights(request: Request, settings: vllm.Settings, stage: int) -> int:
-    """Bytes that a server's "Model loading took" counts: weights and the buffers that come with them."""
-    held = sum(rank_weights(request, stage).values())
-    return held + overheads.loaded(request.spec, settings, request.args, own_layout(request, stage)).total
+    """Bytes that a server's "Model loading took" counts: weights, the buffers that come with them, and adapter slots.
+
+    Source of the last: vLLM 0.8.5 worker/model_runner.py and v1/worker/gpu_model_runner.py, 0.28 and 0.33
+    v1/worker/gpu/model_runner.py, whose load_model makes the slots before it takes the difference.
+    """
+    weights = sum(rank_weights(request, stage).values())
+    slots = overheads.lora(request.spec, settings, request.args).likely if request.release.has("v1") else 0
+    return weights + slots + overheads.loaded(request.spec, settings, request.args, own_layout(request, stage)).total
 
 
 def activation_peak(found: Plan) -> int:
