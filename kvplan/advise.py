@@ -1,104 +1,315 @@
-"""What would make a plan fit: the nearest tensor parallel size, KV dtype, context, or GPU that does."""
+"""What makes a plan satisfy what it does not: single changes, and combined ones where those do not do or cost more.
 
-from dataclasses import dataclass, replace
+Every cure is a plan that was made and that satisfies what is wanted. Knobs come in the order of what they cost the
+user: a cure is better than another one where its dearest change is smaller.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
+from typing import Any, Literal
 
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec, gpu, gpu_names
 from kvplan.plan import Plan, Request, plan
-from kvplan.rules.vllm import EngineArgs
+from kvplan.rules.vllm import EngineArgs, is_mla
+from kvplan.spec import ChunkedAttention, FullAttention, SlidingWindow
 
 TP_SIZES = (1, 2, 4, 8, 16)
+CONTEXT_STEP = 256  # of a shorter context that is offered, in tokens
+
+Holds = Callable[[Plan], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Fix:
-    """One change that would do: the flag that makes it, and what it gives."""
+class Change:
+    """One flag, and what it changes of a request."""
 
     flag: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    gpu: GpuSpec | None = None
+
+    def applied(self, request: Request) -> Request:
+        return replace(request, args=replace(request.args, **self.args), gpu=self.gpu or request.gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """Changes of one kind, the nearest first.
+
+    switch  its one change goes with those of all other knobs
+    steps   tried one after another, alone and with switches
+    range   each does whatever an earlier one does: searched by halving, also with the steps of the knob before it
+    """
+
+    changes: Sequence[Change]
+    kind: Literal["switch", "steps", "range"] = "steps"
+
+
+Levels = tuple[int, ...]  # of each knob: 0 is unchanged, n its n-th change
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """Changes that do together: the flags that make them, and the plan that they give."""
+
+    flags: tuple[str, ...]
+    levels: Levels
     plan: Plan
 
     @property
-    def text(self) -> str:
-        return f"{self.flag}: {self.plan.concurrency.max:.2f} full-context users"
+    def flag(self) -> str:
+        return " ".join(self.flags)
+
+    @property
+    def cost(self) -> Levels:
+        """The levels of the dearest knob first: what orders cures."""
+        return self.levels[::-1]
 
 
-def tried(request: Request) -> Plan | None:
-    """The plan when it can be made and fits."""
+@dataclass(slots=True)
+class Search:
+    """Cures of a request over some knobs, those of the cheapest knobs first; none of them dominates another one.
+
+    plans  made before, by their flags: a search that follows may share them
+    """
+
+    request: Request
+    knobs: Sequence[Knob]
+    holds: Holds
+    plans: dict[str, Plan | None] = field(default_factory=dict)
+    cures: list[Cure] = field(default_factory=list)
+
+    def results(self) -> Iterator[Cure]:
+        unchanged = (0,) * len(self.knobs)
+        yield from self.best([set_level(unchanged, switched) for switched in self.switches() if switched])
+        for number, knob in enumerate(self.knobs):
+            match knob.kind:
+                case "switch":
+                    pass
+                case "steps":
+                    levels = range(1, len(knob.changes) + 1)
+                    yield from self.best(
+                        [
+                            set_level(unchanged, {**switched, number: level})
+                            for level in levels
+                            for switched in self.switches()
+                        ]
+                    )
+                case "range":
+                    yield from self.along(number)
+
+    def switches(self) -> list[dict[int, int]]:
+        """Every subset of the switches, the smallest first, as levels by knob."""
+        numbers = [number for number, knob in enumerate(self.knobs) if knob.kind == "switch" and knob.changes]
+        return [dict.fromkeys(subset, 1) for size in range(len(numbers) + 1) for subset in combinations(numbers, size)]
+
+    def best(self, candidates: Sequence[Levels]) -> Iterator[Cure]:
+        """Those candidates that do, in their order; what an earlier cure dominates is not tried."""
+        for levels in candidates:
+            if not self.is_dominated(levels):
+                cure = self.cure(levels)
+                if cure is not None:
+                    self.cures.append(cure)
+                    yield cure
+
+    def along(self, number: int) -> Iterator[Cure]:
+        """The nearest change of a range with every subset of the switches, and with the fewest steps of the knob
+        before it that make the change smaller."""
+        unchanged = (0,) * len(self.knobs)
+        before = number - 1 if number and self.knobs[number - 1].kind == "steps" else None
+        nearest = []
+        for switched in self.switches():
+            for level in range(len(self.knobs[before].changes) + 1 if before is not None else 1):
+                steps = {} if before is None else {before: level}
+                cure = self.nearest(set_level(unchanged, {**switched, **steps}), number)
+                if cure is not None:
+                    self.cures.append(cure)
+                    nearest.append(cure)
+                    if level:
+                        break
+        kept = [cure for cure in nearest if not any(is_better(other, cure) for other in nearest)]
+        self.cures = [cure for cure in self.cures if cure not in nearest or cure in kept]
+        yield from sorted(kept, key=lambda cure: cure.cost)
+
+    def nearest(self, base: Levels, number: int) -> Cure | None:
+        """The smallest change of one knob that does beside others, where none known is as small."""
+        rivals = [cure.levels for cure in self.cures if is_within(cure.levels, set_level(base, {number: 10**9}))]
+        most = min([len(self.knobs[number].changes), *(levels[number] - 1 for levels in rivals)])
+        if most < 1:
+            return None
+        cure = self.cure(set_level(base, {number: most}))
+        fails = 0
+        while cure is not None and cure.levels[number] - fails > 1:
+            middle = (fails + cure.levels[number]) // 2
+            nearer = self.cure(set_level(base, {number: middle}))
+            if nearer is None:
+                fails = middle
+            else:
+                cure = nearer
+        return cure
+
+    def is_dominated(self, levels: Levels) -> bool:
+        return any(is_within(cure.levels, levels) for cure in self.cures)
+
+    def cure(self, levels: Levels) -> Cure | None:
+        changes = [knob.changes[level - 1] for knob, level in zip(self.knobs, levels, strict=True) if level]
+        flags = tuple(change.flag for change in changes)
+        key = " ".join(flags)
+        if key not in self.plans:
+            self.plans[key] = changed_plan(self.request, changes)
+        answer = self.plans[key]
+        return Cure(flags, levels, answer) if answer is not None and self.holds(answer) else None
+
+
+def set_level(levels: Levels, changed: Mapping[int, int]) -> Levels:
+    return tuple(changed.get(number, level) for number, level in enumerate(levels))
+
+
+def is_within(levels: Levels, others: Levels) -> bool:
+    return all(level <= other for level, other in zip(levels, others, strict=True))
+
+
+def is_better(cure: Cure, other: Cure) -> bool:
+    return cure.levels != other.levels and is_within(cure.levels, other.levels)
+
+
+def changed_plan(request: Request, changes: Sequence[Change]) -> Plan | None:
+    """The plan of a request with some changes when it can be made, and runs."""
+    changed = request
+    for change in changes:
+        changed = change.applied(changed)
+    if changed.args.kv_cache_dtype != request.args.kv_cache_dtype and not reads_fp8(changed):
+        return None
     try:
-        answer = plan(request)
+        return plan(changed)
     except KvplanError:
         return None
-    return answer if answer.fits else None
 
 
-def smaller_needs(args: EngineArgs) -> list[tuple[str, EngineArgs]]:
-    """Changes that cost no hardware and no precision: fewer sequences at once, no CUDA graphs, more of the GPU."""
-    changes = []
-    if args.max_num_seqs is None or args.max_num_seqs > 64:
-        changes.append(("--max-num-seqs 64", replace(args, max_num_seqs=64)))
-    if not args.enforce_eager:
-        changes.append(("--enforce-eager", replace(args, enforce_eager=True)))
-    if args.gpu_memory_utilization is None or args.gpu_memory_utilization < 0.95:
-        changes.append(("--gpu-memory-utilization 0.95", replace(args, gpu_memory_utilization=0.95)))
-    return changes
+# --- knobs ------------------------------------------------------------------------------------------------------------
 
 
-def shorter_on_more(request: Request) -> list[Fix]:
-    """The fewest ranks that hold any context at all, with the largest one they hold."""
-    args = request.args
-    for tp in TP_SIZES:
-        if tp > args.tensor_parallel_size:
-            answer = tried(replace(request, args=replace(args, tensor_parallel_size=tp, max_model_len="auto")))
-            if answer is not None:
-                context = answer.capacity.max_model_len
-                if isinstance(args.max_model_len, int) and context >= args.max_model_len:
-                    return []  # as many ranks hold what was asked for
-                return [Fix(f"--tensor-parallel-size {tp} --max-model-len {context}", answer)]
-    return []
+def fp8_cache(args: EngineArgs) -> Knob:
+    is_free = args.kv_cache_dtype == "auto"
+    return Knob([Change("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"})] if is_free else [], "switch")
 
 
-def fixes(plan_: Plan) -> list[Fix]:
-    """The nearest change of each kind that fits; the cheapest first."""
-    request = plan_.request
-    args = request.args
-    found: list[Fix] = []
+def more_ranks(args: EngineArgs) -> Knob:
+    return Knob(
+        [
+            Change(f"--tensor-parallel-size {tp}", {"tensor_parallel_size": tp})
+            for tp in TP_SIZES
+            if tp > args.tensor_parallel_size
+        ]
+    )
 
-    def offer(flag: str, changed: Request) -> bool:
-        answer = tried(changed)
-        if answer is not None:
-            found.append(Fix(flag, answer))
-        return answer is not None
 
-    if args.max_total_tokens is not None:
-        context = plan_.settings.max_model_len
-        offer(f"--max-total-tokens {context}", replace(request, args=replace(args, max_total_tokens=context)))
-    for flag, changed in smaller_needs(args) if request.release.engine == "vllm" else ():
-        if offer(flag, replace(request, args=changed)):
-            break
-    if args.kv_cache_dtype == "auto":
-        offer("--kv-cache-dtype fp8", replace(request, args=replace(args, kv_cache_dtype="fp8")))
-    for tp in TP_SIZES:
-        if tp > args.tensor_parallel_size and offer(
-            f"--tensor-parallel-size {tp}", replace(request, args=replace(args, tensor_parallel_size=tp))
-        ):
-            break
-    if not any(fix.flag.startswith("--tensor-parallel-size 2") for fix in found):
-        found += shorter_on_more(request)
-    shorter = tried(replace(request, args=replace(args, max_model_len="auto")))
-    if shorter is not None and shorter.capacity.max_model_len < plan_.settings.max_model_len:
-        found.append(Fix(f"--max-model-len {shorter.capacity.max_model_len}", shorter))
-    for bigger in larger_gpus(request):
-        if offer(f"--gpu {bigger.name}", replace(request, gpu=bigger)):
-            break
-    return found
+@dataclass(frozen=True, slots=True)
+class Contexts(Sequence[Change]):
+    """Contexts below one, in steps, the longest first."""
+
+    below: int
+    step: int
+
+    def __len__(self) -> int:
+        return (self.below - 1) // self.step
+
+    def __getitem__(self, number: Any) -> Any:
+        context = (len(self) - number) * self.step
+        return Change(f"--max-model-len {context}", {"max_model_len": context})
+
+
+def shorter_context(context: int, step: int = CONTEXT_STEP) -> Knob:
+    return Knob(Contexts(context, step), "range")
+
+
+def larger_gpu(request: Request) -> Knob:
+    return Knob([Change(f"--gpu {bigger.name}", gpu=bigger) for bigger in larger_gpus(request)])
 
 
 def larger_gpus(request: Request) -> list[GpuSpec]:
     """GPUs of the same make with more memory, the nearest first; those that share memory with the CPU left out."""
     makes = [gpu(name) for name in gpu_names()]
-    larger = [one for one in makes if one.total_memory > request.gpu.total_memory and not one.unified]
+    larger = [each for each in makes if each.total_memory > request.gpu.total_memory and not each.unified]
     make = request.gpu.vendor if request.gpu.vendor != "unknown" else "nvidia"
     return sorted(
-        (one for one in larger if one.vendor == make and one.sm >= min(80, request.gpu.sm)),
-        key=lambda one: one.total_memory,
+        (each for each in larger if each.vendor == make and each.sm >= min(80, request.gpu.sm)),
+        key=lambda each: each.total_memory,
     )
+
+
+FP8_KV_FROM = 89  # compute capability from which every backend reads an fp8 cache
+FLASHINFER_FROM = 80
+FLASHINFER_HEADS = (64, 128, 256)
+
+
+def reads_fp8(request: Request) -> bool:
+    """Whether a server on this GPU surely has an attention backend for an fp8 KV cache.
+
+    Triton needs compute capability 8.9 (vllm-project/vllm#45829); from 8.0 FlashInfer reads it (#24577), which has
+    neither MLA there nor attention sinks, as gpt-oss has.
+    """
+    spec, sm = request.spec, request.gpu.sm
+    if sm == 0 or sm >= FP8_KV_FROM:  # 0: AMD, or a GPU of which only the memory is stated
+        return True
+    plain = not is_mla(spec) and not spec.model_type.startswith("gpt_oss")
+    heads = {
+        cache.head_dim
+        for caches in spec.layers
+        for cache in caches
+        if isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention)
+    }
+    return sm >= FLASHINFER_FROM and plain and heads <= set(FLASHINFER_HEADS)
+
+
+# --- what makes a plan fit --------------------------------------------------------------------------------------------
+
+
+def smaller_needs(args: EngineArgs) -> Knob:
+    """Changes that cost no hardware and no precision: fewer sequences at once, no CUDA graphs, more of the GPU."""
+    changes = []
+    if args.max_num_seqs is None or args.max_num_seqs > 64:
+        changes.append(Change("--max-num-seqs 64", {"max_num_seqs": 64}))
+    if not args.enforce_eager:
+        changes.append(Change("--enforce-eager", {"enforce_eager": True}))
+    if args.gpu_memory_utilization is None or args.gpu_memory_utilization < 0.95:
+        changes.append(Change("--gpu-memory-utilization 0.95", {"gpu_memory_utilization": 0.95}))
+    return Knob(changes)
+
+
+def fit_knobs(short: Plan) -> Iterator[Knob]:
+    """What may make a plan fit, from what costs least to what costs most."""
+    request = short.request
+    args = request.args
+    if args.max_total_tokens is not None:
+        context = short.settings.max_model_len
+        yield Knob([Change(f"--max-total-tokens {context}", {"max_total_tokens": context})])
+    if request.release.engine == "vllm":
+        yield smaller_needs(args)
+    yield fp8_cache(args)
+    yield more_ranks(args)
+    if args.max_model_len != "auto":  # which is the longest that there is
+        yield shorter_context(short.settings.max_model_len)
+    yield larger_gpu(request)
+
+
+def is_sure(answer: Plan) -> bool:
+    """Whether it also fits where what is estimated is at its worst."""
+    return answer.fits and answer.concurrency.low >= 1
+
+
+def fixes(short: Plan, most: int | None = None, plans: dict[str, Plan | None] | None = None) -> list[Cure]:
+    """What makes a plan fit that does not, the best first: what surely does, or without that what likely does.
+
+    most   how many are wanted; None: all
+    plans  made before, by the flags that change the request
+    """
+    plans = {} if plans is None else plans
+    knobs = list(fit_knobs(short))
+    for holds in (is_sure, lambda answer: answer.fits):
+        results = Search(short.request, knobs, holds, plans).results()
+        cures = list(islice(results, most))
+        if cures:
+            return sorted(cures, key=lambda cure: cure.cost)
+    return []

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
+from kvplan.advise import reads_fp8
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec
 from kvplan.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.plan import Load, Plan, Request, plan
-from kvplan.rules.vllm import has_states, is_mla
-from kvplan.spec import ChunkedAttention, FullAttention, SlidingWindow
+from kvplan.rules.vllm import has_states
 from kvplan.units import format_gib
 from kvplan.users import own_blocks
 from kvplan.workload import Lengths
@@ -170,30 +170,6 @@ def precisions(question: Question, request: Request) -> Iterator[tuple[tuple[str
         yield ("fp8 weights",), with_args(request, quantization="fp8")
     if kv and weights:
         yield ("fp8 KV", "fp8 weights"), with_args(request, kv_cache_dtype="fp8", quantization="fp8")
-
-
-FP8_KV_FROM = 89  # compute capability from which every backend reads an fp8 cache
-FLASHINFER_FROM = 80
-FLASHINFER_HEADS = (64, 128, 256)
-
-
-def reads_fp8(request: Request) -> bool:
-    """Whether a server on this GPU surely has an attention backend for an fp8 KV cache.
-
-    Triton needs compute capability 8.9 (vllm-project/vllm#45829); from 8.0 FlashInfer reads it (#24577), which has
-    neither MLA there nor attention sinks, as gpt-oss has.
-    """
-    spec, sm = request.spec, request.gpu.sm
-    if sm == 0 or sm >= FP8_KV_FROM:  # 0: AMD, or a GPU of which only the memory is stated
-        return True
-    plain = not is_mla(spec) and not spec.model_type.startswith("gpt_oss")
-    heads = {
-        cache.head_dim
-        for caches in spec.layers
-        for cache in caches
-        if isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention)
-    }
-    return sm >= FLASHINFER_FROM and plain and heads <= set(FLASHINFER_HEADS)
 
 
 def is_fp8_already(request: Request) -> bool:

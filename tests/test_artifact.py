@@ -301,9 +301,9 @@ def test_what_does_not_fit_says_by_how_much_and_what_would(cases: dict[str, Plan
     # One request and the null block, 2,049 blocks of 80 x 8 x 256 x 2 x 16 B, less what is (negatively) left.
     assert document["deficit"] == 2_049 * 5_242_880 - document["memory"]["available"]
     assert document["limits"][0]["by"] == "weights"
-    fix = next(fix for fix in document["fixes"] if fix["flag"] == "--tensor-parallel-size 2")
-    assert fix["num_gpus"] == 2
-    assert "--tensor-parallel-size 2" in fix["command"]
+    fix = next(fix for fix in document["fixes"] if fix["flag"] == "--tensor-parallel-size 4")
+    assert fix["num_gpus"] == 4
+    assert "--tensor-parallel-size 4" in fix["command"]
 
 
 def test_active_parameters_count_the_experts_a_token_uses(cases: dict[str, Plan]) -> None:

@@ -25,7 +25,7 @@ def test_a_policy_that_is_kept_is_0_and_one_that_is_broken_1(run: Run, tmp_path:
     broken = run("check", policy(tmp_path, rules="fits: true, min_concurrency: 14.5"))
     assert (broken.code, broken.err) == (1, "")
     assert re.search(r"^  fail  KVP003 min_concurrency +14\.11 requests of 32,768 tokens", broken.out, re.MULTILINE)
-    assert "needs --tensor-parallel-size 2 (" in broken.out
+    assert "needs --kv-cache-dtype fp8 (" in broken.out
     assert broken.out.endswith(f"{tmp_path}/kvplan.policy.yaml: 1 passed, 1 failed\n")
 
 

@@ -46,9 +46,9 @@ ORDER = (
     "plan",
     "held",  # users of a plan at either end of its range
     "sweep",  # many plans
+    "advise",  # what would make a plan fit
     "recommend",  # the cheapest plan that holds so many users
     "attribute",  # why two plans differ
-    "advise",  # what would make a plan fit
     "flags",
     "explain",
     "command",  # a pasted `vllm serve ...`

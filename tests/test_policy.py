@@ -410,7 +410,7 @@ def test_a_failing_rate_is_told_what_would_help_and_each_plan_is_simulated_once(
         return 0.04 * planned().capacity.num_blocks / made.capacity.num_blocks
 
     failed = only(with_workload("max_preemption_rate: 2%", "{profile: azure-2023-conv}"), preemption_rate=rate)
-    assert [flag for flag, _ in flags_of(failed)] == ["--tensor-parallel-size 2", "--kv-cache-dtype fp8"]
+    assert [flag for flag, _ in flags_of(failed)] == ["--kv-cache-dtype fp8", "--tensor-parallel-size 2"]
     assert len(asked) == 3  # as it is, on two ranks, with entries of half the size
 
 
@@ -433,21 +433,25 @@ def test_preemption_is_what_the_simulation_says() -> None:
 # --- cures ------------------------------------------------------------------------------------------------------------
 
 
-def with_flag(made: Plan, flag: str) -> Plan:
-    """The plan with a flag as a cure names it, read here by hand."""
-    name, value = flag.split()
+def with_flags(made: Plan, flags: str) -> Plan:
+    """The plan with flags as a cure names them, read here by hand."""
+    words = flags.replace("--enforce-eager", "--enforce-eager 1").split()
     request = made.request
-    match name:
-        case "--gpu":
-            return plan(dataclasses.replace(request, gpu=gpu(value)))
-        case "--kv-cache-dtype" | "--quantization":
-            changed: Any = value
-        case "--gpu-memory-utilization":
-            changed = float(value)
-        case _:
-            changed = int(value)
-    args = dataclasses.replace(request.args, **{name.removeprefix("--").replace("-", "_"): changed})
-    return plan(dataclasses.replace(request, args=args))
+    for name, value in zip(words[::2], words[1::2], strict=True):
+        changed: Any = value
+        match name:
+            case "--gpu":
+                request = dataclasses.replace(request, gpu=gpu(value))
+                continue
+            case "--kv-cache-dtype" | "--quantization":
+                pass
+            case "--gpu-memory-utilization":
+                changed = float(value)
+            case _:
+                changed = int(value)
+        args = dataclasses.replace(request.args, **{name.removeprefix("--").replace("-", "_"): changed})
+        request = dataclasses.replace(request, args=args)
+    return plan(request)
 
 
 def flags_of(finding: Finding) -> list[tuple[str, str]]:
@@ -460,9 +464,10 @@ def flags_of(finding: Finding) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("rules", "args", "flags"),
     [
-        ("min_concurrency: 20", {}, ["--tensor-parallel-size 2", "--kv-cache-dtype fp8"]),
-        ("min_concurrency: 40", {}, ["--tensor-parallel-size 4", "--max-model-len 11264"]),
-        ("min_kv_tokens: 900k", {}, ["--tensor-parallel-size 2", "--kv-cache-dtype fp8"]),
+        ("min_concurrency: 20", {}, ["--kv-cache-dtype fp8", "--tensor-parallel-size 2"]),
+        # Neither fp8 (28.2) nor two ranks (30.3) hold 40, together they do.
+        ("min_concurrency: 40", {}, ["--kv-cache-dtype fp8 --tensor-parallel-size 2", "--tensor-parallel-size 4"]),
+        ("min_kv_tokens: 900k", {}, ["--kv-cache-dtype fp8", "--tensor-parallel-size 2"]),
         ("max_weights: 10GiB", {}, ["--tensor-parallel-size 2", "--quantization fp8"]),
         ("max_kv_bytes_per_token: 100KiB", {}, ["--kv-cache-dtype fp8", "--tensor-parallel-size 2"]),
         ("max_lora_bytes: 1GiB", {"max_loras": 8, "max_lora_rank": 64}, ["--max-loras 2", "--max-lora-rank 16"]),
@@ -476,9 +481,43 @@ def test_every_cure_cures_and_has_the_value_it_says(rules: str, args: dict[str, 
     assert failed.outcome == "fail"
     assert [flag for flag, _ in flags_of(failed)] == flags
     for flag, value in flags_of(failed):
-        cured = only(one(rules), with_flag(made, flag))
+        cured = only(one(rules), with_flags(made, flag))
         assert cured.outcome == "pass"
         assert value in cured.message
+
+
+RULES_TO_CURE = ("fits: true", "min_concurrency: 3", "min_concurrency: 25", "min_kv_tokens: 300k", "min_headroom: 12%")
+
+
+@pytest.mark.parametrize("rule", RULES_TO_CURE)
+@pytest.mark.parametrize("card", ["a10g", "l40s", "h100-80g"])
+@pytest.mark.parametrize(
+    "model", ["qwen3-32b", "gemma-3-27b", "qwen3-next-80b-a3b", "deepseek-v2-lite", "llama-3.1-8b"]
+)
+def test_whatever_a_rule_needs_keeps_it(model: str, card: str, rule: str) -> None:
+    made = planned(model, max_model_len=32768, card=card)
+    finding = only(one(rule), made)
+    if finding.outcome == "pass" or finding.fix == judge.NOTHING:
+        return
+    for flags, value in flags_of(finding):
+        cured = only(one(rule), with_flags(made, flags))
+        assert cured.outcome == "pass", flags
+        assert rule == "fits: true" or value in cured.message
+
+
+def test_no_change_that_is_needed_is_idle() -> None:
+    """Of changes that go together none can be left out."""
+    together = 0
+    for number in (3, 12, 25, 50, 100):
+        made = planned("qwen3-32b", max_model_len=32768, card="h100-80g")
+        text = one(f"min_concurrency: {number}")
+        for flags, _ in flags_of(only(text, made)):
+            words = flags.split()
+            together += len(words) > 2
+            for left_out in range(0, len(words), 2):
+                fewer = " ".join(words[:left_out] + words[left_out + 2 :])
+                assert only(text, with_flags(made, fewer)).outcome == "fail", (flags, fewer)
+    assert together >= 3
 
 
 def test_the_context_that_cures_is_the_longest_in_steps_of_1024() -> None:
@@ -486,8 +525,8 @@ def test_the_context_that_cures_is_the_longest_in_steps_of_1024() -> None:
     text = one("min_concurrency: 300")
     (context,) = [flag for flag, _ in flags_of(only(text, made)) if flag.startswith("--max-model-len")]
     longer = f"--max-model-len {int(context.split()[1]) + 1024}"
-    assert only(text, with_flag(made, context)).outcome == "pass"
-    assert only(text, with_flag(made, longer)).outcome == "fail"
+    assert only(text, with_flags(made, context)).outcome == "pass"
+    assert only(text, with_flags(made, longer)).outcome == "fail"
 
 
 def test_what_nothing_cures_says_so() -> None:

@@ -1,22 +1,22 @@
 """What the rules measure of a plan, and the changes that may cure a failure.
 
-A change is tried by planning it: whether it satisfies the rule is computed, never guessed.
+Changes are tried by planning them: whether they satisfy the rule is computed, never guessed.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvplan import advise, users
+from kvplan.advise import Change, Knob
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
-from kvplan.plan import Plan, Request
+from kvplan.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
-from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import wrong
 from kvplan.units import format_bytes, format_count, format_gib, format_size, plural
 
@@ -38,8 +38,7 @@ class Case:
     lengths: "Lengths | None" = None
 
 
-Change = tuple[str, Request]  # the flag that makes it, and the request changed
-Changes = Callable[[Rule, Plan], Iterator[Iterable[Change]]]  # groups of one kind, the nearest first
+Knobs = Callable[[Rule, Plan], Iterator[Knob]]  # what may cure a failure, from what costs least to what costs most
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Gauge:
 
     value     of a plan; a text says why there is none
     describe  the sentence that states it
-    changes   what may cure a failure
+    knobs     what may cure a failure
     """
 
     value: Callable[[Plan], Number | str]
@@ -56,7 +55,7 @@ class Gauge:
     is_floor: bool
     text: Callable[[Number], str]
     describe: Callable[[Plan], str]
-    changes: Changes
+    knobs: Knobs
 
     def limit(self, rule: Rule, plan: Plan) -> Number:
         """The limit in the gauge's unit: a share of headroom is one of the GPU's memory, in whole bytes."""
@@ -225,124 +224,85 @@ def _workload_tokens(profile: str | None, trace: Path | None) -> dict[str, int]:
 # --- changes that may cure --------------------------------------------------------------------------------------------
 
 
-def with_args(plan: Plan, **changed: int | float | str | bool) -> Request:
-    args: EngineArgs = replace(plan.request.args, **changed)  # type: ignore[arg-type] # names and types are EngineArgs'
-    return replace(plan.request, args=args)
+def switch(flag: str, **args: int | float | str | bool) -> Knob:
+    return Knob([Change(flag, args)], "switch")
 
 
-def more_ranks(plan: Plan) -> list[Change]:
-    now = plan.request.args.tensor_parallel_size
-    return [
-        (f"--tensor-parallel-size {tp}", with_args(plan, tensor_parallel_size=tp)) for tp in advise.TP_SIZES if tp > now
-    ]
+def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
+    """Smaller entries, more ranks, a larger GPU."""
+    yield advise.fp8_cache(plan.request.args)
+    yield advise.more_ranks(plan.request.args)
+    yield advise.larger_gpu(plan.request)
 
 
-def fp8_cache(plan: Plan) -> list[Change]:
-    if plan.request.args.kv_cache_dtype != "auto":
-        return []
-    return [("--kv-cache-dtype fp8", with_args(plan, kv_cache_dtype="fp8"))]
+def next_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
+    """The next sizes only, each alone: a simulation of each takes a second or more."""
+    yield Knob(advise.fp8_cache(plan.request.args).changes)
+    yield Knob(advise.more_ranks(plan.request.args).changes[:2])
 
 
-def larger_gpus(plan: Plan) -> Iterator[Change]:
-    for bigger in advise.larger_gpus(plan.request):
-        yield f"--gpu {bigger.name}", replace(plan.request, gpu=bigger)
-
-
-def more_kv(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    """More ranks, smaller entries, a larger GPU."""
-    yield more_ranks(plan)
-    yield fp8_cache(plan)
-    yield larger_gpus(plan)
-
-
-def next_kv(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    """The next sizes only: a simulation of each takes a second or more."""
-    yield more_ranks(plan)[:2]
-    yield fp8_cache(plan)
-
-
-def more_users(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
+def more_users(rule: Rule, plan: Plan) -> Iterator[Knob]:
     if plan.settings.max_num_seqs < rule.limit:
-        yield [(f"--max-num-seqs {rule.limit}", with_args(plan, max_num_seqs=int(rule.limit)))]
+        yield switch(f"--max-num-seqs {rule.limit}", max_num_seqs=int(rule.limit))
     yield from more_kv(rule, plan)
 
 
 CONTEXT_STEP: Final = 1024
 
 
-def more_requests(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
+def more_requests(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """More KV cache, or shorter requests: the longest context, in steps of 1,024 tokens, that satisfies the rule."""
-    yield more_ranks(plan)
-    yield fp8_cache(plan)
-    yield shorter_context(rule, plan)
-    yield larger_gpus(plan)
+    yield advise.fp8_cache(plan.request.args)
+    yield advise.more_ranks(plan.request.args)
+    yield advise.shorter_context(plan.capacity.max_model_len, CONTEXT_STEP)
+    yield advise.larger_gpu(plan.request)
 
 
-def shorter_context(rule: Rule, plan: Plan) -> Iterator[Change]:
-    gauge = GAUGES["min_concurrency"]
-
-    def at(steps: int) -> Change:
-        context = steps * CONTEXT_STEP
-        return f"--max-model-len {context}", with_args(plan, max_model_len=context)
-
-    def holds(steps: int) -> bool:
-        changed = advise.tried(at(steps)[1])
-        return changed is not None and gauge.holds(rule, changed)
-
-    low, high = 1, (plan.capacity.max_model_len - 1) // CONTEXT_STEP
-    if high < 1 or not holds(low):
-        return
-    while low < high:  # a shorter context never holds fewer requests
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    yield at(low)
-
-
-def less_weight(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    yield more_ranks(plan)
+def less_weight(rule: Rule, plan: Plan) -> Iterator[Knob]:
+    yield advise.more_ranks(plan.request.args)
     if plan.request.spec.quantization is None and plan.request.args.quantization is None:
-        yield [("--quantization fp8", with_args(plan, quantization="fp8"))]
+        yield switch("--quantization fp8", quantization="fp8")
 
 
-def smaller_entries(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
-    yield fp8_cache(plan)
-    yield more_ranks(plan)
+def smaller_entries(rule: Rule, plan: Plan) -> Iterator[Knob]:
+    yield advise.fp8_cache(plan.request.args)
+    yield advise.more_ranks(plan.request.args)
 
 
 LORA_RANKS: Final = (512, 320, 256, 128, 64, 32, 16, 8, 1)
 
 
-def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
+def fewer_adapters(rule: Rule, plan: Plan) -> Iterator[Knob]:
     args = plan.request.args
     if args.tensor_parallel_size > 1 and not args.fully_sharded_loras:
-        yield [("--fully-sharded-loras", with_args(plan, fully_sharded_loras=True))]
+        yield switch("--fully-sharded-loras", fully_sharded_loras=True)
     most = min(args.max_loras - 1, 64)
-    yield ((f"--max-loras {slots}", with_args(plan, max_loras=slots)) for slots in range(most, 0, -1))
-    yield (
-        (f"--max-lora-rank {rank}", with_args(plan, max_lora_rank=rank))
-        for rank in LORA_RANKS
-        if rank < args.max_lora_rank
+    yield Knob([Change(f"--max-loras {slots}", {"max_loras": slots}) for slots in range(most, 0, -1)])
+    yield Knob(
+        [Change(f"--max-lora-rank {rank}", {"max_lora_rank": rank}) for rank in LORA_RANKS if rank < args.max_lora_rank]
     )
-    yield more_ranks(plan)
+    yield advise.more_ranks(args)
 
 
-def more_left(rule: Rule, plan: Plan) -> Iterator[Iterable[Change]]:
+def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """Less of the GPU for the server, or a larger one."""
     args = plan.request.args
-    if not plan.fits:
-        yield more_ranks(plan)
     if args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None:
         percents = range(ceil(100 * plan.settings.gpu_memory_utilization) - 1, 0, -1)
-        yield (
-            (f"--gpu-memory-utilization {hundredths / 100}", with_args(plan, gpu_memory_utilization=hundredths / 100))
-            for hundredths in percents
+        yield Knob(
+            [
+                Change(f"--gpu-memory-utilization {share / 100}", {"gpu_memory_utilization": share / 100})
+                for share in percents
+            ]
         )
     elif args.kv_cache_memory_bytes is not None:
         short = max(0, int(GAUGES["min_headroom"].limit(rule, plan)) - plan.memory.unused)
         less = args.kv_cache_memory_bytes - short
         if less > 0:
-            yield [(f"--kv-cache-memory-bytes {less}", with_args(plan, kv_cache_memory_bytes=less))]
-    yield larger_gpus(plan)
+            yield Knob([Change(f"--kv-cache-memory-bytes {less}", {"kv_cache_memory_bytes": less})])
+    if not plan.fits:
+        yield advise.more_ranks(args)
+    yield advise.larger_gpu(plan.request)
 
 
 GAUGES: Final[Mapping[str, Gauge]] = {

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import lru_cache
+from itertools import islice
 from math import ceil
 from typing import Final
 
 from kvplan import advise
-from kvplan.errors import KvplanError
 from kvplan.files import printable
-from kvplan.plan import Plan, Request, plan
+from kvplan.plan import Plan
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Waiver, Workload, exists
 from kvplan.policy.gauges import (
     GAUGES,
@@ -41,6 +41,7 @@ from kvplan.units import format_gib, format_size, plural
 PreemptionRate = Callable[[Plan, Workload], float | str]
 
 MAX_CURED: Final = 100  # targets whose failures get a cure; a cure costs dozens of plans
+SHOWN_CURES: Final = 2
 NOTHING: Final = "nothing tried would do"
 
 
@@ -143,13 +144,13 @@ def title(plan: Plan) -> str:
 
 @dataclass(slots=True)
 class _Bench:
-    """One target while it is judged; `tried` keeps the plans of changes, which several rules may ask for."""
+    """One target while it is judged; `plans` keeps those of changes, by flags, which several rules may ask for."""
 
     policy: Policy
     case: Case
     against: Against
     cures: bool
-    tried: dict[str, Plan | None] = field(default_factory=dict)
+    plans: dict[str, Plan | None] = field(default_factory=dict)
 
     def result(self) -> TargetResult:
         target, plan = self.case.target, self.case.plan
@@ -179,8 +180,10 @@ class _Bench:
         plan = self.case.plan
         if plan.fits:
             return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of the GPU are left", True, True)
-        found = advise.fixes(plan)[:2] if self.cures else []
-        fix = needs([(it.flag, f"{it.plan.concurrency.max:.1f} requests") for it in found]) if self.cures else None
+        cures = advise.fixes(plan, SHOWN_CURES, self.plans) if self.cures else []
+        fix = (
+            needs([(cure.flag, f"{cure.plan.concurrency.max:.1f} requests") for cure in cures]) if self.cures else None
+        )
         return Verdict(False, f"does not fit, {format_gib(plan.deficit)} short on each GPU", True, False, "", fix)
 
     def measured(self, rule: Rule, gauge: Gauge) -> Verdict:
@@ -248,30 +251,20 @@ class _Bench:
     # --- cures
 
     def cure(self, rule: Rule, gauge: Gauge) -> str:
-        """Up to two changes that satisfy the rule, each with the value that it gives."""
-        found: list[tuple[str, str]] = []
-        for group in gauge.changes(rule, self.case.plan):
-            for flag, request in group:
-                changed = self.plan_of(flag, request)
-                if changed is not None and changed.fits and gauge.holds(rule, changed):
-                    found.append((flag, gauge.text(number(gauge.value(changed)))))
-                    break
-            if len(found) == 2:
-                break
-        return needs(found)
+        """The best changes that satisfy the rule, each with the value that it gives."""
 
-    def plan_of(self, flag: str, request: Request) -> Plan | None:
-        if flag not in self.tried:
-            try:
-                self.tried[flag] = plan(request)
-            except KvplanError:
-                self.tried[flag] = None
-        return self.tried[flag]
+        def holds(changed: Plan) -> bool:
+            return changed.fits and gauge.holds(rule, changed)
+
+        plan = self.case.plan
+        search = advise.Search(plan.request, list(gauge.knobs(rule, plan)), holds, self.plans)
+        cures = sorted(islice(search.results(), SHOWN_CURES), key=lambda cure: cure.cost)
+        return needs([(cure.flag, gauge.text(number(gauge.value(cure.plan)))) for cure in cures])
 
 
-def needs(found: Iterable[tuple[str, str]]) -> str:
-    """The changes with what each gives: needs --tensor-parallel-size 2 (30.3) or --kv-cache-dtype fp8 (28.2)."""
-    told = [f"{flag} ({value})" for flag, value in found]
+def needs(cures: Iterable[tuple[str, str]]) -> str:
+    """The changes with what each gives: needs --kv-cache-dtype fp8 (28.2) or --tensor-parallel-size 2 (30.3)."""
+    told = [f"{flag} ({value})" for flag, value in cures]
     return f"needs {' or '.join(told)}" if told else NOTHING
 
 

@@ -283,7 +283,12 @@ def verdict_lines(doc: Document) -> list[Line]:
     if doc["fits"]:
         return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", "cyan"))]
     if not doc["fixes"]:
-        lines.append(line("No single change of KV dtype, tensor parallel size, context or GPU makes it fit.", "bold"))
+        lines.append(
+            line(
+                "Nothing tried makes it fit: KV dtype, tensor parallel size, context and GPU, alone or together.",
+                "bold",
+            )
+        )
         return lines
     lines.append(line("What would make it fit, and for how many full-context users", "bold"))
     width = max(len(fix["flag"]) for fix in doc["fixes"])

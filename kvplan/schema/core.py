@@ -220,7 +220,7 @@ PLAN = record(
         groups=table(COUNT, "Parameters by tensor group."),
     ),
     limits=rows(record(by=TEXT, text=TEXT), "What limits the answer, the first one first."),
-    fixes=rows(FIX, "The nearest change of each kind that makes it fit; empty where it does."),
+    fixes=rows(FIX, "What would make it fit, the best first: one change or several together; empty where it fits."),
     assumptions=rows(ASSUMPTION, "What is modelled rather than derived."),
     provenance=table(ORIGIN, "JSON path of each number of memory, kv and concurrency -> where it comes from."),
     flags=record("The command that serves this plan.", argv=TEXTS, command=TEXT),
