@@ -411,11 +411,15 @@ def _users(plan: Plan) -> Iterator[str]:
         yield from _sglang_users(plan)
         return
     capacity, answer = plan.capacity, plan.concurrency
-    need = plan.bytes_per_request + capacity.bytes_per_block
-    sign = "<=" if plan.fits else ">"
+    null_block = 1 if plan.settings.version.has("null_block") else 0
+    need = (capacity.blocks_per_request + null_block) * capacity.bytes_per_block
+    room, override = plan.available, plan.request.args.num_gpu_blocks_override
+    if override is not None and plan.settings.version.has("override_before_fit"):
+        room = override * capacity.bytes_per_block
+    asked = f"({capacity.blocks_per_request:,} + 1 null block)" if null_block else f"{capacity.blocks_per_request:,}"
     yield (
-        f"start-up check: ({capacity.blocks_per_request:,} + 1 null block) x {capacity.bytes_per_block:,} B = "
-        f"{need:,} B {sign} {plan.available:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
+        f"start-up check: {asked} x {capacity.bytes_per_block:,} B = {need:,} B {'<=' if plan.fits else '>'} "
+        f"{room:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
     )
     if not plan.fits:
         return

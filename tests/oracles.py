@@ -5,6 +5,7 @@ is nothing to compare. `traces` replays a real scheduler's steps: `NAME: equal` 
 """
 
 import json
+import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -20,10 +21,13 @@ from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, Win
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan import hf_config
+from kvplan.command import read_command
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import gpu
-from kvplan.plan import Request, plan, weight_layout
+from kvplan.plan import Request, plan, rank_weights, weight_layout
+from kvplan.rules import vllm_pool
 from kvplan.rules.vllm import EngineArgs
+from kvplan.rules.vllm_pool import Capacity
 from kvplan.spec import (
     ChunkedAttention,
     CompressedLatent,
@@ -164,27 +168,28 @@ def models(directory: Path) -> int:
 
 # --- capacity: a real server's own answers -----------------------------------------------------------------------
 
-GPUS = {"A10G": "a10g", "L40S": "l40s", "A100": "a100-80g", "H100": "h100-80g", "H200": "h200", "B200": "b200"}
+GPUS = {"A10G": "a10g", "L40S": "l40s", "A100": "a100-80g", "H100": "h100-80g", "H200": "h200", "B200": "b200",
+        "RTX4090": "rtx-4090", "RTX5090": "rtx-5090"}  # fmt: skip
 DIRECT = ("max_model_len", "block_size", "kv_cache_dtype", "max_num_batched_tokens", "max_num_seqs",
-          "enable_prefix_caching", "disable_hybrid_kv_cache_manager")  # fmt: skip
+          "gpu_memory_utilization", "enable_prefix_caching", "disable_hybrid_kv_cache_manager")  # fmt: skip
 USAGE = {"OPENAI_API_SERVER": "server", "LLM_CLASS": "offline"}
 
 
-def engine_args(inputs: dict[str, Any]) -> EngineArgs:
-    """A case's flags; one that kvplan does not know is refused by name."""
-    values = {key: inputs[key] for key in DIRECT if key in inputs} | (inputs.get("engine_args") or {})
-    known = {field.name for field in fields(EngineArgs)}
-    unknown = set(values) - known
-    if unknown:
-        raise UsageError(f"engine argument {sorted(unknown)[0]!r}: is not one kvplan knows")
-    if values.get("max_model_len") == -1:
-        values["max_model_len"] = "auto"
-    return EngineArgs(
-        tensor_parallel_size=inputs.get("tp", 1),
-        pipeline_parallel_size=inputs.get("pp", 1),
-        usage=USAGE[inputs.get("usage_context", "OPENAI_API_SERVER")],  # type: ignore[arg-type]
-        **values,
-    )
+def serve_words(inputs: dict[str, Any]) -> list[str]:
+    """A case as the command that a user would paste: what kvplan cannot read there it cannot size either."""
+    values = {"tensor_parallel_size": inputs.get("tp", 1), "pipeline_parallel_size": inputs.get("pp", 1)}
+    values |= {key: inputs[key] for key in DIRECT if key in inputs} | (inputs.get("engine_args") or {})
+    words = ["vllm", "serve", inputs["model"]]
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        match value:
+            case bool():
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            case dict():
+                words += [f"--{flag}", json.dumps(value)]
+            case _:
+                words += [f"--{flag}", str(value)]
+    return words
 
 
 @cache
@@ -193,23 +198,51 @@ def spec_in(folder: Path) -> ModelSpec:
 
 
 def case_request(case: dict[str, Any], directory: Path) -> Request:
+    """A case as kvplan plans it; a flag that kvplan does not know is refused by name."""
     inputs = case["inputs"]
+    command = read_command(shlex.join(serve_words(inputs)))
+    if command.unknown:
+        raise UsageError(f"engine argument {command.unknown[0]!r}: is not one kvplan knows")
     name = inputs.get("gpu", "H100")
-    return Request(spec_in(directory / inputs["model"]), gpu(GPUS.get(name, name.lower())), engine_args(inputs))
+    return Request(
+        spec_in(directory / inputs["model"]),
+        gpu(GPUS.get(name, name.lower())),
+        EngineArgs(**command.args | {"usage": USAGE[inputs.get("usage_context", "OPENAI_API_SERVER")]}),
+        draft=spec_in(directory / command.draft_model) if command.draft_model else None,
+    )
+
+
+def stage_budgets(budget: int | list[int], stages: int) -> list[int]:
+    """The least bytes of each stage's ranks; a list has one entry per stage or per rank, stage by stage."""
+    if isinstance(budget, int):
+        return [budget] * stages
+    if not budget or len(budget) % stages:
+        raise ValueError(f"a budget of {len(budget)} entries for {stages} stages")
+    ranks = len(budget) // stages
+    return [min(budget[i * ranks : (i + 1) * ranks]) for i in range(stages)]
+
+
+def capacity_of(request: Request, budgets: list[int]) -> Capacity:
+    """What the server's rules say of a KV budget per stage."""
+    answer = plan(replace(request, args=replace(request.args, kv_cache_memory_bytes=budgets[0])))
+    if len(set(budgets)) == 1:
+        return replace(answer.capacity, fits=answer.fits)
+    got = vllm_pool.capacity(answer.pool, answer.settings, request.args, budgets)
+    return replace(got, fits=got.fits and got.num_blocks > 0)
 
 
 def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[str]:
     """What differs for one stated KV budget."""
     budget = expected["available_memory"]
-    answer = plan(replace(request, args=replace(request.args, kv_cache_memory_bytes=budget)))
+    got = capacity_of(request, stage_budgets(budget, request.args.pipeline_parallel_size))
+    label = f"{budget:,} B" if isinstance(budget, int) else f"{budget} B"
     if expected.get("error"):
-        if answer.fits:
-            yield f"{budget:,} B: starts, expected the error {expected['error'][:60]!r}"
+        if got.fits:
+            yield f"{label}: starts, expected the error {expected['error'][:60]!r}"
         return
-    if not answer.fits:
-        yield f"{budget:,} B: refused to start, expected {expected['num_gpu_blocks']:,} blocks"
+    if not got.fits:
+        yield f"{label}: refused to start, expected {expected['num_gpu_blocks']:,} blocks"
         return
-    got = answer.capacity
     for name, mine, theirs in (
         ("num_gpu_blocks", got.num_blocks, expected["num_gpu_blocks"]),
         ("kv_cache_size_tokens", got.tokens, expected["kv_cache_size_tokens"]),
@@ -217,7 +250,7 @@ def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[s
         ("max_model_len", got.max_model_len, expected.get("max_model_len", got.max_model_len)),
     ):
         if mine != theirs:
-            yield f"{budget:,} B: {name} {mine} for {theirs}"
+            yield f"{label}: {name} {mine} for {theirs}"
 
 
 def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str, Any]]) -> Iterator[str]:
@@ -229,13 +262,28 @@ def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str
             yield f"weights of stage {stage}: {got:,} for {want:,} ({got - want:+,})"
 
 
+def draft_differences(request: Request, expected: dict[str, Any] | None) -> Iterator[str]:
+    if expected is None:
+        return
+    got = rank_weights(request, 0).get("draft", 0)
+    if got != expected["param_bytes_per_rank"]:
+        want = expected["param_bytes_per_rank"]
+        yield f"weights of the draft: {got:,} for {want:,} ({got - want:+,})"
+
+
 def compare_case(case: dict[str, Any], directory: Path) -> tuple[str, list[str]]:
+    """The outcome and why; a refusal of ours equals one of the server's own (`failed`)."""
+    refused = case.get("failed")
     try:
         request = case_request(case, directory)
+        if refused is not None:
+            plan(request)
+            return DIFFERENT, [f"planned, and the server refuses: {refused[:200]!r}"]
         wrong = [text for expected in case["results"] for text in result_differences(request, expected)]
         wrong += weight_differences(request, case["weights"])
+        wrong += draft_differences(request, case.get("draft_weights"))
     except KvplanError as error:
-        return REFUSED, [str(error)]
+        return (EQUAL, []) if refused is not None else (REFUSED, [str(error)])
     return (DIFFERENT if wrong else EQUAL), wrong
 
 
@@ -244,7 +292,7 @@ def capacity(cases: Path, directory: Path) -> int:
     for case in read_lines(cases):
         if not (directory / case["inputs"]["model"] / "config.json").is_file():
             raise ValueError(f"{directory / case['inputs']['model']} has no config.json")
-        if not case["results"]:
+        if not case.get("results") and "failed" not in case:
             raise ValueError("a case without results")
         outcome, why = compare_case(case, directory)
         counts[outcome] += 1

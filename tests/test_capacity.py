@@ -9,6 +9,7 @@ import pytest
 
 from kvplan import catalog
 from kvplan.errors import KvplanError, UsageError
+from kvplan.explain import explain
 from kvplan.gpu import gpu
 from kvplan.plan import Plan, Request, plan
 from kvplan.rules import engines, vllm
@@ -108,6 +109,60 @@ def test_one_block_less_than_needed_does_not_start() -> None:
     assert short.deficit == 1
 
 
+@pytest.mark.parametrize("budget", [GIB, FORTY])
+@pytest.mark.parametrize(("blocks", "starts"), [(100, False), (512, False), (513, True), (30_000, True)])
+def test_an_override_replaces_the_memory_that_a_request_is_checked_against(
+    budget: int, blocks: int, starts: bool
+) -> None:
+    # 8,192 tokens of Llama-3.1-8B are 512 blocks, and the null block; the budget is no longer looked at.
+    got = sized("llama-3.1-8b", max_model_len=8192, budget=budget, num_gpu_blocks_override=blocks)
+    assert (got.fits, got.capacity.num_blocks) == (starts, blocks)
+    assert got.deficit == max(0, 513 - blocks) * 2_097_152
+
+
+def test_auto_fit_takes_the_context_that_an_override_holds() -> None:
+    # 100 blocks of 16 tokens, one of them the null block (vLLM 0.33's own answer).
+    got = sized("llama-3.1-8b", max_model_len="auto", num_gpu_blocks_override=100)
+    assert (got.fits, got.capacity.max_model_len) == (True, 99 * 16)
+
+
+def test_before_0_21_an_override_came_after_the_check() -> None:
+    # vLLM 0.20 v1/core/kv_cache_utils.py: the memory decides whether it starts, then the blocks are replaced.
+    got = sized("llama-3.1-8b", engine="vllm@0.20", max_model_len=8192, num_gpu_blocks_override=100)
+    assert (got.fits, got.capacity.num_blocks) == (True, 100)
+    assert not sized(
+        "llama-3.1-8b", engine="vllm@0.20", max_model_len=8192, budget=GIB - 1, num_gpu_blocks_override=30_000
+    ).fits
+
+
+def test_the_null_block_is_asked_for_from_0_29_on() -> None:
+    need = 512 * 2_097_152  # 8,192 tokens of Llama-3.1-8B without a null block
+    assert sized("llama-3.1-8b", engine="vllm@0.28", max_model_len=8192, budget=need).fits
+    assert not sized("llama-3.1-8b", engine="vllm@0.29", max_model_len=8192, budget=need).fits
+
+
+def test_the_explanation_of_an_override_names_its_blocks() -> None:
+    refused = sized("llama-3.1-8b", max_model_len=8192, num_gpu_blocks_override=100)
+    lines = "\n".join(line for section in explain(refused) for line in section.lines)
+    # 513 x 2 MiB needed, 100 x 2 MiB there
+    assert "(512 + 1 null block) x 2,097,152 B = 1,075,838,976 B > 209,715,200 B: refused, 866,123,776 B short" in lines
+
+
+@pytest.mark.parametrize("dtype", ["nvfp4", "nvfp4_4over6"])
+def test_nvfp4_of_latent_attention_is_refused(dtype: str) -> None:
+    # vLLM 0.33 config/vllm.py, validate_nvfp4_kv_cache_with_mla
+    with pytest.raises(UsageError, match=f"{dtype}: vLLM refuses it for the latent attention of deepseek-v3; use fp8"):
+        sized("deepseek-v3", "b200", tensor_parallel_size=8, kv_cache_dtype=dtype)
+
+
+def test_a_16_bit_cache_of_sparse_attention_is_refused_where_ranks_share_its_tokens() -> None:
+    # vLLM 0.33: "DCP for FlashMLA sparse requires an fp8_ds_mla kv-cache"
+    shared = {"tensor_parallel_size": 8, "decode_context_parallel_size": 2}
+    with pytest.raises(UsageError, match=r"decode_context_parallel_size 2: .* bfloat16 cache of deepseek-v3\.2"):
+        sized("deepseek-v3.2", "h200", **shared)
+    assert sized("deepseek-v3.2", "h200", kv_cache_dtype="fp8", **shared).settings.kv_dtype == "fp8_ds_mla"
+
+
 def test_auto_fit_takes_the_largest_context_the_pool_holds() -> None:
     # 8 GiB are 4,096 blocks of 2 MiB; one is the null block: 4,095 x 16 tokens.
     assert sized("llama-3.1-8b", budget=8 * GIB, max_model_len="auto").capacity.max_model_len == 4_095 * 16
@@ -165,7 +220,10 @@ def test_versions_differ_where_their_releases_did() -> None:
 @needs_oracle_data
 @pytest.mark.parametrize(
     ("cases", "configs", "refused"),
-    [("capacity_cases.jsonl", "capacity_configs", 0), ("capacity_cases_real.jsonl", "models", 0)],
+    [
+        ("capacity_cases.jsonl", "capacity_configs", 0),
+        ("capacity_cases_real.jsonl", "models", 0),
+    ],
 )
 def test_every_case_of_a_real_servers_capacity_code(
     cases: str, configs: str, refused: int, capsys: pytest.CaptureFixture[str]
@@ -223,7 +281,7 @@ def test_the_capacity_command_refuses_an_argument_it_does_not_know(
 ) -> None:
     path = planted_case(tmp_path)
     case = json.loads(path.read_text())
-    case["inputs"]["engine_args"] = {"swap_space": 4}
+    case["inputs"]["engine_args"] = {"sparkle_size": 4}
     path.write_text(json.dumps(case) + "\n")
     assert oracles.main(["capacity", str(path), str(tmp_path / "configs")]) == 0
     assert "1 refused by name" in capsys.readouterr().out

@@ -67,6 +67,11 @@ CHANGES = {
         (0, 21), "recurrent states are cached at block ends: attention blocks cover them, requests hold several",
         "vllm-project/vllm#40691 and a log of 0.14 have one block per state and request",
     ),
+    "override_before_fit": Change(
+        (0, 21), "--num-gpu-blocks-override replaces the memory before auto-fit and the check that one request fits; "
+        "before, it only replaced the pool of a server that had passed them",
+        "vLLM 0.8.5 to 0.33 v1/core/kv_cache_utils.py (get_kv_cache_configs): 0.20 and 0.21 were read",
+    ),
     "runner_v2": Change(
         (0, 25), "model runner V2 by default: a table for penalties set aside, a smaller sampling peak",
         "vllm-project/vllm#44443",
@@ -76,6 +81,10 @@ CHANGES = {
     ),
     "large_graphs": Change(
         (0, 27), "graphs of up to 1,024 sequences on compute capability 10.x", "vllm-project/vllm#49390",
+    ),
+    "null_block": Change(
+        (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
+        "vLLM 0.28 and 0.29 v1/core/kv_cache_utils.py (get_kv_cache_configs) were read",
     ),
 }  # fmt: skip
 

@@ -245,9 +245,24 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
             name = "fp8"
     if name in ("fp8", "fp8_e4m3") and is_sparse_mla(spec):
         return "fp8" if 100 <= sm < 120 else "fp8_ds_mla"
-    if name == "nvfp4" and is_mla(spec):
-        return "nvfp4_ds_mla"
+    if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and is_mla(spec):
+        raise UsageError(
+            f"--kv-cache-dtype {name}: vLLM refuses it for the latent attention of {spec.name}; use fp8, or "
+            "nvfp4_ds_mla where attention is sparse"
+        )
     return name
+
+
+def check_sparse_dcp(spec: ModelSpec, kv_dtype: str, dcp: int, sm: int) -> None:
+    """Hopper's sparse kernels give no log-sum-exp for a 16-bit cache, which ranks that share a request's tokens need.
+
+    Source: vLLM 0.33 v1/attention/backends/mla/flashmla_sparse.py.
+    """
+    if dcp > 1 and is_sparse_mla(spec) and 90 <= sm < 100 and not kv_dtype.endswith("_ds_mla"):
+        raise UsageError(
+            f"decode_context_parallel_size {dcp}: vLLM refuses it for the {kv_dtype} cache of {spec.name} on compute "
+            f"capability {sm / 10:.1f}; use --kv-cache-dtype fp8"
+        )
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
@@ -296,6 +311,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     stages = args.pipeline_parallel_size
     batches = stages + 1 if release.has("async_scheduling") and args.async_scheduling else stages
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
+    kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
+    check_sparse_dcp(spec, kv_dtype, args.decode_context_parallel_size, gpu.sm)
     return Settings(
         version=release,
         max_model_len=context,
@@ -304,7 +321,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         max_num_seqs=seqs,
         in_flight_tokens=batches * tokens,
         gpu_memory_utilization=args.gpu_memory_utilization or release.utilization,
-        kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
+        kv_dtype=kv_dtype,
         dtype=dtype,
         first_engine=is_v0(release, gpu.sm),
     )

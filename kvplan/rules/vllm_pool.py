@@ -174,26 +174,35 @@ def blocks_in(layout: Pool, available: list[int]) -> tuple[int, int]:
     return min([(max(0, room) // cost, i) for i, (room, cost) in enumerate(costs) if cost])
 
 
+def overridden(layout: Pool, args: EngineArgs, available: list[int]) -> list[int]:
+    """The bytes of each stage that --num-gpu-blocks-override puts in place of the memory that was measured."""
+    if args.num_gpu_blocks_override is None:
+        return available
+    return [args.num_gpu_blocks_override * each for each in layout.stage_bytes]
+
+
 def capacity(layout: Pool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
     """Blocks, tokens and concurrency for `available` KV bytes per rank, one entry per pipeline stage.
 
-    The smallest stage decides. Source: vLLM 0.33 v1/core/kv_cache_utils.py (check_enough_kv_cache_memory,
-    get_num_blocks, get_max_concurrency_for_kv_cache_config).
+    The smallest stage decides. Source: vLLM 0.33 v1/core/kv_cache_planning.py (get_kv_cache_configs) and
+    kv_cache_utils.py (get_max_concurrency_for_kv_cache_config); 0.8 to 0.20 took an override after the check.
     """
-    blocks, worst = blocks_in(layout, available)
+    worst = blocks_in(layout, available)[1]
+    stated = overridden(layout, args, available)
+    room = stated if settings.version.has("override_before_fit") else available
+    null_block = 1 if settings.version.has("null_block") else 0
     context = settings.max_model_len
     if settings.auto_fit:
-        context = largest_context(layout, settings, context, blocks - 1)
+        context = largest_context(layout, settings, context, blocks_in(layout, room)[0] - null_block)
         if context == 0:
             context = settings.max_model_len
     charged = layout.charged(context, settings)
     cost = layout.stage_bytes[worst]
     deficit = max(
-        [(charged + 1) * each - room for each, room in zip(layout.stage_bytes, available, strict=True) if each]
+        [(charged + null_block) * each - free for each, free in zip(layout.stage_bytes, room, strict=True) if each]
     )
     fits = deficit <= 0
-    if args.num_gpu_blocks_override is not None:
-        blocks = args.num_gpu_blocks_override
+    blocks = blocks_in(layout, stated)[0]
     concurrency = blocks / charged
     if not settings.version.has("tokens_by_concurrency"):
         tokens = blocks // len(layout.groups) * layout.block_size * layout.dcp
