@@ -352,10 +352,11 @@ def test_the_largest_number_of_users_keeps_the_promise_and_one_more_breaks_it(ru
 
 
 def test_a_variant_that_serves_nobody_keeps_no_promise(run: Run) -> None:
-    """A pool of 600 blocks holds requests, but no reservation of 16,384 tokens."""
+    """A pool of 600 blocks, with which 0.20 starts, holds requests, but no reservation of 16,384 tokens."""
     ran = run(
         "simulate", *MODEL, "--prompt-tokens", "100", "--output-tokens", "5", "--rate", "2", "--num-requests", "5",
-        "--num-gpu-blocks-override", "600", "--baseline", "contiguous", "--slo", "ttft=1s", "--format", "json",
+        "--engine", "vllm@0.20", "--num-gpu-blocks-override", "600", "--baseline", "contiguous", "--slo", "ttft=1s",
+        "--format", "json",
     )  # fmt: skip
     assert ran.code == 0, ran.err
     paged, contiguous = ran.json["variants"]
@@ -446,7 +447,11 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         ((*MODEL, *CONV, "--requests", "out"), "--requests"),
         ((*MODEL, *SIZES[:5], "x"), "--rate: not requests per second"),
         ((*MODEL, "--prompt-tokens", "20k", *SIZES[2:]), "simulate: no request is served: 5 prompts are longer"),
-        ((*MODEL, *SIZES, "--num-gpu-blocks-override", "5"), "simulate: no request is served: 0 prompts are longer"),
+        ((*MODEL, *SIZES, "--num-gpu-blocks-override", "5"), "simulate: llama-3.1-8b does not fit on "),
+        (
+            (*MODEL, *SIZES, "--num-gpu-blocks-override", "5", "--engine", "vllm@0.20"),
+            "simulate: no request is served: 0 prompts are longer",
+        ),
         ((*MODEL, "--prompt-tokens", "0", *SIZES[2:]), "--prompt-tokens: must be at least 1"),
         ((*MODEL, *SIZES, "--shared-prefix", "-5"), "--shared-prefix: "),
     ],

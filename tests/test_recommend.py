@@ -20,6 +20,7 @@ from kvplan.held import pool_holds, pool_users
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.prices import read as read_prices
 from kvplan.recommend import bound, seqs_for
+from kvplan.rules.engines import parse_engine
 from kvplan.rules.vllm import EngineArgs
 from kvplan.users import users_for_lengths
 from kvplan.workload import Lengths
@@ -179,11 +180,11 @@ def test_a_server_that_may_not_start_holds_nobody(run: Run) -> None:
 
 
 def pool_of(num_blocks: int, load: Load) -> Plan:
-    """Llama-3.1-8B with a pool of so many blocks of 16 tokens."""
+    """Llama-3.1-8B with a pool of so many blocks of 16 tokens; 0.20 starts with one that holds no whole request."""
     args = EngineArgs(
         max_model_len=16_384, num_gpu_blocks_override=num_blocks, max_num_seqs=4096, max_num_batched_tokens=8192
     )
-    return plan(Request(catalog.load("llama-3.1-8b"), gpu("h200"), args, load=load))
+    return plan(Request(catalog.load("llama-3.1-8b"), gpu("h200"), args, parse_engine("vllm@0.20"), load))
 
 
 def test_one_block_of_a_pool_is_nobodys() -> None:
