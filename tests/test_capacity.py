@@ -157,7 +157,7 @@ def test_nvfp4_of_latent_attention_is_refused(dtype: str) -> None:
 
 def test_a_16_bit_cache_of_sparse_attention_is_refused_where_ranks_share_its_tokens() -> None:
     # vLLM 0.33: "DCP for FlashMLA sparse requires an fp8_ds_mla kv-cache"
-    shared = {"tensor_parallel_size": 8, "decode_context_parallel_size": 2}
+    shared: dict[str, Any] = {"tensor_parallel_size": 8, "decode_context_parallel_size": 2}
     with pytest.raises(UsageError, match=r"decode_context_parallel_size 2: .* bfloat16 cache of deepseek-v3\.2"):
         sized("deepseek-v3.2", "h200", **shared)
     assert sized("deepseek-v3.2", "h200", kv_cache_dtype="fp8", **shared).settings.kv_dtype == "fp8_ds_mla"
