@@ -113,14 +113,14 @@ class CompressedLatent:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """A state of constant size per sequence: a short convolution's inputs and, but for `conv`, a recurrence.
+    """A state of constant size per sequence: a short convolution's inputs and, but for `short_conv`, a recurrence.
 
     convolution  parts of channels; `conv_kernel - 1` columns of each are kept
     recurrence   `heads` matrices of shape `head_shape`; `heads` is split over the ranks
     ssm_dtype    dtype of the recurrence when the model fixes it; None: the model's dtype
     """
 
-    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "conv"]
+    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "short_conv"]
     conv_kernel: int
     convolution: tuple[Part, ...]
     heads: int

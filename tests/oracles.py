@@ -72,6 +72,8 @@ def geometry_of(caches: tuple[LayerCache, ...]) -> tuple[Any, ...]:
             return ("mamba1", None, None, None, None)
         case (RecurrentState(kind="mamba2"),):
             return ("mamba2", None, None, None, None)
+        case (RecurrentState(kind="short_conv"),):
+            return ("shortconv", None, None, None, None)
         case (RecurrentState(),):
             return ("linear", None, None, None, None)
         case (FullAttention(h, k, v), RecurrentState(kind="mamba2")):

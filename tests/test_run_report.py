@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvplan import reconcile
+from kvplan.report import run_sentences
 from kvplan.report.run_cells import Table, text
 from kvplan.report.run_contexts import blocks_per_request, contexts
 from kvplan.report.run_data import RunData, report_data, run_data
@@ -200,12 +201,26 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
 def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: Path) -> None:
     data = data_of(cpu_run(tmp_path / "cpu"))
     assert data.answer.startswith(
-        "tiny on the CPU: the KV pool of 1.01 MiB holds 42 requests of 41 tokens; measured against predicted, "
+        "tiny on the CPU: the KV pool of 1.01 MiB holds 42 requests of 41 tokens; predicted against measured, "
         "the weights are exact, the KV cache is exact, and the predicted rows together are "
     )
     total = reconcile.reconcile(data.run).total
-    assert total.error is not None
-    assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.measured:.1f} %) above.")
+    assert total.error is not None and total.predicted is not None
+    assert total.predicted < total.measured  # this run's plan leaves out what nothing explains
+    assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.measured:.1f} %) below.")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "words"),
+    [
+        (990, 1000, "10 B (1.0 %) below"),  # the tables' error of such a row is -1.0 %
+        (1010, 1000, "10 B (1.0 %) above"),
+        (1000, 1000, "exact"),
+        (None, 1000, "not comparable"),
+    ],
+)
+def test_a_deviation_has_the_sign_of_the_tables_error(predicted: int | None, measured: int, words: str) -> None:
+    assert run_sentences.deviation(reconcile.Row("weights", predicted, measured)) == words
 
 
 # --- what the numbers are ---------------------------------------------------------------------------------------------

@@ -147,6 +147,8 @@ def cache_text(cache: LayerCache) -> str:
             return f"latent of {width} + {rope} for every {ratio} tokens"
         case SparseIndexer(width) | KeyIndex(width):
             return f"index keys of {width}"
+        case RecurrentState(kind="short_conv", conv_kernel=kernel, convolution=parts):
+            return f"short_conv state of {kernel - 1} x {sum(part.size for part in parts):,}"
         case RecurrentState(kind=kind, heads=heads, head_shape=shape):
             return f"{kind} state" + (f" of {heads} x {shape[0]} x {shape[1]}" if heads else "")
         case CrossAttention(heads, k, v):

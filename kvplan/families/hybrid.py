@@ -372,7 +372,7 @@ def read_lfm2(config: Config, model_type: str) -> SpecDraft:
         convolution("conv.conv", kernel, (Part(width),), bias=bias),
         row("conv.out_proj", width, hidden, "state", bias=bias),
     )
-    state = RecurrentState("conv", kernel, (Part(width),), 0, (1, 1))
+    state = RecurrentState("short_conv", kernel, (Part(width),), 0, (1, 1))
     full = attention(hidden, heads, out="out_proj") + qk_norms(heads)
     mixers: dict[bool, Layer] = {True: (full, (attention_cache(heads, None),)), False: (conv, (state,))}
     common = (*gated_mlp(hidden, inner, prefix="feed_forward"), norm("operator_norm", hidden), norm("ffn_norm", hidden))

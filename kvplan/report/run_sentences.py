@@ -35,18 +35,18 @@ def held(run: Run, tables: dict[str, Table]) -> str:
 def accuracy(memory: Reconciliation) -> str:
     rows = {row.component: row for row in memory.rows}
     return (
-        f"measured against predicted, the weights are {deviation(rows['weights'])}, the KV cache is "
+        f"predicted against measured, the weights are {deviation(rows['weights'])}, the KV cache is "
         f"{deviation(rows['kv_cache'])}, and the predicted rows together are {deviation(memory.total)}"
     )
 
 
 def deviation(row: Row) -> str:
-    """How far the measured bytes lie from the predicted: "exact", "3 MiB (0.3 %) above", "not comparable"."""
+    """How far the predicted bytes lie from the measured, with the tables' sign: "exact", "3 MiB (0.3 %) above"."""
     if row.error is None or row.relative is None:
         return "not comparable"
     if row.error == 0:
         return "exact"
-    side = "below" if row.error > 0 else "above"
+    side = "above" if row.error > 0 else "below"
     return f"{text(abs(row.error), 'bytes')} ({text(abs(row.relative), 'share')}) {side}"
 
 
@@ -104,7 +104,7 @@ def memory_finding(memory: Reconciliation | None) -> str:
     sentences = [f"Exact: {', '.join(exact)}."] if exact else []
     worst = max(rows, key=lambda row: abs(row.error or 0))
     if worst.error:
-        sentences.append(f"Furthest off: {words(worst.component)}, measured {deviation(worst)}.")
+        sentences.append(f"Furthest off: {words(worst.component)}, predicted {deviation(worst)}.")
     rest = sum(row.measured for row in memory.rows if row.component == "unattributed")
     if rest > 0:
         sentences.append(f"{text(rest, 'bytes')} of what the device reports belong to no row.")

@@ -187,7 +187,7 @@ def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
             return (FLASHINFER_GDN_ALIGNMENT, 1) if flashinfer else (1, 0)
         case "mamba2":
             return 1, 1
-        case "mamba1" | "kda" | "conv":
+        case "mamba1" | "kda" | "short_conv":
             return 1, 0
         case _:
             assert_never(state.kind)
