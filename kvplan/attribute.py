@@ -223,7 +223,10 @@ def _config_move(path: tuple[str, ...], new: ModelSpec) -> Callable[[Request], R
     def apply(at: Request) -> Request:
         config = with_key(at.spec.config, path, new.config)
         # An unknown type was accepted for both or for neither, as the two have the same one.
-        return replace(at, spec=read_config(config, at.spec.name, at.spec.name, assume_dense=True))
+        return replace(
+            at,
+            spec=read_config(config, at.spec.name, at.spec.served_name, assume_dense=True, text_only=at.spec.text_only),
+        )
 
     return apply
 

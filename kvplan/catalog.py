@@ -4,14 +4,18 @@ An entry's `config` holds keys and values as in a config.json, so the readers ta
 long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three copies of `a, b`.
 """
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from kvplan import entries, hf_config
+from kvplan.errors import UsageError
 from kvplan.spec import ModelSpec
 
 FILE_NAME = "models.yaml"
+# Models that people ask for and whose published config could not be had: the beginnings of their names, and why.
+MISSING: dict[str, str] = {}
 
 
 def path() -> Path:
@@ -28,26 +32,38 @@ def find(name: str) -> str | None:
     return entries.resolve(path(), name)
 
 
+def unknown(name: str) -> UsageError:
+    """The error for a model that is not in the catalog: why, where its config could not be had, or near misses."""
+    wanted = name.lower().rpartition("/")[2]
+    for known, why in MISSING.items():
+        if wanted == known or wanted.startswith(f"{known}-"):
+            return UsageError(f"model {name!r}: not in the catalog: {why}; name its config.json or its directory")
+    return entries.unknown(path(), "model", name)
+
+
 def facts(name: str) -> dict[str, Any]:
     """A model's entry as written: id, source, config and, where they are known, aliases and parameters."""
     own = find(name)
     if own is None:
-        raise entries.unknown(path(), "model", name)
+        raise unknown(name)
     return entries.entry(path(), own)
 
 
-def load(name: str) -> ModelSpec:
+def load(name: str, *, text_only: bool = False) -> ModelSpec:
     """The facts of a model called by name, alias or Hub id; an unknown one is a UsageError with near misses."""
     own = find(name)
     if own is None:
-        raise entries.unknown(path(), "model", name)
-    return _read(own)
+        raise unknown(name)
+    return _read(own, text_only)
 
 
 @cache
-def _read(own: str) -> ModelSpec:
+def _read(own: str, text_only: bool) -> ModelSpec:
     entry = entries.entry(path(), own)
-    return hf_config.read_config(expand(entry["config"]), where=f"{FILE_NAME}: {own}", name=own, source=entry["source"])
+    spec = hf_config.read_config(
+        expand(entry["config"]), where=f"{FILE_NAME}: {own}", name=own, source=entry["source"], text_only=text_only
+    )
+    return replace(spec, notes=(*spec.notes, entry["note"])) if "note" in entry else spec
 
 
 def expand(value: Any) -> Any:

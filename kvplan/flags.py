@@ -17,12 +17,13 @@ from kvplan.units import GIB
 
 def model_id(spec: ModelSpec) -> str:
     """What vLLM is to load: the Hub id or directory as the user named it; a bare catalog name stands for its Hub id."""
-    path = PurePath(spec.name)
+    name = spec.served_name
+    path = PurePath(name)
     if path.name == "config.json":
         return str(path.parent)
-    if "/" in spec.name or catalog.find(spec.name) is None:
-        return spec.name
-    return str(catalog.facts(spec.name)["id"])
+    if "/" in name or catalog.find(name) is None:
+        return name
+    return str(catalog.facts(name)["id"])
 
 
 def serve_command(plan: Plan) -> list[str]:

@@ -12,6 +12,7 @@ from kvplan.families.draft import SpecDraft
 from kvplan.files import load_json, os_problem, printable
 from kvplan.quant import read_quantization
 from kvplan.spec import (
+    TEXT_ONLY,
     ChunkedAttention,
     Decoder,
     FullAttention,
@@ -169,11 +170,18 @@ def check_size(draft: SpecDraft, where: str) -> None:
 
 
 def read_config(
-    values: Mapping[str, Any], where: str, name: str, *, source: str = "", assume_dense: bool = False
+    values: Mapping[str, Any],
+    where: str,
+    name: str,
+    *,
+    source: str = "",
+    assume_dense: bool = False,
+    text_only: bool = False,
 ) -> ModelSpec:
     """The facts of one config.
 
-    where  how errors call the file
+    where      how errors call the file
+    text_only  leave the towers out, as if the config were the language model's alone
     Raises InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
     """
     outer = Config(values, where)
@@ -191,11 +199,13 @@ def read_config(
     draft = reader(inner, model_type)
     check_size(draft, where)
     check_layer_types(inner, draft, model_type)
-    draft.other_weights += towers.weights(outer)
+    left_out = text_only and towers.is_multimodal(outer)
+    if not left_out:
+        draft.other_weights += towers.weights(outer)
     quantization = read_quantization(outer, inner)
     architectures = outer.names("architectures") or [""]
     return ModelSpec(
-        name=name,
+        name=name + TEXT_ONLY if left_out else name,
         model_type=model_type,
         architecture=architectures[0],
         dtype=model_dtype(outer, inner),
@@ -211,7 +221,8 @@ def read_config(
         quantization=quantization,
         tied=draft.tied,
         experts_per_token=draft.experts_per_token,
-        multimodal=draft.multimodal or towers.is_multimodal(outer),
+        multimodal=draft.multimodal or (towers.is_multimodal(outer) and not left_out),
+        text_only=left_out,
         widest_mlp=draft.widest_mlp,
         item_tokens=draft.item_tokens,
         notes=tuple(dict.fromkeys(outer.notes)),
@@ -227,13 +238,12 @@ def _decoder(inner: Config, model_type: str, where: str) -> Decoder:
     return read_decoder(inner, model_type, where)
 
 
-def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False) -> ModelSpec:
+def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False, text_only: bool = False) -> ModelSpec:
     """A config.json, or the directory that holds one."""
     try:
         file = path / "config.json" if path.is_dir() else path
     except OSError as error:  # a name that is too long, or a folder that this user may not enter
         raise os_problem(path, error) from error
     values = load_json(file)
-    return read_config(
-        values, printable(str(file)), name or printable(file.resolve().parent.name), assume_dense=assume_dense
-    )
+    called = name or printable(file.resolve().parent.name)
+    return read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)

@@ -426,6 +426,9 @@ class Decoder:
     logit_softcap: float | None = None
 
 
+TEXT_ONLY = " (text only)"  # ends the name of a model that was sized without its tower
+
+
 def _not_read() -> Decoder:
     raise UnsupportedModelError("this model was described by its sizes only; the engine needs its config.json")
 
@@ -438,6 +441,7 @@ class ModelSpec:
     layer_weights  one entry per layer, beside `layers`
     other_weights  embedding, head, final norm, towers
     max_model_len  the context a server takes when none is asked for; context_limit: the largest it accepts
+    text_only      a tower was left out when this was read, as asked; `name` says so too
     item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
     notes          what the reader derived or found odd, for the user
     read_decoder   reads how it computes, which only the engine asks for
@@ -461,6 +465,7 @@ class ModelSpec:
     tied: bool = False
     experts_per_token: int = 0
     multimodal: bool = False
+    text_only: bool = False
     widest_mlp: int = 0
     item_tokens: int = 0
     notes: tuple[str, ...] = field(default=())
@@ -476,6 +481,11 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def served_name(self) -> str:
+        """The model's name as it was asked for: what a server loads, whatever part of it was sized."""
+        return self.name.removesuffix(TEXT_ONLY)
 
     @property
     def weights(self) -> tuple[Weight, ...]:

@@ -83,7 +83,7 @@ def test_no_name_id_or_alias_is_used_twice() -> None:
 def test_an_entry_has_only_the_documented_keys() -> None:
     for name in NAMES:
         facts = catalog.facts(name)
-        assert {"id", "source", "config"} <= set(facts) <= {"id", "aliases", "source", "parameters", "config"}
+        assert {"id", "source", "config"} <= set(facts) <= {"id", "aliases", "source", "note", "parameters", "config"}
         assert "/" in facts["id"]
         assert facts["source"]
 

@@ -36,6 +36,7 @@ ORDER = (
     # arithmetic
     "layout",
     "weights",
+    "disk",  # what they weigh as a checkpoint stores them
     "allocator",  # what torch's blocks add to them
     "stored",  # the same from a checkpoint's own headers
     "rules",

@@ -205,7 +205,8 @@ def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: 
         "the weights are exact, the KV cache is exact, and the predicted rows together are "
     )
     total = reconcile.reconcile(data.run).total
-    assert total.error is not None and total.predicted is not None
+    assert total.error is not None
+    assert total.predicted is not None
     assert total.predicted < total.measured  # this run's plan leaves out what nothing explains
     assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.measured:.1f} %) below.")
 

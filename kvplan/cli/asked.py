@@ -172,7 +172,7 @@ def gpu_memory(text: str) -> int:
 
 
 def source_of(options: PlanOptions, revision: str | None) -> Source:
-    return Source(revision, options.offline, options.assume_dense, options.weights_bytes is not None)
+    return Source(revision, options.offline, options.assume_dense, options.text_only, options.weights_bytes is not None)
 
 
 def model_of(options: PlanOptions, command: ServeCommand | None, weights_stated: bool) -> Resolved:

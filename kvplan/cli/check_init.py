@@ -13,6 +13,7 @@ from kvplan.files import printable
 from kvplan.pasted import read_command
 from kvplan.plan import Request, plan
 from kvplan.policy import init as policy_init
+from kvplan.policy.file import READING_SWITCHES
 from kvplan.policy.init import Stated, from_folder, quoted
 
 JUDGING = ("strict", "today", "update_baseline", "report")  # options that mean nothing while a policy is written
@@ -79,6 +80,7 @@ def stated(request: Request, options: CheckOptions, command: ServeCommand | None
         "draft_model": None if draft is None else from_folder(draft, folder),
     }
     found = {key: quoted(value) for key, value in typed.items() if value is not None}
-    if options.assume_dense:
-        found["assume_dense"] = "true"
+    for switch in READING_SWITCHES:
+        if getattr(options, switch):
+            found[switch] = "true"
     return Stated({**found, **policy_init.lengths_stated(options, folder)})

@@ -9,6 +9,7 @@ from typing import Any, assert_never
 from kvplan import catalog, entries
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
+from kvplan.disk import stored_dtype
 from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.gpu import gpu, gpu_names
@@ -28,7 +29,7 @@ from kvplan.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.units import format_count, format_gib, format_size
+from kvplan.units import GB, format_count, format_gib, format_size
 from kvplan.weights import num_params
 
 Row = dict[str, Any]
@@ -104,7 +105,7 @@ def model_details(spec: ModelSpec, facts: dict[str, Any], row: Row) -> list[tupl
         ("aliases", ", ".join(facts.get("aliases", ())) or "none"),
         ("architecture", f"{spec.architecture} ({spec.model_type})"),
         ("parameters", f"{row['parameters']:,} ({groups})"),
-        ("weights", f"{row['bf16_gb']:,.2f} GB in bf16, stored as {row['quantization'] or spec.dtype}"),
+        ("weights", weights_text(row, spec)),
         ("context", f"{spec.max_model_len:,} tokens"),
         ("KV cache", f"{tables.format_kib(row['kv_bytes_per_token'])} per token in bf16"),
     ]
@@ -116,6 +117,15 @@ def model_details(spec: ModelSpec, facts: dict[str, Any], row: Row) -> list[tupl
     found += [("note", note) for note in spec.notes]
     found.append(("source", spec.source))
     return found
+
+
+def weights_text(row: Row, spec: ModelSpec) -> str:
+    """What the checkpoint weighs, as what, and what the same parameters weigh unquantised."""
+    stored, kind = row["stored_bytes"], row["scheme"] or stored_dtype(spec)
+    if stored is None:
+        return f"{row['bf16_gb']:,.2f} GB in bf16; stored as {row['quantization']}, which kvplan cannot size"
+    plain = "" if row["scheme"] is None else f"; {row['bf16_gb']:,.2f} GB in bf16"
+    return f"{stored / GB:,.2f} GB as stored, in {kind}{plain}"
 
 
 def layer_groups(spec: ModelSpec) -> list[str]:

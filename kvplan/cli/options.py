@@ -282,6 +282,9 @@ class PlanOptions:
     assume_dense: Annotated[
         bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")
     ] = False
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="Size the language model alone, without its vision or audio tower.")
+    ] = False
     revision: Annotated[Text, option("--revision", help="Branch, tag or commit of a Hub model.", metavar="REV")] = None
     offline: Annotated[bool, typer.Option("--offline", help="Use the Hub cache only.")] = False
 

@@ -173,7 +173,7 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
     if engine not in (None, "sglang") and not f"{engine}.".startswith(f"{request.release.label}."):
         version = printable(log.text("version") or "", 40)
         notes.append(f"--engine {request.release.label} is taken; the {log.called} says version {version}")
-    logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.name)
+    logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.served_name)
     if logged is not None and named is not None and logged != named:
         notes.append(f"--model {named} is taken; the {log.called} says {printable(log.model or '', 100)}")
     return notes

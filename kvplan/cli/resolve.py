@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan import catalog, entries
+from kvplan import catalog
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.spec import ModelSpec
@@ -17,6 +17,9 @@ WEIGHT_SUFFIXES = (".gguf", ".safetensors")
 FAR_OFF = 0.02  # headers hold a few buffers that are no parameters; beyond this the config and the files disagree
 # What a reader says when it met something odd and went on: worth a warning, where the rest are facts it derived.
 ODD = (" differs between ", " is written ", " is unknown: ")
+
+
+TEXT_ONLY_WARNING = "--text-only: the vision or audio tower is left out; a server that loads it holds more"
 
 
 @dataclass(slots=True)
@@ -40,6 +43,7 @@ class Source:
     revision: str | None = None
     offline: bool = False
     assume_dense: bool = False
+    text_only: bool = False
     weights_stated: bool = False
 
 
@@ -56,7 +60,10 @@ def resolve(ref: str, source: Source) -> Resolved:
         )
     known = catalog.find(ref)
     if known is not None and source.revision is None:
-        found = Resolved(called(catalog.load(known), ref))
+        found = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
+        if "note" in catalog.facts(known):
+            found.notes.append(catalog.facts(known)["note"])
+        say_text_only(found, source)
         if is_path(ref) and Path(ref).exists():
             found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
         return found
@@ -64,15 +71,28 @@ def resolve(ref: str, source: Source) -> Resolved:
     found = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
     for note in found.spec.notes:
         (found.warnings if any(mark in note for mark in ODD) else found.notes).append(note)
+    say_text_only(found, source)
     return found
+
+
+def say_text_only(found: Resolved, source: Source) -> None:
+    """What --text-only left out, or that there was nothing to leave out."""
+    if not source.text_only:
+        return
+    if found.spec.text_only:
+        found.warnings.append(TEXT_ONLY_WARNING)
+    else:
+        found.notes.append(
+            f"--text-only: {printable(found.spec.name, 200)} has no vision or audio tower; it is sized whole"
+        )
 
 
 def called(spec: ModelSpec, ref: str) -> ModelSpec:
     """The catalog's facts under the Hub id that was asked for, so that the command printed serves that very model."""
-    facts = catalog.facts(spec.name)
+    facts = catalog.facts(spec.served_name)
     for alias in facts.get("aliases", ()):
         if "/" in alias and alias.lower() == ref.lower():
-            return replace(spec, name=alias)
+            return replace(spec, name=alias + spec.name.removeprefix(spec.served_name))
     return spec
 
 
@@ -103,7 +123,9 @@ def from_path(ref: str, source: Source) -> Resolved:
             f"model {printable(repr(str(path)), 400)}: neither a directory nor a .json file; "
             "name a config.json or the directory that holds one"
         )
-    found = Resolved(load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense))
+    found = Resolved(
+        load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
+    )
     if is_dir:
         weigh(found, path, source, str(path))
     return found
@@ -128,9 +150,9 @@ def from_hub(ref: str, source: Source) -> Resolved:
 
     model_id = ref.partition("@")[0]
     if "/" not in ref:
-        raise entries.unknown(catalog.path(), "model", printable(model_id, 100))
+        raise catalog.unknown(printable(model_id, 100))
     resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
-    spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense)
+    spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense, text_only=source.text_only)
     found = Resolved(spec, notes=list(resolved.notes))
     weigh(found, resolved.directory, source, model_id)
     if not is_sized(found) and not source.offline and not source.weights_stated:
@@ -151,6 +173,9 @@ def is_unknown(spec: ModelSpec) -> bool:
 def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
     """Take the size of the weights' files, where there are any, and hold it against what the config says."""
     if source.weights_stated:
+        return
+    if found.spec.text_only:
+        found.notes.append(f"{printable(where, 200)}: the config is taken, not the files, which hold the tower too")
         return
     from kvplan.checkpoint import read_checkpoint
 

@@ -58,7 +58,7 @@ def weights(outer: Config) -> list[Weight]:
     if not isinstance(kind, str) or kind not in TOWERS:
         raise UnsupportedModelError(
             f"{outer.where}: kvplan cannot size the vision or audio tower of model_type {printable(repr(kind), 60)}; "
-            "give it the text_config alone to size the language model"
+            "use --text-only to size the language model alone"
         )
     if not has_tower_keys(outer):
         outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")

@@ -126,7 +126,7 @@ def gemma3n(outer: Config) -> list[Weight]:
     if named != MOBILENET:
         raise UnsupportedModelError(
             f"{vision.where}: architecture {printable(repr(named), 60)} is not a tower kvplan can size "
-            f"(it knows {MOBILENET}); give it the text_config alone to size the language model"
+            f"(it knows {MOBILENET}); use --text-only to size the language model alone"
         )
     text = text_hidden(outer, 2048)
     found: list[Weight] = []

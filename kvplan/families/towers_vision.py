@@ -115,7 +115,7 @@ def llava_tower(outer: Config) -> Config:
     if kind != "clip_vision_model":
         raise UnsupportedModelError(
             f"{config.where}: model_type {printable(repr(kind), 60)} is not a tower kvplan can size for LLaVA; "
-            "give it the text_config alone to size the language model"
+            "use --text-only to size the language model alone"
         )
     return config
 

@@ -28,10 +28,13 @@ MAX_VALUE_CHARS: Final = 1000  # of any value but a command: names, paths and nu
 EVIDENCE_ID: Final = "measured"  # what findings about the measurement itself are filed under
 
 LENGTH_KEYS: Final = ("mean_tokens", "prompt_tokens", "output_tokens", "lengths", "overflow", "shared_prefix")
-SWITCH_KEYS: Final = (*(name for name, how in ARGUMENTS.items() if how.kind == "flag"), "enable_lora", "assume_dense")
+READING_SWITCHES: Final = ("assume_dense", "text_only")  # how the model's config is read
+SWITCH_KEYS: Final = (
+    *(name for name, how in ARGUMENTS.items() if how.kind == "flag"), "enable_lora", *READING_SWITCHES,
+)  # fmt: skip
 # What a target may say of its server: the options of `kvplan estimate` by their long names.
 ENGINE_KEYS: Final = (
-    "model", "revision", "assume_dense", "gpu", "gpu_memory", "engine", "engine_arg", "weights_bytes", "calibration",
+    "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "engine", "engine_arg", "weights_bytes", "calibration",
     "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
 )  # fmt: skip
 TARGET_KEYS: Final = ("id", "command", *ENGINE_KEYS, "workload", "rules", "severity")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvplan.artifact import Document, plan_document
+from kvplan.disk import stored_bytes
 from kvplan.errors import KvplanError
 from kvplan.explain import Section, is_published
 from kvplan.explain import explain as explained
@@ -455,6 +456,7 @@ def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
         "name": name,
         "parameters": parameters,
         "bf16_gb": round(2 * parameters / GB, 2),
+        "stored_bytes": stored_bytes(spec),
         "kv_bytes_per_token": bytes_per_token(spec, "bfloat16"),
         "window_bytes_per_token": windows,
         "state_bytes": constant_bytes(spec, "bfloat16"),
@@ -468,13 +470,13 @@ def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
 
 def print_models(rows: Sequence[dict[str, Any]], console: "Console | TextIO") -> None:
     """The rows of `model_row` as the quick reference people keep in notes."""
-    headers = ("model", "stored", "parameters", "bf16 GB", "KiB/token", "of windows", "state MiB", "context")
+    headers = ("model", "stored as", "parameters", "stored GB", "KiB/token", "of windows", "state MiB", "context")
     cells = [
         [
             printable(row["name"]) + ("" if row["published"] else " *"),
             row["scheme"] or "",
             format_params(row["parameters"]),
-            f"{row['bf16_gb']:,.2f}",
+            "?" if row["stored_bytes"] is None else f"{row['stored_bytes'] / GB:,.2f}",
             f"{row['kv_bytes_per_token'] / KIB:,.2f}".removesuffix(".00"),
             f"{row['window_bytes_per_token'] / KIB:,.2f}".removesuffix(".00") if row["window_bytes_per_token"] else "",
             f"{row['state_bytes'] / (KIB * KIB):,.1f}" if row["state_bytes"] else "",
