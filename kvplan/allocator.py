@@ -8,7 +8,7 @@ Qwen2.5-7B that is 57 MiB in all, by which the logs of vLLM 0.6 to 0.10 exceed i
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 
 from kvplan.spec import ModelSpec, Weight
@@ -16,6 +16,7 @@ from kvplan.units import MIB
 from kvplan.weights import (
     BYTES,
     Layout,
+    alike,
     expert_tp,
     local_shape,
     on_stage,
@@ -96,10 +97,9 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
     for rope in spec.ropes:
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
-    by_name = spec.quantization is not None and bool(spec.quantization.names or spec.quantization.patterns)
-    made: dict[int, list[tuple[int, int]]] = {}
+    made: dict[Hashable, list[tuple[int, int]]] = {}
     for index in stage_layers(spec.num_layers, layout.pp)[layout.stage]:
-        key = index if by_name else id(spec.layer_weights[index])
+        key = alike(spec, index, layout)
         if key not in made:
             made[key] = [sizes for weight in spec.layer_weights[index] for sizes in loaded(spec, weight, index, layout)]
         yield from made[key]

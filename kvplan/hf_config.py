@@ -1,6 +1,7 @@
 """config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantisation and towers."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from kvplan.families import towers
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
 from kvplan.files import load_json, os_problem, printable
-from kvplan.quant import read_quantization
+from kvplan.quant import list_problem, read_quantization
 from kvplan.spec import (
     TEXT_ONLY,
     ChunkedAttention,
@@ -204,7 +205,7 @@ def read_config(
         draft.other_weights += towers.weights(outer)
     quantization = read_quantization(outer, inner)
     architectures = outer.names("architectures") or [""]
-    return ModelSpec(
+    spec = ModelSpec(
         name=name + TEXT_ONLY if left_out else name,
         model_type=model_type,
         architecture=architectures[0],
@@ -230,6 +231,8 @@ def read_config(
         read_decoder=lambda: _decoder(inner, model_type, where),
         config=values,
     )
+    problem = list_problem(spec)
+    return replace(spec, quantization=replace(quantization, problem=problem)) if quantization and problem else spec
 
 
 def _decoder(inner: Config, model_type: str, where: str) -> Decoder:

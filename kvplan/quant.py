@@ -1,23 +1,14 @@
 """A config's quantization_config -> Quantization: which scheme which layer is stored in."""
 
-import fnmatch
 import re
-from functools import lru_cache
+from dataclasses import replace
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.config import Config
 from kvplan.files import printable
-from kvplan.spec import Quantization, Scheme
-
-# Where checkpoints put the decoder layers, text-only and multimodal.
-LAYER_PREFIXES = (
-    "model.layers.",
-    "language_model.model.layers.",
-    "model.language_model.layers.",
-    "model.language_model.model.layers.",
-    "backbone.layers.",
-    "layers.",
-)
+from kvplan.listed import is_pattern, lists, matches, unmatched
+from kvplan.names import in_layer
+from kvplan.spec import ModelSpec, Quantization, Scheme
 
 
 def read_quantization(outer: Config, inner: Config) -> Quantization | None:
@@ -37,7 +28,9 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     try:
         return by_method(config, inner, method, kv_dtype)
     except UnsupportedModelError as scheme:
-        return Quantization(f"{printable(method, 40)} ({scheme})", None, kv_dtype=kv_dtype, known=False)
+        method = f"{printable(method, 40)} ({scheme})"
+        problem = f"quantization method {method!r} is not one kvplan can size"
+        return Quantization(method, None, kv_dtype=kv_dtype, problem=problem)
 
 
 def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) -> Quantization | None:
@@ -49,13 +42,13 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
             return compressed_tensors(config, kv_dtype)
         case "awq" | "awq_marlin":
             scheme = Scheme("awq", four_bit_group(config), zeros=True, variant=awq_variant(config))
-            return plain(config, "awq", scheme, "modules_to_not_convert", kv_dtype)
+            return plain(config, "awq", scheme, kv_dtype)
         case "gptq" | "gptq_marlin":
             group = four_bit_group(config)
             scheme = Scheme("gptq", group, variant=gptq_variant(config, group))
-            return plain(config, "gptq", scheme, "modules_to_not_convert", kv_dtype)
+            return gptq(config, scheme, kv_dtype)
         case "mxfp4":
-            return Quantization("mxfp4", None, patterns=((r".*\.experts(\..*)?$", Scheme("mxfp4", 32)),))
+            return Quantization("mxfp4", None, patterns=((EXPERTS, Scheme("mxfp4", 32)),))
         case "modelopt" | "modelopt_fp4" | "modelopt_mixed":
             return modelopt(config, kv_dtype)
         case "bitsandbytes":
@@ -120,34 +113,59 @@ def names_of(config: Config, *keys: str) -> list[str]:
     return [name for key in keys for name in config.names(key) or []]
 
 
-def plain(config: Config, method: str, scheme: Scheme, ignored: str, kv_dtype: str | None) -> Quantization:
-    """One scheme for everything but a list of module names."""
-    names, patterns = exceptions(names_of(config, ignored))
+def plain(config: Config, method: str, scheme: Scheme, kv_dtype: str | None) -> Quantization:
+    """One scheme for everything but the modules whose names hold a listed text (AWQ, GPTQ)."""
+    names, patterns = exceptions(anywhere(names_of(config, "modules_to_not_convert")))
     return Quantization(method, scheme, names, patterns, kv_dtype)
+
+
+def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
+    """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` takes some out again.
+
+    Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modelled.
+    """
+    found = plain(config, "gptq", scheme, kv_dtype)
+    blocks = config.items("modules_in_block_to_quantize") or []
+    listed = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    patterns = found.patterns
+    for name, change in config.sub("dynamic").values.items():
+        if not name.startswith("-:"):
+            if change:
+                raise UnsupportedModelError(f"dynamic: other settings for {printable(name, 40)}")
+            continue
+        patterns += ((checked_pattern("re:" + name[2:]), None),)
+    patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))
+    return replace(found, default=None if listed else scheme, patterns=patterns)
+
+
+def anywhere(names: list[str]) -> list[str]:
+    """Entries that count wherever a module's name holds them, as globs; a module of a layer counts by its name.
+
+    Source: vLLM 0.33 is_layer_skipped with match_mode "substring", and ModelOpt's is_layer_excluded.
+    """
+    names = [name.removesuffix(".") for name in names]
+    return [name if is_pattern(name) or in_layer(name) or name in WHOLE else f"*{name}*" for name in names]
 
 
 def exceptions(names: list[str]) -> tuple[dict[str, Scheme | None], tuple[tuple[str, Scheme | None], ...]]:
     """Module names that are not quantised: exact ones, and patterns (`re:...` or with `*`)."""
-    exact: dict[str, Scheme | None] = {}
-    patterns: list[tuple[str, Scheme | None]] = []
-    for name in names:
-        if name.startswith("re:"):
-            patterns.append((checked_pattern(name[3:]), None))
-        elif "*" in name:
-            patterns.append((fnmatch.translate(name), None))
-        else:
-            exact[name] = None
-    return exact, tuple(patterns)
+    exact = {name: None for name in names if not is_pattern(name)}
+    return dict(exact), tuple((checked_pattern(name), None) for name in names if is_pattern(name))
 
 
 def checked_pattern(pattern: str) -> str:
+    """The pattern, or the error that says it is none."""
     try:
-        re.compile(pattern)
+        matches(pattern, "")
     except re.error as error:
         raise UnsupportedModelError(
             f"quantization_config: {printable(pattern, 60)!r} is not a regular expression ({error})"
         ) from None
     return pattern
+
+
+EXPERTS = r"re:.*\.experts(\..*)?$"
+WHOLE = ("lm_head", "head")  # names that stand for themselves only
 
 
 def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bool) -> Quantization:
@@ -162,9 +180,9 @@ def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bo
     else:
         scheme = Scheme("fp8_tensor", static=static)
     names, patterns = exceptions(names_of(config, "modules_to_not_convert", "ignored_layers"))
-    names |= listed_layers(config)
+    names = listed_layers(config) | names
     if experts_in_fp4:
-        patterns += ((r".*\.experts(\..*)?$", Scheme("mxfp4", 32)),)
+        patterns += ((EXPERTS, Scheme("mxfp4", 32)),)
     return Quantization("fp8", scheme, names, patterns, kv_dtype)
 
 
@@ -187,7 +205,8 @@ def compressed_scheme(config: Config) -> Scheme:
         case ("int", 4, "group" | "channel"):
             return Scheme("int4", group, zeros=not weights.flag("symmetric", True))
         case ("float", 4, _):
-            return Scheme("nvfp4", group or 16)
+            wide = config.values.get("input_activations") is None
+            return Scheme("nvfp4", group or 16, variant=WEIGHT_ONLY if wide else "")
     raise UnsupportedModelError(f"{bits}-bit {printable(kind, 20)} by {printable(strategy, 20)}")
 
 
@@ -207,17 +226,20 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
             if target in ("Linear", "FusedMoE"):
                 default = scheme
             elif target.startswith("re:"):
-                ordered.append((checked_pattern(target[3:]), scheme))
+                ordered.append((checked_pattern(target), scheme))
             else:
                 targeted.setdefault(target, scheme)
     return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)
 
+
+WEIGHT_ONLY = "weight-only"  # 4-bit weights whose inputs stay in the model's dtype: no scales of inputs are kept
 
 MODELOPT = {
     "FP8": Scheme("fp8_tensor", static=True),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
     "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
     "NVFP4": Scheme("nvfp4", 16),
+    "W4A16_NVFP4": Scheme("nvfp4", 16, variant=WEIGHT_ONLY),
     "MXFP8": Scheme("mxfp8", 32),
     "W4A16_AWQ": Scheme("awq", 128, zeros=True),
     "W4A8_AWQ": Scheme("awq", 128, zeros=True),
@@ -232,21 +254,25 @@ def modelopt_scheme(config: Config, algo: str) -> Scheme:
 
 def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
     """NVIDIA ModelOpt: one algorithm, or a list of layers with an algorithm each."""
-    names, patterns = exceptions(names_of(config, "ignore", "exclude_modules"))
+    names, patterns = exceptions(anywhere(names_of(config, "ignore", "exclude_modules")))
     algo = config.text("quant_algo")
     if algo.upper() != "MIXED_PRECISION":
-        return Quantization("modelopt", modelopt_scheme(config, algo), dict(names), patterns, kv_dtype)
-    return Quantization("modelopt", None, dict(names) | listed_layers(config), patterns, kv_dtype)
+        return Quantization("modelopt", modelopt_scheme(config, algo), names, patterns, kv_dtype)
+    return Quantization("modelopt", None, listed_layers(config) | names, patterns, kv_dtype)
 
 
 def listed_layers(config: Config) -> dict[str, Scheme | None]:
-    """ModelOpt's `quantized_layers`: a scheme for each module named."""
+    """ModelOpt's `quantized_layers`: a scheme for each module named; thousands of them share a few algorithms."""
     chosen: dict[str, Scheme | None] = {}
     layers = config.sub("quantized_layers")
+    known: dict[object, Scheme] = {}
     for name, entry in layers.values.items():
         if not isinstance(entry, dict):
             raise layers.fail(name, "must be an object; correct the config")
-        chosen[name] = modelopt_scheme(layers, Config(entry, layers.where).text("quant_algo"))
+        algo = entry.get("quant_algo")
+        if not isinstance(algo, str) or algo not in known:
+            known[algo] = modelopt_scheme(layers, Config(entry, layers.where).text("quant_algo"))
+        chosen[name] = known[algo]
     return chosen
 
 
@@ -259,42 +285,71 @@ def bitsandbytes(config: Config) -> Quantization:
     return Quantization("bitsandbytes", Scheme("nf4_double" if double else "nf4", 64), dict(names), patterns)
 
 
-@lru_cache(maxsize=4096)
-def compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
-def scheme_of(quantization: Quantization, layer: int | None, sources: tuple[str, ...]) -> Scheme | None:
+def scheme_of(
+    quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str = ""
+) -> Scheme | None:
     """The scheme of a fused linear layer; the checkpoint's names of its parts decide, and must agree.
 
     layer  index of the layer, None outside the layers
+    fused  the server's own name for the parts together, which a list may hold in their place
     """
     if not quantization.names and not quantization.patterns:
         return quantization.default
-    found = {named_scheme(quantization, layer, source) for source in sources}
-    if len(found) > 1:
+    tables = lists(quantization)
+    key = (layer, sources, fused)
+    if key not in tables.memo:
+        tables.memo[key] = listed_scheme(quantization, layer, sources, fused)
+    return tables.memo[key]
+
+
+def listed_scheme(
+    quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
+) -> Scheme | None:  # fmt: skip
+    tables = lists(quantization)
+    answers = {tables.find(layer, source) for source in sources}
+    if answers == {None} and fused:
+        answers = {tables.find(layer, fused)}
+    schemes = {answer[0] if answer else quantization.default for answer in answers}
+    if len(schemes) > 1:
         raise UnsupportedModelError(
             f"quantization_config: {', '.join(sources)} of layer {layer} are fused by a server but stored in different "
             "schemes; not modelled"
         )
-    return found.pop()
+    return schemes.pop()
 
 
-def named_scheme(quantization: Quantization, layer: int | None, source: str) -> Scheme | None:
-    candidates = [source] if layer is None else [f"{prefix}{layer}.{source}" for prefix in LAYER_PREFIXES]
-    names = quantization.names
-    for candidate in candidates:
-        parent = candidate
-        while True:  # a module is covered by its own name and by any parent's
-            if parent in names:
-                return names[parent]
-            if "." not in parent:
-                break
-            parent = parent.rpartition(".")[0]
-    for pattern, scheme in quantization.patterns:
-        if any(compiled(pattern).match(candidate) for candidate in candidates):
-            return scheme
-    return quantization.default
+def head_scheme(quantization: Quantization) -> Scheme | None:
+    """The scheme of an output head of its own: servers quantize it where the config names it."""
+    answer = lists(quantization).find(None, "lm_head")
+    return answer[0] if answer else None
+
+
+def list_problem(spec: ModelSpec) -> str:
+    """What in the config's lists does not fit the model; empty where every entry says something of a module it has."""
+    quantization = spec.quantization
+    if quantization is None or not quantization.known:
+        return ""
+    if quantization.default is not None and not (quantization.names or quantization.patterns):
+        return ""
+    wrong = list(dict.fromkeys(unmatched(spec, quantization)))
+    if wrong:
+        shown = ", ".join(printable(name, 80) for name in wrong[:2])
+        more = f" and {len(wrong) - 2:,} more" if len(wrong) > 2 else ""
+        return f"quantization_config names {shown}{more}, which match no tensor kvplan knows of {spec.model_type}"
+    try:
+        used = {
+            scheme_of(quantization, index, weight.sources or (weight.name,), weight.name)
+            for index, weights in enumerate(spec.layer_weights)
+            for weight in weights
+            if weight.quantizable
+        }
+    except UnsupportedModelError as parts:
+        return str(parts)
+    if used <= {None}:
+        return (
+            f"quantization_config ({printable(quantization.method, 40)}) gives no layer of {spec.model_type} a scheme"
+        )
+    return ""
 
 
 SCHEME_NAMES = {

@@ -261,9 +261,9 @@ class Quantization:
     method    the name the config gives the method
     default   scheme of a quantisable layer that nothing below names; None: it stays in the model's dtype
     names     exact module names and their scheme, None for "not quantised"
-    patterns  regular expressions over module names, likewise; the first that matches wins
+    patterns  globs and `re:` expressions over module names, likewise; the first that matches wins
     kv_dtype  KV cache dtype that the checkpoint asks for; None: it says nothing
-    known     False: kvplan cannot size the method; weights then need headers or a stated size
+    problem   why kvplan cannot size it: weights then need headers or a stated size; empty: it can
     """
 
     method: str
@@ -271,7 +271,11 @@ class Quantization:
     names: dict[str, Scheme | None] = field(default_factory=dict)
     patterns: tuple[tuple[str, Scheme | None], ...] = ()
     kv_dtype: str | None = None
-    known: bool = True
+    problem: str = ""
+
+    @property
+    def known(self) -> bool:
+        return not self.problem
 
 
 # --- how a decoder computes -------------------------------------------------------------------------------------

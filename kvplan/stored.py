@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from kvplan.layout import cdiv
+from kvplan.names import RENAMED
 from kvplan.spec import ModelSpec, Part, Place, Sharing, Weight
 from kvplan.tensors import Checkpoint, TensorInfo
 from kvplan.weights import BYTES, Layout, expert_tp, held_dtype, on_stage, stage_layers, up
@@ -53,23 +54,10 @@ def by_source(spec: ModelSpec, layer: int) -> dict[str, tuple[Weight, Part | Non
     return table
 
 
-# Other names that checkpoints have for the same modules: Mixtral's and MiniMax's experts, Llama 4's and Jamba's MLPs,
-# MXFP4's blocks and scales.
-_RENAMED = (
-    (re.compile(r"^(block_sparse_moe|feed_forward)\."), "mlp."),
-    (re.compile(r"\.experts\.0\.w1$"), ".experts.0.gate_proj"),
-    (re.compile(r"\.experts\.0\.w3$"), ".experts.0.up_proj"),
-    (re.compile(r"\.experts\.0\.w2$"), ".experts.0.down_proj"),
-    (re.compile(r"_(blocks|scales|bias)$"), ""),
-    (re.compile(r"\.shared_expert\."), ".shared_experts."),
-    (re.compile(r"\.router$"), ".gate"),
-)
-
-
 def weight_of(spec: ModelSpec, layer: int, role: str) -> tuple[Weight, Part | None] | None:
     """What a module of a layer is part of, by its own name or one of the usual others."""
     table = by_source(spec, layer)
-    for pattern, name in ((None, ""), *_RENAMED):
+    for pattern, name in ((None, ""), *RENAMED):
         role = role if pattern is None else pattern.sub(name, role)
         if role in table:
             return table[role]

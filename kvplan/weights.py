@@ -5,11 +5,12 @@ AutoAWQ, GPTQ, compressed-tensors, ModelOpt, OCP microscaling and bitsandbytes.
 """
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvplan.errors import UnsupportedModelError, UsageError
-from kvplan.quant import scheme_of
+from kvplan.quant import WEIGHT_ONLY, head_scheme, scheme_of
 from kvplan.spec import (
     ChunkedAttention,
     FullAttention,
@@ -105,7 +106,7 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], sm: int) -> int:
         case "awq" | "gptq":
             return k * n // 2 + 2 * cdiv(k, group) * n + cdiv(k, group) * n // 2
         case "nvfp4":
-            return k * n // 2 + k * n // group + 8 * p
+            return k * n // 2 + k * n // group + (4 if scheme.variant == WEIGHT_ONLY else 8) * p
         case "mxfp8":
             return k * n + k * n // group
         case "mxfp4":
@@ -157,6 +158,8 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
 
 
 def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
+    if weight.group == "lm_head" and spec.quantization is not None and online is None:
+        return head_scheme(spec.quantization)
     if not weight.quantizable:
         return None
     if online == "fp8":
@@ -165,7 +168,13 @@ def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str |
         return Scheme("int8_channel") if weight.experts else None
     if spec.quantization is None:
         return None
-    return scheme_of(spec.quantization, layer, weight.sources or (weight.name,))
+    return scheme_of(spec.quantization, layer, weight.sources or (weight.name,), weight.name)
+
+
+def alike(spec: ModelSpec, layer: int, layout: Layout) -> Hashable:
+    """What layers that weigh the same have in common: their weights, and how each is stored."""
+    weights = spec.layer_weights[layer]
+    return id(weights), tuple(scheme_for(spec, weight, layer, layout.online) for weight in weights)
 
 
 def expert_tp(layout: Layout) -> int:
@@ -241,8 +250,8 @@ def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | 
 def check_known(spec: ModelSpec) -> None:
     if spec.quantization is not None and not spec.quantization.known:
         raise UnsupportedModelError(
-            f"{spec.name}: quantization method {spec.quantization.method!r} is not one kvplan can size; pass "
-            "--weights-bytes, or a directory that holds the safetensors files"
+            f"{spec.name}: {spec.quantization.problem}; pass --weights-bytes, or a directory that holds the "
+            "safetensors files"
         )
 
 
@@ -259,11 +268,10 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
     for weight in spec.other_weights:
         if on_stage(weight.place, layout):
             total[weight.group] += weight_bytes(spec, weight, None, layout)
-    by_name = spec.quantization is not None and bool(spec.quantization.names or spec.quantization.patterns)
-    cache: dict[int, Counter[str]] = {}
+    cache: dict[Hashable, Counter[str]] = {}
     for index in stage_layers(spec.num_layers, layout.pp)[layout.stage]:
         weights = spec.layer_weights[index]
-        key = index if by_name else id(weights)
+        key = alike(spec, index, layout)
         if key not in cache:
             cache[key] = Counter()
             for weight in weights:

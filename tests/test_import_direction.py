@@ -30,6 +30,8 @@ ORDER = (
     "workload",
     "traces",  # requests as they came, or as a published workload has them
     "families",  # one reader per model family
+    "names",  # of modules in checkpoints
+    "listed",  # what a quantization_config's lists say about them
     "quant",  # a config's quantization_config
     "hf_config",
     "catalog",

@@ -210,7 +210,7 @@ def test_a_cure_that_only_may_start_says_so() -> None:
             Quantization("modelopt", None, {"l.0.mlp.experts": Scheme("nvfp4", 16), "l.0.q": Scheme("fp8_tensor")}),
             "nvfp4 (experts) + fp8",
         ),
-        (Quantization("exl2 (no reader)", None, known=False), "exl2 (no reader)"),
+        (Quantization("exl2 (no reader)", None, problem="exl2 (no reader)"), "exl2 (no reader)"),
     ],
 )
 def test_a_quantisation_is_called_by_its_scheme(quantization: Quantization, name: str) -> None:

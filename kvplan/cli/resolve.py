@@ -197,7 +197,7 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
         found.weights_bytes, how = stored.total_bytes, "spread evenly over the ranks"
     reason = ""
     if is_unknown(found.spec) and found.spec.quantization is not None:
-        reason = f"quantisation {found.spec.quantization.method!r} is not one kvplan can compute; "
+        reason = f"{found.spec.quantization.problem}; "
     found.notes.append(
         f"{printable(where, 200)}: {reason}the files' own {format_gib(stored.total_bytes)} of weights are taken, {how}"
     )
