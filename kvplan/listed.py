@@ -24,7 +24,7 @@ _ELSEWHERE = re.compile(r"vis|audio|image|speech|talker|code2wav|encoder|project
 _NEVER = re.compile(r"(norm|bias|rotary_emb|inv_freq|conv1d|indexers_proj|(^|\.)(gate|router|attn|A_log|D|dt_bias))$")
 _DIGIT = re.compile(r"\d|\\[Nxu]|\(\?P=")  # what could tell one layer's number from another's
 _WILD = re.compile(r"[*?\[]")
-_SOME_EXPERT = re.compile(r"experts\.\d")
+_EXPERT = re.compile(r"(experts\\?\.)\d+(?=\\?\.|\*|\$|$)")  # one expert by its number
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -45,14 +45,15 @@ def is_pattern(entry: str) -> bool:
 def own_layer(pattern: str) -> int | None:
     """The one layer that a pattern can match, from `layers.12.` in it; None when it may match others.
 
-    In a regular expression the text must stand outside groups and alternatives, and its last dot be a plain one.
+    In a regular expression the text must stand outside groups and alternatives, and its last dot stand for a dot: it
+    is a plain one, or a letter follows.
     """
     if not pattern.startswith("re:"):
         head = _WILD.split(pattern, maxsplit=1)[0]
         _, mark, tail = head.rpartition("layers.")
         index, dot, _ = tail.partition(".")
         return int(index) if mark and dot and index.isdecimal() and len(index) < 6 else None
-    number = re.search(r"layers\\\.(\d{1,5})\\\.(?![*+?{])", pattern)
+    number = re.search(r"layers\\?\.(\d{1,5})(?:\\\.(?![*+?{])|\.(?=[A-Za-z_]))", pattern)
     if number is None or "|" in pattern or "[" in pattern[: number.start()] or "(" in pattern[: number.start()]:
         return None
     return int(number.group(1))
@@ -63,6 +64,7 @@ class Table:
     """Entries of one kind, by what they can match.
 
     modules   layer -> role by its usual name -> entry
+    experts   entries that name an expert by number, by what they say of the first, which stands for all
     trees     layer -> entries `role*`: everything whose name begins so
     single    layer -> patterns that match in no other layer
     shaped    patterns that hold no digit: alike for all layers whose numbers have as many digits
@@ -71,7 +73,7 @@ class Table:
     """
 
     modules: dict[int, dict[str, tuple[str, Scheme | None]]] = field(default_factory=dict)
-    experts: dict[tuple[int, str], int] = field(default_factory=dict)
+    experts: dict[str, list[str]] = field(default_factory=dict)
     trees: dict[int, list[tuple[str, str, Scheme | None]]] = field(default_factory=dict)
     single: dict[int, list[tuple[str, Scheme | None]]] = field(default_factory=dict)
     shaped: list[tuple[str, Scheme | None]] = field(default_factory=list)
@@ -87,13 +89,20 @@ class Table:
         layer, role = place
         known = usual(role)
         self.modules.setdefault(layer, {})[known] = (name, scheme)
-        if ".experts.0." in known:
-            self.experts[layer, known] = self.experts.get((layer, known), 0) + 1
+        if "experts.0" in known:
+            self.experts.setdefault(f"{layer}.{known}", []).append(name)
 
     def add_pattern(self, pattern: str, scheme: Scheme | None) -> None:
         layer = own_layer(pattern)
+        first, numbers = _EXPERT.subn(r"\g<1>0", pattern)
+        if numbers:
+            same = self.experts.setdefault(first, [])
+            same.append(pattern)
+            if len(same) > 1:
+                return
+        pattern = first
         tree = in_layer(pattern[:-1]) if layer is not None and not is_pattern(pattern[:-1]) else None
-        if tree is not None and not _SOME_EXPERT.search(tree[1]):
+        if tree is not None:
             self.trees.setdefault(tree[0], []).append((tree[1], pattern, scheme))
         elif layer is not None:
             self.single.setdefault(layer, []).append((pattern, scheme))
@@ -207,10 +216,11 @@ def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
         roles = known[id(weights)]
         for table in (tables.kept, tables.chosen):
             yield from unmatched_in(table, index, roles)
-        for weight in weights:
-            if weight.experts:
-                yield from parted(tables.chosen, index, weight)
+    num_experts = min((weight.experts for weight in spec.weights if weight.experts), default=0)
     for table in (tables.kept, tables.chosen):
+        for entries in table.experts.values():
+            if len(entries) < num_experts:
+                yield f"{entries[0]} (and {len(entries) - 1} of the {num_experts - 1} other experts)"
         for name, scheme in table.outside.items():
             is_layer = re.search(r"(layers|h)\.\d+\.", name) is not None
             if (is_layer or scheme is not None) and not _ELSEWHERE.search(name) and not is_outer(spec, name):
@@ -232,15 +242,6 @@ def unmatched_in(table: Table, layer: int, roles: frozenset[str]) -> Iterator[st
     for text, _ in table.single.get(layer, ()):
         if not any(matches(text, name) for role in roles for name in full_names(text, layer, role)):
             yield text
-
-
-def parted(table: Table, layer: int, weight: Weight) -> Iterator[str]:
-    """The entry of some experts of a layer where not all are listed."""
-    for source in weight.sources:
-        role = usual(source)
-        listed = table.experts.get((layer, role), 0)
-        if 0 < listed < weight.experts:
-            yield f"{table.modules[layer][role][0]} (and {listed - 1} of the {weight.experts - 1} other experts)"
 
 
 def is_outer(spec: ModelSpec, name: str) -> bool:

@@ -77,6 +77,11 @@ REFUSED = [
     (mixed(**{"model.layers.3.mlp.dense_h_to_4h": {"quant_algo": "FP8"}}), DENSE, "model.layers.3.mlp.dense_h_to_4h"),
     # some of the experts
     (mixed(**experts("model.layers", count=5)), MOE, "4 of the 7 other experts"),
+    (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4",
+         "ignore": [f"model.layers.2.mlp.experts.{i}.*" for i in range(6)]},
+        MOE, "5 of the 7 other experts",
+    ),
     # excluded under another name than the model's
     ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1.attention.wo"]}, DENSE, "attention.wo"),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["model.layers.1.attention*"]}, DENSE, "attention"),
@@ -153,6 +158,8 @@ def test_a_layers_number_is_not_the_beginning_of_anothers() -> None:
     assert listed.own_layer("model.layers.3.mlp*") == 3
     assert listed.own_layer("model.layers.3*") is None  # 30 to 39 as well, as globs go
     assert listed.own_layer(r"re:model\.layers\.3\.mlp") == 3
+    assert listed.own_layer(r"re:.*layers.3.mlp") == 3
+    assert listed.own_layer(r"re:.*layers.3.*") is None
     assert listed.own_layer(r"re:model\.layers\.(3|4)\.mlp") is None
     assert listed.own_layer(r"re:(model\.layers\.3\.)?mlp") is None
 
@@ -203,3 +210,18 @@ def test_a_digit_may_tell_layers_apart() -> None:
     down = next(weight for weight in model.layer_weights[0] if weight.name == "mlp.down_proj")
     kept = [scheme_for(model, down, layer, None) for layer in range(4)]
     assert kept == [None, None, Scheme("fp8_channel", static=False), Scheme("fp8_channel", static=False)]
+
+
+def test_patterns_for_every_expert_are_one_pattern_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls(count: int) -> int:
+        seen: list[str] = []
+        real = listed.matches
+        monkeypatch.setattr(listed, "matches", lambda pattern, name: (seen.append(name), real(pattern, name))[1])
+        ignored = [rf"re:.*layers\.{layer}\.mlp\.experts\.{i}\..*" for layer in range(4) for i in range(count)]
+        config = {**CT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}}, "ignore": ignored}
+        model = spec(config, MOE | {"num_local_experts": count})
+        assert expert_bytes(model) == 4 * count * 3 * 256 * 128 * 2  # 16 bits
+        monkeypatch.setattr(listed, "matches", real)
+        return len(seen)
+
+    assert calls(8) == calls(64)
