@@ -164,36 +164,39 @@ def test_a_layers_number_is_not_the_beginning_of_anothers() -> None:
     assert listed.own_layer(r"re:(model\.layers\.3\.)?mlp") is None
 
 
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that patterns are tried on from now on."""
+    seen: list[str] = []
+    real = listed.matches
+
+    def matches(pattern: str, name: str) -> bool:
+        seen.append(name)
+        return real(pattern, name)
+
+    monkeypatch.setattr(listed, "matches", matches)
+    return seen
+
+
 @pytest.mark.parametrize("style", ["{}.mlp.experts.*", r"re:.*layers\.{}\.mlp\.experts\..*"])
 def test_a_pattern_of_one_layer_is_tried_on_that_layer_alone(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of patterns must not meet every tensor of every layer: calls grow with the layers, not their square."""
 
     def calls(num_layers: int) -> int:
-        count = 0
-        real = listed.matches
-
-        def counting(pattern: str, name: str) -> bool:
-            nonlocal count
-            count += 1
-            return real(pattern, name)
-
-        monkeypatch.setattr(listed, "matches", counting)
+        seen = watch(monkeypatch)
         text = style if style.startswith("re:") else "model.layers." + style
         ignored = [text.format(layer) for layer in range(num_layers)]
         config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignored}
         model = spec(config, MOE | {"num_hidden_layers": num_layers})
         for tp in (1, 2, 4):
             total_weights(model, Layout(tp=tp))
-        monkeypatch.setattr(listed, "matches", real)
-        return count
+        monkeypatch.undo()
+        return len(seen)
 
     assert calls(40) <= 2 * calls(20)
 
 
 def test_a_pattern_without_digits_is_tried_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    real = listed.matches
-    monkeypatch.setattr(listed, "matches", lambda pattern, name: (seen.append(name), real(pattern, name))[1])
+    seen = watch(monkeypatch)
     config = {**CT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}}, "ignore": [r"re:.*\.o_proj$"]}
     model = spec(config, DENSE | {"num_hidden_layers": 10})
     total_weights(model, Layout())
@@ -214,14 +217,12 @@ def test_a_digit_may_tell_layers_apart() -> None:
 
 def test_patterns_for_every_expert_are_one_pattern_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     def calls(count: int) -> int:
-        seen: list[str] = []
-        real = listed.matches
-        monkeypatch.setattr(listed, "matches", lambda pattern, name: (seen.append(name), real(pattern, name))[1])
+        seen = watch(monkeypatch)
         ignored = [rf"re:.*layers\.{layer}\.mlp\.experts\.{i}\..*" for layer in range(4) for i in range(count)]
         config = {**CT, "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}}, "ignore": ignored}
         model = spec(config, MOE | {"num_local_experts": count})
         assert expert_bytes(model) == 4 * count * 3 * 256 * 128 * 2  # 16 bits
-        monkeypatch.setattr(listed, "matches", real)
+        monkeypatch.undo()
         return len(seen)
 
     assert calls(8) == calls(64)
