@@ -15,6 +15,7 @@ from typing import Any
 from kvplan import weights
 from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
+from kvplan.held import blocks_per_user, log_differs
 from kvplan.plan import MemoryBreakdown, Plan, online_scheme
 from kvplan.quant import scheme_name
 from kvplan.rules.releases import SGLANG_SOURCE
@@ -124,9 +125,9 @@ def _model(spec: ModelSpec) -> Document:
 
 
 def _settings(plan: Plan) -> Document:
-    """Every setting in effect; an auto-fitted context is the fitted one. What follows from the release is left out."""
-    derived = ("version", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
-    settings = {name: value for name, value in values(plan.settings).items() if name not in derived}
+    """Every setting in effect; an auto-fitted context is the fitted one. Which of a release's engines runs follows."""
+    settings = values(plan.settings)
+    del settings["version"], settings["first_engine"]
     return {**settings, "max_model_len": plan.capacity.max_model_len}
 
 
@@ -198,18 +199,19 @@ def _groups(plan: Plan) -> list[Document]:
 
 
 def _concurrency(plan: Plan) -> Document:
-    """Users by every definition. A stated number of blocks has no range; where nothing fits all are 0."""
-    answer, by_length = plan.concurrency, plan.concurrency.length_users
+    """The users, and the server's own figure. A stated number of blocks has no range; where nothing fits all are 0."""
+    answer = plan.concurrency
     return {
+        "users": answer.users,
+        "users_low": answer.users_low,
+        "users_high": answer.users_high,
+        "pool_users": answer.pool.users,
+        "max_num_seqs": answer.max_num_seqs,
+        "replicas": answer.replicas,
         "max": answer.max,
-        "full_context_users": answer.full_context_users,
         "low": answer.low,
         "high": answer.high,
-        "steady_users": answer.steady_users,
-        "mean_length_users": answer.mean_length_users,
-        "length_users": None if by_length is None else by_length.users * plan.fits,
-        "max_num_seqs": plan.settings.max_num_seqs,
-        "replicas": answer.replicas,
+        "log_differs": log_differs(plan),
     }
 
 
@@ -275,9 +277,6 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
 def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
     answer, settings = plan.concurrency, plan.settings
     args = plan.request.args
-    users = [answer.full_context_users, answer.steady_users, answer.mean_length_users or 0]
-    if answer.length_users is not None:
-        users.append(answer.length_users.users)
     if args.num_gpu_blocks_override is not None:
         yield (
             "num_gpu_blocks_override",
@@ -288,16 +287,21 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
             "kv_cache_memory_bytes",
             f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
         )
-    if answer.full_context_users <= settings.max_num_seqs:
-        each = format_gib(plan.bytes_per_request)
-        yield "kv_cache", f"KV memory: each further user at full context takes {each} of every GPU"
-    if max(users) > settings.max_num_seqs:
+    if answer.pool.users <= settings.max_num_seqs:
+        yield "kv_cache", f"KV memory: each further user takes {_further(plan)} of every GPU"
+    if answer.pool.users > settings.max_num_seqs:
         yield (
             "max_num_seqs",
             f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise "
             f"{'--max-running-requests' if plan.request.release.engine == 'sglang' else '--max-num-seqs'}",
         )
     yield from _stage(plan)
+
+
+def _further(plan: Plan) -> str:
+    """What one more decoding user takes of the pool."""
+    size = format_gib(blocks_per_user(plan) * plan.capacity.bytes_per_block)
+    return f"up to {size}" if plan.request.load.lengths is not None else size
 
 
 def _stage(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -318,9 +322,8 @@ def _fixes(plan: Plan) -> list[Document]:
     return [
         {
             "flag": fix.flag,
-            "max": fix.plan.concurrency.max,
-            "low": fix.plan.concurrency.low,
-            "full_context_users": fix.plan.concurrency.full_context_users,
+            "users": fix.plan.concurrency.users,
+            "users_low": fix.plan.concurrency.users_low,
             "max_model_len": fix.plan.capacity.max_model_len,
             "gpu": fix.plan.request.gpu.name,
             "num_gpus": num_gpus(fix.plan),
@@ -413,7 +416,7 @@ def _provenance(plan: Plan, document: Document) -> Document:
         if not isinstance(value, str):
             found[f"kv.groups[*].{name}"] = charge
     for name, value in document["concurrency"].items():
-        if value is not None:
+        if value is not None and not isinstance(value, str):
             found[f"concurrency.{name}"] = _user_source(name, pool, plan)
     if document["kv"]["groups"][0]["window"] is None and all(g["window"] is None for g in document["kv"]["groups"]):
         del found["kv.groups[*].window"]
@@ -479,9 +482,9 @@ def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:
     kind = pool[0]
     if name in ("max_num_seqs", "replicas"):
         return _ruled(plan, "vLLM engine/arg_utils.py")
-    if name in ("steady_users", "mean_length_users"):  # this is kvplan's own count, which the server does not print
+    if "users" in name:  # this is kvplan's own count, which the server does not print
         source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else HELD_SOURCE
+        if plan.request.load.lengths is not None:
+            source = plan.concurrency.pool.method
         return "formula" if kind == "exact" else kind, source
-    if name == "length_users" and plan.concurrency.length_users is not None:
-        return "formula" if kind == "exact" else kind, plan.concurrency.length_users.method
     return pool

@@ -38,9 +38,7 @@ CAPACITY: Final = {
     "kv.num_blocks": "blocks",
     "kv.tokens": "tokens",
     "concurrency.max": "requests",
-    "concurrency.steady_users": "requests",
-    "concurrency.mean_length_users": "requests",
-    "concurrency.length_users": "requests",
+    "concurrency.users": "requests",
     "concurrency.replicas": "replicas",
     "deficit": "bytes",
 }
@@ -78,7 +76,6 @@ class Step:
 def figures_of(plan_: Plan) -> Figures:
     """Every figure that is compared, as kvplan/plan@1 has it."""
     memory, capacity, answer = plan_.memory, plan_.capacity, plan_.concurrency
-    by_length = None if answer.length_users is None else answer.length_users.users * plan_.fits
     return {
         **{path: getattr(memory, path.partition(".")[2]) for path in MEMORY},
         "kv.bytes_per_token": plan_.bytes_per_token,
@@ -87,9 +84,7 @@ def figures_of(plan_: Plan) -> Figures:
         "kv.num_blocks": capacity.num_blocks if plan_.fits else 0,
         "kv.tokens": capacity.tokens if plan_.fits else 0,
         "concurrency.max": answer.max,
-        "concurrency.steady_users": answer.steady_users,
-        "concurrency.mean_length_users": answer.mean_length_users,
-        "concurrency.length_users": by_length,
+        "concurrency.users": answer.users,
         "concurrency.replicas": answer.replicas,
         "deficit": plan_.deficit,
     }

@@ -114,7 +114,8 @@ class Comparison:
             found.append("fits")
         if _value(self.new, "kv.bytes_per_token") > _value(self.old, "kv.bytes_per_token"):
             found.append("bytes_per_token")
-        if any(users_of(self.new, path) < users_of(self.old, path) for path in USERS if self._both_have(path)):
+        path = next((path for path in USERS if self._both_have(path)), None)
+        if path is not None and users_of(self.new, path) < users_of(self.old, path):
             found.append("users")
         return tuple(found)
 
@@ -122,7 +123,7 @@ class Comparison:
         return self.old.figures.get(path) is not None and self.new.figures.get(path) is not None
 
 
-USERS: Final = ("concurrency.max", "concurrency.mean_length_users", "concurrency.length_users")
+USERS: Final = ("concurrency.users", "concurrency.max")  # a check has the server's figure only
 
 
 def users_of(side: Side, path: str) -> int:
@@ -387,7 +388,7 @@ def _document_side(doc: Reader) -> Side:
     )
 
 
-MAY_BE_NULL: Final = ("concurrency.mean_length_users", "concurrency.length_users")
+MAY_BE_NULL: Final = ("concurrency.users",)  # documents of earlier releases have no such number
 FLOATS: Final = ("concurrency.max",)
 
 
@@ -537,11 +538,11 @@ def signed_size(size: int) -> str:
 
 def _user_words(it: Comparison) -> Iterator[str]:
     rows = {row.name: row for row in it.figures}
-    users, each = rows.get("concurrency.max"), rows.get("kv.bytes_per_request")
+    users, each = rows.get("concurrency.users"), rows.get("kv.bytes_per_request")
     if users is None or not users.delta or users.old is None or users.new is None:
         return
     if each is None or each.old is None or each.new is None or not (it.old.fits and it.new.fits):
-        yield f"concurrency {users.old:,.2f} to {users.new:,.2f} full-context requests"
+        yield f"{users.old:,} to {users.new:,} users"
         return
     pools = [int(_value(side, "memory.kv_cache")) for side in (it.old, it.new)]
     cost = f"{format_size(int(each.new))} of KV cache each, " + (
@@ -550,7 +551,7 @@ def _user_words(it: Comparison) -> Iterator[str]:
     pool = f"a pool of {format_size(pools[1])}, " + (
         "as before" if pools[0] == pools[1] else f"instead of {format_size(pools[0])}"
     )
-    yield f"concurrency {users.old:,.2f} to {users.new:,.2f} full-context requests: {cost}, in {pool}"
+    yield f"{users.old:,} to {users.new:,} users: {cost}, in {pool}"
 
 
 # --- as JSON ----------------------------------------------------------------------------------------------------------

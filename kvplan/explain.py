@@ -64,7 +64,7 @@ def explain(plan: Plan) -> list[Section]:
     if notes := plan.request.spec.notes:
         sections.append(Section("What was read into the config", notes))
     if changes := tuple(plan.request.release.lacks()):
-        lines = tuple(f"{_release(change.since)}: {change.what} [{change.evidence}]" for change in changes)
+        lines = tuple(f"{_release(change.since)}: {change.what} [{change.source}]" for change in changes)
         sections.append(Section(f"What later releases than {plan.request.release.label} change", lines))
     if said := statements(plan):
         texts = tuple(f"{name}: {source}" for name, (_, source) in said.items())
@@ -394,7 +394,7 @@ def _budget(plan: Plan) -> Iterator[str]:
     for name in BUDGET_ROWS:
         estimate = plan.estimates[name]
         if estimate.likely or estimate.high:
-            outside = given is not None or (name == "cuda_graphs" and not settings.graphs_in_budget)
+            outside = given is not None or (name == "cuda_graphs" and not settings.version.graphs_in_budget)
             sign = "(not subtracted)" if outside else "-"
             spread = (
                 "" if estimate.low == estimate.high else f" ({estimate.low / GIB:.2f}-{estimate.high / GIB:.2f} GiB)"
@@ -433,20 +433,19 @@ def _users(plan: Plan) -> Iterator[str]:
         yield f"tokens: {shared} x {plan.pool.block_size:,} = {capacity.tokens:,}"
     else:
         yield f"tokens: floor({answer.max:.4f} x {capacity.max_model_len:,}) = {capacity.tokens:,}"
-    held = plan.pool.held(capacity.max_model_len)
-    yield (
-        f"steady: ({capacity.num_blocks:,} - 1 null block) / {held:,} blocks that a decoding request of "
-        f"{capacity.max_model_len:,} tokens holds = {plural(answer.steady_users, 'user')}"
-    )
-    load = plan.request.load
-    if load.mean_tokens is not None and answer.mean_length_users is not None:
+    load, pool = plan.request.load, answer.pool
+    tokens = load.longest(capacity.max_model_len)
+    in_flight = plan.pool.in_flight(tokens, capacity.max_model_len, plan.settings)
+    usable = f"({capacity.num_blocks:,} - 1 null block - {plural(in_flight, 'block')} of a prompt in flight)"
+    if load.lengths is not None:
+        yield f"users of the lengths stated in {usable}{_shared_text(plan)}: {pool.users:,} [{pool.method}]"
+    else:
         yield (
-            f"at {load.mean_tokens:,} tokens: ({capacity.num_blocks:,} - 1) / {plan.pool.held(load.mean_tokens):,} "
-            f"blocks each{_shared_text(plan)} = {plural(answer.mean_length_users, 'user')}"
+            f"users: {usable} / {plan.pool.held(tokens):,} blocks that a decoding request of {tokens:,} tokens holds"
+            f"{_shared_text(plan)} = {pool.users:,}"
         )
-    if answer.length_users is not None:
-        by_length = answer.length_users
-        yield f"for the lengths stated{_shared_text(plan)}: {plural(by_length.users, 'user')} [{by_length.method}]"
+    if answer.users < pool.users:
+        yield f"users: at most --max-num-seqs {answer.max_num_seqs:,} of them run at once"
 
 
 def _shared_text(plan: Plan) -> str:
@@ -468,7 +467,7 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
     start = int(nominal * FOLK_UTILIZATION)
     seen = int(memory.total * FOLK_UTILIZATION)
     counted = [name for name in BUDGET_ROWS if name != "activations"]
-    if not plan.settings.graphs_in_budget:
+    if not plan.settings.version.graphs_in_budget:
         counted.remove("cuda_graphs")
     return [
         ("folk", start - memory.weights - folk_peak),
@@ -526,13 +525,13 @@ class Thumb:
 
 def rule_of_thumb(plan: Plan) -> Thumb:
     """What `weights + 1.2 GB per user + 5 GB` says of one rank, and what it asks for our number of users."""
-    memory, ours = plan.memory, plan.concurrency.full_context_users
+    memory, ours = plan.memory, int(plan.concurrency.max)
     left = memory.total - memory.weights - THUMB_FIXED
     return Thumb(max(0, left // THUMB_USER), memory.weights + THUMB_USER * ours + THUMB_FIXED)
 
 
 def _thumb(plan: Plan) -> Iterator[str]:
-    memory, ours = plan.memory, plan.concurrency.full_context_users
+    memory, ours = plan.memory, int(plan.concurrency.max)
     thumb = rule_of_thumb(plan)
     yield (
         f"it says floor(({memory.total / GB:.2f} - {memory.weights / GB:.2f} - 5) / 1.2) = "

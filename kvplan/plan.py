@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, assert_never
 
-from kvplan import overheads, users, weights
+from kvplan import overheads, weights
 from kvplan.allocator import weights_reserved
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
@@ -15,30 +15,14 @@ from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
 from kvplan.units import MIB
-from kvplan.users import UserAnswer
+from kvplan.users import Load as Load
+from kvplan.users import UserAnswer, users_held
 from kvplan.weights import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.tensors import Checkpoint
-    from kvplan.workload import Lengths
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How long requests really are.
-
-    mean_tokens    tokens a request holds on average; None: not stated
-    lengths        a distribution of them, for an answer with a bound on overflow
-    overflow       probability that the pool overflows, at most
-    shared_prefix  tokens every request starts with
-    """
-
-    mean_tokens: int | None = None
-    lengths: "Lengths | None" = None
-    overflow: float = 0.01
-    shared_prefix: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +75,36 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """How many requests fit, per replica; `replicas` of them run side by side.
+    """How many requests one replica serves at once; `replicas` of them run side by side.
 
-    max                 the server's own float
-    full_context_users  its floor
-    low, high           the float when what is estimated is at its worst and best
-    steady_users        decoding requests of the full context (windows and states at what they really hold)
-    mean_length_users   decoding requests of `mean_tokens`
-    length_users        for a distribution of lengths
+    max, low, high  the server's own figure, all requests at the full context in the worst moment of their prefill; low
+                    and high where what is estimated is at its worst and best
+    pool            users that the pool holds by the load's measure (kvplan.users.users_held); low and high as above,
+                    None for a distribution of lengths: each would cost as much again
+    max_num_seqs    requests that the scheduler runs at most
     """
 
     max: float
-    full_context_users: int
     low: float
     high: float
-    steady_users: int
-    mean_length_users: int | None
-    length_users: UserAnswer | None
+    pool: UserAnswer
+    pool_low: int | None
+    pool_high: int | None
+    max_num_seqs: int
     replicas: int
+
+    @property
+    def users(self) -> int:
+        """The number to buy by: users served at once."""
+        return min(self.pool.users, self.max_num_seqs)
+
+    @property
+    def users_low(self) -> int | None:
+        return None if self.pool_low is None else min(self.pool_low, self.max_num_seqs)
+
+    @property
+    def users_high(self) -> int | None:
+        return None if self.pool_high is None else min(self.pool_high, self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +122,8 @@ class Plan:
     available: int
     available_low: int
     available_high: int
+    blocks_low: int
+    blocks_high: int
     stage: int
     fits: bool
     deficit: int
@@ -253,7 +251,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
         stated = args.kv_cache_memory_bytes
         return _Budget(budget, groups, estimates, (stated, stated, stated))
     rows = [estimates[name] for name in BUDGET_ROWS]
-    if not settings.graphs_in_budget:  # the graphs come on top of the budget, not out of it
+    if not release.graphs_in_budget:  # the graphs come on top of the budget, not out of it
         rows.remove(estimates["cuda_graphs"])
     low_total = ceil(gpu.total_memory_low * settings.gpu_memory_utilization)
     high_total = ceil(gpu.total_memory_high * settings.gpu_memory_utilization)
@@ -338,24 +336,24 @@ def breakdown(
     )
 
 
-def users_of(request: Request, pool: Pool, capacity: Capacity, ends: tuple[float, float]) -> Concurrency:
-    """Concurrency by every definition; all zero when nothing fits."""
-    load, usable = request.load, capacity.num_blocks - 1
-    held = pool.held
-    shared = pool.shared(min(load.shared_prefix, capacity.max_model_len))
-    steady = users.users_at(held, usable, capacity.max_model_len, shared)
-    mean = None if load.mean_tokens is None else users.users_at(held, usable, load.mean_tokens, shared)
-    by_length = None
-    if load.lengths is not None:
-        by_length = users.users_for_lengths(held, usable, load.lengths, load.overflow, shared)
+def users_of(request: Request, answer: "_Answer", *, fits: bool) -> Concurrency:
+    """Users by the server's figure and by the load; all zero when the server does not start."""
+    load, capacity = request.load, answer.capacity
+
+    def users(num_blocks: int) -> UserAnswer:
+        if not fits:
+            return UserAnswer(0, 0.0, "does not start")
+        return users_held(answer.pool, answer.settings, capacity, load, num_blocks)
+
+    low, high = (None if load.lengths is not None else users(count).users for count in answer.blocks)
     return Concurrency(
-        max=capacity.max_concurrency,
-        full_context_users=int(capacity.max_concurrency),
-        low=ends[0],
-        high=ends[1],
-        steady_users=steady,
-        mean_length_users=mean,
-        length_users=by_length,
+        max=capacity.max_concurrency if fits else 0.0,
+        low=answer.ends[0] if fits else 0.0,
+        high=answer.ends[1] if fits else 0.0,
+        pool=users(capacity.num_blocks),
+        pool_low=low,
+        pool_high=high,
+        max_num_seqs=answer.settings.max_num_seqs,
         replicas=request.args.data_parallel_size,
     )
 
@@ -404,7 +402,7 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
 class _Answer:
     """What a server's rules say: its settings, its pool, each stage's memory, and what that holds.
 
-    ends      concurrency when what is estimated is at its worst and best
+    blocks    of the pool when what is estimated is at its worst and best; ends: the server's figure then
     kv_cache  bytes of the pool on the rank that decides
     given_out what of them counts against the budget; None: all
     """
@@ -413,6 +411,7 @@ class _Answer:
     pool: Pool
     stages: list[_Budget]
     capacity: Capacity
+    blocks: tuple[int, int]
     ends: tuple[float, float]
     kv_cache: int
     notes: tuple[str, ...] = ()
@@ -428,15 +427,13 @@ def vllm_answer(request: Request) -> _Answer:
     pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
     capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
-    ends = [
-        vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] / capacity.blocks_per_request
-        for end in (0, 2)
-    ]
+    low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
-        ends = [capacity.max_concurrency] * 2
+        low = high = capacity.num_blocks
     kv_cache = capacity.num_blocks * capacity.bytes_per_block
     return _Answer(
-        settings, pool, stages, capacity, (ends[0], ends[1]), kv_cache,
+        settings, pool, stages, capacity, (low, high),
+        (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
         tuple(start_notes(request, settings, capacity, stages[capacity.stage])),
     )  # fmt: skip
 
@@ -460,12 +457,13 @@ def sglang_answer(request: Request) -> _Answer:
     capacity = sglang.capacity(pool, settings, args, rooms[1])
     pages, slots, worst = sglang.pages_in(pool, args, rooms[1])
     most = sglang.max_requests(pool, settings, args, pages, slots)
-    low, high = (sglang.pages_in(pool, args, rooms[end])[0] / capacity.blocks_per_request for end in (0, 2))
+    low, high = (sglang.pages_in(pool, args, rooms[end])[0] for end in (0, 2))
     reserved = int(sglang.reserved_mib(spec, request.gpu, args, request.release) * MIB)
     kept = request.gpu.total_memory - stages[worst].estimates["context"].likely - stages[worst].budget
     notes = [*sglang.notes(args, settings, spec, kept, reserved), sglang.slots_note(pool, slots, worst)]
     return _Answer(
-        replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low, high),
+        replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),
+        (low / capacity.blocks_per_request, high / capacity.blocks_per_request),
         pool.num_bytes(pages, slots, worst), tuple(filter(None, notes)), given_out=pool.given_out(pages, slots, worst),
     )  # fmt: skip
 
@@ -502,12 +500,6 @@ def plan(request: Request) -> Plan:
     capacity = answer.capacity
     fits = capacity.fits and capacity.num_blocks > 0
     worst = capacity.stage
-    concurrency = users_of(request, answer.pool, capacity, answer.ends)
-    if not fits:
-        concurrency = replace(
-            concurrency, max=0.0, full_context_users=0, steady_users=0, low=0.0, high=0.0, length_users=None,
-            mean_length_users=None if concurrency.mean_length_users is None else 0,
-        )  # fmt: skip
     stage = answer.stages[worst]
     held = sum(stage.groups.values())
     peak = held
@@ -522,10 +514,12 @@ def plan(request: Request) -> Plan:
         memory=breakdown(request, stage, kv_cache, answer.given_out if fits else None, load_peak=max(peak, held)),
         weight_groups=stage.groups,
         estimates=stage.estimates,
-        concurrency=concurrency,
+        concurrency=users_of(request, answer, fits=fits),
         available=stage.available[1],
         available_low=stage.available[0],
         available_high=stage.available[2],
+        blocks_low=answer.blocks[0],
+        blocks_high=answer.blocks[1],
         stage=worst,
         fits=fits,
         deficit=0 if fits else capacity.deficit,

@@ -16,7 +16,7 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.errors import EnvironmentProblem, KvplanError, UnsupportedModelError, UsageError
-from kvplan.held import num_gpus, pool_users
+from kvplan.held import num_gpus
 from kvplan.plan import Plan, Request, plan
 from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs
@@ -39,8 +39,10 @@ class Row(NamedTuple):
 
     max_model_len      the context in effect, a fitted one included
     users              requests served at once by the measure asked for (lengths, mean length, full context): what the
-                       pool holds, at most max_num_seqs for each replica; users_low and users_high its range
-    concurrency        the server's own figure for one replica, as are full_context_users to length_users
+                       pool holds decoding with one chunk of prefill in flight, at most max_num_seqs for each replica;
+                       users_low and users_high its range
+    pool_users         the same for one replica, whatever max_num_seqs
+    concurrency        the server's own figure for one replica
     """
 
     model: str
@@ -71,10 +73,7 @@ class Row(NamedTuple):
     concurrency: float | None = None
     concurrency_low: float | None = None
     concurrency_high: float | None = None
-    full_context_users: int | None = None
-    steady_users: int | None = None
-    mean_length_users: int | None = None
-    length_users: int | None = None
+    pool_users: int | None = None
     users: int | None = None
     users_low: int | None = None
     users_high: int | None = None
@@ -198,12 +197,9 @@ def row_of(request: Request, price: float | None = None) -> Row:
 def _planned(found: Plan, price: float | None) -> Row:
     request, answer, capacity, fits = found.request, found.concurrency, found.capacity, found.fits
     args, gpus, replicas, most = request.args, num_gpus(found), answer.replicas, found.settings.max_num_seqs
-    likely = min(pool_users(found, "likely"), most) * replicas
-    low = high = None
-    if request.load.lengths is None:  # the ends of a distribution would cost as much again, twice
-        low, high = (min(pool_users(found, "low"), most) * replicas, min(pool_users(found, "high"), most) * replicas)
+    likely = answer.users * replicas
+    low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
     cost = None if price is None else price * gpus
-    by_length = answer.length_users.users if answer.length_users is not None else None
     return Row(
         request.spec.name, request.gpu.name, request.release.label, gpus,
         args.tensor_parallel_size, args.pipeline_parallel_size, replicas, capacity.max_model_len,
@@ -212,8 +208,7 @@ def _planned(found: Plan, price: float | None) -> Row:
         fits, None if fits else _shortage(found), found.deficit, found.settings.kv_dtype,
         found.memory.weights, found.memory.kv_cache, found.bytes_per_token, found.bytes_per_request,
         capacity.num_blocks if fits else 0, capacity.tokens if fits else 0,
-        answer.max, answer.low, answer.high, answer.full_context_users, answer.steady_users,
-        answer.mean_length_users, by_length,
+        answer.max, answer.low, answer.high, answer.pool.users,
         likely, low, high, likely / gpus, cost, likely / cost if cost else None,
     )  # fmt: skip
 

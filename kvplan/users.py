@@ -2,16 +2,20 @@
 
 `held(tokens)` is the blocks a request of `tokens` holds, monotone; `usable` the pool's blocks that requests can have
 (all but the null block). A prefix that all requests share is stored once: `shared_blocks` of each request's blocks.
+
+`users_held` is the number every command counts: users that decode, with one chunk of prefill in flight.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvplan.rules.vllm import Settings
+    from kvplan.rules.vllm_pool import Capacity, Pool
     from kvplan.workload import Lengths
 
 Held = Callable[[int], int]
@@ -25,6 +29,28 @@ NEGLIGIBLE = ONE >> 45  # mass of a tail that is moved inwards (3e-14)
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How long requests really are; where nothing is stated every one is as long as the context.
+
+    mean_tokens    tokens a request holds on average; None: not stated
+    lengths        a distribution of them, for an answer with a bound on overflow
+    overflow       probability that the pool overflows, at most
+    shared_prefix  tokens every request starts with
+    """
+
+    mean_tokens: int | None = None
+    lengths: "Lengths | None" = None
+    overflow: float = 0.01
+    shared_prefix: int = 0
+
+    def longest(self, context: int) -> int:
+        """Tokens of the longest request there is."""
+        if self.lengths is not None:
+            return min(self.lengths.longest, context)
+        return self.mean_tokens or context
+
+
+@dataclass(frozen=True, slots=True)
 class UserAnswer:
     """The largest number of independent users whose blocks overflow the pool with at most the probability asked for.
 
@@ -35,6 +61,33 @@ class UserAnswer:
     users: int
     overflow_probability: float
     method: str
+
+
+def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> UserAnswer:
+    """Users that a pool of `num_blocks` blocks holds decoding, each at its stated length, while one of them prefills.
+
+    The scheduler admits and runs so many without preempting anybody as long as one prompt at a time is computed
+    (tests/test_users_exact.py runs it). How many sequences a server runs at most is not looked at here.
+    """
+    holds_one = num_blocks > capacity.blocks_per_request
+    if not holds_one and num_blocks < capacity.num_blocks:  # a smaller pool than planned: the server does not start
+        return UserAnswer(0, 0.0, "not even one request of the full context fits")
+    context = capacity.max_model_len
+    shared = pool.shared(min(load.shared_prefix, context))
+    usable = usable_blocks(pool, settings, capacity, load, num_blocks)
+    if load.lengths is not None:
+        answer = users_for_lengths(pool.held, usable, load.lengths, load.overflow, shared)
+    else:
+        users = users_at(pool.held, usable, load.longest(context), shared)
+        answer = UserAnswer(users, 0.0, "all users hold the same number of blocks")
+    # One request of the full context is admitted alone, whatever it takes while it is computed.
+    return replace(answer, users=1) if holds_one and not answer.users else answer
+
+
+def usable_blocks(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> int:
+    """Blocks for users that decode: all but the null block and those of a prefill in flight."""
+    context = capacity.max_model_len
+    return num_blocks - 1 - pool.in_flight(load.longest(context), context, settings)
 
 
 def own_blocks(held: Held, tokens: int, shared_blocks: int) -> int:

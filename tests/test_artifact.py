@@ -127,7 +127,7 @@ def test_a_key_the_schema_does_not_name_is_refused(cases: dict[str, Plan]) -> No
 
 def test_the_schema_names_every_flag_and_setting() -> None:
     assert list(ARGS["properties"]) == [field.name for field in fields(EngineArgs)]
-    derived = ("version", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
+    derived = ("version", "first_engine")
     assert list(SETTINGS["properties"]) == [field.name for field in fields(Settings) if field.name not in derived]
 
 
@@ -159,10 +159,13 @@ def test_a_block_costs_the_widest_group(cases: dict[str, Plan]) -> None:
         assert kv["bytes_per_block"] == max(group["bytes_per_block"] for group in kv["groups"]), name
 
 
-def test_users_are_the_floor_of_the_servers_float(cases: dict[str, Plan]) -> None:
+def test_users_and_the_servers_figure_have_their_ranges(cases: dict[str, Plan]) -> None:
     for name, one in cases.items():
         users = plan_document(one)["concurrency"]
-        assert users["full_context_users"] == math.floor(users["max"]), name
+        assert users["users"] == min(users["pool_users"], users["max_num_seqs"]), name
+        assert (users["users"] > 0) == one.fits, name
+        if one.request.load.lengths is None:
+            assert users["users_low"] <= users["users"] <= users["users_high"], name
         assert users["low"] <= users["max"] <= users["high"] or not one.fits, name
 
 
@@ -222,7 +225,7 @@ def test_a_stated_pool_is_exact(cases: dict[str, Plan]) -> None:
 
 def test_what_rests_on_calibrated_rows_is_not_called_exact(cases: dict[str, Plan]) -> None:
     first, stated = (plan_document(cases[name])["provenance"] for name in ("first", "stated_pool"))
-    dependent = ("memory.kv_cache", "kv.num_blocks", "kv.tokens", "concurrency.max", "concurrency.full_context_users")
+    dependent = ("memory.kv_cache", "kv.num_blocks", "kv.tokens", "concurrency.max")
     for path in dependent:
         assert first[path]["kind"] == "calibrated"
         assert "equal to the server's own code" not in first[path]["source"]
@@ -231,7 +234,7 @@ def test_what_rests_on_calibrated_rows_is_not_called_exact(cases: dict[str, Plan
     assert first["memory.unused"]["kind"] == first["memory.available"]["kind"] == "calibrated"
     assert stated["memory.unused"]["kind"] == "calibrated"
     assert first["kv.bytes_per_token"]["kind"] == first["kv.blocks_per_request"]["kind"] == "exact"
-    assert stated["concurrency.steady_users"]["kind"] == "formula"  # no server prints it
+    assert stated["concurrency.users"]["kind"] == "formula"  # no server prints it
 
 
 def test_older_releases_were_not_compared_with_their_code(cases: dict[str, Plan]) -> None:
@@ -297,7 +300,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would(cases: dict[str, Plan
     document = plan_document(cases["too_big"])
     assert not document["fits"]
     assert document["memory"]["kv_cache"] == document["kv"]["num_blocks"] == document["kv"]["tokens"] == 0
-    assert document["concurrency"]["full_context_users"] == 0
+    assert document["concurrency"]["users"] == 0
     # One request and the null block, 2,049 blocks of 80 x 8 x 256 x 2 x 16 B, less what is (negatively) left.
     assert document["deficit"] == 2_049 * 5_242_880 - document["memory"]["available"]
     assert document["limits"][0]["by"] == "weights"

@@ -118,7 +118,7 @@ def test_the_first_question_as_json_has_what_the_issue_promises(run: Run) -> Non
     assert memory["kv_cache"] == doc["kv"]["num_blocks"] * doc["kv"]["bytes_per_block"]
     assert 54 * 2**30 <= memory["kv_cache"] <= 57.5 * 2**30  # what servers logged for this model and GPU
     assert 13.5 <= doc["concurrency"]["max"] <= 14.4
-    assert doc["concurrency"]["full_context_users"] == int(doc["concurrency"]["max"])
+    assert doc["concurrency"]["users"] == int(doc["concurrency"]["max"])
     assert doc["parameters"]["total"] == 8_030_261_248  # as transformers counts them
 
 
@@ -140,7 +140,7 @@ def test_several_contexts_as_json_are_several_plans(run: Run) -> None:
     short, auto = doc["plans"]
     assert short["kv"]["bytes_per_request"] == 512 * 2**20
     assert auto["inputs"]["settings"]["auto_fit"]
-    assert auto["concurrency"]["full_context_users"] == 1
+    assert auto["concurrency"]["users"] == 1
 
 
 @pytest.mark.parametrize(
@@ -272,11 +272,11 @@ def test_a_draft_model_weighs(run: Run) -> None:
 
 def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
     doc = run(*FIT, "--mean-tokens", "2k", "--format", "json").json
-    assert doc["concurrency"]["mean_length_users"] > 10 * doc["concurrency"]["full_context_users"]
+    assert doc["concurrency"]["users"] > 10 * int(doc["concurrency"]["max"])
     split = run(*FIT, "--prompt-tokens", "1536", "--output-tokens", "1k", "--format", "json").json
-    assert split["concurrency"]["mean_length_users"] == doc["concurrency"]["mean_length_users"]  # 1536 + 1024 / 2
+    assert split["concurrency"]["users"] == doc["concurrency"]["users"]  # 1536 + 1024 / 2
     lengths = run(*FIT, "--lengths", "const:2048", "--overflow", "1%", "--format", "json").json
-    assert lengths["concurrency"]["length_users"] == doc["concurrency"]["mean_length_users"]
+    assert lengths["concurrency"]["users"] == doc["concurrency"]["users"]
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,9 @@ def test_exit_code_is_1_only_where_new_is_worse(run: Run, models: Path, old: str
 
 
 def test_one_user_fewer_is_worse_and_none_fewer_is_not(run: Run, models: Path) -> None:
-    for pool, code in (("8GiB", 0), ("8193MiB", 0), ("8191MiB", 1)):
-        run("estimate", "./old", *FLAGS, "--kv-cache-memory-bytes", "8GiB", "--report", "a.json")
+    # Two users of 2,048 blocks of 2 MiB and the null block, which is nobody's: 8,194 MiB.
+    for pool, code in (("8194MiB", 0), ("8195MiB", 0), ("8193MiB", 1)):
+        run("estimate", "./old", *FLAGS, "--kv-cache-memory-bytes", "8194MiB", "--report", "a.json")
         run("estimate", "./old", *FLAGS, "--kv-cache-memory-bytes", pool, "--report", "b.json")
         assert run("diff", "a.json", "b.json", "--exit-code").code == code
 
@@ -315,7 +316,7 @@ def test_files_that_flags_name_are_those_that_lie_here(run: Run, repository: Pat
     (repository / "deploy" / "lengths.csv").write_text("1000\n2000\n3000\n", encoding="utf-8")  # not committed
     flags = (*FLAGS, "--lengths", "lengths.csv", "--format", "json")
     at_revisions = document_of(run("diff", "v1:./model", "v2:./model", *flags))
-    old, new, _ = figure(at_revisions, "concurrency.length_users")
+    old, new, _ = figure(at_revisions, "concurrency.users")
     assert 0 < old < new
     (it,) = at_revisions["comparisons"]
     assert [change["name"] for change in it["changes"]] == ["num_key_value_heads"]

@@ -70,9 +70,7 @@ def test_a_sample_of_rows_has_the_numbers_of_estimate(run: Run) -> None:
             "block_size": kv["block_size"], "kv_dtype": kv["dtype"], "kv_bytes_per_token": kv["bytes_per_token"],
             "bytes_per_request": kv["bytes_per_request"], "concurrency": users["max"],
             "concurrency_low": users["low"], "concurrency_high": users["high"],
-            "full_context_users": users["full_context_users"], "steady_users": users["steady_users"],
-            "mean_length_users": users["mean_length_users"], "num_gpus": doc["inputs"]["num_gpus"],
-            "users": min(users["mean_length_users"], users["max_num_seqs"]),
+            "pool_users": users["pool_users"], "num_gpus": doc["inputs"]["num_gpus"], "users": users["users"],
         }  # fmt: skip
         assert {name: row[name] for name in expected} == expected, flags_of(row)
 
@@ -82,8 +80,8 @@ def test_lengths_are_answered_as_estimate_does(run: Run) -> None:
     rows = run(*LLAMA, *dist, "--format", "json").json["rows"]
     for row in (rows[0], rows[5]):
         doc = run("estimate", row["model"], *flags_of(row), *dist, "--format", "json").json
-        assert row["length_users"] == doc["concurrency"]["length_users"]
-        assert row["users"] == min(row["length_users"], row["max_num_seqs"])
+        assert row["pool_users"] == doc["concurrency"]["pool_users"]
+        assert row["users"] == min(row["pool_users"], row["max_num_seqs"])
 
 
 def test_flags_that_are_no_lists_hold_for_every_row(run: Run) -> None:
@@ -91,7 +89,7 @@ def test_flags_that_are_no_lists_hold_for_every_row(run: Run) -> None:
     assert {row["data_parallel_size"] for row in rows} == {2}
     doc = run("estimate", "llama-3.1-8b", *flags_of(rows[3]), "--dp", "2", "--enforce-eager", "--format", "json").json
     assert rows[3]["concurrency"] == doc["concurrency"]["max"]
-    assert rows[3]["users"] == 2 * doc["concurrency"]["full_context_users"]
+    assert rows[3]["users"] == 2 * doc["concurrency"]["users"]
 
 
 def test_a_pasted_command_is_the_base_and_lists_win_over_it(run: Run) -> None:
@@ -185,7 +183,7 @@ def test_the_table_begins_with_what_was_asked_for(run: Run, prices: Path) -> Non
 
 def test_what_cannot_be_is_counted_below_the_table(run: Run) -> None:
     out = run("sweep", "llama-3.1-8b", "qwen2.5-7b", "--gpu", "l40s,h200", "--ctx", "8k", "--tp", "1,8").out
-    assert "2 combinations are not possible:" in out
+    assert "2 combinations cannot be:" in out
     table = out.splitlines()[2:]
     assert table[7:8] == [""]  # the header, six rows, then what cannot be
     assert "2 x tensor_parallel_size 8: does not divide the 28 attention heads of qwen2.5-7b" in out
@@ -222,8 +220,7 @@ def test_of_combinations_that_are_alike_the_plainest_is_kept(run: Run) -> None:
     assert found["alike"] == 3 * 2 * 2 - 1
     for form in ("table", "markdown"):
         assert (
-            "11 other combinations hold as many users on as many of the same GPUs"
-            in run(*asked, "--pareto", "--format", form).out
+            "11 others hold as many users on as many of the same GPUs" in run(*asked, "--pareto", "--format", form).out
         )
 
 

@@ -255,7 +255,7 @@ def test_the_reasons_are_those_that_planning_shows() -> None:
     assert "intermediate_size" not in " ".join(words[:2])
     assert words[2].startswith("KV cache +1.")
     assert "weights are 1.75 GiB less" in words[2]  # 32 x 3 x 4,096 x 2,048 x 2 B and the 256 MiB of K and V
-    assert words[3].startswith("concurrency 14.11 to ")
+    assert words[3].startswith("14 to ")
     assert "1 GiB of KV cache each, instead of 4 GiB" in words[3]
 
 
@@ -289,7 +289,12 @@ def test_documents_give_no_reason_that_nobody_planned() -> None:
 
 
 def side(fits: bool = True, per_token: int = 100, **figures: Any) -> Side:
-    made = {"concurrency.max": 10.0, "concurrency.replicas": 1, "kv.bytes_per_token": per_token}
+    made = {
+        "concurrency.max": 10.0,
+        "concurrency.users": 10,
+        "concurrency.replicas": 1,
+        "kv.bytes_per_token": per_token,
+    }
     return Side("k", "title", fits, {}, {**made, **{f"concurrency.{name}": value for name, value in figures.items()}})
 
 
@@ -297,29 +302,23 @@ def side(fits: bool = True, per_token: int = 100, **figures: Any) -> Side:
     ("new", "worse"),
     [
         (side(), ()),
-        (side(max=9.99), ("users",)),
-        (side(max=10.01, per_token=99), ()),
-        (side(max=11.5), ()),
+        (side(users=9), ("users",)),
+        (side(users=10, per_token=99), ()),
+        (side(users=11), ()),
+        (side(max=5.0), ()),  # what the server's log prints is nobody's number of users
         (side(per_token=101), ("bytes_per_token",)),
-        (side(fits=False, max=0.0), ("fits", "users")),
-        (side(max=5.0, replicas=2), ()),  # as many on two replicas as on one before
-        (side(max=5.1, replicas=1), ("users",)),
-        (side(mean_length_users=1), ()),  # not asked for before
+        (side(fits=False, users=0), ("fits", "users")),
+        (side(users=5, replicas=2), ()),  # as many on two replicas as on one before
+        (side(users=5, replicas=1), ("users",)),
     ],
 )
 def test_worse_is_fewer_users_more_bytes_per_token_or_not_fitting(new: Side, worse: tuple[str, ...]) -> None:
     assert compare(side(), new).worse == worse
 
 
-def test_a_part_of_a_user_is_nobody() -> None:
-    assert compare(side(max=10.9), side(max=10.0)).worse == ()
-    assert compare(side(max=10.0), side(max=9.999)).worse == ("users",)
-
-
-def test_users_of_the_lengths_stated_count_too() -> None:
-    assert compare(side(mean_length_users=200), side(mean_length_users=199)).worse == ("users",)
-    assert compare(side(length_users=200), side(length_users=199)).worse == ("users",)
-    assert compare(side(length_users=200), side(length_users=None)).worse == ()
+def test_an_older_document_without_users_is_not_compared_by_them() -> None:
+    assert compare(side(users=200), side(users=None)).worse == ()
+    assert compare(side(users=200), side(users=None, max=9.9)).worse == ("users",)  # by the server's figure, as before
     assert compare(side(fits=False), side(fits=False)).worse == ()
 
 
@@ -347,7 +346,7 @@ def changed(path: str, value: Any = None, *, drop: bool = False) -> dict[str, An
         "inputs", "inputs.model.name", "inputs.gpu.name", "inputs.args", "inputs.args.max_model_len", "inputs.settings",
         "inputs.num_gpus", "inputs.workload", "inputs.weights_bytes", "inputs.draft", "inputs.engine", "fits",
         "deficit", "memory", "memory.kv_cache", "memory.total", "memory.weight_groups", "kv.tokens", "kv.groups",
-        "kv.state_bytes_per_request", "concurrency.max", "concurrency.length_users", "parameters.total",
+        "kv.state_bytes_per_request", "concurrency.max", "parameters.total",
     ],
 )  # fmt: skip
 def test_a_document_without_a_key_names_it(path: str) -> None:

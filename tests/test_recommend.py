@@ -61,15 +61,14 @@ def changed(argv: list[str], **flags: object) -> str:
 
 
 def held(doc: dict[str, Any], end: str = "low", mean: int | None = None) -> int:
-    """Users of one estimate: at the full context the server's own figure, at a mean length the pool's blocks but one
-    divided by a user's (16 tokens each, as Llama's are), at most those that the scheduler runs."""
+    """Users of one estimate: the pool's blocks but one divided by a user's (16 tokens each, as Llama's are), at most
+    those that the scheduler runs."""
     users = doc["concurrency"]
     if not doc["fits"]:
         return 0
-    if mean is None:
-        return min(int(users[end]), int(users["max_num_seqs"]))
     blocks = round(users[end] * doc["kv"]["blocks_per_request"]) - 1
-    return min(int(blocks // math.ceil(mean / 16)), int(users["max_num_seqs"]))
+    each = math.ceil((mean or doc["kv"]["max_model_len"]) / 16)
+    return min(int(blocks // each), int(users["max_num_seqs"]))
 
 
 # --- what is recommended holds, and no less does ----------------------------------------------------------------------
@@ -221,7 +220,7 @@ def test_lengths_are_held_as_estimate_counts_them(run: Run) -> None:
     doc = recommended(run, "llama-3.1-8b", "--users", "150", "--ctx", "8k", "--gpus", "l40s,a100-80g", *dist)
     for one in doc["placements"]:
         answer = estimated(run, "--from-command", one["command"], "--gpu", one["gpu"], *dist)["concurrency"]
-        likely = min(answer["length_users"], answer["max_num_seqs"])
+        likely = answer["users"]
         assert one["replicas"] * likely == one["users_likely"] >= one["users_low"] >= 150
 
 
@@ -519,7 +518,7 @@ def test_given_gpus_hold_a_mean_length_and_lengths(run: Run) -> None:
     one = recommended(run, *FIXED, "--users", "60", *dist)["fit"]["utilization"]
     command = one["settings"]["command"]
     counted = estimated(run, "--from-command", command, "--gpu", "a100-80g", *dist)["concurrency"]
-    assert min(counted["length_users"], counted["max_num_seqs"]) == one["users_likely"] >= one["users_low"] >= 60
+    assert counted["users"] == one["users_likely"] >= one["users_low"] >= 60
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------

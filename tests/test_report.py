@@ -115,19 +115,20 @@ def test_what_does_not_fit_says_what_would() -> None:
     text = shown(planned("llama-3.1-70b"))
     assert text.startswith("llama-3.1-70b on a100-80g: does not fit at 32,768 tokens, ")
     assert "the weights alone, 131.42 GiB, are more than the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
-    assert re.search(r"^  --tensor-parallel-size 2 +(\d\.\d to )?\d\.\d users .* on 2 x a100-80g$", text, re.MULTILINE)
+    assert re.search(r"^  --tensor-parallel-size 2 +(0 to )?\d users? .* on 2 x a100-80g$", text, re.MULTILINE)
     assert re.search(r"^Serve  vllm serve .* --tensor-parallel-size 2 ", text, re.MULTILINE)
 
 
-def test_users_by_every_definition_that_was_asked_for() -> None:
+def test_users_are_those_of_the_lengths_stated() -> None:
     lengths = parse_lengths("lognormal:median=1000,sigma=1.2", 32768)
     one = planned(load=Load(mean_tokens=2048, lengths=lengths, overflow=0.01))
     text, users = shown(one), plan_document(one)["concurrency"]
-    assert f"mean length {users['mean_length_users']:>6,}  decoding, each at 2,048 tokens" in text
     assert (
-        f"by lengths  {users['length_users']:>6,}  at least; lengths lognormal:median=1000,sigma=1.2, "
-        "overflow at most 1 %" in text
+        f"  at once     {users['users']:>7,}  at least; lengths lognormal:median=1000,sigma=1.2, "
+        "overflow at most 1 %, while one prompt is computed" in text
     )
+    mean = planned(load=Load(mean_tokens=2048))
+    assert f"{mean.concurrency.users:,}  decoding, each at 2,048 tokens, while one prompt is computed" in shown(mean)
 
 
 def test_a_plan_of_several_gpus_says_so() -> None:
@@ -171,7 +172,7 @@ def test_a_pool_larger_than_the_gpu_is_missing_memory_too() -> None:
 def test_huge_numbers_do_not_run_together() -> None:
     one = planned("llama-3.1-8b", num_gpu_blocks_override=2048 * 12_345_678)
     text = shown(one)
-    assert "  full context  12,345,678  the server" in text
+    assert "  in the log    12,345,678.00  the server" in text
     assert re.search(r"^  KV cache +49,382,712\.00 GiB +[\d.]+ %  ", text, re.MULTILINE)  # 12,345,678 x 4 GiB
 
 
@@ -192,10 +193,10 @@ def test_the_weights_are_said_in_the_scheme_they_are_stored_in(model: str, card:
 def test_a_cure_that_only_may_start_says_so() -> None:
     one = planned("qwen2.5-72b-awq", "rtx-4090")
     fixes = plan_document(one)["fixes"]
-    assert all(fix["low"] <= fix["max"] for fix in fixes)
+    assert all(fix["users_low"] <= fix["users"] for fix in fixes)
     text = shown(one)
     for fix in fixes:
-        assert (f"{fix['low']:.1f} to {fix['max']:.1f} users" in text) == (fix["low"] < 1)
+        assert fix["users_low"] or re.search(rf"0 to {fix['users']} users? at {fix['max_model_len']:,} tokens", text)
     assert [row for row in text.splitlines() if len(row) > 100 and not row.startswith("Serve")] == []
 
 
@@ -226,15 +227,15 @@ def test_parameters_in_their_own_unit() -> None:
 def test_more_users_than_the_scheduler_runs_are_not_promised() -> None:
     one = planned(max_model_len=1024, max_num_seqs=64)
     first, second = shown(one).splitlines()[:2]
-    assert plan_document(one)["concurrency"]["full_context_users"] > 64  # the document is not capped
-    assert re.match(r"llama-3\.1-8b on a100-80g: the pool holds 4\d\d\.\d full-context users at 1,024 tokens", first)
-    assert second == "The scheduler runs 64 of them at once (--max-num-seqs)."
+    assert first == "llama-3.1-8b on a100-80g: 64 users at 1,024 tokens each"
+    assert second == f"The pool holds {one.concurrency.pool.users}; at most 64 run at once (--max-num-seqs)."
+    assert one.concurrency.pool.users > 400
     assert second in plans_markdown([one])
     assert lines_of(screen.print_gpus, [(gpu("a100-80g"), one)])[-1].endswith("  yes, 64 at once")
     rows = lines_of(screen.print_contexts, [one, planned(max_num_seqs=64)])
     assert rows[2].endswith("  note")
     assert rows[3].endswith("  64 at once")
-    assert re.search(r"\d-\d+\.\d$", rows[4])  # 14 users of 64
+    assert re.search(r" 14  13-14$", rows[4])  # 14 users of 64
     assert plans_markdown([one, planned()]).splitlines()[2].endswith("| yes, 64 at once |")
 
 
@@ -250,7 +251,7 @@ def test_a_plan_that_fits_by_less_than_its_range_warns() -> None:
     assert one.fits
     assert low < 1
     warning = shown(one).splitlines()[1]
-    assert warning.startswith(f"May not start: the low end of the range holds {low - 0.005:.2f} users. ")
+    assert warning.startswith(f"May not start: the low end of the range holds {low - 0.005:.2f} requests of the full ")
     assert warning.endswith("A shorter --max-model-len is safer.")
     assert lines_of(screen.print_gpus, [(gpu("rtx-4090"), one)])[-1].endswith("  may not start")
     assert "May not start" not in shown(planned())

@@ -163,7 +163,7 @@ class TestThePlan:
         windows = int(pages * page * pool.swa_ratio) // page
         if answer.fits:
             assert (pages * 12 * 2048 + windows * 12 * 2048) * page <= answer.available
-            users, window_pages = answer.concurrency.steady_users, -(-min(context, 128) // page) + 1
+            users, window_pages = answer.concurrency.pool.users, -(-min(context, 128) // page) + 1
             assert users * -(-context // page) <= pages
             if context > 128 + page:
                 assert users * window_pages <= windows + 1
@@ -179,7 +179,7 @@ class TestThePlan:
     def test_fits_the_context_to_the_memory(self) -> None:
         answer = sglang_plan("llama-3.1-8b", "rtx-4090", max_model_len="auto")
         assert answer.capacity.max_model_len == answer.capacity.tokens
-        assert answer.concurrency.full_context_users == 1
+        assert answer.concurrency.users == 1
 
     def test_pipeline_stages_share_the_least_room(self) -> None:
         """Free memory is the least of all ranks, whichever stage it is on."""

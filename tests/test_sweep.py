@@ -91,7 +91,7 @@ def test_one_that_does_not_fit_says_by_how_much() -> None:
 def test_users_are_those_that_run_at_once_on_all_replicas() -> None:
     args = EngineArgs(max_model_len=4096, max_num_seqs=16, data_parallel_size=2)
     (row,) = rows_of(Grid((Request(catalog.load("llama-3.1-8b"), gpu("h200"), args),), (1, 1, 1)))
-    assert (row.full_context_users or 0) > 16  # more than the scheduler takes
+    assert (row.pool_users or 0) > 16  # more than the scheduler takes
     assert (row.users, row.users_low, row.users_high, row.num_gpus, row.users_per_gpu) == (32, 32, 32, 2, 16.0)
 
 
@@ -290,7 +290,7 @@ def test_the_figure_draws_what_the_panels_hold() -> None:
         drawn = {
             str(made.get_label()): [(int(x), float(y)) for x, y in np.asarray(made.get_xydata())] for made in ax.lines
         }
-        assert drawn.pop("Pareto-optimal") == list(one.front)
+        assert drawn.pop("beaten by none") == list(one.front)
         assert drawn == {label: list(points) for label, points in one.curves}
     colours = [{str(made.get_label()): made.get_color() for made in ax.lines} for ax in figure.axes]
     assert colours[0]["h200"] == colours[1]["h200"]  # whatever its place in the panel

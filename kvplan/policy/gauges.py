@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvplan import advise, users
+from kvplan import advise, held
 from kvplan.advise import Change, Knob
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
@@ -120,7 +120,7 @@ def users_gauge(tokens: int, key: str, prefix: int) -> Gauge:
     """Requests of `tokens` at once; they begin with the same `prefix` tokens, which are stored once."""
 
     def value(plan: Plan) -> int:
-        return min(pool_users(plan, tokens, prefix), plan.settings.max_num_seqs)
+        return min(held.users_at(plan, tokens, prefix), plan.settings.max_num_seqs)
 
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
@@ -128,18 +128,10 @@ def users_gauge(tokens: int, key: str, prefix: int) -> Gauge:
         told += f"({'the mean' if key == 'mean' else 'p99'}) at once"
         if shared_blocks(plan, prefix):
             told += f", their prefix of {min(prefix, length):,} tokens stored once"
-        held = pool_users(plan, tokens, prefix)
-        return told if held == value(plan) else f"{told} (--max-num-seqs; the pool holds {held:,})"
+        pool = held.users_at(plan, tokens, prefix)
+        return told if pool == value(plan) else f"{told} (--max-num-seqs; the pool holds {pool:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
-
-
-def pool_users(plan: Plan, tokens: int, prefix: int) -> int:
-    """Requests of a length that the pool holds at once; 0 where nothing fits."""
-    if not plan.fits:
-        return 0
-    length = min(tokens, plan.capacity.max_model_len)
-    return users.users_at(plan.pool.held, plan.capacity.num_blocks - 1, length, shared_blocks(plan, prefix))
 
 
 def shared_blocks(plan: Plan, prefix: int) -> int:
@@ -172,7 +164,7 @@ def prefix_tokens(case: Case) -> int:
     """
     target, workload, request = case.target, case.target.workload, case.plan.request
     is_stated = "shared_prefix" in target.own or "shared_prefix" in target.defaults
-    if is_stated or workload is None or workload.profile is None or not case.plan.settings.prefix_caching:
+    if is_stated or workload is None or workload.profile is None or not request.args.enable_prefix_caching:
         return request.load.shared_prefix
     from kvplan.traces import profiles
 

@@ -156,8 +156,7 @@ def ceiling(num_bytes: int) -> str:
 
 def users_today(plan: Plan) -> int | None:
     """Requests of the mean length that run at once, where a mean is stated."""
-    users = plan.concurrency.mean_length_users
-    return None if users is None else min(users, plan.settings.max_num_seqs)
+    return None if plan.request.load.mean_tokens is None else plan.concurrency.users
 
 
 # --- what the user said -----------------------------------------------------------------------------------------------

@@ -80,8 +80,12 @@ def where(doc: Document) -> str:
     return f"a GPU{size}" if name == "GPU" else f"{name}{size}"
 
 
+def context_text(doc: Document) -> str:
+    return f"{doc['kv']['max_model_len']:,} tokens"
+
+
 def headline(doc: Document) -> str:
-    context = f"{doc['kv']['max_model_len']:,} tokens"
+    context = context_text(doc)
     subject, auto = f"{name_of(doc)} on {where(doc)}", doc["inputs"]["settings"]["auto_fit"]
     if not doc["fits"]:
         short = f"{format_gib(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
@@ -90,16 +94,38 @@ def headline(doc: Document) -> str:
         return f"{subject}: does not fit at {context}, {short}"
     if auto:
         context += ", the most that fits"
-    users = doc["concurrency"]
-    spread = f" ({users['low']:.1f}-{users['high']:.1f})" if f"{users['low']:.1f}" != f"{users['high']:.1f}" else ""
-    each = f", on each of {users['replicas']} replicas" if users["replicas"] > 1 else ""
-    holds = "the pool holds " if is_capped(doc) else ""
-    return f"{subject}: {holds}{users['max']:,.1f} full-context users at {context}{spread}{each}"
+    count, each = doc["concurrency"]["users"], f", on each of {plural(doc['concurrency']['replicas'], 'replica')}"
+    replicas = each if doc["concurrency"]["replicas"] > 1 else ""
+    return f"{subject}: {plural(count, 'user')} {length_text(doc, context)}{spread_text(doc)}{replicas}"
+
+
+def length_text(doc: Document, context: str) -> str:
+    """How long each user's request is: "at 32,768 tokens each", "at 2,000 tokens each (context 32,768 tokens)"."""
+    load = doc["inputs"]["workload"]
+    if load["lengths"] is not None:
+        return f"of lengths {printable(load['lengths'])} (context {context})"
+    if load["mean_tokens"] is not None and load["mean_tokens"] != doc["kv"]["max_model_len"]:
+        return f"at {load['mean_tokens']:,} tokens each (context {context})"
+    return f"at {context} each" if not doc["inputs"]["settings"]["auto_fit"] else f"each at {context}"
+
+
+def spread_text(doc: Document) -> str:
+    """The range of the users, " (13-14)"; empty where it is a point."""
+    spread = users_range(doc)
+    return f" ({spread})" if spread and "-" in spread else ""
+
+
+def users_range(doc: Document) -> str:
+    """ "13-14", "14" where both ends are one; empty for a distribution of lengths, whose range is not computed."""
+    low, high = doc["concurrency"]["users_low"], doc["concurrency"]["users_high"]
+    if low is None or high is None:
+        return ""
+    return f"{low:,}-{high:,}" if low != high else f"{low:,}"
 
 
 def is_capped(doc: Document) -> bool:
-    """Whether the scheduler runs fewer requests than the pool holds at full context."""
-    return bool(doc["concurrency"]["full_context_users"] > doc["concurrency"]["max_num_seqs"])
+    """Whether the scheduler runs fewer requests than the pool holds."""
+    return bool(doc["concurrency"]["pool_users"] > doc["concurrency"]["max_num_seqs"])
 
 
 def is_marginal(doc: Document) -> bool:
@@ -111,11 +137,13 @@ def caveats(doc: Document) -> list[str]:
     """What the headline's number must not be read without."""
     found, users = [], doc["concurrency"]
     if is_capped(doc):
-        found.append(f"The scheduler runs {users['max_num_seqs']:,} of them at once ({seqs_flag(doc)}).")
+        found.append(
+            f"The pool holds {users['pool_users']:,}; at most {users['max_num_seqs']:,} run at once ({seqs_flag(doc)})."
+        )
     if is_marginal(doc):
-        low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole user
+        low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole request
         risk = "May not hold it" if is_sglang(doc) else "May not start"  # SGLang starts and refuses longer requests
-        found.append(f"{risk}: the low end of the range holds {low} users. {safer(doc)}")
+        found.append(f"{risk}: the low end of the range holds {low} requests of the full context. {safer(doc)}")
     return found
 
 
@@ -252,29 +280,29 @@ def user_lines(doc: Document) -> list[Line]:
     if not doc["fits"]:
         return []
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
-    rows = [
-        ("full context", users["full_context_users"], logged_text(doc)),
-        ("steady state", users["steady_users"], f"decoding, each at {context:,} tokens"),
-    ]
-    if users["mean_length_users"] is not None:
-        rows.append(("mean length", users["mean_length_users"], f"decoding, each at {load['mean_tokens']:,} tokens"))
-    if users["length_users"] is not None:
-        source = doc["provenance"]["concurrency.length_users"]["source"]
+    each = f"decoding, each at {load['mean_tokens'] or context:,} tokens"
+    if load["lengths"] is not None:
+        source = doc["provenance"]["concurrency.users"]["source"]
         least = "at least; " if source.startswith("at least") else ""
-        bound = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
-        rows.append(("by lengths", users["length_users"], bound))
+        each = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
+    rows = [("at once", f"{users['users']:,}", f"{each}, while one prompt is computed"), ("in the log", *logged(doc))]
     replicas = users["replicas"]
     total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
     title = f"Users of one replica{total}" if replicas > 1 else "Users"
-    width = max(6, *(len(f"{count:,}") + 2 for _, count, _ in rows))
-    return [line(title, "bold"), *(line(f"  {name:<12}{count:>{width},}  {text}") for name, count, text in rows)]
+    width = max(6, *(len(count) + 2 for _, count, _ in rows))
+    lines = [line(title, "bold"), *(line(f"  {name:<12}{count:>{width}}  {text}") for name, count, text in rows)]
+    if users["log_differs"] is not None:
+        start = " " * (width + 16)
+        lines += [line(start + text) for text in wrapped(users["log_differs"], SCREEN - len(start))]
+    return lines
 
 
-def logged_text(doc: Document) -> str:
-    """What the server will say of it."""
+def logged(doc: Document) -> tuple[str, str]:
+    """(the server's own figure, the words in which its log has it)."""
     if is_sglang(doc):
-        return f"the server will log max_total_num_tokens={doc['kv']['tokens']:,}".replace(",", "")
-    return f'the server will log "Maximum concurrency" {doc["concurrency"]["max"]:.2f}x'
+        return "", f"the server will log max_total_num_tokens={doc['kv']['tokens']}"
+    figure = doc["concurrency"]["max"]
+    return f"{figure:,.2f}", f'the server will log "Maximum concurrency" {figure:.2f}x'
 
 
 def verdict_lines(doc: Document) -> list[Line]:
@@ -291,7 +319,7 @@ def verdict_lines(doc: Document) -> list[Line]:
             )
         )
         return lines
-    lines.append(line("What would make it fit, and for how many full-context users", "bold"))
+    lines.append(line("What would make it fit, and for how many users", "bold"))
     width = max(len(fix["flag"]) for fix in doc["fixes"])
     for fix in doc["fixes"]:
         first, *rest = wrapped(fix_text(fix), SCREEN - width - 4)
@@ -302,8 +330,10 @@ def verdict_lines(doc: Document) -> list[Line]:
 def fix_text(fix: Document) -> str:
     """For how many users a change makes it fit; from the low end on where that is not one."""
     count = "" if fix["num_gpus"] == 1 else f"{fix['num_gpus']} x "
-    users = f"{fix['max']:.1f}" if fix["low"] >= 1 else f"{fix['low']:.1f} to {fix['max']:.1f}"
-    return f"{users} users at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
+    users = plural(fix["users"], "user")
+    if fix["users_low"] == 0 and fix["users"]:
+        users = f"0 to {users}"
+    return f"{users} at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
 
 
 def assumption_lines(doc: Document, most: int) -> list[Line]:
@@ -379,8 +409,8 @@ def context_lines(docs: Sequence[Document]) -> list[Line]:
                 format_size(kv["bytes_per_request"]),
                 f"{kv['blocks_per_request']:,}",
                 f"{users['max']:.2f}",
-                f"{users['full_context_users']:,}",
-                f"{users['low']:.1f}-{users['high']:.1f}" if doc["fits"] else short,
+                f"{users['users']:,}",
+                users_range(doc) if doc["fits"] else short,
                 mark(doc),
             ]
         )
@@ -425,9 +455,8 @@ def _gpu_cells(gpu: GpuSpec, doc: Document) -> list[str]:
     users, memory = doc["concurrency"], doc["memory"]
     size = [gpu.name, format_gib(gpu.total_memory), format_gib(memory["weights"])]
     if doc["fits"]:
-        spread = f"{users['low']:.1f}-{users['high']:.1f}"
-        held = [format_gib(memory["kv_cache"]), f"{doc['kv']['tokens']:,}", f"{users['max']:.1f}"]
-        return [*size, *held, spread, fits_text(doc)]
+        pool = [format_gib(memory["kv_cache"]), f"{doc['kv']['tokens']:,}", f"{users['users']:,}"]
+        return [*size, *pool, users_range(doc) or "-", fits_text(doc)]
     fix = next((fix["flag"] for fix in doc["fixes"]), None)
     cure = f"; {fix}" if fix else ""
     return [*size, "-", "-", "0", "-", f"{format_gib(doc['deficit'])} short{cure}"]

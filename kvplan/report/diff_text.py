@@ -30,10 +30,8 @@ NAMES = {
     "kv.state_bytes_per_request": "states per user",
     "kv.num_blocks": "blocks",
     "kv.tokens": "tokens",
-    "concurrency.max": "concurrency",
-    "concurrency.steady_users": "steady state",
-    "concurrency.mean_length_users": "mean length",
-    "concurrency.length_users": "by lengths",
+    "concurrency.max": "in the log",
+    "concurrency.users": "users",
     "concurrency.replicas": "replicas",
     "deficit": "short by",
 }
@@ -53,7 +51,7 @@ WORSE = {
     "users": "NEW holds fewer users",
 }
 # What the table of steps shows; the document has every figure.
-STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.max")
+STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.users")
 SCREEN = 100
 MOST_NAMES = 10  # of a list on the screen
 MOST_KEYS = 100  # names of a list in Markdown
@@ -114,7 +112,7 @@ def figure_rows(it: Comparison) -> Iterator[Row]:
     """Every other figure that either side has; replicas and what is missing only where there is something to say."""
     for row in it.figures:
         said = row.delta if row.name == "concurrency.replicas" else (row.old or row.new)
-        if said or row.name in ("kv.bytes_per_token", "concurrency.max"):
+        if said or row.name in ("kv.bytes_per_token", "concurrency.users"):
             yield row
 
 

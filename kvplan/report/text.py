@@ -12,11 +12,13 @@ from kvplan.plan import MemoryBreakdown, Plan
 from kvplan.report.console import (
     LABELS,
     caveats,
+    context_text,
     figures,
     fits_text,
     fix_text,
     format_kib,
     headline,
+    length_text,
     name_of,
     row_label,
     unused_text,
@@ -58,16 +60,16 @@ COLUMNS = (
     "kv.num_blocks",
     "kv.tokens",
     "concurrency.max",
-    "concurrency.full_context_users",
     "concurrency.low",
     "concurrency.high",
-    "concurrency.steady_users",
-    "concurrency.mean_length_users",
-    "concurrency.length_users",
     "concurrency.replicas",
     "parameters.total",
     "parameters.active",
     "flags.command",
+    "concurrency.users",
+    "concurrency.users_low",
+    "concurrency.users_high",
+    "concurrency.pool_users",
 )
 
 
@@ -171,13 +173,11 @@ def _figures(doc: Document) -> str:
         ["KV per user", f"{format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens"],
         ["blocks", f"{kv['num_blocks']:,} of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each"],
         ["tokens", f"{kv['tokens']:,}"],
-        ["users at full context", f"{users['full_context_users']:,} ({users['max']:.2f})"],
-        ["steady state", f"{users['steady_users']:,}"],
+        [f"users {escaped(length_text(doc, context_text(doc)))}", f"{users['users']:,}"],
+        ["in the server's log", f"{users['max']:.2f}"],
     ]
-    if users["mean_length_users"] is not None:
-        rows.append([f"at {doc['inputs']['workload']['mean_tokens']:,} tokens", f"{users['mean_length_users']:,}"])
-    if users["length_users"] is not None:
-        rows.append([f"for {escaped(doc['inputs']['workload']['lengths'])}", f"{users['length_users']:,}"])
+    if users["log_differs"] is not None:
+        rows.append(["", escaped(users["log_differs"])])
     return rows_of(("KV cache and users", ""), rows)
 
 
@@ -219,7 +219,7 @@ def _several(documents: Sequence[Document]) -> str:
             format_size(doc["kv"]["bytes_per_request"]),
             f"{doc['memory']['kv_cache'] / GIB:,.2f}",
             f"{doc['concurrency']['max']:.2f}",
-            f"{doc['concurrency']['full_context_users']:,}",
+            f"{doc['concurrency']['users']:,}",
             fits_text(doc) if doc["fits"] else _short(doc),
         ]
         for doc in documents

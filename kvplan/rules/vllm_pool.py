@@ -10,7 +10,15 @@ from functools import lru_cache
 from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv
 from kvplan.rules.vllm import EngineArgs, Settings
-from kvplan.rules.vllm_pages import KVSpec, Paging, charged_blocks, held_blocks, layer_specs
+from kvplan.rules.vllm_pages import (
+    KVSpec,
+    Paging,
+    charged_blocks,
+    held_blocks,
+    layer_specs,
+    moving_blocks,
+    prefilling_blocks,
+)
 from kvplan.rules.vllm_v4 import is_v4, v4_buckets, v4_specs
 from kvplan.spec import ModelSpec
 from kvplan.weights import stage_layers
@@ -34,6 +42,15 @@ class KVGroup:
     def held(self, num_tokens: int, dcp: int) -> int:
         """Blocks a decoding request of `num_tokens` really holds."""
         return max([held_blocks(spec, num_tokens, dcp) for spec in self.specs])
+
+    def prefilling(self, num_tokens: int, context: int, settings: Settings, dcp: int) -> int:
+        """Blocks a request of `num_tokens` takes at most until its prompt is computed, in the largest steps."""
+        taken = [prefilling_blocks(spec, num_tokens, context, settings, dcp) for spec in self.specs]
+        return max(self.held(num_tokens, dcp), *taken)
+
+    def moving(self, num_tokens: int) -> int:
+        """Blocks a decoding request holds beyond that for a step or two now and then."""
+        return max([moving_blocks(spec, num_tokens) for spec in self.specs])
 
     def shared(self, num_tokens: int, dcp: int) -> int:
         """Whole blocks of a common prefix that requests hold once together: none of windows and states."""
@@ -64,6 +81,17 @@ class Pool:
 
     def held(self, num_tokens: int) -> int:
         return sum(group.held(num_tokens, self.dcp) for group in self.groups)
+
+    def in_flight(self, num_tokens: int, context: int, settings: Settings) -> int:
+        """Blocks beside those that users of `num_tokens` hold decoding.
+
+        What one takes more while its prompt is computed, and another for the step in which its state moves on.
+        """
+        more = self.prefilling(num_tokens, context, settings) - self.held(num_tokens)
+        return more + sum(group.moving(num_tokens) for group in self.groups)
+
+    def prefilling(self, num_tokens: int, context: int, settings: Settings) -> int:
+        return sum(group.prefilling(num_tokens, context, settings, self.dcp) for group in self.groups)
 
     def shared(self, num_tokens: int) -> int:
         return sum(group.shared(num_tokens, self.dcp) for group in self.groups)

@@ -80,7 +80,7 @@ ARGS = record(
     num_gpu_blocks_override=maybe(COUNT),
     max_num_batched_tokens=maybe(SIZE),
     max_num_seqs=maybe(SIZE),
-    enable_prefix_caching=maybe(FLAG),
+    enable_prefix_caching=FLAG,
     enable_chunked_prefill=FLAG,
     disable_hybrid_kv_cache_manager=FLAG,
     async_scheduling=FLAG,
@@ -166,23 +166,27 @@ KV = record(
     groups=rows(GROUP, "The groups that share the pool's block ids."),
 )
 CONCURRENCY = record(
-    "Requests of one replica: `max` is the server's own figure at full context, low and high its range.",
-    max=NUMBER,
-    full_context_users=COUNT,
-    low=NUMBER,
-    high=NUMBER,
-    steady_users=COUNT,
-    mean_length_users=maybe(COUNT),
-    length_users=maybe(COUNT),
+    "Requests of one replica. `users` is the number to buy by: served at once, each at the length that the workload "
+    "states (else the full context), decoding while one prompt is computed, at most max_num_seqs; users_low and "
+    "users_high its range (null for a distribution of lengths); pool_users the same whatever max_num_seqs. `max` is "
+    "the server's own figure, which its log prints; low and high its range. `log_differs` says why the two are more "
+    "than 1.5x apart.",
+    users=COUNT,
+    users_low=maybe(COUNT),
+    users_high=maybe(COUNT),
+    pool_users=COUNT,
     max_num_seqs=SIZE,
     replicas=SIZE,
+    max=NUMBER,
+    low=NUMBER,
+    high=NUMBER,
+    log_differs=maybe(TEXT),
 )
 FIX = record(
     "One change that makes it fit.",
     flag=TEXT,
-    max=NUMBER,
-    low=NUMBER,
-    full_context_users=COUNT,
+    users=COUNT,
+    users_low=maybe(COUNT),
     max_model_len=SIZE,
     gpu=TEXT,
     num_gpus=SIZE,
