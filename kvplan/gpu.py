@@ -86,10 +86,34 @@ def _sm(compute_capability: str | None) -> int:
 def gpu(name: str) -> GpuSpec:
     """The GPU of a name or alias, whatever its case; UsageError with near misses where there is none."""
     path = entries.locate("gpus.yaml")
-    known = entries.resolve(path, name.strip())
+    known = _resolve(name)
     if known is None:
         raise entries.unknown(path, "gpu", name)
     return read_entry(known, entries.entry(path, known))
+
+
+def _resolve(name: str) -> str | None:
+    """The GPU's own name; spaces may stand for hyphens, and the maker before it: "NVIDIA A100 80GB"."""
+    path, words = entries.locate("gpus.yaml"), name.split()
+    for spelling in (words, words[1:] if words and words[0].lower() in VENDORS else words):
+        for text in (" ".join(spelling), "-".join(spelling)):
+            known = entries.resolve(path, text)
+            if known is not None:
+                return known
+    return None
+
+
+_COUNTED = re.compile(
+    r"(?P<first>\S[^:]*?)\s*:\s*(?P<last>[1-9][0-9]{0,3})|(?P<count>[1-9][0-9]{0,3})\s*[xX×]\s*(?P<name>\S.*)"
+)
+
+
+def split_count(text: str) -> tuple[int | None, str]:
+    """(how many, the GPU's name) of "8xh100", "2 x l40s" or "l40s:2"; None where the text does not say how many."""
+    match = _COUNTED.fullmatch(text.strip())
+    if match is None or _resolve(text) is not None:
+        return None, text
+    return int(match["count"] or match["last"]), match["name"] or match["first"]
 
 
 @cache

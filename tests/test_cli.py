@@ -735,3 +735,41 @@ def test_a_closed_stream_is_no_crash(closed: str) -> None:
     line = f'exec "$0" -c "{code}" models --family gpt-oss {closed}'
     done = subprocess.run(["/bin/sh", "-c", line, sys.executable], cwd=ROOT, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+# --- how many GPUs, beside their name ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["2xl40s", "2 x l40s", "l40s:2"])
+def test_a_number_of_gpus_is_the_tensor_parallel_size(run: Run, text: str) -> None:
+    words = ("llama-3.1-8b", "--ctx", "8k", "--format", "json", "-q")
+    assert run("estimate", *words, "--gpu", text).json == run("estimate", *words, "--gpu", "l40s", "--tp", "2").json
+    staged = run("estimate", *words, "--gpu", "4xl40s", "--pp", "2").json
+    assert staged == run("estimate", *words, "--gpu", "l40s", "--tp", "2", "--pp", "2").json
+    several = run("estimate", *words, "--gpu", f"h200,{text}").json["plans"]
+    assert [plan["inputs"]["num_gpus"] for plan in several] == [1, 2]
+    assert "2 x l40s" in run("estimate", *words[:3], "--gpu", f"h200,{text}").out
+
+
+def test_a_number_of_gpus_is_how_many_recommend_may_use(run: Run) -> None:
+    words = ("recommend", "llama-3.1-8b", "--ctx", "8k", "--users", "60", "--format", "json", "-q")
+    assert run(*words, "--gpu", "2xl40s").json == run(*words, "--gpu", "l40s", "--num-gpus", "2").json
+    assert run(*words, "--gpu", "2xl40s", "--tp", "1").json == run(*words, "--gpu", "l40s:2", "--tp", "1").json
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("estimate", "--gpu", "8xh100", "--tp", "4"), "--gpu: says 8 GPUs, and --tp x --pp x --dp make 4; change one"),
+        (("estimate", "--gpu", "8xh100", "--pp", "3"), "--gpu: says 8 GPUs, no multiple of the 3 of --pp x --dp"),
+        (("estimate", "--gpu", "8xh100,h100"), "--gpu: names h100-80g twice with different numbers; leave one out"),
+        (("estimate", "--gpu", "8xnosuch"), "gpu 'nosuch': not in the catalog"),
+        (("estimate", "--gpu", "2xl40s", "--engine-arg", "tensor_parallel_size=1"), "--gpu: says 2 GPUs, and --tp x"),
+        (("sweep", "--gpu", "2xl40s", "--tp", "1,2"), "--gpu: takes a name without a number here (2 x l40s)"),
+        (("recommend", "--users", "9", "--gpu", "2xl40s", "--num-gpus", "4"), "--gpu: says 2 GPUs, and --num-gpus 4"),
+        (("recommend", "--users", "9", "--gpus", "2xl40s"), "--gpus: how many are needed is what is sought ('2xl40s')"),
+    ],
+)
+def test_a_number_of_gpus_that_contradicts_is_refused(run: Run, words: tuple[str, ...], fault: str) -> None:
+    command, *flags = words
+    assert fault in refused(run(command, "llama-3.1-8b", "--ctx", "8k", *flags))

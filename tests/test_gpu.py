@@ -9,7 +9,7 @@ import pytest
 
 from kvplan import entries
 from kvplan.errors import InvalidInputError, UsageError
-from kvplan.gpu import GpuSpec, custom_gpu, gpu, gpu_names, read_entry, with_memory
+from kvplan.gpu import GpuSpec, custom_gpu, gpu, gpu_names, read_entry, split_count, with_memory
 from tests.oracle_data import DATA, needs_oracle_data
 
 GIB = 2**30
@@ -306,3 +306,47 @@ def test_a_sound_entry_is_read() -> None:
 def test_a_wrong_fact_is_named(fact: str, value: object, text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^gpus\.yaml: test: " + re.escape(text)):
         read_entry("test", GOOD | {fact: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("A100 80GB", "a100-80g"),  # SXM, as `a100` alone is
+        ("A100 80GB PCIe", "a100-pcie-80g"),
+        ("NVIDIA A100 80GB", "a100-80g"),
+        ("NVIDIA L40S", "l40s"),
+        ("nvidia rtx 4090", "rtx-4090"),
+        (" RTX  4090 ", "rtx-4090"),
+        ("AMD MI300X", "mi300x"),
+    ],
+)
+def test_spaces_stand_for_hyphens_and_the_maker_may_be_said(text: str, name: str) -> None:
+    assert gpu(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        ("8xh100", 8, "h100"),
+        ("8 x h100-80g", 8, "h100-80g"),
+        ("2xl40s", 2, "l40s"),
+        ("2 × l40s", 2, "l40s"),
+        ("l40s:2", 2, "l40s"),
+        ("4X A100 80GB", 4, "A100 80GB"),
+        ("1xb200", 1, "b200"),
+        ("h100", None, "h100"),
+        ("0xh100", None, "0xh100"),
+        ("l40s:", None, "l40s:"),
+        ("xh100", None, "xh100"),
+        ("10000xh100", None, "10000xh100"),
+    ],
+)
+def test_a_number_of_gpus_is_read_before_or_after_the_name(text: str, count: int | None, name: str) -> None:
+    assert split_count(text) == (count, name)
+
+
+def test_no_name_of_a_gpu_is_read_as_a_number_of_gpus() -> None:
+    for name in entries._aliases(entries.locate("gpus.yaml")):
+        assert split_count(name) == (None, name)
+        assert split_count(f"8x{name}") == (8, name)
+        assert split_count(f"{name}:8") == (8, name)

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kvplan.cli import output
-from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, refuse_two
+from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
 from kvplan.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.errors import UsageError
 from kvplan.files import printable
-from kvplan.gpu import GpuSpec, custom_gpu, gpu, with_memory
+from kvplan.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.pasted import read_command
 from kvplan.plan import Load, Request
 from kvplan.rules.engines import parse_engine
+from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import ModelSpec
 from kvplan.units import (
     AUTO,
@@ -63,7 +64,8 @@ def read(
     args = engine_args(options, command)
     release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
     contexts = contexts_of(options, args.max_model_len)
-    gpus = gpus_of(options)
+    gpus = counted_gpus_of(options)
+    splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
     model = model_of(options, command, stated is not None)
     draft_name = options.draft_model or (command.draft_model if command else None)
@@ -72,19 +74,19 @@ def read(
     requests = [
         Request(
             spec=model.spec,
-            gpu=one,
-            args=replace(args, max_model_len=context),
+            gpu=machine,
+            args=replace(split, max_model_len=context),
             release=release,
             load=loads[context],
             weights_bytes=model.weights_bytes if stated is None else stated,
             checkpoint=model.checkpoint if stated is None else None,
             draft=draft.spec if draft else None,
-            measured=measured_on(options, one),
+            measured=measured_on(options, machine),
         )
         for context in contexts
-        for one in gpus
+        for machine, split in splits.items()
     ]
-    asked = Asked(requests, num_gpus=len(gpus))
+    asked = Asked(requests, num_gpus=len(splits))
     asked.notes += [*(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
     asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
     asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]
@@ -146,17 +148,50 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
 
 
 def gpus_of(options: PlanOptions) -> list[GpuSpec]:
+    """The GPUs named, where something else says how many there are."""
+    gpus = counted_gpus_of(options)
+    for count, spec in gpus:
+        if count is not None:
+            raise UsageError(f"--gpu: takes a name without a number here ({count} x {spec.name}); write {spec.name}")
+    return [spec for _, spec in gpus]
+
+
+def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
+    """(how many, which) for every GPU named, each once; None where the number is not said: "a100-80g,8xh100"."""
     memory = None if options.gpu_memory is None else gpu_memory(options.gpu_memory)
     if options.gpu is None:
-        return [gpu(name) for name in COMMON_GPUS] if memory is None else [custom_gpu(memory)]
+        return [(None, gpu(name)) for name in COMMON_GPUS] if memory is None else [(None, custom_gpu(memory))]
     names = [name.strip() for text in options.gpu for name in text.split(",")]
     if "" in names:
         raise UsageError(
             f"--gpu: holds an empty name ({printable(','.join(options.gpu), 60)!r}); write one, or several by comma: "
             "a100-80g,h200"
         )
-    found = list(dict.fromkeys(gpu(name) for name in names))
-    return found if memory is None else [with_memory(one, memory) for one in found]
+    counts: dict[GpuSpec, int | None] = {}
+    for count, name in map(split_count, names):
+        spec = gpu(name) if memory is None else with_memory(gpu(name), memory)
+        if counts.setdefault(spec, count) != count:
+            raise UsageError(f"--gpu: names {spec.name} twice with different numbers; leave one out")
+    return [(count, spec) for spec, count in counts.items()]
+
+
+def split_over(args: EngineArgs, count: int | None, options: PlanOptions, command: ServeCommand | None) -> EngineArgs:
+    """The arguments for so many GPUs: the layers split over all that --pp and --dp leave."""
+    if count is None:
+        return args
+    tp, others = args.tensor_parallel_size, args.pipeline_parallel_size * args.data_parallel_size
+    if "tensor_parallel_size" in stated_arguments(options, command):
+        if tp * others != count:
+            raise UsageError(f"--gpu: says {count} GPUs, and --tp x --pp x --dp make {tp * others}; change one")
+        return args
+    if count % others:
+        raise UsageError(f"--gpu: says {count} GPUs, no multiple of the {others} of --pp x --dp; change one")
+    return replace(args, tensor_parallel_size=count // others)
+
+
+def stated_arguments(options: PlanOptions, command: ServeCommand | None) -> set[str]:
+    """Engine arguments that the user gave, wherever."""
+    return {*given(options), *engine_pairs(options), *(command.args if command else ())}
 
 
 def weights_of(text: str) -> int:

@@ -1,17 +1,18 @@
 """`kvplan recommend`: users -> the GPUs and flags that hold them; or what given GPUs need to."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from kvplan import prices as price_file
 from kvplan.artifact import Document, dumps
 from kvplan.cli import output
-from kvplan.cli.asked import COMMON_GPUS, Asked, Context, load_of, read, say
-from kvplan.cli.options import WorkloadOptions, engine_pairs, given
+from kvplan.cli.asked import COMMON_GPUS, Asked, Context, load_of, read, say, stated_arguments
+from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.output import report_files
 from kvplan.cli.sweep_options import RecommendOptions
 from kvplan.errors import UsageError
-from kvplan.gpu import gpu
+from kvplan.files import printable
+from kvplan.gpu import gpu, split_count
 from kvplan.pasted import read_command
 from kvplan.plan import Load, Request, check_load
 from kvplan.prices import Prices
@@ -67,6 +68,7 @@ def answered(options: RecommendOptions) -> Document:
     if options.users is None:
         raise UsageError("--users: is missing; say how many are to be held at once, for example --users 200")
     users = parse_count(options.users, "--users", MOST_USERS)
+    options = with_num_gpus(options)
     is_fixed = options.gpu is not None or options.gpu_memory is not None
     check_together(options, is_fixed=is_fixed)
     prices = None if options.prices is None else price_file.read(Path(options.prices))
@@ -94,6 +96,18 @@ def answered(options: RecommendOptions) -> Document:
     return text.document(question, request, source, None, fit(question, request, replicas))
 
 
+def with_num_gpus(options: RecommendOptions) -> RecommendOptions:
+    """--gpu 2xl40s as --gpu l40s --num-gpus 2."""
+    if options.gpu is None or len(options.gpu) != 1:
+        return options
+    count, name = split_count(options.gpu[0])
+    if count is None:
+        return options
+    if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", 1024) != count:
+        raise UsageError(f"--gpu: says {count} GPUs, and --num-gpus {options.num_gpus}; leave one out")
+    return replace(options, gpu=[name], num_gpus=str(count))
+
+
 def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
     if is_fixed and options.gpus is not None:
         raise UsageError("--gpu and --gpus: one asks what a GPU needs, the other which to take; leave one out")
@@ -108,11 +122,11 @@ def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
 def stated_by(options: RecommendOptions) -> frozenset[str]:
     """Engine arguments that the user gave, wherever; those that make no sense here are refused."""
     command = read_command(options.from_command) if options.from_command is not None else None
-    found = given(options).keys() | engine_pairs(options).keys() | (command.args.keys() if command else set())
+    stated = stated_arguments(options, command)
     for name, why in SOUGHT.items():
-        if name in found:
+        if name in stated:
             raise UsageError(f"--{name.replace('_', '-')}: {why}; leave it out")
-    return frozenset(found)
+    return frozenset(stated)
 
 
 def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Asked:
@@ -142,14 +156,19 @@ def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
     """The GPUs to choose from: those named, else those with a price, else the common ones."""
     if options.gpus is None:
         return list(prices.per_hour) if prices else list(COMMON_GPUS)
-    names = [name.strip() for said in options.gpus for name in said.split(",")]
+    names = [name.strip() for text in options.gpus for name in text.split(",")]
     if "" in names:
         raise UsageError("--gpus: holds an empty name; write one, or several by comma: a100-80g,h200")
-    found = list(dict.fromkeys(gpu(name).name for name in names))
-    without = [name for name in found if prices and name not in prices.per_hour]
+    counted = next((name for name in names if split_count(name)[0] is not None), None)
+    if counted is not None:
+        raise UsageError(
+            f"--gpus: how many are needed is what is sought ({printable(counted, 60)!r}); use --gpu for it"
+        )
+    known = list(dict.fromkeys(gpu(name).name for name in names))
+    without = [name for name in known if prices and name not in prices.per_hour]
     if prices and without:
         raise UsageError(f"--gpus: {prices.source} has no price for {', '.join(without)}; add one, or leave it out")
-    return found
+    return known
 
 
 def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[str]) -> tuple[Request, int]:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from kvplan import prices as price_file
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.asked import Asked, gpus_of, load_of, read, say
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
@@ -71,6 +71,8 @@ def drawn(curves: Curves, format: str) -> bytes:
 def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
     """The combinations, with what reading the options gave to say."""
     arguments = arguments_of(options)
+    if "tensor_parallel_size" in arguments:
+        gpus_of(options)  # which refuses a number of GPUs: --tp says it
     lists = {"engine": parts(options.engine, "--engine"), "mean_tokens": parts(options.mean_tokens, "--mean-tokens")}
     cleared: dict[str, Any] = dict.fromkeys(arguments)
     cleared |= {name: None for name, values in lists.items() if len(values) > 1}

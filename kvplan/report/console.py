@@ -438,16 +438,19 @@ def print_gpus(rows: Sequence[tuple[GpuSpec, Plan | KvplanError]], console: "Con
 def gpu_lines(found: Sequence[tuple[GpuSpec, Document | str]]) -> list[Line]:
     first = next((doc for _, doc in found if not isinstance(doc, str)), None)
     lines = []
+    is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in found if not isinstance(doc, str)}) > 1
     if first is not None:
         subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
-        lines = [line(f"{subject}, {format_kib(first['kv']['bytes_per_token'])} of KV per token", "bold"), line()]
+        each = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
+        lines = [line(f"{subject}{each}", "bold"), line()]
     headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")
     rows, refused = [], []
     for gpu, doc in found:
         if isinstance(doc, str):
             refused.append(line(f"{gpu.name}: {printable(doc, 300)}", "red"))
         else:
-            rows.append(_gpu_cells(gpu, doc))
+            name, *cells = _gpu_cells(gpu, doc)
+            rows.append([where(doc) if is_mixed else name, *cells])
     return lines + (columns(headers, rows) if rows else []) + refused
 
 
