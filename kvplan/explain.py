@@ -64,7 +64,7 @@ def explain(plan: Plan) -> list[Section]:
     if notes := plan.request.spec.notes:
         sections.append(Section("What was read into the config", notes))
     if changes := tuple(plan.request.release.lacks()):
-        lines = tuple(f"{_release(change.since)}: {change.what} [{change.source}]" for change in changes)
+        lines = tuple(f"{_release(change.since)}: {change.what} [{change.evidence}]" for change in changes)
         sections.append(Section(f"What later releases than {plan.request.release.label} change", lines))
     if said := statements(plan):
         texts = tuple(f"{name}: {source}" for name, (_, source) in said.items())
@@ -394,7 +394,7 @@ def _budget(plan: Plan) -> Iterator[str]:
     for name in BUDGET_ROWS:
         estimate = plan.estimates[name]
         if estimate.likely or estimate.high:
-            outside = given is not None or (name == "cuda_graphs" and not settings.version.graphs_in_budget)
+            outside = given is not None or (name == "cuda_graphs" and not settings.graphs_in_budget)
             sign = "(not subtracted)" if outside else "-"
             spread = (
                 "" if estimate.low == estimate.high else f" ({estimate.low / GIB:.2f}-{estimate.high / GIB:.2f} GiB)"
@@ -467,7 +467,7 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
     start = int(nominal * FOLK_UTILIZATION)
     seen = int(memory.total * FOLK_UTILIZATION)
     counted = [name for name in BUDGET_ROWS if name != "activations"]
-    if not plan.settings.version.graphs_in_budget:
+    if not plan.settings.graphs_in_budget:
         counted.remove("cuda_graphs")
     return [
         ("folk", start - memory.weights - folk_peak),

@@ -70,7 +70,10 @@ def _sglang_command(plan: Plan) -> list[str]:
         "--cuda-graph-max-bs": args.cuda_graph_max_bs,
     }
     words = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
-    switches = {"--disable-radix-cache": not args.enable_prefix_caching, "--disable-cuda-graph": args.enforce_eager}
+    switches = {
+        "--disable-radix-cache": args.enable_prefix_caching is False,
+        "--disable-cuda-graph": args.enforce_eager,
+    }
     return ["python", "-m", "sglang.launch_server", *words, *(flag for flag, on in switches.items() if on)]
 
 
@@ -133,7 +136,8 @@ def _cache(args: EngineArgs) -> list[str]:
 
 def _switches(args: EngineArgs) -> list[str]:
     switches = {
-        "--no-enable-prefix-caching": not args.enable_prefix_caching,
+        "--enable-prefix-caching": args.enable_prefix_caching is True,
+        "--no-enable-prefix-caching": args.enable_prefix_caching is False,
         "--no-enable-chunked-prefill": not args.enable_chunked_prefill,
         "--disable-hybrid-kv-cache-manager": args.disable_hybrid_kv_cache_manager,
         "--no-async-scheduling": not args.async_scheduling,

@@ -3,12 +3,12 @@
 Formulas re-derive vLLM's code; constants are fitted on start-up logs that users and projects posted. The evidence of
 each, thread by thread and with what does not fit, is in reports/constants.md, which every `source` points into; a
 thread is one report (an issue, a document), its logs are not independent. What is subtracted from the budget is
-`buffers + activations + non_torch + lora`, and `cuda_graphs` from vLLM 0.21 on; before, the graphs are taken from what
-the budget leaves (`Version.graphs_in_budget`). `context` lies outside the budget in every version.
+`buffers + activations + non_torch + lora`, and `cuda_graphs` where vLLM estimates them (`Settings.graphs_in_budget`);
+elsewhere the graphs are taken from what the budget leaves. `context` lies outside the budget in every version.
 
-Comparing with a log: since about August 2026 the "peak activation" of vLLM's summary line includes the CUDA-graph
-estimate (vllm-project/vllm#57936), and "consumed memory" is weights + buffers + non-torch. Releases before 0.25 print
-`buffers` partly as weights (rotary tables) and partly as peak activation (MoE workspace, penalties).
+Comparing with a log: from 0.27 on the "peak activation" of vLLM's summary line includes the CUDA-graph estimate
+(vllm-project/vllm#57936), and "consumed memory" is weights + buffers + non-torch. Releases before print `buffers`
+partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
 from dataclasses import dataclass
@@ -139,8 +139,6 @@ def element_bytes(settings: Settings) -> int:
 
 EVIDENCE = "reports/constants.md#"
 
-V2_RUNNER = since("runner_v2")
-GRAPHS_IN_PEAK = since("graphs_in_peak")
 INPUT_BYTES = 13  # token id, position, slot and flags per batched token
 # The workspace of Triton's fused experts. It explains the difference between MoE and dense models of one vocabulary in
 # vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2 0.66 GiB
@@ -194,7 +192,7 @@ def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layou
     with_weights = loaded(spec, settings, args, layout)
     sampling = 0
     formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
-    if settings.version.number >= V2_RUNNER:
+    if settings.runner_v2 and settings.version.has("consumed_memory"):
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
         formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES
@@ -248,21 +246,35 @@ SAMPLER_TO_016 = Sampler(
     f"llm-d-benchmark and llm-d-planner on H100, Unsloth; {EVIDENCE}sampler",
     "calibrated",
 )
-# The second engine of 0.8 to 0.10 sampled with FlashInfer where that was installed, as in its container, with no sort:
-# 8-14 by what logs leave for it (Gemma-3-1B on a MIG slice, gpt-oss-120b TP4, Qwen2-7B TP2, Qwen2-Audio: 4 threads).
-# Installed by pip it sorted: 38.4 in 2 threads (gpt-oss-120b on H100, Qwen3-30B on L40S), which `high` covers.
-SAMPLER_TO_010 = Sampler(
-    9.0, 12.0, 40.0, "4 fp32 copy + 6 scratch", f"6 logs of 0.9 and 0.10; {EVIDENCE}sampler", "calibrated"
+# Until 0.16 the second engine samples with FlashInfer where that is installed, with no sort: 8-14 by what logs of 0.9
+# and 0.10 leave for it (Gemma-3-1B on a MIG slice, gpt-oss-120b TP4, Qwen2-7B TP2, Qwen2-Audio: 4 threads). It is an
+# extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip install vllm` sorts) that container images of 0.8 to 0.10
+# have. Source: vLLM 0.8.5, 0.9.2, 0.10.2 v1/sample/ops/topk_topp_sampler.py.
+SAMPLER_FLASHINFER = Sampler(
+    9.0, 12.0, 16.0, "4 fp32 copy + 6 scratch", f"6 logs of 0.9 and 0.10; {EVIDENCE}sampler", "calibrated"
 )
+# 0.8 to 0.10 where nobody said: as `pip install vllm` has it; `low` covers container images.
+SAMPLER_TO_010 = Sampler(9.0, 38.4, 40.0, "36.4 fitted", f"as pip installs it; {EVIDENCE}sampler", "calibrated")
 # 14.9: n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (llm-d-planner, accuracy report,
 # whose blog post also dates the change: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17). Not fitted on: A100 logs of 0.19
 # (myoceane.fr), where 14.9 leaves 0.1 GiB (gemma-4-26B-A4B) and 0.3 GiB (gpt-oss-20b) of what is not KV unexplained.
 SAMPLER_TO_024 = Sampler(
     14.0, 14.9, 16.5, "12.9 fitted", f"llm-d-planner vLLM v0.19.0 accuracy report; {EVIDENCE}sampler", "calibrated"
 )
-# Model runner V2 keeps its penalties apart (`buffers`): 2 for logits, 4 for the fp32 copy, both read in the code; the
-# scratch of top-k and softmax is not derived. Two logs of August and September 2026 without graphs bound the sum to 8
-# and 14 if their sequences are the default 256.
+# Model runner V2 keeps its penalties apart (`buffers`). Its profile run samples greedily: 2 for logits and, until 0.27,
+# 4 for the fp32 copy, both read in the code of 0.22 to 0.27, where one log says 6.9 (Qwen2.5-0.5B on 0.27.1).
+SAMPLER_V2_TO_027 = Sampler(
+    6.0, 6.9, 8.0, "4 fp32 copy + 0.9 rounding",
+    f"vLLM 0.27 gpu/sample/sampler.py, 1 log; {EVIDENCE}sampler", "formula",
+)  # fmt: skip
+# From 0.28 to 0.32 nothing asks for the copy: the logits alone, and what kernels leave beside them. No log has it.
+SAMPLER_V2_TO_032 = Sampler(
+    2.0, 2.9, 8.0, "0.9 rounding",
+    f"vLLM 0.28 to 0.32 gpu/sample/sampler.py, no log; {EVIDENCE}sampler", "formula",
+)  # fmt: skip
+# From 0.33 a second pass sets every sampling parameter: 2 for logits, 4 for the fp32 copy; the scratch of top-k and
+# softmax is not derived. Two logs of August and September 2026 without graphs bound the sum to 8 and 14 if their
+# sequences are the default 256.
 SAMPLER_V2 = Sampler(
     8.0, 12.0, 16.0, "4 fp32 copy + 6 scratch",
     f"vLLM 0.33 model_runner.py, scratch bounded by 2 logs only; {EVIDENCE}sampler", "calibrated",
@@ -284,11 +296,19 @@ ENCODER_HIGH = 5 * GIB // 2
 
 
 def sampler_of(settings: Settings) -> Sampler:
-    number = settings.version.number
-    if number < since("lean_sampler"):
-        flashinfer = since("v1") <= number < since("v1_only") and not settings.first_engine
-        return SAMPLER_TO_010 if flashinfer else SAMPLER_TO_016
-    return SAMPLER_TO_024 if number < V2_RUNNER else SAMPLER_V2
+    """The sampler of a release and of what was told of its installation: `--engine vllm@0.9+flashinfer`."""
+    release = settings.version
+    if settings.runner_v2:
+        if release.has("sampler_warm_up"):
+            return SAMPLER_V2
+        return SAMPLER_V2_TO_032 if release.has("logits_as_they_are") else SAMPLER_V2_TO_027
+    if release.has("lean_sampler"):
+        return SAMPLER_TO_024
+    if not release.has("v1") or settings.first_engine:
+        return SAMPLER_TO_016
+    if release.flashinfer is not None:
+        return SAMPLER_FLASHINFER if release.flashinfer else SAMPLER_TO_016
+    return SAMPLER_TO_016 if release.has("v1_only") else SAMPLER_TO_010
 
 
 def activations(
@@ -335,7 +355,7 @@ def activations(
             f" x {FORWARD_RANGE[1]} (temporaries, fitted){f' + {kept:,} B kept' if kept else ''}"
         )
         source, kind = FORWARD_SOURCE, "calibrated"
-    if spec.multimodal:
+    if spec.multimodal and (not settings.runner_v2 or release.has("runner_v2_encoder")):
         encoder = ENCODER_COPIES * element * max(tokens, spec.item_tokens) * spec.hidden_size
         likely, high = likely + encoder, high + encoder + ENCODER_HIGH
         formula += f" + encoder outputs {encoder:,} B"
@@ -355,8 +375,7 @@ GRAPHS_RANGE = (0.35, 2.5)
 # (vllm-project/vllm#45178, #50780, #53013), as the estimate multiplies one graph's share by all of them.
 GRAPHS_HIGH_EXOTIC = 10.0
 GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
-# Largest size captured: 1,024 on compute capability 10.x (vllm-project/vllm#49390, opened 22 July 2026, in 0.33; the
-# release it came with is inferred: 0.26 was out days later), 512 elsewhere.
+# Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
 LARGEST_GRAPH = 512
 LARGEST_GRAPH_SM100 = 1024
 SM100_RAISED = since("large_graphs")
@@ -379,7 +398,7 @@ def largest_graph(number: tuple[int, int], sm: int) -> int:
 
 
 def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
-    """What CUDA graphs take: out of the budget where `release.graphs_in_budget`, else on top of it.
+    """What CUDA graphs take: out of the budget where `settings.graphs_in_budget`, else on top of it.
 
     `sm` is `GpuSpec.sm`, 103 for compute capability 10.3.
     """
@@ -389,7 +408,7 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     likely = GRAPHS_BASE + graphs * GRAPH
     exotic = spec.experts_per_token > 0 or is_mla(spec) or has_states(spec)
     high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
-    outside = "" if release.graphs_in_budget else ", outside the budget"
+    outside = "" if settings.graphs_in_budget else ", outside the budget"
     formula = f"0.25 GiB + {graphs} graphs x 6 MiB, fitted on 14 logs{outside}"
     return Estimate(int(likely * GRAPHS_RANGE[0]), likely, high, formula, GRAPHS_SOURCE, "calibrated")
 

@@ -251,7 +251,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
         stated = args.kv_cache_memory_bytes
         return _Budget(budget, groups, estimates, (stated, stated, stated))
     rows = [estimates[name] for name in BUDGET_ROWS]
-    if not release.graphs_in_budget:  # the graphs come on top of the budget, not out of it
+    if not settings.graphs_in_budget:  # the graphs come on top of the budget, not out of it
         rows.remove(estimates["cuda_graphs"])
     low_total = ceil(gpu.total_memory_low * settings.gpu_memory_utilization)
     high_total = ceil(gpu.total_memory_high * settings.gpu_memory_utilization)

@@ -183,7 +183,7 @@ def test_the_table_begins_with_what_was_asked_for(run: Run, prices: Path) -> Non
 
 def test_what_cannot_be_is_counted_below_the_table(run: Run) -> None:
     out = run("sweep", "llama-3.1-8b", "qwen2.5-7b", "--gpu", "l40s,h200", "--ctx", "8k", "--tp", "1,8").out
-    assert "2 combinations cannot be:" in out
+    assert "2 combinations are not possible:" in out
     table = out.splitlines()[2:]
     assert table[7:8] == [""]  # the header, six rows, then what cannot be
     assert "2 x tensor_parallel_size 8: does not divide the 28 attention heads of qwen2.5-7b" in out
@@ -220,7 +220,8 @@ def test_of_combinations_that_are_alike_the_plainest_is_kept(run: Run) -> None:
     assert found["alike"] == 3 * 2 * 2 - 1
     for form in ("table", "markdown"):
         assert (
-            "11 others hold as many users on as many of the same GPUs" in run(*asked, "--pareto", "--format", form).out
+            "11 other combinations hold as many users on as many of the same GPUs"
+            in run(*asked, "--pareto", "--format", form).out
         )
 
 

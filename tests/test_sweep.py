@@ -290,7 +290,7 @@ def test_the_figure_draws_what_the_panels_hold() -> None:
         drawn = {
             str(made.get_label()): [(int(x), float(y)) for x, y in np.asarray(made.get_xydata())] for made in ax.lines
         }
-        assert drawn.pop("beaten by none") == list(one.front)
+        assert drawn.pop("Pareto-optimal") == list(one.front)
         assert drawn == {label: list(points) for label, points in one.curves}
     colours = [{str(made.get_label()): made.get_color() for made in ax.lines} for ax in figure.axes]
     assert colours[0]["h200"] == colours[1]["h200"]  # whatever its place in the panel

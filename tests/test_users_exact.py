@@ -42,7 +42,7 @@ class Server:
     def pool(self) -> Pool:
         paging = Paging(
             0, "bfloat16", "bfloat16", 1, 1, 1, None, prefix_caching=True, flat=False, first_engine=False,
-            checkpoints=True, spec_tokens=0, ssm_dtype=None, context=0, encoder=0,
+            checkpoints=frozenset(), every_block=frozenset(), spec_tokens=0, ssm_dtype=None, context=0, encoder=0,
         )  # fmt: skip
         specs = [spec_of(group) for group in self.groups]
         return Pool(tuple(KVGroup(((0, spec),), (spec,)) for spec in specs), (1,), paging)
@@ -74,7 +74,7 @@ def spec_of(group: Group) -> KVSpec:
         case ChunkedGroup(block, chunk):
             return KVSpec("chunked", block, 1, chunk)
         case MambaGroup(block):  # the state before a step and the one after it
-            return KVSpec("state", block, 1, blocks=2, resident=1)
+            return KVSpec("state", block, 1, blocks=2)
 
 
 def request(number: int, prompt: int, total: int) -> Sequence:

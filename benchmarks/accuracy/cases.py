@@ -447,7 +447,7 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         kv_cache_memory_bytes=None if not fixed else int(float(fixed[1]) * GIB if fixed[1] else float(fixed[2])),
         max_num_batched_tokens=whole("max_num_batched_tokens"),
         max_num_seqs=whole("max_num_seqs"),
-        enable_prefix_caching="no-enable-prefix-caching" not in words,
+        enable_prefix_caching=prefix_caching_of(words),
         enable_chunked_prefill="enable-chunked-prefill=False" not in words,
         disable_hybrid_kv_cache_manager=re.search(r"(?<!no-)disable-hybrid-kv-cache-manager", words) is not None,
         enforce_eager=bool(told.get("enforce_eager")) or "cudagraph_mode NONE" in words or "enforce-eager" in words,
@@ -465,6 +465,17 @@ def adapters(words: str) -> dict[str, Any]:
     if rank := option("max_lora_rank", words):
         found["max_lora_rank"] = int(rank)
     return found | {"fully_sharded_loras": switched("fully_sharded_loras", words)}
+
+
+PREFIX_CACHING = re.compile(r"(no-)?enable[-_]prefix[-_]caching(?:['\"]?[=: ]+(\w+))?", re.IGNORECASE)
+
+
+def prefix_caching_of(words: str) -> bool | None:
+    """What the flags say of prefix caching; None: nothing."""
+    match = PREFIX_CACHING.search(words)
+    if match is None:
+        return None
+    return not match[1] and (match[2] or "").lower() != "false"
 
 
 def online_quantization(case: Case, spec: ModelSpec) -> str | None:

@@ -42,8 +42,12 @@ class Constant:
 
 SAMPLERS = {
     id(overheads.SAMPLER_TO_016): "that sorts, to 0.16",
-    id(overheads.SAMPLER_TO_010): "without sort, 0.8 to 0.10",
-    id(overheads.SAMPLER_TO_024): "0.17 to 0.24",
+    id(overheads.SAMPLER_TO_010): "of 0.8 to 0.10, not told",
+    id(overheads.SAMPLER_FLASHINFER): "without sort, 0.8 to 0.16",
+    id(overheads.SAMPLER_TO_024): "of runner V1, from 0.17",
+    id(overheads.SAMPLER_V2_TO_027): "of runner V2, to 0.27",
+    id(overheads.SAMPLER_V2_TO_032): "of runner V2, 0.28 to 0.32",
+    id(overheads.SAMPLER_V2): "of runner V2, from 0.33",
 }
 RANGES = {
     id(getattr(overheads, name)): name.removeprefix("NON_TORCH_").lower().replace("_", " ")
@@ -53,7 +57,7 @@ RANGES = {
 
 
 def sampler_kind(found: Plan) -> str:
-    return "sampler " + SAMPLERS.get(id(overheads.sampler_of(found.settings)), "0.25 on")
+    return "sampler " + SAMPLERS[id(overheads.sampler_of(found.settings))]
 
 
 def non_torch_kind(found: Plan) -> str:
@@ -98,8 +102,8 @@ def points_of(scored: Scored) -> list[Point]:
 
 def implied_peak(case: Case, found: Plan) -> float | None:
     """GiB that a log without an activation peak leaves for it, where the rest of its budget is logged."""
-    m, release = case.measured, found.request.release
-    if "weights_gib" not in m or "available_kv_gib" not in m or release.graphs_in_budget:
+    m = case.measured
+    if "weights_gib" not in m or "available_kv_gib" not in m or found.settings.graphs_in_budget:
         return None
     total = m.get("total_gpu_mem_gib", found.request.gpu.total_memory / GIB)
     rest = m.get("non_torch_gib", found.estimates["non_torch"].likely / GIB)

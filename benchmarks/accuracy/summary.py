@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
-from benchmarks.accuracy.cases import Malformed, known
+from benchmarks.accuracy.cases import Inputs, Malformed, known
 from benchmarks.accuracy.fit import Constant, Validated, points_of
-from benchmarks.accuracy.scoring import GIVEN, PARTS, Refused, Score, Scored
+from benchmarks.accuracy.scoring import GIVEN, PARTS, UNNAMED, Refused, Score, Scored
 from kvplan.files import printable
 from kvplan.quant import scheme_name
 from kvplan.rules import vllm
@@ -137,7 +137,7 @@ def reason_of(scored: Scored, scores: Sequence[Score], score: Score) -> str:
         return "not explained"
     if score.part in ("available_kv", "blocks", "tokens", "concurrency"):
         parts = ["weights", "activation", "non_torch"]
-        parts += ["graphs"] if scored.inputs.release.graphs_in_budget else []
+        parts += ["graphs"] if graphs_in_budget(scored.inputs) else []
         off = {name: abs(by_part[name].error) for name in parts if name in by_part}
         if off and max(off.values()) > OFF:
             worst = max(off, key=lambda name: off[name])
@@ -156,6 +156,11 @@ def reason_of(scored: Scored, scores: Sequence[Score], score: Score) -> str:
     if score.part == "non_torch":
         return "non-torch memory differs by driver, libraries and rank"
     return "not explained"
+
+
+def graphs_in_budget(inputs: Inputs) -> bool:
+    """Whether the server of a case took an estimate of its CUDA graphs off its budget."""
+    return vllm.resolve(inputs.spec, inputs.gpu or UNNAMED, inputs.args, inputs.release).graphs_in_budget
 
 
 def worst_of(results: Iterable[tuple[Scored, Sequence[Score]]], parts: Sequence[str], count: int) -> list[Bad]:

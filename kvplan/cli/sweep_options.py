@@ -41,7 +41,7 @@ class SweepOptions(WorkloadOptions):
         bool,
         typer.Option(
             "--pareto",
-            help="Only what nothing beats: context, users per GPU and, with --prices, users per dollar.",
+            help="Only Pareto-optimal rows: by context, users per GPU and, with --prices, users per dollar.",
         ),
     ] = False
     prices: PricesOption = None

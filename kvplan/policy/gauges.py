@@ -164,7 +164,7 @@ def prefix_tokens(case: Case) -> int:
     """
     target, workload, request = case.target, case.target.workload, case.plan.request
     is_stated = "shared_prefix" in target.own or "shared_prefix" in target.defaults
-    if is_stated or workload is None or workload.profile is None or not request.args.enable_prefix_caching:
+    if is_stated or workload is None or workload.profile is None or not case.plan.settings.prefix_caching:
         return request.load.shared_prefix
     from kvplan.traces import profiles
 

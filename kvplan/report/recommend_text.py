@@ -52,22 +52,22 @@ def document(
     return doc
 
 
-def placement_document(one: Placement, users: int) -> Document:
-    args = one.plan.request.args
-    price = one.price_per_hour
+def placement_document(placement: Placement, users: int) -> Document:
+    args = placement.plan.request.args
+    price = placement.price_per_hour
     return {
-        "gpu": one.gpu.name,
-        "num_gpus": one.num_gpus,
+        "gpu": placement.gpu.name,
+        "num_gpus": placement.num_gpus,
         "tensor_parallel_size": args.tensor_parallel_size,
         "pipeline_parallel_size": args.pipeline_parallel_size,
-        "replicas": one.replicas,
-        "changes": list(one.changes),
-        "users_low": one.users("low"),
-        "users_likely": one.users("likely"),
-        "total_memory": one.total_memory,
+        "replicas": placement.replicas,
+        "changes": list(placement.changes),
+        "users_low": placement.users("low"),
+        "users_likely": placement.users("likely"),
+        "total_memory": placement.total_memory,
         "price_per_hour": price,
         "price_per_user": None if price is None else price / users,
-        **settings_of(one.plan),
+        **settings_of(placement.plan),
     }
 
 
@@ -83,8 +83,8 @@ def settings_of(plan: Plan) -> Document:
     }
 
 
-def failure_document(one: Failure) -> Document:
-    return {"gpu": one.gpu, "num_gpus": one.num_gpus, "reason": one.reason, "refused": one.refused}
+def failure_document(failure: Failure) -> Document:
+    return {"gpu": failure.gpu, "num_gpus": failure.num_gpus, "reason": failure.reason, "refused": failure.refused}
 
 
 def fit_document(fit: Fit, question: Question) -> Document:
@@ -127,15 +127,15 @@ def needs_of(placement: Placement, fit: Fit) -> list[str]:
     return needs
 
 
-def answer_document(one: Answer, replicas: int) -> Document:
-    found = one.plan
+def answer_document(answer: Answer, replicas: int) -> Document:
+    server = answer.plan
     return {
-        "holds": found is not None,
-        "value": one.value,
-        "most_users": one.most_users * replicas,
-        "users_low": None if found is None else running_users(found, "low") * replicas,
-        "users_likely": None if found is None else running_users(found, "likely") * replicas,
-        "settings": None if found is None else settings_of(found),
+        "holds": server is not None,
+        "value": answer.value,
+        "most_users": answer.most_users * replicas,
+        "users_low": None if server is None else running_users(server, "low") * replicas,
+        "users_likely": None if server is None else running_users(server, "likely") * replicas,
+        "settings": None if server is None else settings_of(server),
     }
 
 
@@ -200,71 +200,74 @@ def ranking(doc: Document) -> str:
     prices = doc["question"]["prices"]
     if prices is None:
         return "Without --prices: fewest GPUs first, then least memory."
-    return f"Prices: {printable(prices)}, dollars per GPU and hour."
+    return f"Prices: {printable(prices)}, in dollars per GPU and hour."
 
 
-HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilisation", "seqs", "users", "GiB in all")
+HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "GiB in all")
 PRICE_HEADERS = ("$/h", "$/h per user")
 
 
-def placement_cells(one: Document, *, prices: bool) -> list[str]:
-    formats = one["kv_dtype"] + (", fp8 weights" if "fp8 weights" in one["changes"] else "")
-    splits = f"{one['tensor_parallel_size']} x {one['pipeline_parallel_size']} x {one['replicas']:,}"
+def placement_cells(placement: Document, *, prices: bool) -> list[str]:
+    formats = placement["kv_dtype"] + (", fp8 weights" if "fp8 weights" in placement["changes"] else "")
+    splits = f"{placement['tensor_parallel_size']} x {placement['pipeline_parallel_size']} x {placement['replicas']:,}"
     cells = [
-        one["gpu"],
-        f"{one['num_gpus']:,}",
-        splits + (" **" if STAGES in one["changes"] else ""),
-        formats + (" *" if is_less_precise(one) else ""),
-        f"{one['gpu_memory_utilization']}",
-        f"{one['max_num_seqs']:,}",
-        f"{one['users_low']:,}-{one['users_likely']:,}",
-        f"{one['total_memory'] / GIB:,.0f}",
+        placement["gpu"],
+        f"{placement['num_gpus']:,}",
+        splits + (" **" if STAGES in placement["changes"] else ""),
+        formats + (" *" if is_less_precise(placement) else ""),
+        f"{placement['gpu_memory_utilization']}",
+        f"{placement['max_num_seqs']:,}",
+        f"{placement['users_low']:,}-{placement['users_likely']:,}",
+        f"{placement['total_memory'] / GIB:,.0f}",
     ]
     if prices:
-        cells += [f"{one['price_per_hour']:,.2f}", f"{one['price_per_user']:.4f}"]
+        cells += [f"{placement['price_per_hour']:,.2f}", f"{placement['price_per_user']:.4f}"]
     return cells
 
 
 def placement_table(doc: Document, limit: int) -> tuple[list[str], list[list[str]]]:
     prices = doc["question"]["prices"] is not None
-    rows = [placement_cells(one, prices=prices) for one in doc["placements"][:limit]]
+    rows = [placement_cells(placement, prices=prices) for placement in doc["placements"][:limit]]
     return [*HEADERS, *(PRICE_HEADERS if prices else ())], rows
 
 
 STAR = "* less precise than the checkpoint's own: check the quality first"
 STARS = (
-    "** pipeline stages: each adds latency, and all work only with many requests in flight; their time is not modelled"
+    "** pipeline stages: each adds latency, and all work only with many requests in flight; their time is not modeled"
 )
 
 
-def is_less_precise(one: Document) -> bool:
-    return any(change != STAGES for change in one["changes"])
+def is_less_precise(placement: Document) -> bool:
+    return any(change != STAGES for change in placement["changes"])
 
 
 def remarks(doc: Document, limit: int) -> list[str]:
     """What stands under the table of placements."""
-    found = []
+    texts = []
     shown = doc["placements"][:limit]
-    if any(is_less_precise(one) for one in shown):
-        found.append(STAR)
-    if any(STAGES in one["changes"] for one in shown):
-        found.append(STARS)
+    if any(is_less_precise(placement) for placement in shown):
+        texts.append(STAR)
+    if any(STAGES in placement["changes"] for placement in shown):
+        texts.append(STARS)
     if len(doc["placements"]) > limit:
-        found.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")
-    return found
+        texts.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")
+    return texts
 
 
 def reasons(doc: Document) -> list[str]:
     """Why smaller or other servers hold nobody: the largest of each GPU, and what cannot be on any."""
-    largest = {one["gpu"]: one for one in doc["failures"] if not one["refused"]}  # in ascending order: the last stays
+    # The failures of a GPU ascend: the last stays.
+    largest = {failure["gpu"]: failure for failure in doc["failures"] if not failure["refused"]}
     lines = []
-    for name, one in largest.items():
-        fewer = any(not each["refused"] and each["gpu"] == name and each is not one for each in doc["failures"])
-        lines.append(f"{name} x{one['num_gpus']}{' and fewer' if fewer else ''}: {printable(one['reason'], 300)}")
+    for name, failure in largest.items():
+        fewer = any(not each["refused"] and each["gpu"] == name and each is not failure for each in doc["failures"])
+        lines.append(
+            f"{name} x{failure['num_gpus']}{' and fewer' if fewer else ''}: {printable(failure['reason'], 300)}"
+        )
     refused: dict[str, list[str]] = {}
-    for one in doc["failures"]:
-        if one["refused"]:
-            refused.setdefault(one["reason"], []).append(f"{one['gpu']} x{one['num_gpus']}")
+    for failure in doc["failures"]:
+        if failure["refused"]:
+            refused.setdefault(failure["reason"], []).append(f"{failure['gpu']} x{failure['num_gpus']}")
     return lines + [f"{', '.join(where)}: {printable(text, 300)}" for text, where in refused.items()]
 
 
@@ -340,33 +343,36 @@ def several(count: int, gpu: str) -> str:
     return f"{count:,} such GPU{'s' * (count > 1)}" if gpu == "custom" else f"{count:,} x {gpu}"
 
 
-def verdict(one: Document, yes: str, no: str) -> str:
-    return f"{yes if one['holds'] else no}: at most {plural(one['most_users'], 'user')}"
+def verdict(answer: Document, yes: str, no: str) -> str:
+    return f"{yes if answer['holds'] else no}: at most {plural(answer['most_users'], 'user')}"
 
 
 def commands(doc: Document) -> list[tuple[str, str]]:
     """(what it starts, the command) of the answers to follow."""
     if doc["fit"] is not None:
         return _fit_commands(doc)
-    found = []
-    for one in cheapest(doc["placements"]):
-        found.append((f"{servers(one)}{', ' if one['changes'] else ''}{' and '.join(one['changes'])}", one["command"]))
-    return found
+    return [(_placement_title(placement), placement["command"]) for placement in cheapest(doc["placements"])]
 
 
-def servers(one: Document) -> str:
+def _placement_title(placement: Document) -> str:
+    """ "each of 2 on 4 x l40s, fp8 KV"."""
+    return ", ".join(filter(None, (servers(placement), " and ".join(placement["changes"]))))
+
+
+def servers(placement: Document) -> str:
     """ "on 4 x l40s"; "each of 5 on 4 x l40s"."""
-    each = "" if one["replicas"] == 1 else f"each of {one['replicas']:,} "
-    return f"{each}on {servers_gpus(one)}"
+    each = "" if placement["replicas"] == 1 else f"each of {placement['replicas']:,} "
+    return f"{each}on {servers_gpus(placement)}"
 
 
 def cheapest(placements: Sequence[Document]) -> list[Document]:
-    """The first placement, and the first changed one where that costs less."""
+    """The first placement, and the first one with changes where that costs less."""
 
-    def cost(one: Document) -> tuple[float, int]:
-        return one["price_per_hour"] or 0.0, one["num_gpus"]
+    def cost(placement: Document) -> tuple[float, int]:
+        return placement["price_per_hour"] or 0.0, placement["num_gpus"]
 
-    other = next((one for one in placements if one["changes"] and cost(one) < cost(placements[0])), None)
+    cheaper = (placement for placement in placements if placement["changes"] and cost(placement) < cost(placements[0]))
+    other = next(cheaper, None)
     return [*placements[:1], *([other] if other else [])]
 
 
@@ -388,11 +394,11 @@ def _command_title(cure: Document) -> str:
     return f"{needs}: {servers(cure)}" if cure["replicas"] > 1 else needs
 
 
-def servers_gpus(one: Document) -> str:
-    ranks = one["tensor_parallel_size"] * one["pipeline_parallel_size"]
+def servers_gpus(placement: Document) -> str:
+    ranks = placement["tensor_parallel_size"] * placement["pipeline_parallel_size"]
     if ranks > 1:
-        return several(ranks, one["gpu"])
-    return "one such GPU" if one["gpu"] == "custom" else str(one["gpu"])
+        return several(ranks, placement["gpu"])
+    return "one such GPU" if placement["gpu"] == "custom" else str(placement["gpu"])
 
 
 # --- table, markdown, csv ---------------------------------------------------------------------------------------------
@@ -472,12 +478,14 @@ FIT_COLUMNS = (
 def rows_csv(doc: Document) -> str:
     """Placements, then what holds nobody with its reason; or a row for each setting of given GPUs."""
     if doc["fit"] is None:
-        rows: list[Document] = [{**one, "changes": " + ".join(one["changes"])} for one in doc["placements"]]
+        rows: list[Document] = [
+            {**placement, "changes": " + ".join(placement["changes"])} for placement in doc["placements"]
+        ]
         return _csv(PLACEMENT_COLUMNS, [*rows, *doc["failures"]])
-    found = [{**one, **(one["settings"] or {}), "setting": name} for name, _, one in fit_rows(doc)]
+    settings = [{**answer, **(answer["settings"] or {}), "setting": name} for name, _, answer in fit_rows(doc)]
     cures = doc["fit"]["cures"]
-    found += [{**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in cures]
-    return _csv(FIT_COLUMNS, found)
+    settings += [{**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in cures]
+    return _csv(FIT_COLUMNS, settings)
 
 
 def _csv(headers: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:

@@ -82,7 +82,7 @@ def style_of(place: int) -> tuple[str, str]:
 def draw_panel(ax: Axes, one: Panel, labels: Sequence[str]) -> None:
     if one.front:
         contexts, values = zip(*one.front, strict=True)
-        ax.plot(contexts, values, color=GRID, linewidth=7, solid_capstyle="round", label="beaten by none", zorder=1)
+        ax.plot(contexts, values, color=GRID, linewidth=7, solid_capstyle="round", label="Pareto-optimal", zorder=1)
     for label, points in one.curves:
         contexts, values = zip(*points, strict=True)
         colour, style = style_of(labels.index(label))

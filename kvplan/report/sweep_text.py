@@ -14,7 +14,7 @@ from kvplan.report.console import format_kib
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import csv_cell, escaped, rows_of
 from kvplan.sweep import Grid, Row
-from kvplan.units import format_gib
+from kvplan.units import format_gib, plural
 
 SWEEP = "kvplan/sweep@1"
 MOST_REASONS = 1_000  # distinct ones that are counted
@@ -28,7 +28,7 @@ Key = Callable[[Row], tuple[Any, ...]]
 
 @dataclass(slots=True)
 class Tally:
-    """How many combinations there are of each kind, and why some cannot be."""
+    """How many combinations there are of each kind, and why some are impossible."""
 
     fitting: int = 0
     short: int = 0
@@ -56,7 +56,7 @@ def csv_head() -> str:
     return ",".join(Row._fields) + "\n"
 
 
-# Where a row holds what is not a number, an empty cell or a name of kvplan's own.
+# Columns of text from outside and of booleans: escaped, or written as true and false.
 _TYPED = ("model", "dtype", "quantization", "kv_cache_dtype", "reason", "fits")
 _TO_SHOW = tuple(Row._fields.index(name) for name in _TYPED)
 
@@ -79,7 +79,7 @@ def json_head(prices: str | None, *, pareto: bool) -> str:
 
 
 def json_rows(rows: Iterable[Row], *, first: bool) -> str:
-    """One line per row; `first`: none stands before."""
+    """One line per row; `first`: no row comes before."""
     encode = json.JSONEncoder(allow_nan=False).encode
     lines = [encode(dict(zip(Row._fields, row, strict=True))) for row in rows]
     if not lines:
@@ -103,7 +103,7 @@ def json_tail(tally: Tally, alike: int = 0) -> str:
 
 @dataclass(slots=True)
 class Best:
-    """The first `limit` rows by a key; what cannot be is left out."""
+    """The first `limit` rows by a key, without impossible combinations."""
 
     limit: int
     key: Key
@@ -166,7 +166,7 @@ AXES = (
     Column("TP", "tensor_parallel_size", lambda row: str(row.tensor_parallel_size)),
     Column("PP", "pipeline_parallel_size", lambda row: str(row.pipeline_parallel_size)),
     Column("KV dtype", "kv_cache_dtype", lambda row: row.kv_dtype or row.kv_cache_dtype),
-    Column("utilisation", "gpu_memory_utilization", lambda row: f"{row.gpu_memory_utilization}"),
+    Column("utilization", "gpu_memory_utilization", lambda row: f"{row.gpu_memory_utilization}"),
     Column("seqs", "max_num_seqs", lambda row: count(row.max_num_seqs)),
     Column("block", "block_size", lambda row: count(row.block_size)),
 )
@@ -210,7 +210,7 @@ def verdict(row: Row) -> str:
     if not row.fits:
         return f"{format_gib(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:
-        return "may not hold it" if row.engine.startswith("sglang") else "may not start"
+        return "may not hold one" if row.engine.startswith("sglang") else "may not start"
     most = row.max_num_seqs or 0
     return f"yes, {most:,} at once" if (row.pool_users or 0) > most else "yes"
 
@@ -246,9 +246,9 @@ def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
 def table_lines(
     grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool, alike: int = 0
 ) -> list[Line]:
-    """The rows, what they share above, what is not among them below."""
+    """The rows, with what they share above and what is not among them below."""
     title = headline(grid, rows, tally)
-    lines = [line(f"{title}; those that nothing beats" if pareto else title, "bold"), line()]
+    lines = [line(f"{title}; Pareto-optimal rows:" if pareto else title, "bold"), line()]
     if rows:
         axes, prices = varying(grid), bool(grid.prices)
         cells = [[*(column.text(row) for column in axes), *figures(row, prices=prices)] for row in rows]
@@ -260,14 +260,15 @@ def table_lines(
 def footer(tally: Tally, left_out: int, alike: int) -> list[str]:
     texts = [f"… and {left_out:,} more: --format csv"] if left_out else []
     if alike:
-        other = "1 other holds" if alike == 1 else f"{alike:,} others hold"
-        texts.append(f"{other} as many users on as many of the same GPUs, by flags further from the defaults.")
+        others = "1 other combination holds" if alike == 1 else f"{alike:,} other combinations hold"
+        texts.append(f"{others} as many users on as many of the same GPUs, with flags further from the defaults.")
     if tally.impossible:
-        texts += ["", f"{tally.impossible:,} combination{'s' * (tally.impossible > 1)} cannot be:"]
+        subject = "1 combination is" if tally.impossible == 1 else f"{tally.impossible:,} combinations are"
+        texts += ["", f"{subject} not possible:"]
         texts += [f"  {number:,} x {printable(text, 300)}" for text, number in tally.reasons.most_common(SHOWN_REASONS)]
-        others = len(tally.reasons) - SHOWN_REASONS
-        if others > 0:
-            texts.append(f"  and {others:,} other reasons: --format csv")
+        more = len(tally.reasons) - SHOWN_REASONS
+        if more > 0:
+            texts.append(f"  and {plural(more, 'other reason')}: --format csv")
     return texts
 
 
@@ -276,7 +277,7 @@ def markdown(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pa
     cells = [[escaped(text) for text in (*(c.text(row) for c in axes), *figures(row, prices=prices))] for row in rows]
     title = f"**{escaped(headline(grid, rows, tally))}**"
     if pareto:
-        title += "; those that nothing beats"
+        title += "; Pareto-optimal rows:"
     left = sum(column.header in LEFT for column in axes)
     parts = [title]
     if rows:

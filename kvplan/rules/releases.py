@@ -1,11 +1,15 @@
 """Every difference between releases that an answer knows of: what changed, with which release, and who says so.
 
-Where logs are the source, tests/test_versions.py and reports/accuracy hold the rules against them.
+`read` names the releases whose own code was looked at; of the others between them a change is inferred. Where logs are
+the source, tests/test_versions.py and reports/accuracy hold the rules against them.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from kvplan.errors import UsageError
+from kvplan.files import printable
 
 Number = tuple[int, int]
 SGLANG_SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_groups/memory_hook.py"
@@ -13,11 +17,20 @@ SGLANG_SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/ar
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`since` this release of vLLM."""
+    """In every release of vLLM from `since` on.
+
+    read  releases whose wheels were read on it; empty: it rests on logs, notes or issues alone
+    """
 
     since: Number
     what: str
     source: str
+    read: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """The source, and the releases that were read."""
+        return f"{self.source}; read in {self.read}" if self.read else f"{self.source}; inferred, no wheel read"
 
 
 CHANGES = {
@@ -44,7 +57,15 @@ CHANGES = {
         (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
         "release notes of 0.11; llm-d-benchmark on H100",
     ),
+    "async_scheduling": Change(
+        (0, 14), "one more batch is scheduled while the last one runs",
+        "vLLM config/vllm.py (async_scheduling)", "0.11 and 0.14",
+    ),
     "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
+    "cached_states": Change(
+        (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",
+        "vLLM v1/kv_cache_interface.py (MambaSpec), model_executor/models/config.py", "0.11, 0.14, 0.16 to 0.33",
+    ),
     "lean_sampler": Change(
         (0, 17), "sampling takes 15 bytes a sequence and vocabulary entry, not 38",
         "llm-d-planner: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17",
@@ -52,39 +73,87 @@ CHANGES = {
     "all_reduce_buffers": Change(
         (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
     ),
-    "utilization_092": Change((0, 19), "gpu_memory_utilization 0.92 by default, 0.90 before", "logs of 0.19 and 0.20"),
-    "graphs_in_budget": Change(
-        (0, 21), "an estimate of the CUDA graphs is taken off the budget; before, graphs came on top of it",
-        "the log line that says so; logs of 0.19 to 0.24",
+    "utilization_092": Change(
+        (0, 20), "gpu_memory_utilization 0.92 by default, 0.90 before", "vLLM config/cache.py", "0.16 to 0.21",
     ),
-    "async_scheduling": Change(
-        (0, 21), "one more batch in flight, which windows are charged for", "vLLM 0.21 config; logs of hybrid models",
+    "graphs_in_budget": Change(
+        (0, 20), "an estimate of the CUDA graphs is taken off the budget; before, graphs came on top of it",
+        "vLLM envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); its log line says 0.21", "0.18 to 0.33",
     ),
     "tokens_by_concurrency": Change(
         (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks', "vllm-project/vllm#40691",
     ),
-    "cached_states": Change(
-        (0, 21), "recurrent states are cached at block ends: attention blocks cover them, requests hold several",
-        "vllm-project/vllm#40691 and a log of 0.14 have one block per state and request",
-    ),
     "override_before_fit": Change(
         (0, 21), "--num-gpu-blocks-override replaces the memory before auto-fit and the check that one request fits; "
         "before, it only replaced the pool of a server that had passed them",
-        "vLLM 0.8.5 to 0.33 v1/core/kv_cache_utils.py (get_kv_cache_configs): 0.20 and 0.21 were read",
+        "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.8 to 0.33, 0.20 and 0.21 among them",
     ),
-    "runner_v2": Change(
-        (0, 25), "model runner V2 by default: a table for penalties set aside, a smaller sampling peak",
-        "vllm-project/vllm#44443",
+    "runner_v2_by_name": Change(
+        (0, 22), "model runner V2 for a list of architectures: a table for penalties, a smaller sampling peak",
+        "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.21 to 0.33",
     ),
-    "graphs_in_peak": Change(
-        (0, 27), 'a log\'s "peak activation" includes the graph estimate', "vllm-project/vllm#57936",
+    "runner_v2_dense": Change(
+        (0, 25), "model runner V2 for every dense model without recurrent states",
+        "vLLM config/vllm.py (_is_default_v2_model_runner_model); vllm-project/vllm#44443", "0.24 to 0.33",
+    ),
+    "batches_in_flight": Change(
+        (0, 26), "windows and chunks are charged for every batch in flight, one more than runs; before, for one",
+        "vLLM v1/kv_cache_interface.py (max_in_flight_tokens)", "0.18 to 0.33",
+    ),
+    "hybrid_prefix_caching": Change(
+        (0, 26), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
+        "vLLM config/model.py (is_prefix_caching_supported)", "0.18 to 0.33",
+    ),
+    "rocm_graph_estimate": Change(
+        (0, 26), "the estimate of CUDA graphs is made on AMD GPUs too",
+        "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.20 to 0.33",
+    ),
+    "consumed_memory": Change(
+        (0, 27), 'a log\'s "peak activation" is what a step frees again, and includes the graph estimate',
+        "vLLM v1/worker/gpu_worker.py (determine_available_memory); vllm-project/vllm#57936", "0.26 to 0.28, 0.33",
+    ),
+    "runner_v2_named_hybrids": Change(
+        (0, 27), "model runner V2 for listed architectures with recurrent states too",
+        "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.26, 0.27, 0.28",
+    ),
+    "runner_v2_encoder": Change(
+        (0, 27), "model runner V2 profiles a batch of images or audio too",
+        "vLLM v1/worker/gpu/model_runner.py (profile_run)", "0.22 to 0.33",
+    ),
+    "aligned_states": Change(
+        (0, 28), "two cached states a request, for Mamba too; before, Mamba kept one for every block of its context",
+        "vLLM model_executor/models/config.py (mamba_cache_mode)", "0.16 to 0.33",
     ),
     "large_graphs": Change(
-        (0, 27), "graphs of up to 1,024 sequences on compute capability 10.x", "vllm-project/vllm#49390",
+        (0, 28), "graphs of up to 1,024 sequences on compute capability 10.x",
+        "vLLM config/vllm.py (max_cudagraph_capture_size); vllm-project/vllm#49390", "0.25 to 0.28, 0.33",
+    ),
+    "logits_as_they_are": Change(
+        (0, 28), "the profile run of model runner V2 samples from the logits themselves, with no copy in float32",
+        "vLLM v1/worker/gpu/sample/sampler.py (needs_logits_processing)", "0.22 to 0.33",
+    ),
+    "runner_v2": Change(
+        (0, 29), "model runner V2 for every model", "vLLM config/vllm.py (use_v2_model_runner)", "0.28 to 0.33",
+    ),
+    "runner_v2_graph_estimate": Change(
+        (0, 29), "model runner V2 estimates its CUDA graphs too; before, its estimate is 0",
+        "vLLM v1/worker/gpu/model_runner.py (profile_cudagraph_memory)", "0.22 to 0.33",
     ),
     "null_block": Change(
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
-        "vLLM 0.28 and 0.29 v1/core/kv_cache_utils.py (get_kv_cache_configs) were read",
+        "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",
+    ),
+    "mamba2_checkpoints": Change(
+        (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
+        "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",
+    ),
+    "delta_net_checkpoints": Change(
+        (0, 33), "gated delta nets on compute capability 9.0 to 11.x: blocks of whole 64 tokens, one more a request",
+        "vLLM model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py", "0.29 to 0.33",
+    ),
+    "sampler_warm_up": Change(
+        (0, 33), "the profile run samples a second time with every sampling parameter set",
+        "vLLM v1/worker/gpu/model_runner.py (_dummy_sampler_run)", "0.22 to 0.33",
     ),
 }  # fmt: skip
 
@@ -94,22 +163,51 @@ def since(name: str) -> Number:
     return CHANGES[name].since
 
 
+# What a label says of a server beyond its release: word -> (field of Version, its value, the releases it can be said
+# of: from `since` of the first change, before that of the second; None: no bound).
+TOLD: Final[dict[str, tuple[str, bool, str | None, str | None]]] = {
+    "v0": ("first_engine", True, None, "v1_only"),
+    "v1": ("first_engine", False, "v1", None),
+    "flashinfer": ("flashinfer", True, "v1", "lean_sampler"),
+    "no-flashinfer": ("flashinfer", False, "v1", "lean_sampler"),
+    "runner-v1": ("runner_v2", False, None, None),
+    "runner-v2": ("runner_v2", True, "runner_v2_by_name", None),
+    "no-graph-estimate": ("estimates_graphs", False, "graphs_in_budget", None),
+}
+INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A release of a server; what differs between vLLM's follows from CHANGES.
+    """A release of a server, and what is known of how it was installed and started beyond its flags.
 
-    patch            the third field of a number, where it matters
-    estimates_graphs False: the estimate of CUDA graphs is switched off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0)
+    What differs between vLLM's releases follows from CHANGES. None: not told, what the release does by default.
+
+    patch               the third field of a number, where it matters
+    estimates_graphs    False: the estimate of CUDA graphs is off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0)
+    first_engine        vLLM's V0 runs (VLLM_USE_V1=0, or a log's wording), where a release has both
+    flashinfer          FlashInfer samples: it is in container images of 0.8 to 0.10, `pip install vllm` leaves it out
+    runner_v2           VLLM_USE_V2_MODEL_RUNNER
+    indexer_logits_mib  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
     """
 
     number: Number
     engine: Literal["vllm", "sglang"] = "vllm"
     patch: int | None = None
     estimates_graphs: bool = True
+    first_engine: bool | None = None
+    flashinfer: bool | None = None
+    runner_v2: bool | None = None
+    indexer_logits_mib: int = INDEXER_LOGITS_MIB
 
     @property
     def label(self) -> str:
-        return f"{self.engine}@{self.number[0]}.{self.number[1]}" + ("" if self.patch is None else f".{self.patch}")
+        """`vllm@0.9`, with what was told: `vllm@0.9+flashinfer`; `--engine` reads it back."""
+        told = [f"+{word}" for word, (name, value, *_) in TOLD.items() if getattr(self, name) is value]
+        if self.indexer_logits_mib != INDEXER_LOGITS_MIB:
+            told.append(f"+indexer-{self.indexer_logits_mib}")
+        patch = "" if self.patch is None else f".{self.patch}"
+        return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(told)}"
 
     def has(self, change: str) -> bool:
         """Whether a change of vLLM came with this release or an earlier one; never so for another server."""
@@ -120,12 +218,46 @@ class Version:
         """Default gpu_memory_utilization."""
         return 0.92 if self.has("utilization_092") else 0.90
 
-    @property
-    def graphs_in_budget(self) -> bool:
-        """The CUDA-graph estimate is subtracted before the KV pool is sized."""
-        return self.estimates_graphs and self.has("graphs_in_budget")
-
     def lacks(self) -> Iterator[Change]:
         """The changes that came later, oldest first; none for another server."""
         if self.engine == "vllm":
             yield from (change for change in CHANGES.values() if self.number < change.since)
+
+
+def told(release: Version, words: list[str]) -> Version:
+    """A release of vLLM with the words of a label (`+flashinfer`) taken in.
+
+    Raises UsageError for a word it does not know, that contradicts another, or that is not of this release.
+    """
+    fields: dict[str, Any] = {}
+    for word in words:
+        name, value = field_of(release, word)
+        if fields.setdefault(name, value) != value:
+            raise UsageError(f"--engine {release.label}+{'+'.join(words)}: contradicts itself; keep one of the words")
+    return replace(release, **fields)
+
+
+def field_of(release: Version, word: str) -> tuple[str, bool | int]:
+    """(field of Version, its value) that a word of a label stands for."""
+    size = word.removeprefix("indexer-")
+    if size != word and size.isascii() and size.isdigit() and len(size) < 7 and int(size):
+        return "indexer_logits_mib", int(size)
+    if word not in TOLD:
+        raise UsageError(
+            f"--engine {release.label}+{printable(word, 40)}: is not a word kvplan knows; "
+            f"use {', '.join(TOLD)} or indexer-MIB"
+        )
+    name, value, first, last = TOLD[word]
+    if first and release.number < since(first):
+        raise UsageError(
+            f"--engine {release.label}+{word}: can be said of vLLM from {number_text(since(first))} on; leave it out"
+        )
+    if last and release.number >= since(last):
+        raise UsageError(
+            f"--engine {release.label}+{word}: can be said of vLLM before {number_text(since(last))}; leave it out"
+        )
+    return name, value
+
+
+def number_text(number: Number) -> str:
+    return f"{number[0]}.{number[1]}"

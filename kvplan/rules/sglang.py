@@ -154,6 +154,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
         kv_dtype=vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
         dtype=dtype,
+        prefix_caching=caches_prefixes(args),
     )
 
 
@@ -294,12 +295,17 @@ def page_size(spec: ModelSpec, args: EngineArgs) -> int:
     return 64 if vllm.is_sparse_mla(spec) else args.block_size or 1
 
 
+def caches_prefixes(args: EngineArgs) -> bool:
+    """The radix cache is on unless it was switched off."""
+    return args.enable_prefix_caching is not False
+
+
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
     return Paging(
         sm=sm, kv_dtype=settings.kv_dtype, dtype=settings.dtype, tp=args.tensor_parallel_size,
         pp=args.pipeline_parallel_size, dcp=1, block_size=page_size(spec, args),
-        prefix_caching=args.enable_prefix_caching, flat=False, first_engine=False, checkpoints=False, spec_tokens=0,
-        ssm_dtype=args.mamba_ssm_cache_dtype, context=0, encoder=0,
+        prefix_caching=caches_prefixes(args), flat=False, first_engine=False, checkpoints=frozenset(),
+        every_block=frozenset(), spec_tokens=0, ssm_dtype=args.mamba_ssm_cache_dtype, context=0, encoder=0,
     )  # fmt: skip
 
 
@@ -362,7 +368,7 @@ def num_slots(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> in
     """Slots for recurrent states: as many as requests where nothing is kept of them, else a share of the memory."""
     if not layout.state[stage]:
         return 0
-    if not args.enable_prefix_caching and args.max_num_seqs is not None:
+    if not caches_prefixes(args) and args.max_num_seqs is not None:
         return args.max_num_seqs
     ratio = MAMBA_RATIO if args.mamba_full_memory_ratio is None else args.mamba_full_memory_ratio
     return max(0, int(room * ratio / (1 + ratio) // layout.state[stage]) - 1)  # one more is never given out
@@ -391,7 +397,7 @@ def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages
     most = min(args.max_num_seqs or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
     if not any(layout.state):
         return most
-    return min(most, slots // (SLOTS_PER_REQUEST if args.enable_prefix_caching else 1))
+    return min(most, slots // (SLOTS_PER_REQUEST if caches_prefixes(args) else 1))
 
 
 def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:

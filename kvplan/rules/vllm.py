@@ -54,7 +54,7 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool | None = None
     enable_chunked_prefill: bool = True
     disable_hybrid_kv_cache_manager: bool = False
     async_scheduling: bool = True
@@ -84,7 +84,11 @@ SGLANG_ONLY = (
 class Settings:
     """The settings a server runs with: the user's, and its own where none were given.
 
-    first_engine  it is vLLM's V0 that runs
+    batches           batches scheduled at once; in_flight_tokens are what windows are charged for
+    first_engine      it is vLLM's V0 that runs
+    runner_v2         it is model runner V2 that runs
+    graphs_in_budget  an estimate of the CUDA graphs is subtracted before the KV pool is sized
+    prefix_caching    finished blocks are kept for requests that begin alike
     """
 
     version: Version
@@ -96,7 +100,11 @@ class Settings:
     gpu_memory_utilization: float
     kv_dtype: str
     dtype: str
+    batches: int = 1
     first_engine: bool = False
+    runner_v2: bool = False
+    graphs_in_budget: bool = False
+    prefix_caching: bool = True
 
 
 GPU_CLASSES = (
@@ -117,8 +125,107 @@ def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
 
 
 def is_v0(release: Version, sm: int) -> bool:
-    """The first engine: everywhere before 0.8, and until 0.11 on GPUs older than Ampere."""
+    """The first engine: everywhere before 0.8, and until 0.11 on GPUs older than Ampere or where it was asked for."""
+    if release.first_engine is not None:
+        return release.first_engine
     return not release.has("v1") or (not release.has("v1_only") and 0 < sm < AMPERE)
+
+
+# Architectures that model runner V2 takes by default, from a release to the next row's.
+# Source: vLLM 0.22 to 0.28 config/vllm.py (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES), all read.
+RUNNER_V2_BY_NAME: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
+    ((0, 22), frozenset({"Qwen3ForCausalLM"})),
+    ((0, 23), frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
+    (
+        (0, 24),
+        frozenset(
+            {
+                "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
+                "LlamaForCausalLM", "MistralForCausalLM",
+            }
+        ),
+    ),
+    ((0, 25), frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})),
+    (
+        (0, 26),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM",
+            }
+        ),
+    ),
+    (
+        (0, 27),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
+                "Qwen2MoeForCausalLM",
+            }
+        ),
+    ),
+    (
+        (0, 28),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM", "DeepseekV4ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
+                "Qwen2MoeForCausalLM",
+            }
+        ),
+    ),
+)  # fmt: skip
+# Likewise those that keep runner V1 on AMD GPUs. Source: vLLM 0.29 to 0.32 config/vllm.py (ROCM_DEFAULT_MRV1_...).
+RUNNER_V1_ON_AMD: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
+    ((0, 29), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})),
+    ((0, 30), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})),
+    ((0, 32), frozenset()),
+)
+
+
+def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
+    """Whether it is model runner V2 that runs, by the release, the architecture and what the model is made of."""
+    if release.runner_v2 is not None:
+        return release.runner_v2
+    if release.has("runner_v2"):
+        return not (amd and spec.architecture in _row(RUNNER_V1_ON_AMD, release))
+    if not release.has("runner_v2_by_name"):
+        return False
+    if spec.architecture in _row(RUNNER_V2_BY_NAME, release):
+        return not has_states(spec) or release.has("runner_v2_named_hybrids")
+    return release.has("runner_v2_dense") and not spec.experts_per_token and not has_states(spec)
+
+
+def _row(table: tuple[tuple[tuple[int, int], frozenset[str]], ...], release: Version) -> frozenset[str]:
+    """The row of the newest release in a table that is not newer than this one."""
+    return next(names for first, names in reversed(table) if first <= release.number)
+
+
+def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether prefixes are cached: as asked, else as the release does it for this kind of model."""
+    if has_states(spec) and not release.has("cached_states"):
+        return False
+    if args.enable_prefix_caching is not None:
+        return args.enable_prefix_caching
+    return not has_states(spec) or (has_attention(spec) and release.has("hybrid_prefix_caching"))
+
+
+def batches_at_once(args: EngineArgs, release: Version, *, runner_v2: bool) -> int:
+    """Batches scheduled at once: one per pipeline stage, and one more where scheduling runs ahead.
+
+    Source: vLLM 0.24 to 0.33 config/vllm.py (max_concurrent_batches): runner V1 runs ahead on one stage alone.
+    """
+    stages = args.pipeline_parallel_size
+    ahead = release.has("async_scheduling") and args.async_scheduling and (stages == 1 or runner_v2)
+    return stages + 1 if ahead else stages
+
+
+def estimates_graphs(release: Version, *, amd: bool, runner_v2: bool) -> bool:
+    """Whether an estimate of the CUDA graphs is subtracted before the KV pool is sized."""
+    made = not runner_v2 or release.has("runner_v2_graph_estimate")
+    there = not amd or release.has("rocm_graph_estimate")
+    return release.has("graphs_in_budget") and release.estimates_graphs and made and there
 
 
 LATENT_KEPT = since("latent_cache")
@@ -308,8 +415,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             "sequence needs a token in a step"
         )
     seqs = min(seqs, tokens)
-    stages = args.pipeline_parallel_size
-    batches = stages + 1 if release.has("async_scheduling") and args.async_scheduling else stages
+    amd = gpu.vendor == "amd"
+    runner_v2 = runs_v2(spec, release, amd=amd)
+    batches = batches_at_once(args, release, runner_v2=runner_v2)
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
     check_sparse_dcp(spec, kv_dtype, args.decode_context_parallel_size, gpu.sm)
@@ -319,11 +427,15 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         auto_fit=asked == "auto",
         max_num_batched_tokens=tokens,
         max_num_seqs=seqs,
-        in_flight_tokens=batches * tokens,
+        in_flight_tokens=tokens * (batches if release.has("batches_in_flight") else 1),
         gpu_memory_utilization=args.gpu_memory_utilization or release.utilization,
         kv_dtype=kv_dtype,
         dtype=dtype,
+        batches=batches,
         first_engine=is_v0(release, gpu.sm),
+        runner_v2=runner_v2,
+        graphs_in_budget=estimates_graphs(release, amd=amd, runner_v2=runner_v2),
+        prefix_caching=caches_prefixes(spec, args, release),
     )
 
 

@@ -4,14 +4,16 @@ Source: vLLM 0.33 v1/kv_cache_interface.py and platforms/interface.py, re-derive
 equal to the server's own capacity code on every case compared (tests/oracles.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import lcm
-from typing import Literal, assert_never
+from typing import Any, Literal, assert_never
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv, state_bytes, token_bytes
 from kvplan.rules import vllm
+from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.spec import (
     ChunkedAttention,
@@ -32,6 +34,7 @@ from kvplan.weights import stage_layers
 Kind = Literal["full", "latent", "sliding", "chunked", "state", "cross"]
 MLA_STATE_BLOCK = 128  # smallest block of a model that mixes MLA with states
 FLASHINFER_GDN_ALIGNMENT = 64
+MAMBA1_CHUNK = 2048  # vLLM config/model.py (get_mamba_chunk_size), where a config names no chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,7 @@ class KVSpec:
     block_size  tokens per block; the whole context for a state that is not checkpointed
     page        bytes of one block of this layer on one rank
     bound       the window or chunk, in tokens; None for no bound
-    blocks      blocks a state, or an encoder's tokens, are charged per request; None for caches that grow
-    resident    of a state's, those that a decoding request keeps; None for other caches
+    blocks      blocks a state, or an encoder's tokens, take per request; None for caches that grow, `extra` beside
     shape       what else must agree for two layers to share a group
     """
 
@@ -51,8 +53,8 @@ class KVSpec:
     page: int
     bound: int | None = None
     blocks: int | None = None
+    extra: int = 0
     shape: tuple[object, ...] = ()
-    resident: int | None = None
 
 
 def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> int:
@@ -68,8 +70,7 @@ def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> 
             assert spec.bound is not None
             return cdiv(min(spec.bound + flight, context), block)
         case "state" | "cross":
-            assert spec.blocks is not None
-            return spec.blocks
+            return spec.blocks if spec.blocks is not None else cdiv(context, block) + spec.extra
         case _:
             assert_never(spec.kind)
 
@@ -84,12 +85,11 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
         case "chunked":
             assert spec.bound is not None
             return min(cdiv(num_tokens, block), cdiv(spec.bound, block) + (spec.bound % block > 1))
-        case "state":
-            assert spec.resident is not None
-            return spec.resident
-        case "cross":
-            assert spec.blocks is not None
-            return spec.blocks
+        case "state" | "cross" if spec.blocks is not None:
+            # A cached state is charged more: what a step leaves behind, and what a prompt does.
+            return spec.blocks if spec.kind == "cross" else min(spec.blocks, 1 + spec.extra)
+        case "state" | "cross":
+            return cdiv(num_tokens, block) + spec.extra
         case _:
             return cdiv(cdiv(num_tokens, dcp), block)
 
@@ -97,10 +97,8 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
 def moving_blocks(spec: KVSpec, num_tokens: int) -> int:
     """Blocks held beyond those for the step or two in which the state moves on, or a bound passes a block's end."""
     match spec.kind:
-        case "state":
-            assert spec.blocks is not None
-            assert spec.resident is not None
-            return int(spec.blocks > spec.resident and num_tokens > spec.block_size)
+        case "state" if spec.blocks is not None:
+            return int(spec.blocks > 1 + spec.extra and num_tokens > spec.block_size)
         case "sliding" | "chunked":  # one more token is kept while the one before is in flight
             assert spec.bound is not None
             return int(spec.bound % spec.block_size in (0, 1) and num_tokens > spec.bound)
@@ -113,13 +111,10 @@ def prefilling_blocks(spec: KVSpec, num_tokens: int, context: int, settings: Set
     match spec.kind:
         case "sliding" | "chunked":
             return min(cdiv(num_tokens, spec.block_size), charged_blocks(spec, context, settings, dcp))
-        case "state":  # the one before the batches in flight and the one after each: vLLM frees when a batch has ended
-            assert spec.blocks is not None
-            assert spec.resident is not None
-            if spec.blocks == spec.resident:  # never cached: overwritten in place
-                return spec.blocks
+        case "state" if spec.blocks is not None and spec.blocks > 1 + spec.extra:
+            # The one before the batches in flight and the one after each: vLLM frees when a batch has ended.
             batches = settings.in_flight_tokens // settings.max_num_batched_tokens
-            return min(max(spec.blocks, spec.resident + batches), spec.resident - 1 + cdiv(num_tokens, spec.block_size))
+            return min(max(spec.blocks, 1 + spec.extra + batches), spec.extra + cdiv(num_tokens, spec.block_size))
         case _:
             return held_blocks(spec, num_tokens, dcp)
 
@@ -130,7 +125,8 @@ class Paging:
 
     flat     windows and chunks are kept in full where a model mixes kinds; in the first engine in every model
     first_engine  vLLM's V0
-    checkpoints   cached states are aligned to, and keep, checkpoints of their own where the kernel has them
+    checkpoints   kinds of states that keep a checkpoint within a prompt when they are cached
+    every_block   kinds of states of which every block of the context is kept when they are cached
     context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
     encoder  tokens that cross-attention layers keep per request (a server's whole step); 0 where there are none
     """
@@ -145,15 +141,22 @@ class Paging:
     prefix_caching: bool
     flat: bool
     first_engine: bool
-    checkpoints: bool
+    checkpoints: frozenset[str]
+    every_block: frozenset[str]
     spec_tokens: int
     ssm_dtype: str | None
     context: int
     encoder: int
 
 
+def checkpointed(release: Version) -> frozenset[str]:
+    """Kinds of states that keep a checkpoint within a prompt when they are cached."""
+    kinds = {"gated_delta_net": release.has("delta_net_checkpoints"), "mamba2": release.has("mamba2_checkpoints")}
+    return frozenset(kind for kind, on in kinds.items() if on)
+
+
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
-    prefix_caching = args.enable_prefix_caching and (settings.version.has("cached_states") or not vllm.has_states(spec))
+    prefix_caching, release = settings.prefix_caching, settings.version
     one_block = vllm.has_states(spec) and not (prefix_caching and vllm.has_attention(spec))
     return Paging(
         sm=sm,
@@ -164,9 +167,10 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         dcp=args.decode_context_parallel_size,
         block_size=args.block_size,
         prefix_caching=prefix_caching,
-        flat=args.disable_hybrid_kv_cache_manager or not settings.version.has("hybrid_groups"),
+        flat=args.disable_hybrid_kv_cache_manager or not release.has("hybrid_groups"),
         first_engine=settings.first_engine,
-        checkpoints=settings.version.has("cached_states"),
+        checkpoints=checkpointed(release),
+        every_block=frozenset() if release.has("aligned_states") else frozenset({"mamba1", "mamba2"}),
         spec_tokens=args.num_speculative_tokens,
         ssm_dtype=args.mamba_ssm_cache_dtype,
         context=settings.max_model_len if one_block else 0,
@@ -219,7 +223,7 @@ def layer_dtypes(spec: ModelSpec, how: Paging) -> list[str]:
 
 
 def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
-    """(checkpoint alignment in tokens, checkpoint blocks) of a state under prefix caching."""
+    """(checkpoint alignment in tokens, checkpoint blocks) of a state whose kind keeps checkpoints."""
     match state.kind:
         case "gated_delta_net":
             flashinfer = 90 <= sm < 120
@@ -241,24 +245,37 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     sizes = {s: state_bytes(s, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype) for s in states}
     attentions = {c for caches in spec.layers for c in caches if not isinstance(c, RecurrentState)}
     if not attentions:  # pure Mamba: prefix caching stays off, one block per request
-        return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,), resident=1) for s in states}
+        return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
     per_token = {token_bytes(cache, how.kv_dtype, how.tp) for cache in attentions}
     if len(per_token) > 1:
         raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
     token = per_token.pop()
     smallest = max(16, how.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
-    aligned = {s: state_alignment(s, how.sm) if how.checkpoints else (1, 0) for s in states}
-    unit = lcm(smallest, *(aligned[s][0] for s in states)) if how.prefix_caching else smallest
+    aligned = {s: state_alignment(s, how.sm) if s.kind in how.checkpoints else (1, 0) for s in states}
+    grows = how.prefix_caching and bool({s.kind for s in states} & how.every_block)
+    unit = smallest
+    if grows:
+        unit = lcm(smallest, mamba_chunk(spec))
+    elif how.prefix_caching:
+        unit = lcm(smallest, *(aligned[s][0] for s in states))
     block = unit * cdiv(max(1, *sizes.values()), unit * token)
     specs = {}
     for state in states:
-        checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
         own_block = block if how.prefix_caching else how.context
-        resident = 1 + how.spec_tokens
-        specs[state] = KVSpec(
-            "state", own_block, block * token, blocks=resident + checkpoints, shape=(state,), resident=resident
-        )
+        fixed = KVSpec("state", own_block, block * token, extra=how.spec_tokens, shape=(state,))
+        checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
+        specs[state] = fixed if grows else replace(fixed, blocks=1 + how.spec_tokens + checkpoints)
     return block, specs
+
+
+def mamba_chunk(spec: ModelSpec) -> int:
+    """Tokens that Mamba's kernel takes at once, by the config. Source: vLLM 0.26 config/model.py."""
+    for config in (spec.config, spec.config.get("text_config"), spec.config.get("llm_config")):
+        values: dict[str, Any] = dict(config) if isinstance(config, Mapping) else {}
+        for name in ("mamba_chunk_size", "chunk_size"):
+            if isinstance(values.get(name), int) and values[name] > 0:
+                return int(values[name])
+    return MAMBA1_CHUNK
 
 
 def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:

@@ -33,9 +33,9 @@ _CELLS: Final[dict[str, Schema]] = {
     "users_per_dollar": maybe(NUMBER),
 }
 SWEEP: Final = record(
-    "Every combination of a sweep, or with `pareto` those that nothing beats. Bytes are of one rank, users of all "
-    "replicas; null where a combination cannot be (its `reason` says why; `deficit` is null too) or was not asked for. "
-    "With `pareto`, `alike` counts those left out as they hold as many users as one that is there, by other flags.",
+    "Every combination of a sweep, or with `pareto` the Pareto-optimal ones. Bytes are of one rank, users of all "
+    "replicas; null where a combination is impossible (`reason` says why; `deficit` is null too) or was not asked for. "
+    "With `pareto`, `alike` counts those left out because they hold as many users as a listed one, with other flags.",
     schema={"const": "kvplan/sweep@1"},
     prices=maybe(TEXT),
     pareto=FLAG,

@@ -91,10 +91,10 @@ def loaded_weights(request: Request, settings: vllm.Settings, stage: int) -> int
 
 def activation_peak(found: Plan) -> int:
     """Bytes that a log of the plan's release calls the activation peak."""
-    number, peak = found.request.release.number, found.estimates["activations"].likely
-    if number < overheads.V2_RUNNER:
+    release, peak = found.request.release, found.estimates["activations"].likely
+    if not release.has("consumed_memory"):
         own = overheads.loaded(
             found.request.spec, found.settings, found.request.args, own_layout(found.request, found.stage)
         )
         return peak + found.estimates["buffers"].likely - own.total
-    return peak + (found.estimates["cuda_graphs"].likely if number >= overheads.GRAPHS_IN_PEAK else 0)
+    return peak + (found.estimates["cuda_graphs"].likely if found.settings.graphs_in_budget else 0)

@@ -79,7 +79,7 @@ def _activations(log: ServerLog, found: Plan) -> LogRow:
     predicted, kind = activation_peak(found), found.estimates["activations"].kind
     logged, peak, weights = (_deciding(log, fact) for fact in ("activations", "peak_torch", "weights"))
     if logged is not None:
-        in_peak = found.request.release.number >= overheads.GRAPHS_IN_PEAK
+        in_peak = found.request.release.has("consumed_memory") and found.settings.graphs_in_budget
         return sized("activations", predicted, logged, kind, "includes the estimate of CUDA graphs" if in_peak else "")
     if peak is not None and weights is not None:
         why = "logged as the peak of torch, less the weights"
@@ -136,7 +136,7 @@ def _budget_why(log: ServerLog, found: Plan, parts: Sequence[LogRow], row: LogRo
         if worst.error is not None and abs(worst.error) >= 0.4 * abs(row.error):
             reasons.append(f"mostly {worst.name} ({-worst.error / GIB:+.2f} GiB here)")
     estimated = log.first("cuda_graphs_estimated")
-    if found.request.release.graphs_in_budget and estimated is not None:
+    if found.settings.graphs_in_budget and estimated is not None:
         reasons.append(f"the server took its graph estimate of {estimated.text} GiB from the budget")
     activations = next((one for one in parts if one.name == "activations"), None)
     if (

@@ -75,13 +75,13 @@ def check(plan: Plan) -> None:
 
 
 def scheduler_config(plan: Plan, allocator: Literal["paged", "contiguous"]) -> SchedulerConfig:
-    settings, args = plan.settings, plan.request.args
+    settings = plan.settings
     return SchedulerConfig(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=plan.capacity.max_model_len,
-        enable_prefix_caching=args.enable_prefix_caching,
-        batch_queue_depth=settings.in_flight_tokens // settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.prefix_caching,
+        batch_queue_depth=settings.batches,
         allocator=allocator,
     )
 
