@@ -20,7 +20,7 @@ from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.rules.releases import Version, since
 from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla
-from kvplan.spec import LatentAttention, ModelSpec, Place, Weight
+from kvplan.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
 from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
 
@@ -182,6 +182,47 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     return Loaded(rope_elements(spec) * element_bytes(settings), latents, alignment)
 
 
+INDEXER_BLOCK = 8  # index keys in a gathered latent's place: 576 x 2 B // 132 B
+INDEXER_CONTEXTS, INDEXER_LONG_CONTEXTS = 5, 2  # contexts whose keys are gathered at once, and beyond INDEXER_LONG
+INDEXER_LONG = 256 * 1024
+
+
+@lru_cache(maxsize=1024)
+def index_keys(spec: ModelSpec) -> tuple[int, int] | None:
+    """(bytes of an index key and its scales, tokens it stands for) of DeepSeek's sparse attention; None without it."""
+    for cache in {cache for caches in spec.layers for cache in caches}:
+        match cache:
+            case SparseIndexer(dim):
+                return dim + 4 * cdiv(dim, 128), 1
+            case CompressedLatent(_, _, ratio, int(dim)):
+                return dim + 4 * cdiv(dim, 128), ratio
+    return None
+
+
+def indexer_workspace(spec: ModelSpec, settings: Settings) -> tuple[int, str]:
+    """(bytes, formula) of the index keys of a prefill gathered in one place, reserved before the pool is sized.
+
+    Source: vLLM 0.33 v1/attention/backends/mla/indexer.py (get_max_prefill_buffer_size).
+    """
+    keys = index_keys(spec)
+    if keys is None or not settings.version.has("indexer_workspace"):
+        return 0, ""
+    (size, ratio), context = keys, settings.max_model_len
+    long = context > INDEXER_LONG and settings.version.has("indexer_contexts")
+    times = INDEXER_BLOCK * (INDEXER_LONG_CONTEXTS if long else INDEXER_CONTEXTS)
+    compressed = f" / {ratio}" if ratio > 1 else ""
+    return times * context // ratio * size, f" + indexer {times} x {context:,} tokens{compressed} x {size} B"
+
+
+def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
+    """Bytes that a prefill's scores against the index keys may take; the profile run sets them aside.
+
+    Source: vLLM 0.33 model_executor/layers/sparse_attn_indexer.py; VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
+    """
+    has = index_keys(spec) is not None and settings.version.has("indexer_logits")
+    return settings.version.indexer_logits_mib * MIB if has else 0
+
+
 def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None = None) -> Estimate:
     """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces.
 
@@ -201,6 +242,7 @@ def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layou
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
     low = likely = high = fixed
+    gathered, gathered_text = indexer_workspace(spec, settings)
     if spec.experts_per_token:
         per_choice = widths(spec, tp, expert_ranks(args)).workspace
         at_once = min(tokens, EXPERT_TOKENS)
@@ -213,7 +255,10 @@ def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layou
             low, likely = fixed + int(workspace * WORKSPACE_RANGE[0]), fixed + workspace
             high = fixed + int(workspace * WORKSPACE_RANGE[1])
             formula += f" + {shown}"
-    return Estimate(low, likely, high, formula, BUFFERS_SOURCE, "formula")
+    # One workspace may serve experts and indexer in turn, as the code reads; one log has room for both.
+    low = max(low, fixed + gathered)
+    likely, high = likely + gathered, high + gathered
+    return Estimate(low, likely, high, formula + gathered_text, BUFFERS_SOURCE, "formula")
 
 
 # --- what a step needs for a moment -------------------------------------------------------------------------------
@@ -340,9 +385,11 @@ def activations(
     wider = element - 2
     sampling = hidden + int(entries * (sampler.likely + wider))
     passing = kept + int(forward * FORWARD_RANGE[1])
-    low = max(kept + forward, hidden + int(entries * (sampler.low + wider)))
-    likely = max(passing, sampling)
-    high = max(kept + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider)))
+    # The logits of sparse attention are a forward pass's own, as the code reads; one log has them beside the sampler.
+    logits = indexer_logits(spec, settings)
+    low = max(kept + forward + logits, hidden + int(entries * (sampler.low + wider)))
+    likely = max(passing, sampling) + logits
+    high = max(kept + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider))) + logits
     if sampling >= passing:
         formula = (
             f"{min(seqs, tokens):,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
@@ -355,6 +402,8 @@ def activations(
             f" x {FORWARD_RANGE[1]} (temporaries, fitted){f' + {kept:,} B kept' if kept else ''}"
         )
         source, kind = FORWARD_SOURCE, "calibrated"
+    if logits:
+        formula += f" + {logits // MIB:,} MiB indexer logits"
     if spec.multimodal and (not settings.runner_v2 or release.has("runner_v2_encoder")):
         encoder = ENCODER_COPIES * element * max(tokens, spec.item_tokens) * spec.hidden_size
         likely, high = likely + encoder, high + encoder + ENCODER_HIGH

@@ -149,6 +149,45 @@ def test_the_first_pipeline_stage_does_not_sample(pp: int, logged: float) -> Non
     assert overheads.activations(spec, settings, args, settings.version).likely == max(first.likely, last.likely)
 
 
+class TestSparseAttention:
+    """sparse_attn_indexer.py and indexer.py of vLLM 0.14 to 0.33."""
+
+    def test_takes_what_a_log_of_glm_5_1_leaves(self) -> None:
+        # GLM-5.1-FP8 on 8 H200 at 202,752 tokens, eager, a build between 0.19 and 0.20: 89.39 GiB of weights, 32.06 for
+        # KV. Without the workspace (40 x 202,752 x 132 B = 0.997 GiB) and the logits (0.5 GiB) 1.3 GiB would be left.
+        args = EngineArgs(202752, 8, enforce_eager=True)
+        spec, settings, _, device = case("glm-5.1", "h200", (0, 20), args)
+        spent = overheads.buffers(spec, settings, args).likely - overheads.loaded(spec, settings, args, None).total
+        spent += overheads.activations(spec, settings, args, settings.version).likely
+        spent += overheads.non_torch(spec, settings, args, device).likely
+        left = (device.total_memory * 0.92 - spent) / GIB - 89.39
+        assert left == pytest.approx(32.06, rel=0.01)
+
+    @pytest.mark.parametrize(
+        ("model", "number", "context", "workspace"),
+        [
+            ("deepseek-v3.2", (0, 11), 163840, 0),
+            ("deepseek-v3.2", (0, 14), 163840, 40 * 163840 * 132),
+            ("deepseek-v3.2", (0, 33), 163840, 865_075_200),  # the server's own comment: 825 MB
+            ("glm-5.2", (0, 31), 524288, 40 * 524288 * 132),
+            ("glm-5.2", (0, 32), 524288, 16 * 524288 * 132),  # factor 2 beyond 256 x 1024 tokens
+            ("deepseek-v4-flash", (0, 31), 262144, 40 * 262144 * 132 // 4),  # one key for four tokens
+            ("deepseek-v3", (0, 33), 163840, 0),
+        ],
+    )
+    def test_workspace(self, model: str, number: tuple[int, int], context: int, workspace: int) -> None:
+        spec, settings, _, _ = case(model, "h200", number, EngineArgs(context))
+        assert overheads.indexer_workspace(spec, settings)[0] == workspace
+
+    def test_logits_are_as_large_as_the_environment_says(self) -> None:
+        spec, settings, args, _ = case("deepseek-v3.2", "h200", (0, 33), EngineArgs(32768))
+        told = replace(settings, version=replace(settings.version, indexer_logits_mib=128))
+        usual, less = (overheads.activations(spec, each, args, each.version).likely for each in (settings, told))
+        assert usual - less == (512 - 128) * MIB
+        old = case("deepseek-v3.2", "h200", (0, 18), EngineArgs(32768))
+        assert overheads.indexer_logits(old[0], old[1]) == 0
+
+
 def test_the_sampler_halved_in_017() -> None:
     # Qwen3-14B on H100: 5.64 GiB in 0.16, 2.23 in 0.17 (llm-d-planner's accuracy report)
     for number, logged in (((0, 16), 5.64), ((0, 17), 2.23)):

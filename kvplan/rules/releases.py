@@ -62,6 +62,10 @@ CHANGES = {
         "vLLM config/vllm.py (async_scheduling)", "0.11 and 0.14",
     ),
     "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
+    "indexer_workspace": Change(
+        (0, 14), "sparse attention reserves a workspace for the index keys of a prefill: 40 contexts of 132 B a token",
+        "vLLM v1/attention/backends/mla/indexer.py (get_max_prefill_buffer_size)", "0.11, 0.14, 0.16 to 0.33",
+    ),
     "cached_states": Change(
         (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",
         "vLLM v1/kv_cache_interface.py (MambaSpec), model_executor/models/config.py", "0.11, 0.14, 0.16 to 0.33",
@@ -72,6 +76,10 @@ CHANGES = {
     ),
     "all_reduce_buffers": Change(
         (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
+    ),
+    "indexer_logits": Change(
+        (0, 19), "sparse attention sets 512 MiB aside for a prefill's scores against the index keys",
+        "vLLM envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)", "0.14 to 0.33",
     ),
     "utilization_092": Change(
         (0, 20), "gpu_memory_utilization 0.92 by default, 0.90 before", "vLLM config/cache.py", "0.16 to 0.21",
@@ -142,6 +150,10 @@ CHANGES = {
     "null_block": Change(
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",
+    ),
+    "indexer_contexts": Change(
+        (0, 32), "beyond 262,144 tokens of context sparse attention's workspace is of 16 contexts, not 40",
+        "vLLM config/vllm.py (sparse_mla_prefill_workspace_factor)", "0.31, 0.32 and 0.33",
     ),
     "mamba2_checkpoints": Change(
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
