@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
+from kvplan import overheads
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.quant import scheme_name
@@ -402,6 +403,9 @@ def _budget(plan: Plan) -> Iterator[str]:
             origin = f"[{estimate.kind}: {estimate.source}]"
             yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} {origin}"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
+    yield from filter(None, (overheads.runner_rule(settings), overheads.sampler_rule(settings)))
+    if plan.estimates["cuda_graphs"].high:
+        yield f"CUDA graphs: {overheads.graphs_rule(settings)}; {overheads.NARROWER}"
     context = plan.estimates["context"]
     yield f"outside the budget: {context.formula} {format_gib(context.likely)} [{context.kind}: {context.source}]"
 

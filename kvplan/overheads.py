@@ -11,6 +11,7 @@ Comparing with a log: from 0.27 on the "peak activation" of vLLM's summary line 
 partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -390,6 +391,8 @@ def activations(
     low = max(kept + forward + logits, hidden + int(entries * (sampler.low + wider)))
     likely = max(passing, sampling) + logits
     high = max(kept + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider))) + logits
+    if release.has("consumed_memory") and not release.has("profiled_without_splits"):
+        high += forward
     if sampling >= passing:
         formula = (
             f"{min(seqs, tokens):,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
@@ -420,9 +423,9 @@ def activations(
 GRAPHS_BASE = GIB // 4
 GRAPH = 6 * MIB
 GRAPHS_RANGE = (0.35, 2.5)
-# Experts, latents and states: reports of 0.44-1.6 GiB, but also 4.8-5.1 (GLM-5.1 TP8), 33 and 119 GiB
-# (vllm-project/vllm#45178, #50780, #53013), as the estimate multiplies one graph's share by all of them.
-GRAPHS_HIGH_EXOTIC = 10.0
+# Experts, latents and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
+# (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's share is multiplied by all of them.
+GRAPHS_HIGH_EXOTIC = 6.5
 GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
 # Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
 LARGEST_GRAPH = 512
@@ -444,6 +447,73 @@ def num_graphs(seqs: int, largest: int) -> int:
 
 def largest_graph(number: tuple[int, int], sm: int) -> int:
     return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
+
+
+def graphs_rule(settings: Settings) -> str:
+    """How the server of a plan comes to its number of bytes for CUDA graphs.
+
+    Source: vLLM 0.20 to 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py.
+    """
+    if not settings.graphs_in_budget:
+        return "the server takes no estimate off its budget: graphs come on top of it, from what utilization leaves"
+    if settings.runner_v2:
+        return (
+            "model runner V2 captures all piecewise graphs and the two largest full ones, and takes the second's "
+            "bytes, at least 1 MiB, for each of the other full ones"
+        )
+    return (
+        "model runner V1 captures the two largest graphs of each kind, and takes the second's bytes, at least 1 MiB, "
+        "for each of the others"
+    )
+
+
+def sampler_rule(settings: Settings) -> str | None:
+    """Which sampler a plan has and how to say otherwise; None where a release has but one."""
+    release = settings.version
+    if settings.runner_v2 or settings.first_engine or not release.has("v1") or release.has("lean_sampler"):
+        return None
+    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    match release.flashinfer:
+        case True:
+            return f"sampling with FlashInfer, as told; without: --engine {name}+no-flashinfer"
+        case False:
+            return f"sampling sorts, as told; with FlashInfer: --engine {name}+flashinfer"
+        case None:
+            return (
+                "sampling sorts, as after `pip install vllm`, which leaves FlashInfer out; container images of 0.8 to "
+                f'0.10 have it (the log says "Using FlashInfer for top-p & top-k sampling"): --engine {name}+flashinfer'
+            )
+
+
+def runner_rule(settings: Settings) -> str | None:
+    """Which model runner a plan has and how to say otherwise; None where a release has but one."""
+    release = settings.version
+    if not release.has("runner_v2_by_name"):
+        return None
+    this, other = ("V2", "v1") if settings.runner_v2 else ("V1", "v2")
+    why = "as this release chooses for the model" if release.runner_v2 is None else "as told"
+    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    return f"model runner {this}, {why}; the other (VLLM_USE_V2_MODEL_RUNNER): --engine {name}+runner-{other}"
+
+
+NARROWER = (
+    "--kv-cache-memory-bytes sets the pool whatever they take, --enforce-eager has none, and the log of one start says "
+    "what they took (kvplan reconcile)"
+)
+WIDE = 0.2  # a range of the pool this share wide is worth a word
+
+
+def wide_by_graphs(
+    estimates: Mapping[str, Estimate], available: tuple[int, int, int], *, in_budget: bool
+) -> str | None:
+    """What to do about a wide range of the pool that is mostly the graphs'; None where it is not."""
+    low, likely, high = available
+    graphs = estimates["cuda_graphs"]
+    spread = graphs.high - graphs.low
+    if not in_budget or likely <= 0 or high - low < WIDE * likely or 2 * spread < high - low:
+        return None
+    share = f"{graphs.low / GIB:.2f}-{graphs.high / GIB:.2f} GiB"
+    return f"the range is mostly that of the CUDA graphs, {share}: {NARROWER}"
 
 
 def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
@@ -509,10 +579,11 @@ NON_TORCH_NVLINK = Range(
     GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs, 1 thread",
     f"llm-d-planner vLLM v0.19.0 accuracy report (H100); {EVIDENCE}non-torch",
 )  # fmt: skip
-# Without NVLink: 0.7 GiB on four RTX PRO 6000 (August 2026), the rest by analogy with the older releases.
+# Without NVLink, by what two logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
+# (Qwen3-32B, 0.27.1). Their middle; the high end by analogy with the older releases.
 NON_TORCH_PCIE = Range(
-    GIB * 3 // 10, GIB * 6 // 10, GIB * 18 // 10, "from 1 log and older releases",
-    f"1 log of 4 RTX PRO 6000 (August 2026), vllm#16378; {EVIDENCE}non-torch",
+    GIB // 20, GIB * 35 // 100, GIB * 18 // 10, "from 2 logs and older releases",
+    f"2 logs of RTX PRO 6000 (0.27), vllm#16378; {EVIDENCE}non-torch",
 )  # fmt: skip
 # ROCm: 0.59 GiB (MI300X, vllm-project/vllm#20069), others 0.25-0.6 without a repository on record.
 NON_TORCH_ROCM = Range(

@@ -395,6 +395,9 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
             f"the pool that was stated takes {stated:,} bytes and the rest {others:,}: more than the GPU's "
             f"{request.gpu.total_memory:,}"
         )
+    wide = overheads.wide_by_graphs(stage.estimates, stage.available, in_budget=settings.graphs_in_budget)
+    if wide is not None and not is_stated:
+        notes.append(wide)
     return notes
 
 

@@ -10,6 +10,8 @@ from kvplan.gpu import custom_gpu, gpu
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.rules.vllm import EngineArgs, version
 from kvplan.units import GIB
+from tests.cli import Run
+from tests.cli import run as run  # the fixture
 
 
 def planned(model: str, card: str, args: EngineArgs, load: Load | None = None) -> Plan:
@@ -191,3 +193,35 @@ def test_weights_are_named_by_their_scheme() -> None:
     assert "linear layers in fp8, the rest in bfloat16" in text_of(fp8)  # the config says compressed-tensors
     online = planned("llama-3.1-8b", "h100-80g", EngineArgs(max_model_len=8192, quantization="fp8"))
     assert "linear layers in fp8, the rest in bfloat16" in text_of(online)
+
+
+@pytest.mark.parametrize(
+    ("engine", "lines"),
+    [
+        ("vllm@0.19", ["CUDA graphs: the server takes no estimate off its budget"]),
+        (
+            "vllm@0.9",
+            ["sampling sorts, as after `pip install vllm`", "--engine vllm@0.9+flashinfer"],
+        ),
+        ("vllm@0.9+flashinfer", ["sampling with FlashInfer, as told; without: --engine vllm@0.9+no-flashinfer"]),
+        ("vllm@0.25", ["model runner V2, as this release chooses", "CUDA graphs: the server takes no estimate"]),
+        (
+            "vllm@0.25+runner-v1",
+            ["model runner V1, as told", "--engine vllm@0.25+runner-v2", "model runner V1 captures the two largest"],
+        ),
+        ("vllm@0.33", ["model runner V2 captures all piecewise graphs and the two largest full ones"]),
+    ],
+)
+def test_the_rules_that_hang_on_the_installation_are_named(run: Run, engine: str, lines: list[str]) -> None:
+    done = run("estimate", "qwen2.5-7b", "--gpu", "l40s", "--ctx", "4k", "--engine", engine, "--explain")
+    text = " ".join(done.out.split())
+    for line in lines:
+        assert line in text
+    assert "--kv-cache-memory-bytes sets the pool whatever they take" in text
+
+
+def test_a_wide_range_names_the_graphs(run: Run) -> None:
+    words = ("estimate", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--ctx", "8k", "--gpu-memory-utilization", "0.7")
+    assert "the range is mostly that of the CUDA graphs, 0.30-5.51 GiB" in run(*words).err
+    assert "the range is mostly" not in run(*words, "--enforce-eager").err
+    assert "the range is mostly" not in run(*words, "--kv-cache-memory-bytes", "11GiB").err

@@ -151,6 +151,10 @@ CHANGES = {
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",
     ),
+    "profiled_without_splits": Change(
+        (0, 31), "the profile run splits no large block; before, from 0.27 on, what a small tensor kept of one counted",
+        "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.27 to 0.33",
+    ),
     "indexer_contexts": Change(
         (0, 32), "beyond 262,144 tokens of context sparse attention's workspace is of 16 contexts, not 40",
         "vLLM config/vllm.py (sparse_mla_prefill_workspace_factor)", "0.31, 0.32 and 0.33",
