@@ -35,7 +35,7 @@ class Server:
     def settings(self) -> Settings:
         return Settings(
             Version((0, 33)), self.context, False, self.budget, 1024, self.budget * self.depth, 0.9,
-            "bfloat16", "bfloat16",
+            "bfloat16", "bfloat16", batches=self.depth,
         )  # fmt: skip
 
     @property

@@ -113,8 +113,8 @@ def prefilling_blocks(spec: KVSpec, num_tokens: int, context: int, settings: Set
             return min(cdiv(num_tokens, spec.block_size), charged_blocks(spec, context, settings, dcp))
         case "state" if spec.blocks is not None and spec.blocks > 1 + spec.extra:
             # The one before the batches in flight and the one after each: vLLM frees when a batch has ended.
-            batches = settings.in_flight_tokens // settings.max_num_batched_tokens
-            return min(max(spec.blocks, 1 + spec.extra + batches), spec.extra + cdiv(num_tokens, spec.block_size))
+            at_once = max(spec.blocks, 1 + spec.extra + settings.batches)
+            return min(at_once, spec.extra + cdiv(num_tokens, spec.block_size))
         case _:
             return held_blocks(spec, num_tokens, dcp)
 
