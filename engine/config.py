@@ -62,6 +62,11 @@ class EngineConfig:
 
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
             need(name, _is_count(getattr(self, name)), "a whole number of at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:  # a running sequence could wait for ever
+            raise UsageError(
+                f"EngineConfig: max_num_batched_tokens ({self.max_num_batched_tokens}) must be greater than or equal "
+                f"to max_num_seqs ({self.max_num_seqs}); raise it, or lower max_num_seqs"
+            )
         for name in ("num_blocks", "max_model_len", "memory_limit"):
             need(name, getattr(self, name) is None or _is_count(getattr(self, name)), "a whole number of at least 1")
         need("num_blocks", self.num_blocks is None or self.num_blocks >= 2, "at least 2: block 0 holds nothing")
@@ -141,7 +146,7 @@ class SamplingParams:
         for name in ("seed", "logprobs"):
             need(name, getattr(self, name) is None or _is_whole(getattr(self, name)), "a whole number")
         need("temperature", self.temperature >= 0, "at least 0")
-        need("top_k", isinstance(self.top_k, int) and self.top_k >= -1, "a whole number of at least -1")
+        need("top_k", _is_whole(self.top_k) and self.top_k >= -1, "a whole number of at least -1")
         need("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         need("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         need("max_tokens", _is_count(self.max_tokens), "a whole number of at least 1")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress, count
 from pathlib import Path
+from threading import RLock
 
 import torch
 
@@ -88,7 +89,11 @@ class Flight:
 
 
 class Engine:
-    """A model that serves requests; under torchrun every rank has one and calls it alike."""
+    """A model that serves requests; under torchrun every rank has one and calls it alike.
+
+    Not for several threads at once: whoever comes while another thread's call runs gets a UsageError, and nothing is
+    changed. Callbacks, which run within a call, may add and abort requests.
+    """
 
     def __init__(
         self,
@@ -131,6 +136,19 @@ class Engine:
         self._num_steps = self._prompt_tokens = self._generation_tokens = 0
         self._num_cached_tokens = 0
         self._busy_s = 0.0
+        self._in_use = RLock()
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Keep other threads out; they are refused, not made to wait."""
+        if not self._in_use.acquire(blocking=False):
+            raise UsageError(
+                "Engine: another thread is using it; give the engine a thread of its own and pass requests to that"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -148,9 +166,15 @@ class Engine:
         each = [params or SamplingParams()] * len(several) if not isinstance(params, Many) else list(params)
         if len(each) != len(several):
             raise UsageError(f"generate: {len(each)} params for {len(several)} prompts; give one, or one each")
+        with self._exclusive():
+            return self._generate(several, each, on_token)
+
+    def _generate(
+        self, prompts: list[Prompt], params: list[SamplingParams], on_token: Callable[[TokenUpdate], None] | None
+    ) -> list[RequestOutput]:
         requests: list[Request] = []
         try:
-            for prompt, chosen in zip(several, each, strict=True):
+            for prompt, chosen in zip(prompts, params, strict=True):
                 requests.append(self._requests[self.add_request(prompt, chosen, on_token=on_token)])
             while not all(request.seq.is_finished for request in requests):
                 self._step()
@@ -180,16 +204,17 @@ class Engine:
         """
         params = params or SamplingParams()
         check_options(request_id, priority, cache_salt)
-        seq = Sequence(
-            request_id or self._new_id(),
-            prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
-            params.max_tokens,
-            priority,
-            extra_keys=() if cache_salt is None else (cache_salt,),
-            stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
-        )
-        self.scheduler.add(seq)
-        self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
+        with self._exclusive():
+            seq = Sequence(
+                request_id or self._new_id(),
+                prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
+                params.max_tokens,
+                priority,
+                extra_keys=() if cache_salt is None else (cache_salt,),
+                stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
+            )
+            self.scheduler.add(seq)
+            self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
         return seq.request_id
 
     def _new_id(self) -> str:
@@ -199,12 +224,13 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; its output so far, or None when it is not running or waiting."""
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return None
-        self.scheduler.abort(request_id)
-        request.on_token = None
-        return request.output()
+        with self._exclusive():
+            request = self._requests.pop(request_id, None)
+            if request is None:
+                return None
+            self.scheduler.abort(request_id)
+            request.on_token = None
+            return request.output()
 
     @property
     def has_unfinished(self) -> bool:
@@ -218,9 +244,10 @@ class Engine:
 
         Nothing is lost to an exception, of a callback or of the step itself: what has ended comes with the next call.
         """
-        self._step()
-        ended, self._unclaimed = self._unclaimed, []
-        return [request.output() for request in ended]
+        with self._exclusive():
+            self._step()
+            ended, self._unclaimed = self._unclaimed, []
+            return [request.output() for request in ended]
 
     def _step(self) -> None:
         """Launch batches until as many are in flight as may be, take the oldest one's tokens in, tell the callbacks."""
@@ -310,10 +337,13 @@ class Engine:
     def _contain(self, flight: Flight, bad: list[Sequence]) -> None:
         """End the sequences of a step whose logits are no numbers, and let their nan spread to nobody.
 
-        A batch launched since may have shared or taken over a block that they wrote: whoever has one begins again, and
-        what that batch samples for it is forgotten.
+        Whoever shares or has taken over a block that they wrote, in this step or in a batch launched since, begins
+        again, and what was sampled for it is forgotten: attention gives a masked key the weight 0, and 0 x nan is nan,
+        so that even the blocks before the bad token are spoilt from the second layer on.
         """
         ahead = tuple(self._in_flight)
+        victims = _victims(flight, bad)
+        bad = [seq for seq in bad if seq not in victims]
         tainted, known = _written((flight, *ahead), bad), set[int]()
         touched: list[Sequence] = []
         while tainted != known:
@@ -329,10 +359,8 @@ class Engine:
             self.scheduler.preempt(seq.request_id)
         for later in ahead:
             later.disowned.update(bad, touched)
-            for seq in touched:
-                if seq in later.batch.samples:
-                    later.batch.samples.remove(seq)
-                    seq.num_placeholders -= 1
+            _forget_samples(later.batch, touched)
+        _forget_samples(flight.batch, victims)  # the others' logits are as good as ever
         self.runner.scrub(sorted(spoilt))
 
     def _own_blocks(self, seqs: list[Sequence]) -> set[int]:
@@ -400,6 +428,24 @@ def _num_prompt_tokens(batch: Batch) -> int:
 def _blocks(seqs: Iterable[Sequence]) -> set[int]:
     """The blocks these sequences hold."""
     return {block for seq in seqs for table in seq.block_table for block in table} - {NULL_BLOCK}
+
+
+def _victims(flight: Flight, bad: list[Sequence]) -> list[Sequence]:
+    """Those among `bad` whose nan may be another's: they hold a block that another wrote in the same step.
+
+    Blocks are shared forwards only, so that somebody remains to be blamed; a victim that is bad itself fails when it
+    runs again.
+    """
+    written = {seq: flight.arrays.written_blocks(seq) for seq in bad}
+    return [seq for seq in bad if any(_blocks([seq]) & written[other] for other in bad if other is not seq)]
+
+
+def _forget_samples(batch: Batch, seqs: Iterable[Sequence]) -> None:
+    """Take no token from a batch for these sequences."""
+    for seq in seqs:
+        if seq in batch.samples:
+            batch.samples.remove(seq)
+            seq.num_placeholders -= 1
 
 
 def _written(flights: Iterable[Flight], seqs: list[Sequence]) -> set[int]:

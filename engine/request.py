@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsIndex
 
 from engine.config import SamplingParams
+from engine.detokenizer import Detokenizer
 from engine.sampler import TokenLogprobs
 from engine.sequence import FinishReason, Sequence
 from kvplan.errors import InvalidInputError, UsageError
@@ -62,7 +63,7 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     _num_shown: int = 0
-    _stream: Any = None
+    _detokenizer: Detokenizer | None = None
 
     def receive(self, token_id: int, logprobs: TokenLogprobs | None) -> bool:
         """Take in a sampled token; True when a stop string has come up in the text."""
@@ -72,6 +73,8 @@ class Request:
             return False
         before = len(self.text)
         self.text += self._decode(token_id)
+        if self.seq.is_finished:
+            self._flush()
         if not self.params.stop:
             return False
         since = max(0, before - max(map(len, self.params.stop)))
@@ -87,14 +90,14 @@ class Request:
         return TokenUpdate(self.seq.request_id, token_id, self.text[start : self._num_shown])
 
     def _decode(self, token_id: int) -> str:
-        """The text that a token completes; "" while letters are only begun, and for bytes that are no letters."""
-        if self._stream is None:
-            self._stream = _decode_stream()
-        try:
-            return self._stream.step(self.tokenizer, token_id) or ""
-        except Exception:  # the library's own: with byte fallback, a stray byte changes what letters before it read as
-            self._stream = _decode_stream()
-            return self._stream.step(self.tokenizer, token_id) or ""
+        if self._detokenizer is None:
+            self._detokenizer = Detokenizer(self.tokenizer, self.seq.token_ids[: self.seq.num_prompt_tokens])
+        return self._detokenizer.step(token_id)
+
+    def _flush(self) -> None:
+        """Add the text of tokens that were held back as the beginning of a letter."""
+        if self._detokenizer is not None:
+            self.text += self._detokenizer.flush()
 
     def _num_possible_stop_chars(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
@@ -114,12 +117,6 @@ class Request:
             logprobs=self.logprobs if self.params.logprobs is not None else None,
             error=seq.error,
         )
-
-
-def _decode_stream() -> Any:
-    from tokenizers.decoders import DecodeStream
-
-    return DecodeStream(skip_special_tokens=True)
 
 
 # --- what a user asks for ---------------------------------------------------------------------------------------

@@ -36,10 +36,11 @@ def reference(family: str) -> Any:
 
 
 def engine_for(model: str | Path, **changes: Any) -> Engine:
-    """An engine of a family, or of a directory: blocks of 4 tokens, a step of 64 tokens, 96 tokens per request."""
+    """An engine of a family, or of a directory: blocks of 4 tokens, a step of 64 tokens, 96 tokens per request, 8
+    sequences or as many as a step has tokens."""
     options = {
         "device": "cpu", "dtype": "float32", "block_size": 4, "num_blocks": 800, "max_model_len": 96,
-        "max_num_seqs": 8, "max_num_batched_tokens": 64, **changes,
+        "max_num_seqs": min(8, changes.get("max_num_batched_tokens", 8)), "max_num_batched_tokens": 64, **changes,
     }  # fmt: skip
     return Engine(model if isinstance(model, Path) else saved_model(model), EngineConfig(**options))
 

@@ -191,7 +191,7 @@ def test_a_text_prompt_is_the_tokens_of_its_words(tmp_path: Path) -> None:
     text, tokens = engine.generate(prompts, greedy(4))
     assert text.prompt_token_ids == [9, 20, 3]
     assert text.token_ids == tokens.token_ids
-    assert text.text == tokens.text == " ".join(f"w{token}" for token in text.token_ids)
+    assert text.text == tokens.text == "".join(f" w{token}" for token in text.token_ids)
 
 
 def test_a_text_is_neither_cut_nor_padded(tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stop", "text", "num_tokens"),
     [
-        (("w11",), "w10 ", 2),
-        (("11 w1",), "w10 w", 3),  # ends within the third token
-        (("nowhere", "w12", "11 w12"), "w10 w", 3),  # the first place counts, not the first in the list
-        (("1",), "w", 1),
-        (("w14",), "w10 w11 w12 w13", 4),
+        (("w11",), " w10 ", 2),
+        (("11 w1",), " w10 w", 3),  # ends within the third token
+        (("nowhere", "w12", "11 w12"), " w10 w", 3),  # the first place counts, not the first in the list
+        (("1",), " w", 1),
+        (("w14",), " w10 w11 w12 w13", 4),
     ],
     ids=["a word", "across two tokens", "the first of several", "within the first token", "never"],
 )
@@ -262,21 +262,21 @@ def test_streaming_holds_back_what_may_become_a_stop_string(tmp_path: Path) -> N
     engine = speaking(tmp_path / "model", word_tokenizer())
     script(engine, 10, 11, 12, 13)
     updates = stream(engine, [5, 6], greedy(4, stop=("11 w12 w14",)))[1]
-    assert [update.text for update in updates] == ["w10", " w", "", "11 w12 w13"]
+    assert [update.text for update in updates] == [" w10", " w", "", "11 w12 w13"]
 
 
 def test_a_stop_string_that_came_true_is_no_longer_there_to_be_shown(tmp_path: Path) -> None:
     engine = speaking(tmp_path / "model", word_tokenizer())
     script(engine, 10, 11, 12, 13)
     updates = stream(engine, [5, 6], greedy(4, stop=("11 w12 w13",)))[1]
-    assert [update.text for update in updates] == ["w10", " w", "", ""]
+    assert [update.text for update in updates] == [" w10", " w", "", ""]
 
 
 def test_special_tokens_are_not_text(tmp_path: Path) -> None:
     engine = speaking(tmp_path / "model", word_tokenizer())
     script(engine, 10, 1, 11, 2)
     output = engine.generate([5, 6], greedy(9, ignore_eos=False))[0]
-    assert (output.text, output.token_ids, output.finish_reason) == ("w10 w11", [10, 1, 11, 2], "stop")
+    assert (output.text, output.token_ids, output.finish_reason) == (" w10 w11", [10, 1, 11, 2], "stop")
 
 
 @pytest.mark.parametrize("ignore_eos", [True, False])
@@ -284,7 +284,7 @@ def test_a_special_token_is_a_stop_string_by_its_name(ignore_eos: bool, tmp_path
     engine = speaking(tmp_path / "model", word_tokenizer())
     script(engine, 10, 1, 11, 2)
     output = engine.generate([5, 6], greedy(9, stop=("w9", "<s>"), ignore_eos=ignore_eos))[0]
-    assert (output.text, output.token_ids, output.finish_reason) == ("w10", [10, 1], "stop")
+    assert (output.text, output.token_ids, output.finish_reason) == (" w10", [10, 1], "stop")
 
 
 def test_bytes_that_are_no_letter_end_nothing(tmp_path: Path) -> None:
@@ -294,6 +294,33 @@ def test_bytes_that_are_no_letter_end_nothing(tmp_path: Path) -> None:
     assert (output.token_ids, output.finish_reason) == ([253, ord("A"), 0xC3, 253, 253], "length")
     assert [update.text for update in updates] == ["b", "A", "", "b", "b"]
     assert output.text == "bAbb"
+
+
+def test_the_first_word_keeps_the_space_before_it(tmp_path: Path) -> None:
+    """As the tokenizer itself decodes prompt and output together, less the prompt."""
+    tokenizer = byte_fallback_tokenizer()
+    engine = speaking(tmp_path / "model", tokenizer)
+    script(engine, 252, 253, 252)
+    output, updates = stream(engine, [253, 252], greedy(3))
+    assert output.text == " ab a" == tokenizer.decode([253, 252, 252, 253, 252]).removeprefix("b a")
+    assert [update.text for update in updates] == [" a", "b", " a"]
+
+
+def test_a_word_after_a_stray_byte_keeps_its_space(tmp_path: Path) -> None:
+    engine = speaking(tmp_path / "model", byte_fallback_tokenizer())
+    script(engine, 252, ord("A"), 0xC3, 252)  # with the letter before it the byte makes a run that is no UTF-8
+    assert engine.generate([253], greedy(4))[0].text == " aA a"
+
+
+@pytest.mark.parametrize("prompt", [[5, 6], [0xC3] * 30], ids=["letters", "no letter at all"])
+def test_a_letter_cut_off_at_the_end_is_a_replacement_character(prompt: list[int], tmp_path: Path) -> None:
+    """Two of the three bytes of a euro sign: one sign each, as the tokenizer's own decode has them."""
+    tokenizer = byte_fallback_tokenizer()
+    engine = speaking(tmp_path / "model", tokenizer)
+    script(engine, 253, 0xE2, 0x82)
+    output, updates = stream(engine, prompt, greedy(3))
+    assert output.text == "b\ufffd\ufffd" == tokenizer.decode([253, 0xE2, 0x82])
+    assert "".join(update.text for update in updates) == output.text
 
 
 def test_any_bytes_can_be_streamed(tmp_path: Path) -> None:
@@ -680,6 +707,17 @@ def test_a_bad_engine_option_is_named_with_what_it_must_be(name: str, value: Any
     assert str(error.value) == f"EngineConfig: {name} must be {need}"
 
 
+def test_a_step_too_small_for_a_token_of_each_sequence_is_refused_as_vllm_refuses_it() -> None:
+    """vLLM 0.33 config/scheduler.py: with fewer tokens than sequences the last ones would wait for the first to end."""
+    with pytest.raises(UsageError) as error:
+        EngineConfig(max_num_batched_tokens=8, max_num_seqs=16)
+    assert str(error.value) == (
+        "EngineConfig: max_num_batched_tokens (8) must be greater than or equal to max_num_seqs (16); "
+        "raise it, or lower max_num_seqs"
+    )
+    assert EngineConfig(max_num_batched_tokens=16, max_num_seqs=16).max_num_seqs == 16
+
+
 @pytest.mark.parametrize(
     ("name", "value", "need"),
     [
@@ -687,6 +725,7 @@ def test_a_bad_engine_option_is_named_with_what_it_must_be(name: str, value: Any
         ("temperature", float("inf"), "a finite number (inf)"),
         ("top_k", -2, "a whole number of at least -1 (-2)"),
         ("top_k", 1.5, "a whole number of at least -1 (1.5)"),
+        ("top_k", True, "a whole number of at least -1 (True)"),
         ("top_p", 0, "above 0 and at most 1 (0)"),
         ("min_p", 1.5, "from 0 to 1 (1.5)"),
         ("max_tokens", 0, "a whole number of at least 1 (0)"),

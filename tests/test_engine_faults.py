@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import permutations
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -253,6 +255,24 @@ def test_a_prefix_that_others_share_with_a_request_with_nan_stays_shared() -> No
     assert engine.generate([*prefix, 9], greedy(1))[0].num_cached_tokens == 32
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["one step at a time", "overlapped"])
+@pytest.mark.parametrize("order", list(permutations(("bad", "worse", "a", "b"))), ids=" ".join)
+def test_nan_of_the_same_step_stays_with_its_request_whoever_comes_first(
+    order: tuple[str, ...], is_async: bool
+) -> None:
+    """All four share blocks that the first of them computes, in one step."""
+    engine = engine_for("llama", async_scheduling=is_async)
+    poison(engine, POISON)
+    prefix = random_tokens(8, seed=11)[0]
+    ends = {"bad": [POISON, 4], "worse": [9, 9, 9, 9, POISON], "a": [5], "b": []}
+    for name in order:
+        engine.add_request([*prefix, *ends[name]], greedy(NUM_TOKENS), request_id=name)
+    outputs = run_dry(engine)
+    assert {name for name, output in outputs.items() if output.finish_reason == "error"} == {"bad", "worse"}
+    assert faults("llama", [outputs["a"], outputs["b"]], NUM_TOKENS) == []
+    assert engine.stats().kv_cache_usage_perc == 0
+
+
 def test_nan_does_not_come_in_through_blocks_that_a_window_gave_back() -> None:
     engine = engine_for("qwen2_window", num_blocks=80, max_num_seqs=4, enable_prefix_caching=False)
     poison(engine, POISON)
@@ -266,6 +286,43 @@ def test_nan_does_not_come_in_through_blocks_that_a_window_gave_back() -> None:
     outputs = run_dry(engine)
     assert outputs["bad"].finish_reason == "error"
     assert faults("qwen2_window", [outputs["long"], outputs["short"]], 30) == []
+
+
+# --- several threads -----------------------------------------------------------------------------------------------
+
+
+def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
+    """Each call of another thread, made while a step of the first one runs."""
+    engine = engine_for("llama")
+    refused: list[str] = []
+    prompt = random_tokens(9)[0]
+    calls: tuple[Callable[[], object], ...] = (
+        engine.step,
+        lambda: engine.generate([5, 6], greedy(2)),
+        lambda: engine.add_request([5, 6], greedy(2)),
+        lambda: engine.abort("request-1"),
+    )
+
+    def refusal(call: Callable[[], object]) -> None:
+        with pytest.raises(UsageError) as error:
+            call()
+        refused.append(str(error.value))
+
+    def on_token(update: TokenUpdate) -> None:
+        for call in calls if len(refused) < len(calls) else ():
+            thread = Thread(target=refusal, args=(call,))
+            thread.start()
+            thread.join()
+
+    output = engine.generate(prompt, greedy(NUM_TOKENS), on_token=on_token)[0]
+    assert refused == [
+        "Engine: another thread is using it; give the engine a thread of its own and pass requests to that"
+    ] * len(calls)
+    assert faults("llama", [output], NUM_TOKENS) == []
+    thread = Thread(target=lambda: refused.append(engine.generate([5, 6], greedy(1))[0].finish_reason))
+    thread.start()
+    thread.join()
+    assert refused[-1] == "length"  # one after the other they may
 
 
 # --- a step that fails ---------------------------------------------------------------------------------------------

@@ -294,10 +294,12 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
         raise UsageError(
             f"profile: the longest request has {longest} tokens, the context {max_model_len}; raise --ctx or shorten it"
         )
+    budget = _count(options.max_num_batched_tokens, "--max-num-batched-tokens")
+    most_seqs = min(len(workload.requests), 1024, budget or EngineConfig().max_num_batched_tokens)
     given: dict[str, Any] = {
         "tensor_parallel_size": _count(options.tensor_parallel_size, "--tp"),
-        "max_num_seqs": _count(options.max_num_seqs, "--max-num-seqs") or min(len(workload.requests), 1024),
-        "max_num_batched_tokens": _count(options.max_num_batched_tokens, "--max-num-batched-tokens"),
+        "max_num_seqs": _count(options.max_num_seqs, "--max-num-seqs") or most_seqs,
+        "max_num_batched_tokens": budget,
         "block_size": _count(options.block_size, "--block-size"),
         "num_blocks": _count(options.num_blocks, "--num-blocks"),
         "gpu_memory_utilization": None
