@@ -145,7 +145,7 @@ LOADS = st.fixed_dictionaries(
 def finish_load(family: str, load: dict[str, Any]) -> tuple[Engine, dict[str, RequestOutput]]:
     engine = engine_for(
         family, num_blocks=load["num_blocks"], max_num_batched_tokens=load["budget"],
-        long_prefill_token_threshold=load["threshold"], max_num_seqs=load["max_num_seqs"],
+        long_prefill_token_threshold=load["threshold"], max_num_seqs=min(load["max_num_seqs"], load["budget"]),
         scheduling_policy=load["policy"], enable_prefix_caching=load["caching"], watermark=load["watermark"],
     )  # fmt: skip
     outputs: dict[str, RequestOutput] = {}

@@ -242,7 +242,7 @@ def serve(family: str, load: dict[str, Any], *, is_async: bool, bad_token: int |
     """The load's outputs; every request's updates are its tokens, and nothing is left behind."""
     engine = engine_for(
         family, num_blocks=load["num_blocks"], max_num_batched_tokens=load["budget"],
-        long_prefill_token_threshold=load["threshold"], max_num_seqs=load["max_num_seqs"],
+        long_prefill_token_threshold=load["threshold"], max_num_seqs=min(load["max_num_seqs"], load["budget"]),
         scheduling_policy=load["policy"], enable_prefix_caching=load["caching"], allocator=load["allocator"],
         async_scheduling=is_async,
     )  # fmt: skip

@@ -9,10 +9,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.split_plan import busiest_program
 from engine.batch import BatchArrays
 from engine.kernels.query_tiles import all_tiles, cut_queries
 from engine.kernels.split_kv import own_work_list
-from engine.kernels.work_list import MAX_CONTEXT_LEN, Ints, Plan, Planner, cut
+from engine.kernels.work_list import ITEM_TOKENS, MAX_CONTEXT_LEN, MERGE_TOKENS, Ints, Plan, Planner, busiest, cut
 from engine.step import step_tensors
 
 H200 = {"heads": 8, "num_programs": 132 * 3, "block_n": 64}  # Llama 8B: 396 // 8 = 49 items at once
@@ -93,7 +94,7 @@ def test_a_graph_has_room_for_every_plan(planner: Planner, context_lens: Ints, e
     assert len(plan.rows) == plan.sizes.num_items + plan.sizes.num_merges
     assert rows_of(plan) == rows_of(exact)  # whatever is beside them is not there
     assert exact.sizes.num_slots <= plan.sizes.num_slots
-    assert plan.sizes.num_items <= num_seqs + planner.num_programs
+    assert plan.sizes.num_items <= num_seqs + 6 * planner.num_programs
 
 
 # --- how much is cut --------------------------------------------------------------------------------------------------
@@ -107,10 +108,11 @@ def test_a_graph_has_room_for_every_plan(planner: Planner, context_lens: Ints, e
         ([128], 1),
         ([131_072], 49),  # 2674.9 tokens, 42 tiles: ceil(131072 / 2688)
         ([4_096] * 16, 48),  # three parts each, of 22 tiles
-        ([4_096] * 25, 25),  # two parts each would be 50
-        ([4_096] * 32, 32),
-        ([1_900] + [1_000] * 44, 45),  # 45 of 49 are more than four fifths: whole, though 46 would fit
-        ([512] * 256, 256),
+        ([4_096] * 25, 125),  # five parts of 13 tiles in three rounds of 49; two would be 50, one too many
+        ([4_096] * 32, 96),  # three parts of 22 tiles, in two rounds
+        ([4_096] * 49, 49),
+        ([1_900] + [1_000] * 44, 90),  # 15 tiles, half of the longest, leave 40 tokens of each 1,000
+        ([512] * 256, 512),  # eleven rounds of 256 tokens, six of 512
         ([100_000] + [500] * 255, 277),  # 227500 / 49 are 4642.9 tokens, 73 tiles: ceil(100000 / 4672) are 22, and 255
         ([], 0),
         ([0, 0], 2),
@@ -120,28 +122,43 @@ def test_contexts_are_cut_where_it_fills_the_device(context_lens: list[int], num
     assert Planner(**H200).plan(lens(*context_lens)).sizes.num_items == num_items
 
 
-@given(st.lists(st.integers(1, 5_000), min_size=1, max_size=60), st.integers(1, 16))
-def test_one_wave_has_the_smallest_chunk_that_fits_it(values: list[int], heads: int) -> None:
-    planner = Planner(heads, 396, 64)
-    at_once = 396 // heads
-    chunk = planner.chunk_tokens(lens(*values))
-    fits = next(c for c in range(128, 10_000, 64) if sum(-(-n // c) for n in values) <= at_once or c >= max(values))
-    share = max(128, -(-sum(values) // at_once))
-    if len(values) < 0.8 * at_once and fits <= 2 * share:
-        # An even share rounded up to tiles may be a tile more than the smallest that fits.
-        assert chunk == max(fits, -(-share // 64) * 64)
-    assert chunk % 64 == 0
+@given(st.lists(st.integers(0, 50_000), min_size=1, max_size=200), st.integers(1, 40), st.integers(1, 500))
+def test_no_queue_is_longer_than_it_was_reckoned(values: list[int], at_once: int, tiles: int) -> None:
+    """Against the queue itself: each program takes the next item as soon as it is free."""
+    seen, chunk = np.array(values, np.int64), tiles * 64
+    plan = cut(lens(*values), None, chunk, 64)
+    reckoned = busiest(seen, chunk, max(values), sum(values), at_once, 10**9)
+    assert busiest_program(plan, at_once) <= reckoned
+
+
+@pytest.mark.parametrize(
+    ("context_lens", "most"),
+    [
+        ([4_096] * 16, 1.1),
+        ([4_096] * 32, 1.12),  # whole: 1.53
+        ([4_096] * 50, 1.12),  # whole: 1.96, as the fiftieth waits for one of the others to end
+        ([4_096] * 64, 1.12),  # whole: 1.53
+        ([2_048] * 64, 1.12),
+        ([4_096] * 256, 1.12),
+        ([100_000] + [500] * 255, 1.12),
+    ],
+)
+def test_the_busiest_program_reads_little_more_than_an_even_share(context_lens: list[int], most: float) -> None:
+    planner = Planner(**H200)
+    plan = planner.plan(lens(*context_lens))
+    assert busiest_program(plan, planner.at_once) <= most * sum(context_lens) / planner.at_once
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=80), st.integers(1, 16))
 def test_no_program_reads_more_than_two_even_shares_where_it_could_be_cut(values: list[int], heads: int) -> None:
     planner = Planner(heads, 396, 64)
-    share = max(128, -(-sum(values) // (396 // heads)))
-    longest = max(end - first for _, first, end, _ in rows_of(planner.plan(lens(*values)))[0])
-    assert longest <= 2 * (share + 64)
+    share = max(128, -(-sum(values) // planner.at_once))
+    items = -(-sum(values) // share) + len(values)  # of an even share: what each costs beside reading may be weighed
+    slack = 64 + (2 * items // planner.at_once + 2) * ITEM_TOKENS + MERGE_TOKENS
+    assert busiest_program(planner.plan(lens(*values)), planner.at_once) <= 2 * (share + 64) + slack
 
 
-@pytest.mark.parametrize(("window", "num_items"), [(None, 43), (1, 1), (128, 1), (129, 2), (1_024, 8), (10**6, 43)])
+@pytest.mark.parametrize(("window", "num_items"), [(None, 43), (1, 1), (128, 1), (129, 1), (200, 2), (1_024, 8), (10**6, 43)])
 def test_a_window_is_cut_by_what_it_sees(window: int | None, num_items: int) -> None:
     assert Planner(**H200, window=window).plan(lens(8_192)).sizes.num_items == num_items
 

@@ -16,6 +16,11 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 
 MIN_CHUNK_TOKENS = 128  # a shorter item is all start-up
+MOST_PARTS = 6  # equal parts of the longest context that are tried
+NEAR = 1.05
+EXTRA_WAVES = 6  # items beyond one per sequence, in waves of programs: room that a graph pays for when it is empty
+# What an item and a merge cost beside reading, as tokens read: reckoned from instructions, measured on no GPU.
+ITEM_TOKENS, MERGE_TOKENS = 16, 64
 MAX_CONTEXT_LEN = 2**31 - 1024  # kernels count tokens in 32 bits and look up to two tiles past an item's end
 COLUMNS = 4  # int32 of a row: 16 bytes, so that a row begins where a GPU likes to read
 NOT_THERE = -1
@@ -87,30 +92,41 @@ class Planner:
         return cut(context_lens, self.window, self.chunk_tokens(context_lens), self.block_n)
 
     def chunk_tokens(self, context_lens: Ints) -> int:
-        """Tokens of the longest item, a multiple of block_n: no smaller than pays, larger than any context for no cut.
+        """Tokens of the longest item, a multiple of block_n: the chunk whose busiest program has least to read.
 
-        Best is one wave: all items run at once. Where that leaves a program more than twice an even share of the
-        tokens, because many short contexts fill the device beside few long ones, items of an even share queue instead.
-        Four fifths of a wave are left whole: merging costs more than the rest of the device would gain.
+        Tried are no cut, up to MOST_PARTS equal parts of the longest context, an even share of all tokens, and the
+        smallest chunk whose items all run at once; coarse ones first, until one is NEAR an even share, which nothing
+        can beat.
         """
         seen = visible_tokens(context_lens, self.window)
-        count, total, longest = np.count_nonzero(seen), int(seen.sum()), int(seen.max(initial=0))
-        at_once = self.num_programs // self.heads
-        whole = self._tiles(longest)
+        total, longest = int(seen.sum()), int(seen.max(initial=0))
+        at_once, whole = self.at_once, self._tiles(longest)
         if at_once == 0:
             return whole * self.block_n
         share = self._tiles(max(MIN_CHUNK_TOKENS, -(-total // at_once)))
-        if count < 0.8 * at_once:
-            one_wave = self._least_tiles(seen, at_once, share, max(share, whole))
-            if one_wave <= 2 * share:
-                return one_wave * self.block_n
-        return (share if whole > 2 * share else max(share, whole)) * self.block_n
+        least = min(whole, self._tiles(MIN_CHUNK_TOKENS))
+        tried = {max(least, -(-whole // parts)) for parts in range(1, MOST_PARTS + 1)}
+        tried |= {min(share, whole), min(whole, self._least_tiles(seen, at_once, share, max(share, whole)))}
+        most_items = len(seen) + EXTRA_WAVES * at_once
+        best, cost = whole, np.inf
+        for tiles in sorted(tried, reverse=True):
+            load = busiest(seen, tiles * self.block_n, longest, total, at_once, most_items)
+            if load < cost:
+                best, cost = tiles, load
+            if cost <= NEAR * total / at_once:
+                break
+        return best * self.block_n
+
+    @property
+    def at_once(self) -> int:
+        """Items that run at once."""
+        return self.num_programs // self.heads
 
     def _tiles(self, tokens: int) -> int:
         return max(1, -(-tokens // self.block_n))
 
     def _least_tiles(self, seen: Longs, most_items: int, low: int, high: int) -> int:
-        """The smallest chunk from low to high tiles that makes no more than most_items; high always does."""
+        """The smallest chunk from low to high tiles that makes no more than most_items; high if none does."""
         while low < high:
             middle = (low + high) // 2
             if int((-(-seen // (middle * self.block_n))).sum()) <= most_items:
@@ -122,12 +138,11 @@ class Planner:
     def capacity(self, num_seqs: int) -> Sizes:
         """The most that any plan for num_seqs sequences holds: what a CUDA graph, whose grid is fixed, has room for.
 
-        Let E = num_programs // heads. A chunk c is either so that all items are at most E; or an even share, c >=
-        total / E, so that the sum of ceil(n / c) is at most num_seqs + total / c <= num_seqs + E; or nothing is cut.
-        So there are at most num_seqs + E items. A sequence of k > 1 items has k - 1 >= 1 more than one; these are at
-        most E, so at most E sequences are cut, into at most 2 E items, as k <= 2 (k - 1).
+        Let E = EXTRA_WAVES x at_once. No chunk that makes more than num_seqs + E items is taken. A sequence of k > 1
+        items has k - 1 >= 1 more than one; these are at most E, so at most E sequences are cut, into at most 2 E
+        items, as k <= 2 (k - 1).
         """
-        extra = self.num_programs // self.heads
+        extra = EXTRA_WAVES * self.at_once
         return Sizes(num_seqs + extra, min(num_seqs, extra), min(num_seqs + extra, 2 * extra))
 
     def padded_plan(self, context_lens: Ints, num_seqs: int) -> Plan:
@@ -140,6 +155,29 @@ class Planner:
         rows[: len(items)] = items
         rows[sizes.num_items : sizes.num_items + len(merges)] = merges
         return Plan(rows, sizes)
+
+
+def busiest(seen: Longs, chunk: int, longest: int, total: int, at_once: int, most_items: int) -> float:
+    """Tokens that the busiest of `at_once` programs reads, at most, when contexts [num_seqs] are cut into chunks and
+    the longest items start first; what an item and a merge cost beside is in it, as tokens. inf for too many items.
+
+    longest, total  of the contexts
+    Two bounds hold for such a queue: the items at its places 0, at_once, 2 at_once, ... one after the other (whoever
+    starts at the place i starts no later than those of the round before have ended); and where items queue at all, an
+    even share of everything and the longest item that had to wait.
+    """
+    counts, rests = np.divmod(seen, chunk)
+    num_full, full = int(counts.sum()), chunk + ITEM_TOKENS
+    rests = np.sort(rests[rests > 0])[::-1] + ITEM_TOKENS
+    num_items = num_full + len(rests)
+    if chunk < longest and num_items > most_items:
+        return np.inf
+    load: float = -(-num_full // at_once) * full + int(rests[-num_full % at_once :: at_once].sum())
+    if num_items > at_once:
+        waiting = full if at_once < num_full else int(rests[at_once - num_full])
+        even = (total + num_items * ITEM_TOKENS) / at_once
+        load = min(load, max(full if num_full else int(rests[0]), even + waiting))
+    return load + (MERGE_TOKENS if chunk < longest else 0)
 
 
 def visible_tokens(context_lens: Ints, window: int | None) -> Longs:
