@@ -158,7 +158,9 @@ def test_no_program_reads_more_than_two_even_shares_where_it_could_be_cut(values
     assert busiest_program(planner.plan(lens(*values)), planner.at_once) <= 2 * (share + 64) + slack
 
 
-@pytest.mark.parametrize(("window", "num_items"), [(None, 43), (1, 1), (128, 1), (129, 1), (200, 2), (1_024, 8), (10**6, 43)])
+@pytest.mark.parametrize(
+    ("window", "num_items"), [(None, 43), (1, 1), (128, 1), (129, 1), (200, 2), (1_024, 8), (10**6, 43)]
+)
 def test_a_window_is_cut_by_what_it_sees(window: int | None, num_items: int) -> None:
     assert Planner(**H200, window=window).plan(lens(8_192)).sizes.num_items == num_items
 
