@@ -89,7 +89,7 @@ class Flight:
 
 
 class Engine:
-    """A model that serves requests; under torchrun every rank has one and calls it alike.
+    """A model that serves requests; under torchrun every rank has one and calls it alike, and rank 0's requests run.
 
     Not for several threads at once: whoever comes while another thread's call runs gets a UsageError, and nothing is
     changed. Callbacks, which run within a call, may add and abort requests.
@@ -110,13 +110,11 @@ class Engine:
         for a device that is missing or too small.
         """
         self.config = config = config or EngineConfig()
-        self.device = _device(config.device)
+        self.device = _device(config.device, config.tensor_parallel_size)
         directory = None if isinstance(spec_or_dir, ModelSpec) else Path(spec_or_dir)
         self.spec = spec_or_dir if isinstance(spec_or_dir, ModelSpec) else read_spec(Path(spec_or_dir))
         self.max_model_len = _max_model_len(self.spec, config.max_model_len)
-        tp = join(config.tensor_parallel_size, self.device.type)
-        if tp.size > 1 and self.device.type == "cuda":
-            self.device = _device(f"cuda:{local_rank()}")
+        self._tp = tp = join(config.tensor_parallel_size, self.device)
         source = _weight_source(directory, config, self.device)
         self.runner = ModelRunner(self.spec, config, source, tp, self.device, self.max_model_len, on_stage)
         rules = tuple(group.rule for group in self.runner.groups)
@@ -162,6 +160,7 @@ class Engine:
 
         prompts  texts or lists of token ids (arrays too); params: one for all, or one each
         """
+        prompts, params = self._tp.from_first((prompts, params))
         several = as_prompts(prompts)
         each = [params or SamplingParams()] * len(several) if not isinstance(params, Many) else list(params)
         if len(each) != len(several):
@@ -175,7 +174,7 @@ class Engine:
         requests: list[Request] = []
         try:
             for prompt, chosen in zip(prompts, params, strict=True):
-                requests.append(self._requests[self.add_request(prompt, chosen, on_token=on_token)])
+                requests.append(self._add(prompt, chosen, None, 0, None, on_token))
             while not all(request.seq.is_finished for request in requests):
                 self._step()
         finally:  # also after an error or Ctrl-C: the engine goes on without these requests
@@ -202,20 +201,29 @@ class Engine:
         cache_salt  prefixes are shared only among requests of the same salt
         on_token    called after each step that gave the request a token; it may add and abort requests
         """
-        params = params or SamplingParams()
-        check_options(request_id, priority, cache_salt)
         with self._exclusive():
-            seq = Sequence(
-                request_id or self._new_id(),
-                prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
-                params.max_tokens,
-                priority,
-                extra_keys=() if cache_salt is None else (cache_salt,),
-                stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
+            prompt, params, request_id, priority, cache_salt = self._tp.from_first(
+                (prompt, params, request_id, priority, cache_salt)
             )
-            self.scheduler.add(seq)
-            self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
-        return seq.request_id
+            check_options(request_id, priority, cache_salt)
+            return self._add(prompt, params, request_id, priority, cache_salt, on_token).seq.request_id
+
+    def _add(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, priority: int,
+        cache_salt: str | None, on_token: Callable[[TokenUpdate], None] | None,
+    ) -> Request:  # fmt: skip
+        params = params or SamplingParams()
+        seq = Sequence(
+            request_id or self._new_id(),
+            prompt_token_ids(prompt, self.tokenizer, self.spec.vocab_size),
+            params.max_tokens,
+            priority,
+            extra_keys=() if cache_salt is None else (cache_salt,),
+            stop_token_ids=stop_token_ids(params, self.eos_token_ids, self.tokenizer),
+        )
+        self.scheduler.add(seq)
+        request = self._requests[seq.request_id] = Request(seq, params, on_token, self.tokenizer)
+        return request
 
     def _new_id(self) -> str:
         """An id that no request has, nor an output that is still to be given."""
@@ -456,7 +464,8 @@ def _written(flights: Iterable[Flight], seqs: list[Sequence]) -> set[int]:
 # --- what a config says -----------------------------------------------------------------------------------------
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, num_ranks: int = 1) -> torch.device:
+    """The device that a config names; of several ranks, each has the GPU of its own number."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -464,7 +473,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda":
-        return _gpu(device.index)
+        return _gpu(device.index if num_ranks == 1 else local_rank())
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device: the engine runs on cpu and cuda ({name})")
     return device

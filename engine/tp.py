@@ -1,16 +1,23 @@
 """Tensor parallelism: which part of a layer this rank holds, and the few sums and gathers between ranks.
 
-Every rank runs the whole engine with the same requests; the scheduler is deterministic, so all ranks step alike.
+Every rank runs the whole engine with rank 0's requests; the scheduler is deterministic, so all ranks step alike.
 """
 
 import atexit
 import os
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from kvplan.errors import UnsupportedModelError, UsageError
+
+T = TypeVar("T")
+
+# A rank that has died is noticed after so long; loading weights and compiling kernels keep ranks apart for less.
+GROUP_TIMEOUT = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,14 @@ class TensorParallel:
             dist.broadcast(x, 0)
         return x
 
+    def from_first(self, value: T) -> T:
+        """Rank 0's value, whatever this rank has: anything that can be pickled."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
     def smallest(self, value: int) -> int:
         """The least of the ranks' values."""
         if self.size == 1:
@@ -79,11 +94,14 @@ def _leave() -> None:
 
 def local_rank() -> int:
     """This process's number on its machine, as torchrun says it."""
-    return int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+    return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def join(size: int, device_type: str) -> TensorParallel:
-    """This process's place among `size` ranks; under torchrun the process group is made here, unless it exists."""
+def join(size: int, device: torch.device) -> TensorParallel:
+    """This process's place among `size` ranks; under torchrun the process group is made here, unless it exists.
+
+    device  this rank's own: it becomes the current one first, so that no rank makes a context on another's GPU
+    """
     if size == 1:
         return TensorParallel()
     if not dist.is_initialized():
@@ -92,7 +110,11 @@ def join(size: int, device_type: str) -> TensorParallel:
                 f"tensor_parallel_size: {size} ranks need {size} processes; "
                 f"start with: torchrun --nproc-per-node {size} ..."
             )
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            dist.init_process_group("nccl", timeout=GROUP_TIMEOUT, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
         atexit.register(_leave)
     if dist.get_world_size() != size:
         raise UsageError(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.tp import TensorParallel, join
+from engine.tp import GROUP_TIMEOUT, TensorParallel, join
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.hf_config import load_spec
 from kvplan.rules.bundled import EngineInputs, predict
@@ -93,6 +93,7 @@ def two_ranks() -> dict[str, list[dict[str, Any]]]:
         "overlap, drawn": job("llama", 2, {**DRAWN, "frequency_penalty": 0.7}, async_scheduling=True),
         "overlap, small pool": job("llama", 2, num_blocks=18, async_scheduling=True),
         "its own pool": job("llama", 2, num_blocks=None, memory_limit=4_000_000),
+        "own prompts": job("llama", 2) | {"own_prompts": True},
         "three": job("llama", 3),
         **{dtype: job("llama", 2, dtype=dtype, max_num_batched_tokens=256) for dtype in WIDE_STEP},
     }
@@ -133,6 +134,27 @@ def test_two_ranks_overlap_alike(how: str) -> None:
         for prompt, token_ids in zip(PROMPTS, first["tokens"], strict=True):
             assert len(token_ids) == NUM_TOKENS
             assert wrong_greedy_tokens("llama", prompt, token_ids) == []
+
+
+def test_rank_0_hands_its_requests_to_all() -> None:
+    first, second = two_ranks()["own prompts"]  # the second rank asks for prompts a token shorter
+    assert first["tokens"] == second["tokens"] == two_ranks()["llama"][0]["tokens"]
+
+
+def test_a_rank_takes_its_own_gpu_before_it_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL would otherwise guess, and every rank would make a context on the first GPU."""
+    calls: list[tuple[str, Any]] = []
+    world = {"is_initialized": lambda: False, "get_world_size": lambda: 2, "get_rank": lambda: 1}
+    for name, stand_in in world.items():
+        monkeypatch.setattr(torch.distributed, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **options: calls.append((backend, options))
+    )
+    monkeypatch.setenv("RANK", "1")
+    device = torch.device("cuda:1")
+    assert join(2, device) == TensorParallel(1, 2)
+    assert calls == [("set_device", device), ("nccl", {"timeout": GROUP_TIMEOUT, "device_id": device})]
 
 
 def test_two_ranks_have_pools_of_one_size() -> None:
@@ -247,14 +269,14 @@ def test_kv_heads_that_cannot_be_copied_evenly_are_named() -> None:
 def test_ranks_are_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UsageError) as error:
-        join(4, "cpu")
+        join(4, torch.device("cpu"))
     assert str(error.value) == (
         "tensor_parallel_size: 4 ranks need 4 processes; start with: torchrun --nproc-per-node 4 ..."
     )
 
 
 def test_one_rank_needs_nobody() -> None:
-    alone, x = join(1, "cpu"), torch.arange(3)
+    alone, x = join(1, torch.device("cpu")), torch.arange(3)
     assert alone == TensorParallel(0, 1)
     assert all(f(x) is x for f in (alone.all_reduce, alone.all_gather, alone.broadcast))
     assert alone.smallest(7) == 7

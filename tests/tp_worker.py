@@ -1,6 +1,7 @@
 """One rank of a tensor-parallel engine: runs the jobs of a JSON file, prints an answer per job, a line of JSON each."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         engine = Engine(Path(job["folder"]), EngineConfig(**job["config"]))
     except KvplanError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    outputs = engine.generate(job["prompts"], SamplingParams(**job["params"]))
+    rank = int(os.environ["RANK"])
+    prompts = [prompt[rank:] for prompt in job["prompts"]] if job.get("own_prompts") else job["prompts"]
+    outputs = engine.generate(prompts, SamplingParams(**job["params"]))
     memory = engine.memory_report()
     return {
         "tokens": [output.token_ids for output in outputs],
