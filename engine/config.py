@@ -9,6 +9,7 @@ from kvplan.errors import UsageError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MOST_LOGPROBS = 1024
 
 
 def _check(owner: str, name: str, ok: bool, value: object, need: str) -> None:
@@ -150,7 +151,7 @@ class SamplingParams:
         need("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         need("min_p", 0 <= self.min_p <= 1, "from 0 to 1")
         need("max_tokens", _is_count(self.max_tokens), "a whole number of at least 1")
-        need("logprobs", self.logprobs is None or 0 <= self.logprobs <= 1024, "from 0 to 1024")
+        need("logprobs", self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS, f"from 0 to {MOST_LOGPROBS}")
         need("repetition_penalty", self.repetition_penalty > 0, "above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             need(name, -2 <= getattr(self, name) <= 2, "from -2 to 2")

@@ -11,7 +11,7 @@ import torch
 from engine import kernels
 from engine.batch import BatchArrays
 from engine.block_manager import WindowGroup, cdiv
-from engine.config import EngineConfig, SamplingParams
+from engine.config import MOST_LOGPROBS, EngineConfig, SamplingParams
 from engine.cuda_graphs import DecodeGraphs, sizes_for
 from engine.kernels.work_list import Planner
 from engine.kv_cache import HeadKV, KVCache, LatentKV, group_layers
@@ -33,6 +33,11 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
     "fp8_e4m3": torch.float8_e4m3fn,
 }
+
+# What holds most while a token is drawn: tables of what each row has seen, a copy of the logits, and a sort.
+LARGEST_SAMPLING = SamplingParams(
+    top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1, logprobs=MOST_LOGPROBS
+)
 
 
 class ModelRunner:
@@ -215,8 +220,8 @@ class ModelRunner:
         with PeakMeter(self.device) as meter:
             logits = self.forward(step_tensors(self._largest_step(), self.device))
             seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
-            # For top_p torch sorts the vocabulary: the most that sampling without penalties holds.
-            sample(logits, self.sampler.prepare(seqs, [SamplingParams(top_p=0.9)] * len(seqs)), self.kernels)
+            sampler = Sampler(self.spec.vocab_size, device=self.device, outbox=self._outbox)
+            sample(logits, sampler.prepare(seqs, [LARGEST_SAMPLING] * len(seqs)), self.kernels)
         del self.kv
         return meter.peak
 

@@ -181,7 +181,7 @@ def sample(logits: Tensor, batch: SamplingBatch, kernels: ModuleType = torch_bac
     """Choose a token per row; the logits stay as they are, and the host does not wait.
 
     logits [num_seqs, vocab_size] float32, or of another dtype that the kernels read. Scratch beside them, per token of
-    the vocabulary: 20 bytes in a row with penalties, and 4 for all rows then. What torch sorts or sums is so many rows
+    the vocabulary: 4 bytes in every row where one has penalties. What torch sorts, sums or penalizes is so many rows
     at a time as PART_ELEMENTS hold.
     """
     adjusted = logits if batch.penalties is None else penalize(logits, batch.penalties)
@@ -196,17 +196,26 @@ def sample(logits: Tensor, batch: SamplingBatch, kernels: ModuleType = torch_bac
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """A float32 copy of the logits [num_seqs, vocab_size] with the penalised rows lowered.
+    """A float32 copy of the logits [num_seqs, vocab_size] with the penalized rows lowered, some rows at a time.
 
     repetition (Keskar et al. 2019): seen tokens' positive logits are divided by it, negative ones multiplied;
     presence is subtracted once from tokens in the output, frequency as often as they are there (OpenAI's API).
     """
-    old = logits[penalties.rows].float()
-    repeated = torch.where(old > 0, old / penalties.repetition, old * penalties.repetition)
-    new = torch.where(penalties.seen, repeated, old)
-    new -= penalties.presence * (penalties.counts > 0)
-    new -= penalties.frequency * penalties.counts
-    return logits.to(torch.float32, copy=True).index_copy_(0, penalties.rows, new)
+    adjusted = logits.to(torch.float32, copy=True)
+    for part in torch_backend.parts_of(len(penalties.seqs), logits.shape[1]):
+        rows = penalties.rows[part]
+        adjusted.index_copy_(0, rows, _penalized(adjusted[rows], penalties, part))
+    return adjusted
+
+
+def _penalized(old: Tensor, penalties: Penalties, part: slice) -> Tensor:
+    """These rows' logits [n, vocab_size] float32, lowered."""
+    counts, repetition = penalties.counts[part], penalties.repetition[part]
+    new = torch.where(old > 0, old / repetition, old * repetition)
+    new = torch.where(penalties.seen[part], new, old)
+    new -= penalties.presence[part] * (counts > 0)
+    new -= penalties.frequency[part] * counts
+    return new
 
 
 def lowest_kept(logits: Tensor, best: Tensor, random: RandomRows, kernels: ModuleType = torch_backend) -> Tensor | None:
@@ -228,11 +237,21 @@ def lowest_kept(logits: Tensor, best: Tensor, random: RandomRows, kernels: Modul
 
 
 def _with_logprobs(sampled: Sampled, logits: Tensor, wanted: LogprobRows) -> Sampled:
-    raw = logits[wanted.rows].float()
-    log_total = raw.logsumexp(dim=-1, keepdim=True)
-    top, top_ids = raw.topk(min(max(wanted.nums), raw.shape[1]), dim=-1)
-    chosen = raw.gather(1, sampled.token_ids[wanted.rows, None]) - log_total
-    return replace(sampled, wanted=wanted, chosen=chosen.squeeze(1), top_ids=top_ids.int(), top=top - log_total)
+    num_top = min(max(wanted.nums), logits.shape[1])
+    parts = [
+        _logprobs_part(logits[wanted.rows[part]].float(), sampled.token_ids[wanted.rows[part], None], num_top)
+        for part in torch_backend.parts_of(len(wanted.order), logits.shape[1])
+    ]
+    chosen, top_ids, top = (torch.cat(column) for column in zip(*parts, strict=True))
+    return replace(sampled, wanted=wanted, chosen=chosen, top_ids=top_ids, top=top)
+
+
+def _logprobs_part(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the chosen tokens [q], and the most likely tokens [q, num_top] with theirs."""
+    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    top, top_ids = logits.topk(num_top, dim=-1)
+    chosen = logits.gather(1, token_ids) - log_total
+    return chosen.squeeze(1), top_ids.int(), top - log_total
 
 
 # --- on the host -------------------------------------------------------------------------------------------------

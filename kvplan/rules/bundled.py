@@ -16,13 +16,15 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ROTARY_BYTES = 4  # tables of cos and sin are float32
 ROW_SCALE_BYTES = 4  # float32, for each row of a matrix that has one scale for each of its tensors
 INDEX_BYTES = 8  # token ids, positions and slots are int64
-# While sampling with top_p, as the profile run does, float32 logits of all rows stay, and of as many rows as make
-# SORTED_ELEMENTS tokens at most are sorted at once: 27 bytes for each token, counted on the engine's own sampler (8 to
-# 256 rows, vocabularies of 32,000 to 151,936, torch 2.13, CPU): a constant, not a derivation. Where sampling sets the
-# peak, agreement with that engine is no independent proof.
+# The profile run samples with top_p, penalties and log-probabilities in every row. Beside the logits there are then,
+# for each row and token of the vocabulary, a float32 copy and 5 bytes of what the row has seen; and of as many rows as
+# make PART_ELEMENTS tokens at most, what torch sorts at once (27 bytes; Triton's kernels sort nothing, and 17 bytes are
+# what penalties take), counted on the engine's own sampler (8 to 256 rows, vocabularies of 32,000 to 151,936, torch
+# 2.13, CPU): a constant, not a derivation. Where sampling sets the peak, agreement with that engine proves nothing.
 LOGIT_BYTES = 4
-SORTING_BYTES = 27
-SORTED_ELEMENTS = 1 << 22
+SEEN_BYTES = 5
+PART_BYTES = {"torch": 27, "triton": 17}
+PART_ELEMENTS = 1 << 22
 WIDE_ELEMENTS = 1 << 20  # of a quantised matrix that a CPU has in float32 at once
 WIDE_ELEMENTS_ON_GPU = 1 << 24
 WIDENED_TOKENS = {"float32": 96, "bfloat16": 2048, "float16": 2048}  # of a step, from which a GPU widens fp8 in blocks
@@ -162,11 +164,12 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     in_product = max(product_bytes(spec, layer, inputs, tokens) for layer in range(spec.num_layers))
     vocabulary = padded_vocabulary(spec, tp)
     in_head = rows * (size * hidden + head_bytes(inputs) * vocabulary)  # of each sequence's last token alone
-    sampling, num_groups = 0, len(group_sizes(spec))
     if inputs.backend == "torch":
         in_layer = max(in_layer, norm_bytes(spec, inputs, tokens))
-        sorted_rows = min(rows, max(1, SORTED_ELEMENTS // spec.vocab_size))
-        sampling = (rows * LOGIT_BYTES + sorted_rows * SORTING_BYTES) * spec.vocab_size
+    part = min(rows, max(1, PART_ELEMENTS // spec.vocab_size))
+    logits = rows * (LOGIT_BYTES if inputs.backend == "torch" else size)
+    sampling = spec.vocab_size * (logits + rows * (LOGIT_BYTES + SEEN_BYTES) + part * PART_BYTES[inputs.backend])
+    num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
     inputs_of_step = INDEX_BYTES * tokens * (2 + num_groups) + 4 * rows * (1 + width * num_groups)
     peak = max(in_layer, in_product, in_head, sampling)
