@@ -23,6 +23,7 @@ from engine.sequence import Sequence
 from engine.staging import Inbox, Outbox
 from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
+from engine.warm_up import blank_step, lengths, samplings
 from kvplan.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from kvplan.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
 
@@ -74,18 +75,21 @@ class ModelRunner:
             self.model = self._load(source, device)
         self._outbox, self._inbox = Outbox(device), Inbox(device)
         self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed, outbox=self._outbox)
+        self.graphs: DecodeGraphs | None = None
         # What the last step's rows sampled, for the next step's token ids.
         self.last_sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
         on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             workspaces = self._make_workspaces()
+            self.kv = self._cache(1, self.device)  # one block, which everyone reads
+            self.planners = self._planners()
             activations = self._profile_run()
+            self._launch_every_variant()
+            del self.kv
         self.memory = self._size_pool(activations, workspaces)
         on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
-        self.planners = self._planners()
-        self.graphs: DecodeGraphs | None = None
         if device.type == "cuda" and not config.enforce_eager and config.backend != "torch":
             on_stage("graphs")
             with _named_when_out_of_memory(device, "capturing CUDA graphs"):
@@ -215,15 +219,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _profile_run(self) -> int:
-        """Most bytes that the largest step holds beside the weights; its pool is one block that everyone reads."""
-        self.kv = self._cache(1, self.device)
+        """Most bytes that the largest step holds beside the weights."""
         with PeakMeter(self.device) as meter:
             logits = self.forward(step_tensors(self._largest_step(), self.device))
             seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
             sampler = Sampler(self.spec.vocab_size, device=self.device, outbox=self._outbox)
             sample(logits, sampler.prepare(seqs, [LARGEST_SAMPLING] * len(seqs)), self.kernels)
-        del self.kv
         return meter.peak
+
+    @torch.inference_mode()
+    def _launch_every_variant(self) -> None:
+        """Have every kernel compiled that serving may launch, and loaded before what is left becomes the pool."""
+        if not self._is_triton or self.kernels.INTERPRETED:
+            return
+        config = self.config
+        for query_lens, context_lens in lengths(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len):
+            logits = self.logits(blank_step(query_lens, context_lens, len(self.groups), self.max_blocks))
+        for params in samplings():
+            sampler = Sampler(self.spec.vocab_size, device=self.device)
+            seqs = [Sequence(str(i), [0], 1) for i in range(len(params))]
+            rows = logits[:1].expand(len(params), -1).contiguous()
+            sample(rows, sampler.prepare(seqs, params), self.kernels)
 
     def _largest_step(self) -> BatchArrays:
         """max_num_batched_tokens tokens in max_num_seqs sequences: as few prefills as hold them, the rest decodes."""
@@ -237,20 +253,7 @@ class ModelRunner:
             extra -= query_lens[i] - 1
         has_latents = isinstance(self.spec.layers[0][0], LatentAttention)
         context_lens = np.where(query_lens > 1, self.max_model_len, 1) if has_latents else query_lens
-        starts = np.concatenate(([0], np.cumsum(query_lens)))
-        num_decodes = int((query_lens == 1).sum())
-        num_groups = len(self.groups)
-        return BatchArrays(
-            seqs=[],
-            num_decodes=num_decodes,
-            token_ids=np.zeros(starts[-1], np.int64),
-            positions=np.zeros(starts[-1], np.int64),
-            context_lens=context_lens.astype(np.int32),
-            query_start=(starts[num_decodes:] - starts[num_decodes]).astype(np.int32),
-            last_tokens=starts[1:] - 1,
-            block_tables=(np.zeros((len(query_lens), self.max_blocks), np.int32),) * num_groups,
-            slot_mapping=(np.full(starts[-1], -1),) * num_groups,
-        )
+        return blank_step(query_lens, context_lens, len(self.groups), self.max_blocks)
 
     @property
     def max_blocks(self) -> int:

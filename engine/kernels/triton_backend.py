@@ -14,6 +14,7 @@ from engine.kernels.latent import latent_decode, latent_planner
 from engine.kernels.moe import moe_mlp
 from engine.kernels.norm import rms_norm
 from engine.kernels.nucleus import nucleus_floors
+from engine.kernels.numerics import INTERPRETED
 from engine.kernels.prefill import paged_prefill, queries_of_tile
 from engine.kernels.rope import rotate
 from engine.kernels.rope_store import rotate_and_store
@@ -21,6 +22,7 @@ from engine.kernels.route import route
 from engine.kernels.store_kv import store_kv, store_latent
 
 __all__ = [
+    "INTERPRETED",
     "best_tokens",
     "decode_planner",
     "draw",

@@ -1,0 +1,62 @@
+"""Every kernel variant that serving can need, launched before it begins: a compile would stop all requests for seconds.
+
+A variant is a kernel with its tile, dtypes and which of its tensors are there. Which tile follows from the tokens of a
+step and of its longest chunk; whether decode work is cut, from its contexts; which tensors sampling has, from the
+parameters of the rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import BatchArrays
+from engine.config import SamplingParams
+
+Lens = NDArray[np.signedinteger[Any]]
+
+GREEDY = SamplingParams(temperature=0)
+DRAWN = SamplingParams()
+# Ways to draw a row, by what they ask of the kernels: nothing, a floor that is known, a floor that is to be found.
+WAYS = (DRAWN, SamplingParams(min_p=0.1), SamplingParams(top_p=0.9))
+
+
+def blank_step(query_lens: Lens, context_lens: Lens, num_groups: int, max_blocks: int) -> BatchArrays:
+    """A step of such lengths [num_seqs], decodes first; everything is read from block 0, and nothing is stored."""
+    starts = np.concatenate(([0], np.cumsum(query_lens)))
+    num_decodes = int((query_lens == 1).sum())
+    return BatchArrays(
+        seqs=[],
+        num_decodes=num_decodes,
+        token_ids=np.zeros(starts[-1], np.int64),
+        positions=np.zeros(starts[-1], np.int64),
+        context_lens=context_lens.astype(np.int32),
+        query_start=(starts[num_decodes:] - starts[num_decodes]).astype(np.int32),
+        last_tokens=starts[1:] - 1,
+        block_tables=(np.zeros((len(query_lens), max_blocks), np.int32),) * num_groups,
+        slot_mapping=(np.full(starts[-1], -1),) * num_groups,
+    )
+
+
+def lengths(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> Iterator[tuple[Lens, Lens]]:
+    """(query_lens, context_lens) of the steps that have each tile: decodes of one long context and of several short
+    ones, then prefills of more and more tokens, one sequence while it holds them."""
+    most = min(max_num_seqs, max_num_batched_tokens)
+    for num_seqs in sorted({1, min(2, most), most}):
+        yield np.ones(num_seqs, np.int64), np.full(num_seqs, max_model_len if num_seqs == 1 else 1)
+    tokens, largest = 2, min(max_num_batched_tokens, max_num_seqs * max_model_len)
+    while tokens < 2 * largest:
+        whole, rest = divmod(min(tokens, largest), max_model_len)
+        query_lens = np.array([*[rest] * (rest > 0), *[max_model_len] * whole], np.int64)
+        yield query_lens, query_lens
+        tokens *= 2
+
+
+def samplings() -> Iterator[list[SamplingParams]]:
+    """Parameters of a row or two: every way to draw, alone and beside a greedy row, with penalties and without."""
+    for way, others in product((GREEDY, *WAYS), ([], [GREEDY], [DRAWN])):
+        yield [way, *others]
+        yield [replace(way, presence_penalty=0.1), *others]
