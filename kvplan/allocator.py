@@ -98,7 +98,7 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
     made: dict[Hashable, list[tuple[int, int]]] = {}
-    for index in stage_layers(spec.num_layers, layout.pp)[layout.stage]:
+    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
         key = alike(spec, index, layout)
         if key not in made:
             made[key] = [sizes for weight in spec.layer_weights[index] for sizes in loaded(spec, weight, index, layout)]

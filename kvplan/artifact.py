@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from kvplan import weights
-from kvplan.explain import COMPARED_RELEASE, DESCRIBED, stage_of, statements
+from kvplan.explain import DESCRIBED, stage_of, statements
 from kvplan.flags import model_id, serve_command
 from kvplan.held import blocks_per_user, log_differs
 from kvplan.plan import MemoryBreakdown, Plan, online_scheme
@@ -448,7 +448,7 @@ def _ruled(plan: Plan, source: str) -> Origin:
     release = plan.request.release
     if release.engine == "sglang":
         return "formula", SGLANG_SOURCE
-    if release.number == COMPARED_RELEASE:
+    if release.is_compared:
         return "exact", source + COMPARED
     return "formula", f"rules of {release.label} as its {DESCRIBED}"
 

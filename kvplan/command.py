@@ -83,6 +83,13 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
     "swa_full_tokens_ratio": Argument("ratio"),
     "mamba_full_memory_ratio": Argument("ratio"),
     "cuda_graph_max_bs": Argument("count"),
+    "cuda_graph_max_bs_prefill": Argument("count"),
+    "disable_prefill_cuda_graph": Argument("flag"),
+    "prefill_attention_backend": Argument("text"),
+    "decode_attention_backend": Argument("text"),
+    "enable_multimodal": Argument("flag"),
+    "max_mamba_cache_size": Argument("count"),
+    "mamba_radix_cache_strategy": Argument("text"),
 }
 
 # Flags that change what is held in GPU memory in a way kvplan does not size: refused.

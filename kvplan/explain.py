@@ -30,7 +30,7 @@ from kvplan.units import GB, GIB, format_gib, format_size, plural
 from kvplan.weights import num_params, stage_layers
 
 if TYPE_CHECKING:
-    from kvplan.rules.sglang import SglangPool
+    from kvplan.rules.sglang_pool import SglangPool
 
 # The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
 # default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
@@ -73,7 +73,7 @@ def explain(plan: Plan) -> list[Section]:
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
 
 
-def _release(number: tuple[int, int]) -> str:
+def _release(number: tuple[int, ...]) -> str:
     return f"from {number[0]}.{number[1]} on"
 
 
@@ -82,7 +82,7 @@ def stage_of(plan: Plan) -> range:
     spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
     if plan.request.draft is not None:
         return range(spec.num_layers + plan.request.draft.num_layers)
-    return stage_layers(spec.num_layers, pp)[plan.stage]
+    return stage_layers(spec.num_layers, pp, rest_last=plan.pool.how.rest_last)[plan.stage]
 
 
 # --- what the facts and rules rest on ---------------------------------------------------------------------------------
@@ -96,8 +96,8 @@ def is_published(source: str) -> bool:
     return not source.startswith(DERIVED) and "not checked" not in source
 
 
-# The release whose own code the rules were compared with; others follow what was written about them.
-COMPARED_RELEASE = (0, 33)
+# Releases whose own code the rules were not compared with follow what was written about them.
+SGLANG_READ = "0.4.4, 0.4.9, 0.5.2, 0.5.9 and 0.5.23"
 DESCRIBED = "release notes, issues and posted start-up logs describe them"
 
 
@@ -108,15 +108,15 @@ def statements(plan: Plan) -> dict[str, tuple[str, str]]:
     for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
         if spec is not None and not is_published(spec.source):
             found[name] = spec.source.partition(";")[0], spec.source
+    if release.is_compared:
+        return found
     if release.engine == "sglang":
-        from kvplan.rules import sglang
-
-        read = "0.5.23" if release.number >= sglang.NEWEST else "0.4.4 and 0.4.9"
         found["rules"] = (
-            f"{release.label} as its code of {read} was read; compared with posted logs, not with its own answers",
+            f"{release.label} as the code of {SGLANG_READ} was read; compared with posted logs, not with its own "
+            "answers",
             f"{SGLANG_SOURCE}; posted start-up logs (tests/test_sglang.py)",
         )
-    elif release.number != COMPARED_RELEASE:
+    else:
         found["rules"] = (
             f"{release.label} by release notes, issues and logs; not compared with its own code",
             f"{release.label} as its {DESCRIBED}; not compared with that release's own code",
@@ -223,7 +223,7 @@ def _blocks(plan: Plan) -> Iterator[str]:
     for text, same in numbers.items():
         yield f"{_numbered(same)}: {text}"
     if plan.request.release.engine == "sglang":
-        from kvplan.rules.sglang import SglangPool
+        from kvplan.rules.sglang_pool import SglangPool
 
         assert isinstance(pool, SglangPool)
         yield from _sglang_pools(plan, pool)
@@ -241,6 +241,12 @@ def _blocks(plan: Plan) -> Iterator[str]:
 def _sglang_pools(plan: Plan, pool: "SglangPool") -> Iterator[str]:
     """How windows and recurrent states are kept beside the tokens."""
     if len(pool.groups) > 1:
+        if pool.window_tokens is not None:
+            yield (
+                f"window layers have a pool of {pool.window_tokens:,} tokens, set aside before the tokens: "
+                "--max-running-requests sizes it where the prefix cache is off"
+            )
+            return
         share = float(pool.swa_ratio)
         yield (
             f"window layers have a pool of {share:g} x as many tokens, which every page of the full pool pays for: "
@@ -248,12 +254,18 @@ def _sglang_pools(plan: Plan, pool: "SglangPool") -> Iterator[str]:
             f"the larger of its pages and its window pages / {share:g}"
         )
     if state := pool.state[plan.stage]:
-        yield f"states have slots of {state:,} B, set aside before the tokens"
+        yield f"states have slots of {state:,} B, set aside before the tokens; a request may take {pool.slots_each}"
 
 
 def _block_reason(plan: Plan) -> str:
     if plan.request.release.engine == "sglang":
-        return f"page size {plan.pool.block_size}: {'as asked' if plan.request.args.block_size else 'the default'}"
+        from kvplan.rules import sglang_models
+
+        request = plan.request
+        backend = sglang_models.backends(request.spec, request.gpu.sm, request.args, request.release)[1]
+        page, asked = plan.pool.block_size, request.args.block_size
+        why = "as asked" if asked == page else "the default" if page == 1 else f"what the backend {backend} takes"
+        return f"page size {page}: {why}"
     spec, settings, size = plan.request.spec, plan.settings, plan.pool.block_size
     asked = plan.request.args.block_size
     if vllm.has_states(spec):
@@ -356,6 +368,8 @@ def _sglang_budget(plan: Plan) -> Iterator[str]:
     )
     yield f"- weights {memory.weights:,} B"
     yield f"- buffers {memory.buffers:,} B = {plan.estimates['buffers'].formula}"
+    if images := memory.budget - memory.weights - memory.buffers - plan.available:
+        yield f"- set aside for images {images:,} B"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
     kept = memory.total - context.likely - memory.budget
     yield f"kept back for activations and CUDA graphs, which SGLang does not measure: {kept:,} B ({format_gib(kept)})"

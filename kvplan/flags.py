@@ -48,7 +48,9 @@ _SGLANG_KV = {"auto": None, "fp8": "fp8_e4m3", "bfloat16": "bf16", "float16": "a
 
 def _sglang_command(plan: Plan) -> list[str]:
     args, settings = plan.request.args, plan.settings
-    page = plan.pool.block_size
+    page, newer = plan.pool.block_size, plan.request.release.has("decode_graph_flag")
+    graphs = "--cuda-graph-max-bs-decode" if newer else "--cuda-graph-max-bs"
+    strategy = "--mamba-radix-cache-strategy" if newer else "--mamba-scheduler-strategy"
     values = {
         "--model-path": model_id(plan.request.spec),
         "--context-length": plan.capacity.max_model_len,
@@ -67,12 +69,21 @@ def _sglang_command(plan: Plan) -> list[str]:
         "--swa-full-tokens-ratio": args.swa_full_tokens_ratio,
         "--mamba-full-memory-ratio": args.mamba_full_memory_ratio,
         "--mamba-ssm-dtype": args.mamba_ssm_cache_dtype,
-        "--cuda-graph-max-bs": args.cuda_graph_max_bs,
+        graphs: args.cuda_graph_max_bs,
+        "--cuda-graph-max-bs-prefill": args.cuda_graph_max_bs_prefill,
+        "--prefill-attention-backend": args.prefill_attention_backend,
+        "--decode-attention-backend": args.decode_attention_backend,
+        "--max-mamba-cache-size": args.max_mamba_cache_size,
+        strategy: args.mamba_radix_cache_strategy,
     }
     words = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
     switches = {
         "--disable-radix-cache": args.enable_prefix_caching is False,
         "--disable-cuda-graph": args.enforce_eager,
+        "--disable-prefill-cuda-graph": bool(args.disable_prefill_cuda_graph),
+        "--disable-overlap-schedule": not args.async_scheduling,
+        "--disable-hybrid-swa-memory": args.disable_hybrid_kv_cache_manager,
+        "--enable-multimodal": bool(args.enable_multimodal),
     }
     return ["python", "-m", "sglang.launch_server", *words, *(flag for flag, on in switches.items() if on)]
 

@@ -159,6 +159,7 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         sm=request.gpu.sm,
         dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
         online=online_scheme(request) if online else None,
+        rest_last=request.release.engine == "sglang",
     )
 
 
@@ -307,9 +308,12 @@ def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
     def share(total: int, taken: int) -> int:
         return floor((total - taken) * settings.gpu_memory_utilization)
 
+    from kvplan.rules import sglang
+
+    images = sglang.image_reservation(request.spec, gpu, args, request.release)
     budget = share(gpu.total_memory, context.likely)
     ends = (share(gpu.total_memory_low, context.high), budget, share(gpu.total_memory_high, context.low))
-    low, likely, high = (end - held - loaded for end in ends)
+    low, likely, high = (end - held - loaded - images for end in ends)
     return _Budget(max(0, budget), groups, estimates, (low, likely, high))
 
 
@@ -442,32 +446,37 @@ def vllm_answer(request: Request) -> _Answer:
 
 
 def sglang_answer(request: Request) -> _Answer:
-    from kvplan.rules import sglang  # vLLM is planned without it
+    from kvplan.rules import sglang, sglang_pool  # vLLM is planned without them
 
     if request.draft is not None:
         raise UsageError("--draft-model: drafts in SGLang are not modelled; leave it out")
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
+    replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
     # Replicas are servers of their own, which share nothing: each is planned alone.
     request = replace(request, args=replace(request.args, data_parallel_size=1))
-    args, spec = request.args, request.spec
+    args, spec, gpu = request.args, request.spec, request.gpu
     vllm.check_parallel(spec, args)
-    vllm.check_capability(spec, args, request.gpu.sm)
+    vllm.check_capability(spec, args, gpu.sm)
     check_load(request, settings.max_model_len)
-    how = sglang.paging(spec, settings, args, request.gpu.sm)
-    pool = sglang.pool(spec, how, args.swa_full_tokens_ratio, request.release)
+    pool = sglang_pool.pool(spec, settings, args, gpu.sm)
     stages = [sglang_budget(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
     rooms = [[stage.available[end] for stage in stages] for end in range(3)]
-    capacity = sglang.capacity(pool, settings, args, rooms[1])
-    pages, slots, worst = sglang.pages_in(pool, args, rooms[1])
-    most = sglang.max_requests(pool, settings, args, pages, slots)
-    low, high = (sglang.pages_in(pool, args, rooms[end])[0] for end in (0, 2))
-    reserved = int(sglang.reserved_mib(spec, request.gpu, args, request.release) * MIB)
-    kept = request.gpu.total_memory - stages[worst].estimates["context"].likely - stages[worst].budget
-    notes = [*sglang.notes(args, settings, spec, kept, reserved), sglang.slots_note(pool, slots, worst)]
+    capacity = sglang_pool.capacity(pool, settings, args, rooms[1])
+    pages, slots, worst = sglang_pool.pages_in(pool, args, rooms[1])
+    most = sglang_pool.max_requests(pool, settings, args, pages, slots)
+    low, high = (sglang_pool.pages_in(pool, args, rooms[end])[0] for end in (0, 2))
+    reserved = int(sglang.reserved_mib(spec, gpu, args, request.release) * MIB)
+    kept = gpu.total_memory - stages[worst].estimates["context"].likely - stages[worst].budget
+    images = sglang.image_reservation(spec, gpu, args, request.release)
+    notes = [
+        *sglang.notes(args, settings, kept, reserved, images),
+        *sglang_pool.pool_notes(pool, spec, args, slots),
+        *([] if replicas == 1 else [sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)]),
+    ]
     return _Answer(
         replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request),
-        pool.num_bytes(pages, slots, worst), tuple(filter(None, notes)), given_out=pool.given_out(pages, slots, worst),
+        pool.num_bytes(pages, slots, worst), tuple(notes), given_out=pool.given_out(pages, slots, worst),
     )  # fmt: skip
 
 

@@ -35,16 +35,32 @@ NAMES: Final[Mapping[str, str]] = {
     "page_size": "block_size", "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype", "quantization": "quantization",
     "swa_full_tokens_ratio": "swa_full_tokens_ratio", "mamba_full_memory_ratio": "mamba_full_memory_ratio",
     "mamba_ssm_dtype": "mamba_ssm_cache_dtype", "cuda_graph_max_bs": "cuda_graph_max_bs",
-    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_bs", "cuda_graph_max_bs_prefill": "cuda_graph_max_bs_prefill",
+    "prefill_attention_backend": "prefill_attention_backend",
+    "decode_attention_backend": "decode_attention_backend", "max_mamba_cache_size": "max_mamba_cache_size",
+    "mamba_radix_cache_strategy": "mamba_radix_cache_strategy",
+    "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
+}  # fmt: skip
+BACKEND: Final = "attention_backend"  # of prefills and decodes, where those are not given apart
+# Spellings of earlier releases -> the one of 0.5.23, which refuses them.
+EARLIER: Final[Mapping[str, str]] = {
+    "cuda_graph_max_bs": "--cuda-graph-max-bs-decode", "mamba_scheduler_strategy": "--mamba-radix-cache-strategy",
 }  # fmt: skip
 MODEL: Final = ("model_path", "model")
 EXPERTS: Final = ("ep_size", "expert_parallel_size", "ep")
 SWITCHED: Final[Mapping[str, tuple[str, bool]]] = {
     "disable_radix_cache": ("enable_prefix_caching", False),
     "disable_cuda_graph": ("enforce_eager", True),
+    "disable_prefill_cuda_graph": ("disable_prefill_cuda_graph", True),
+    "disable_overlap_schedule": ("async_scheduling", False),
+    "disable_hybrid_swa_memory": ("disable_hybrid_kv_cache_manager", True),
+    "enable_multimodal": ("enable_multimodal", True),
 }
 REFUSED: Final[Mapping[str, str]] = {
-    "enable_dp_attention": "is not modelled; leave it out",
+    **dict.fromkeys(
+        ("enable_dp_attention", "attn_dp_size"),
+        "divides attention over data-parallel ranks inside --tp-size, which is not modelled; use vllm",
+    ),
     "speculative_algorithm": "drafts in SGLang are not modelled; leave it out",
     "cpu_offload_gb": "moves weights to host memory, which is not modelled; leave it out",
     "json_model_override_args": "changes the model's config; pass the changed config.json as MODEL",
@@ -52,22 +68,23 @@ REFUSED: Final[Mapping[str, str]] = {
     "lora_paths": "adapters in SGLang are not modelled; leave it out",
     "config": "is a file of more flags; write them out",
     "disaggregation_mode": "changes what is kept back, which is not modelled; leave it out",
-    "max_mamba_cache_size": "is not modelled; leave it out",
 }
 UNMODELLED: Final = frozenset(
     {
-        "attention_backend", "cuda_graph_bs", "decode_attention_backend", "enable_hierarchical_cache",
-        "enable_memory_saver", "enable_multimodal", "enable_symm_mem", "enable_torch_compile", "hicache_ratio",
-        "hicache_size", "load_format", "max_prefill_tokens", "moe_a2a_backend", "moe_runner_backend",
-        "prefill_attention_backend",
+        "cuda_graph_backend_decode", "cuda_graph_backend_prefill", "cuda_graph_bs", "cuda_graph_bs_decode",
+        "cuda_graph_bs_prefill", "cuda_graph_config", "disable_decode_cuda_graph", "dsa_decode_backend",
+        "dsa_prefill_backend", "enable_hierarchical_cache", "enable_memory_saver", "enable_symm_mem",
+        "enable_torch_compile", "enable_unified_memory", "hicache_ratio", "hicache_size", "language_model_only",
+        "load_format", "max_prefill_tokens", "moe_a2a_backend", "moe_runner_backend",
     }
 )  # fmt: skip
 # Flags of no account for GPU memory; those of SWITCHES take no value.
 SWITCHES: Final = frozenset(
     {
-        "disable_custom_all_reduce", "disable_overlap_schedule", "enable_cache_report", "enable_metrics",
+        "disable_custom_all_reduce", "disable_decode_cuda_graph", "enable_cache_report", "enable_metrics",
         "enable_mixed_chunk", "enable_p2p_check", "enable_torch_compile", "enable_hierarchical_cache",
-        "enable_memory_saver", "enable_multimodal", "enable_symm_mem", "log_requests", "show_time_cost",
+        "enable_memory_saver", "enable_symm_mem", "enable_unified_memory", "language_model_only", "log_requests",
+        "show_time_cost",
         "skip_server_warmup", "skip_tokenizer_init", "trust_remote_code",
     }
 )  # fmt: skip
@@ -84,7 +101,7 @@ HARMLESS: Final = frozenset(
 )  # fmt: skip
 KNOWN: Final = (
     frozenset(NAMES) | frozenset(MODEL) | frozenset(EXPERTS) | SWITCHED.keys() | REFUSED.keys() | UNMODELLED | SWITCHES
-    | HARMLESS | {"revision"}
+    | HARMLESS | {"revision", BACKEND}
 )  # fmt: skip
 KV_DTYPES: Final = {"bf16": "bfloat16"}
 
@@ -150,7 +167,13 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         found.model = literal(one(values, option), "the model")
     elif name == "revision":
         found.revision = literal(one(values, option), flag)
+    elif name == BACKEND:
+        for phase in ("prefill", "decode"):
+            key = f"{phase}_{BACKEND}"
+            found.args.setdefault(key, _value(key, literal(one(values, option), flag), option))
     elif name in NAMES:
+        if name in EARLIER:
+            found.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {EARLIER[name]} there")
         found.args[NAMES[name]] = _value(NAMES[name], literal(one(values, option), flag), option)
     elif name in EXPERTS:
         found.args["ep"] = read_argument("tensor_parallel_size", one(values, option), option)

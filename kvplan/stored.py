@@ -126,7 +126,7 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
     Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
     """
     total: Counter[str] = Counter()
-    stage = stage_layers(spec.num_layers, layout.pp)[layout.stage]
+    stage = stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]
     for tensor in checkpoint.tensors:
         if checkpoint.format == "gguf":
             tensor = replace(tensor, name=hugging_face_name(tensor.name))

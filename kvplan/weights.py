@@ -35,6 +35,7 @@ class Layout:
 
     dp  data parallel replicas; without expert parallelism they share the experts' matrices as tensor ranks do (vLLM)
     sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
+    rest_last  layers that pipeline stages cannot share evenly go to the last stages (SGLang)
     """
 
     tp: int = 1
@@ -45,20 +46,22 @@ class Layout:
     sm: int = 90
     dtype: str | None = None
     online: str | None = None
+    rest_last: bool = False
 
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def stage_layers(num_layers: int, pp: int) -> list[range]:
-    """The layers of each pipeline stage: an equal share each, the rest one by one from the last but one backwards.
+def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False) -> list[range]:
+    """The layers of each pipeline stage: an equal share each, the rest one by one from the last but one backwards, or
+    with rest_last from the last one.
 
-    Source: vLLM 0.33 distributed/utils.py (get_pp_indices).
+    Source: vLLM 0.33 and sglang 0.5.23 distributed/utils.py (get_pp_indices).
     """
     share, rest = divmod(num_layers, pp)
     sizes = [share] * pp
-    for i in range(2, rest + 2):
+    for i in range(1, rest + 1) if rest_last else range(2, rest + 2):
         sizes[-i if i <= pp else -1] += 1
     starts = [sum(sizes[:i]) for i in range(pp)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
@@ -269,7 +272,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
         if on_stage(weight.place, layout):
             total[weight.group] += weight_bytes(spec, weight, None, layout)
     cache: dict[Hashable, Counter[str]] = {}
-    for index in stage_layers(spec.num_layers, layout.pp)[layout.stage]:
+    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
         weights = spec.layer_weights[index]
         key = alike(spec, index, layout)
         if key not in cache:

@@ -1,4 +1,5 @@
-"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR`, `models DIR` or `traces FILE`.
+"""Compare kvplan with data from elsewhere: `oracles.py capacity CASES DIR`, `sglang CASES DIR`, `models DIR` or
+`traces FILE`.
 
 Prints each difference and the counts `equal / refused by name / different`; exits 1 when anything differs, 2 when there
 is nothing to compare. `traces` replays a real scheduler's steps: `NAME: equal` or `NAME: differs at step N: how`.
@@ -8,7 +9,7 @@ import json
 import shlex
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
 from itertools import count
@@ -20,12 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
-from kvplan import hf_config
+from kvplan import hf_config, sglang_command
 from kvplan.command import read_command
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import gpu
 from kvplan.plan import Request, plan, rank_weights, weight_layout
-from kvplan.rules import vllm_pool
+from kvplan.rules import sglang, sglang_models, sglang_pool, vllm, vllm_pool
+from kvplan.rules.engines import parse_engine
+from kvplan.rules.sglang_pool import SglangPool
 from kvplan.rules.vllm import EngineArgs
 from kvplan.rules.vllm_pool import Capacity
 from kvplan.spec import (
@@ -45,6 +48,7 @@ from kvplan.spec import (
 from kvplan.weights import total_weights
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
+NOT_ASKED = "not within the oracle's reach"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -307,6 +311,137 @@ def capacity(cases: Path, directory: Path) -> int:
     return 1 if counts[DIFFERENT] else 0
 
 
+# --- sglang: its own settings and pools ----------------------------------------------------------------------------
+
+SGLANG_GPUS = GPUS | {"RTX4090": "rtx-4090", "RTX5090": "rtx-5090"}
+KV_NAMES = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_ds_mla": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+# What a row says that the server could not be asked, rather than that it refused.
+OUT_OF_REACH = ("does not recognize this architecture", "StrictDataclassClassValidationError", "AttributeError",
+                "ImportError", "stubbed kernel", "compiled op")  # fmt: skip
+NO_IMPLEMENTATION = "has no SGlang implementation"
+
+
+def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
+    """A row's inputs as a request; flags that are not modelled are refused by name."""
+    command = sglang_command.read(list(inputs.get("argv") or []))
+    if odd := [*command.unknown, *command.unmodelled]:
+        raise UsageError(f"{odd[0]}: is not a flag of SGLang that kvplan models")
+    if command.notes:  # spellings of older releases
+        raise UsageError(command.notes[0])
+    args = EngineArgs(
+        **{
+            "tensor_parallel_size": inputs.get("tp") or 1,
+            "pipeline_parallel_size": inputs.get("pp") or 1,
+            **command.args,
+        }
+    )
+    name = inputs.get("gpu", "H100")
+    return Request(spec, gpu(SGLANG_GPUS.get(name, name.lower())), args, parse_engine("sglang"))
+
+
+def sglang_settings(request: Request, pool: SglangPool) -> dict[str, Any]:
+    """The settings in the words of a row's `resolved`."""
+    spec, args, release = request.spec, request.args, request.release
+    settings = sglang.resolve(spec, request.gpu, args, release)
+    graphs = sglang_models.captures_prefill(spec, args) and sglang.num_prefill_graphs(
+        sglang.most_prefill_tokens(spec, settings.max_num_batched_tokens, args)
+    )
+    return {
+        "context_len": settings.max_model_len,
+        "mem_fraction_static": settings.gpu_memory_utilization,
+        "page_size": pool.block_size,
+        "kv_cache_dtype": KV_NAMES.get(settings.kv_dtype, settings.kv_dtype),
+        "decode_max_bs": sglang.decode_graphs(spec, request.gpu, args, release),
+        "prefill_graphs": int(graphs),
+        "mamba_ratio": pool.slots_each if pool.slot else None,
+        "mamba_bytes_per_req": sum(pool.state) or None,
+        "mm_reservation": sglang.image_reservation(spec, request.gpu, args, release),
+    }
+
+
+def resolved_settings(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The same of a row. Prefill graphs that a late rule takes back have been counted in the fraction all the same."""
+    disabled = resolved["prefill_backend"] == "disabled"
+    return {
+        **resolved,
+        "prefill_graphs": 0 if disabled else resolved["prefill_graphs"],
+        "mm_reservation": int(resolved["mm_reservation_gb"] * 2**30),
+    }
+
+
+def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
+    args, spec = request.args, request.spec
+    vllm.check_parallel(spec, args)
+    vllm.check_capability(spec, args, request.gpu.sm)
+    settings = sglang.resolve(spec, request.gpu, args, request.release)
+    pool = sglang_pool.pool(spec, settings, args, request.gpu.sm)
+    theirs = resolved_settings(row["resolved"])
+    late = theirs["attention_backend"] == "trtllm_mla" and spec.architecture == "DeepseekV3ForCausalLM"
+    for name, mine in sglang_settings(request, pool).items():
+        if mine != theirs[name] and not (name == "prefill_graphs" and (late or args.enforce_eager)):
+            yield f"{name} {mine} for {theirs[name]}"
+    images = sglang.image_reservation(spec, request.gpu, args, request.release)
+    for expected in row["results"]:
+        budget = expected["available_memory"]
+        rooms = [budget - images] * args.pipeline_parallel_size
+        pages, slots, _ = sglang_pool.pages_in(pool, args, rooms)
+        runs = sglang_pool.starts(pool, settings, args, pages, slots)
+        if ("error" in expected) == runs:
+            how = "starts" if runs else "does not start"
+            yield f"{budget:,} B: {how} for {expected.get('error', 'a server')!r:.90}"
+        if "error" in expected or not runs:
+            continue
+        answers = {
+            "max_total_num_tokens": pages * pool.block_size,
+            "max_running_requests": sglang_pool.max_requests(pool, settings, args, pages, slots),
+            "max_mamba_cache_size": slots if pool.slot else None,
+            "swa": pool.tokens_of_windows(pages) if pool.window else None,
+        }
+        for name, mine in answers.items():
+            if mine != expected[name]:
+                yield f"{budget:,} B: {name} {mine} for {expected[name]}"
+
+
+def compare_sglang(row: dict[str, Any], load: Callable[[str], ModelSpec]) -> tuple[str, list[str]]:
+    refused = row.get("failed", "") or row.get("quant_error", "")
+    refuses = "failed" in row or NO_IMPLEMENTATION in refused
+    if refuses and any(text in refused for text in OUT_OF_REACH):
+        return NOT_ASKED, [refused[:120]]
+    try:
+        request = sglang_request(row["inputs"], load(row["inputs"]["model"]))
+        wrong = [] if refuses else list(sglang_differences(request, row))
+        if refuses:
+            plan(request)
+    except KvplanError as error:
+        return (EQUAL, []) if refuses else (REFUSED, [str(error)])
+    if refuses:
+        wrong = [f"is planned, where SGLang refuses: {refused[:120]}"]
+    return (DIFFERENT if wrong else EQUAL), wrong
+
+
+def sglang_cases(cases: Path, directories: list[Path]) -> int:
+    counts = {EQUAL: 0, REFUSED: 0, DIFFERENT: 0, NOT_ASKED: 0}
+    for row in read_lines(cases):
+        model = row["inputs"]["model"]
+        directory = next((each for each in directories if (each / model / "config.json").is_file()), None)
+        if directory is None:
+            raise ValueError(f"{model}/config.json is in none of the folders")
+        outcome, why = compare_sglang(row, lambda name, folder=directory: spec_in(folder / name))  # type: ignore[misc]
+        counts[outcome] += 1
+        inputs = {key: value for key, value in row["inputs"].items() if key != "available_memory"}
+        for text in why:
+            print(f"{json.dumps(inputs)}: {outcome}: {text}")
+    if not sum(counts.values()):
+        raise ValueError("no case to compare")
+    print(" / ".join(f"{n} {word}" for word, n in counts.items() if n or word != NOT_ASKED))
+    return 1 if counts[DIFFERENT] else 0
+
+
 # --- traces: a real scheduler, step by step ----------------------------------------------------------------------
 
 SAMPLED_TOKEN = 7  # every sampled token is the same one; prompts have others
@@ -453,6 +588,8 @@ def main(argv: list[str]) -> int:
             return traces(Path(path))
         case ["capacity", cases, directory]:
             return capacity(Path(cases), Path(directory))
+        case ["sglang", cases, *directories] if directories:
+            return sglang_cases(Path(cases), [Path(each) for each in directories])
         case ["models", directory]:
             return models(Path(directory))
         case _:

@@ -97,7 +97,7 @@ def pipeline(**usage: str) -> str:
     ]
     return (
         "[2025-08-21 18:18:05] server_args=ServerArgs(model_path='meta-llama/Llama-3.1-70B', tp_size=2, pp_size=4, "
-        "context_length=8192, mem_fraction_static=0.85)\n" + "".join(lines)
+        "context_length=8192, page_size=1, mem_fraction_static=0.85)\n" + "".join(lines)
     )
 
 

@@ -189,6 +189,26 @@ class PlanOptions:
         Text,
         option("--mamba-full-memory-ratio", help="SGLang: memory of states per memory of tokens.", metavar="RATIO"),
     ] = None
+    max_mamba_cache_size: Annotated[
+        Text, option("--max-mamba-cache-size", help="SGLang: slots for recurrent states.", metavar="N")
+    ] = None
+    mamba_radix_cache_strategy: Annotated[
+        Text,
+        option(
+            "--mamba-radix-cache-strategy",
+            help="SGLang: auto, no_buffer, extra_buffer or extra_buffer_lazy.",
+            metavar="NAME",
+        ),
+    ] = None
+    cuda_graph_max_bs_prefill: Annotated[
+        Text, option("--cuda-graph-max-bs-prefill", help="SGLang: tokens of the largest prefill graph.", metavar="N")
+    ] = None
+    prefill_attention_backend: Annotated[
+        Text, option("--prefill-attention-backend", help="SGLang: fa3, flashinfer, trtllm_mha, ...", metavar="NAME")
+    ] = None
+    decode_attention_backend: Annotated[
+        Text, option("--decode-attention-backend", help="SGLang: fa3, flashmla, trtllm_mla, ...", metavar="NAME")
+    ] = None
     kv_cache_memory_bytes: Annotated[
         Text, option("--kv-cache-memory-bytes", help="Size of the KV pool on one GPU.", metavar="SIZE")
     ] = None
@@ -204,6 +224,16 @@ class PlanOptions:
         option("--calibration", help="Constants that `reconcile --calibrate` measured on this GPU.", metavar="FILE"),
     ] = None
     # switches
+    enable_multimodal: Annotated[
+        Switch,
+        option("--enable-multimodal/--no-enable-multimodal", help="SGLang: take images where the default is text."),
+    ] = None
+    disable_prefill_cuda_graph: Annotated[
+        Switch,
+        option(
+            "--disable-prefill-cuda-graph/--no-disable-prefill-cuda-graph", help="SGLang: no CUDA graphs of prefills."
+        ),
+    ] = None
     enable_prefix_caching: Annotated[
         Switch,
         option(

@@ -17,12 +17,12 @@ SGLANG_SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/ar
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """In every release of vLLM from `since` on.
+    """In every release of vLLM from `since` on, or of SGLang, whose third field counts.
 
     read  releases whose wheels were read on it; empty: it rests on logs, notes or issues alone
     """
 
-    since: Number
+    since: tuple[int, ...]
     what: str
     source: str
     read: str = ""
@@ -173,9 +173,44 @@ CHANGES = {
     ),
 }  # fmt: skip
 
+# SGLang's third field is a release of features. What came between two that were read counts from the later one.
+READ = "sglang 0.4.9, 0.5.2, 0.5.9 and 0.5.23 were read"
+SGLANG_CHANGES = {
+    "window_pools": Change(
+        (0, 5), "window layers have a pool of their own in the models that SGLang lists",
+        "sglang 0.5.2 srt/server_args.py",
+    ),
+    "state_pools": Change((0, 5), "recurrent states have slots beside the tokens", "sglang 0.5.9 and 0.5.23"),
+    "reserve_by_parts": Change(
+        (0, 5, 9), "the default fraction keeps back 1.5 MiB per token of a chunk and 2 per sequence of the largest "
+        "graph; before, a table by the GPU's memory", f"{READ}: srt/server_args.py",
+    ),
+    "datacenter_pages": Change(
+        (0, 5, 9), "attention backends of compute capability 10.x with pages of 64 tokens by default",
+        f"{READ}: srt/server_args.py",
+    ),
+    "tracked_states": Change(
+        (0, 5, 23), "two more state slots per request follow it for the prefix cache, unless told otherwise",
+        f"{READ}: srt/arg_groups/overrides.py",
+    ),
+    "prefill_graphs": Change(
+        (0, 5, 23), "the default fraction keeps memory back for graphs of the prefill", f"{READ}: memory_hook.py"
+    ),
+    "image_reservation": Change(
+        (0, 5, 23), "memory for images is set aside before the pool is sized", f"{READ}: kv_cache_configurator.py"
+    ),
+    "request_windows": Change(
+        (0, 5, 23), "without the prefix cache, --max-running-requests sizes the windows' pool",
+        f"{READ}: pool_configurator.py",
+    ),
+    "decode_graph_flag": Change(
+        (0, 5, 23), "--cuda-graph-max-bs-decode; before, --cuda-graph-max-bs", f"{READ}: srt/server_args.py"
+    ),
+}  # fmt: skip
 
-def since(name: str) -> Number:
-    """The release that a change came with."""
+
+def since(name: str) -> tuple[int, ...]:
+    """The release of vLLM that a change came with."""
     return CHANGES[name].since
 
 
@@ -191,6 +226,9 @@ TOLD: Final[dict[str, tuple[str, bool, str | None, str | None]]] = {
     "no-graph-estimate": ("estimates_graphs", False, "graphs_in_budget", None),
 }
 INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
+# The releases whose own answers the rules were compared with, case by case (tests/oracles.py).
+COMPARED = {"vllm": ((0, 33),), "sglang": ((0, 5, 23),)}
+LAST = 10**6  # stands for the third field of a line's last release
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +264,22 @@ class Version:
         return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(told)}"
 
     def has(self, change: str) -> bool:
-        """Whether a change of vLLM came with this release or an earlier one; never so for another server."""
-        return self.engine == "vllm" and self.number >= since(change)
+        """Whether a change came with this release of its server or an earlier one; never so for the other server's."""
+        if self.engine == "sglang":
+            return change in SGLANG_CHANGES and self.fields >= SGLANG_CHANGES[change].since
+        return change in CHANGES and self.number >= since(change)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the rules were compared with this release's own code; SGLang 0.5 alone means the one that was."""
+        if self.engine == "sglang" and self.patch is None:
+            return self.number in [fields[:2] for fields in COMPARED[self.engine]]
+        return (self.number if self.engine == "vllm" else self.fields) in COMPARED[self.engine]
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """The number with its third field; the last of its line where none was given."""
+        return (*self.number, LAST if self.patch is None else self.patch)
 
     @property
     def utilization(self) -> float:
@@ -275,5 +327,5 @@ def field_of(release: Version, word: str) -> tuple[str, bool | int]:
     return name, value
 
 
-def number_text(number: Number) -> str:
+def number_text(number: tuple[int, ...]) -> str:
     return f"{number[0]}.{number[1]}"

@@ -1,39 +1,24 @@
-"""SGLang's settings and pools: what it decides when a flag is not given, and how many tokens its KV cache holds.
+"""SGLang's settings: what it decides when a flag is not given. Its pools are in sglang_pool.py, what depends on the
+model in sglang_models.py.
 
 SGLang measures no activation peak. It loads the model, keeps back a share of what was free before, and turns the rest
 into tokens: KV bytes = free before loading x mem_fraction_static - what loading took. Activations and CUDA graphs live
 in the share kept back, which a rule of thumb sizes.
 
-Source: sglang 0.5.23 srt/arg_groups/memory_hook.py and srt/mem_cache/kv_cache_configurator.py; 0.4.9 and 0.4.4
-srt/server_args.py for the older defaults. The pool rule agrees with logged pools to 0.1 % (tests/test_sglang.py).
+Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); 0.5.9, 0.5.2, 0.4.9 and 0.4.4
+srt/server_args.py for the older defaults. Equal to SGLang's own code on every case compared (tests/oracles.py sglang).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from fractions import Fraction
-from functools import lru_cache
-from math import floor
+from collections.abc import Iterator
 
-from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
-from kvplan.layout import cdiv, state_bytes
-from kvplan.rules import vllm
+from kvplan.rules import sglang_models, vllm
 from kvplan.rules.releases import Version
+from kvplan.rules.sglang_models import takes_images
 from kvplan.rules.vllm import EngineArgs, Settings
-from kvplan.rules.vllm_pages import KVSpec, Paging, attention_spec
-from kvplan.rules.vllm_pool import Capacity, KVGroup, Pool
-from kvplan.spec import (
-    ChunkedAttention,
-    CompressedLatent,
-    CrossAttention,
-    KeyIndex,
-    ModelSpec,
-    RecurrentState,
-    SlidingWindow,
-    WindowLatent,
-)
-from kvplan.units import MIB, format_gib
-from kvplan.weights import stage_layers
+from kvplan.spec import ModelSpec
+from kvplan.units import GIB, MIB, format_gib
 
 NEWEST, OLDEST = (0, 5), (0, 4)
 TABLE_UNTIL = (0, 4, 4)  # the default fraction was a table by tensor parallel size
@@ -54,6 +39,7 @@ CLASSES = (
     (60 * 1024, 4096, 32, 160),
     (160 * 1024, 8192, 256, 512),
 )
+BLACKWELL, CONSUMER_BLACKWELL = 100, 120  # compute capabilities
 LARGEST_CLASS = (16_384, 512, 512)
 CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 graphs from 90 GiB on: of no account here
 # Tokens of the prefill graphs that are captured: (from, to, step).
@@ -63,11 +49,15 @@ MLA_GRAPHS_MIB = 1536
 VISION_FACTOR = 0.95  # of the fraction, for a vision tower like ViT-L, whose size is 24 layers of 1,024
 VISION_SIZE = (24, 1024)
 VISION_STEP, VISION_RANGE = 0.1, (0.8, 1.05)  # a tenth less for each time that the tower is larger
-SLOTS_PER_REQUEST = 3  # of recurrent states, while the radix cache may keep some
-MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
+IMAGE_CACHE = 100 * MIB  # embeddings of images, allocated after the pool (SGLANG_VLM_CACHE_SIZE_MB)
+IMAGE_TRANSPORT, MANY_REQUESTS = GIB, 400  # Qwen3-VL's on large Hoppers; three times that for so many requests
+FIRST_LLAMAS = "llama-2"  # in the name of the model: prefill graphs of 4,096 tokens at most
+FIRST_LLAMAS_GRAPHS, LATENT_GRAPHS = 4096, 8192
+# max_running_requests: so many per context that the pool holds, and their limits.
+LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
 PAGE_SIZES = (1, 16, 32, 64, 128)
 KV_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
-COUNTED_IN_FULL = ("gemma2", "gemma3_text", "gemma3", "gemma3n_text")  # no window pool: srt/server_args.py
+SPARSE_KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3")
 
 
 def version(number: tuple[int, ...]) -> Version:
@@ -88,7 +78,6 @@ VLLM_ONLY = {
     "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
     "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
     "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
-    "disable_hybrid_kv_cache_manager": "SGLang has no such flag; leave it out",
     "num_speculative_tokens": "drafts in SGLang are not modelled; leave it out",
     "max_loras": "adapters in SGLang are not modelled; leave them out",
     "kv_offloading_size": "SGLang's hierarchical cache is not modelled; leave it out",
@@ -96,7 +85,7 @@ VLLM_ONLY = {
 
 
 NO_FLAG = (
-    "enable_chunked_prefill", "async_scheduling", "performance_mode", "usage", "max_lora_rank", "fully_sharded_loras",
+    "enable_chunked_prefill", "performance_mode", "usage", "max_lora_rank", "fully_sharded_loras",
     "decode_context_parallel_size",
 )  # fmt: skip
 
@@ -113,11 +102,6 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError(
             f"--quantization {args.quantization}: is not one that is modelled for SGLang; name a quantised checkpoint"
         )
-    if spec.num_layers % args.pipeline_parallel_size:
-        raise UsageError(
-            f"--pipeline-parallel-size {args.pipeline_parallel_size}: does not divide the {spec.num_layers} layers of "
-            f"{spec.name}, and SGLang's split of the rest is not modelled; use a divisor"
-        )
     if args.data_parallel_size > 1 and args.enable_expert_parallel:
         raise UsageError(f"--enable-expert-parallel with replicas: {DP_ATTENTION}; use --dp 1")
     if args.block_size is not None and args.block_size not in PAGE_SIZES:
@@ -129,21 +113,23 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             f"--kv-cache-dtype {args.kv_cache_dtype!r}: is not one that is modelled for SGLang; "
             f"use {', '.join(KV_DTYPES)}"
         )
-    if vllm.is_sparse_mla(spec) and args.kv_cache_dtype.startswith("fp8"):
-        raise UsageError("--kv-cache-dtype fp8: SGLang's layout for sparse attention depends on its backend; use auto")
+    if vllm.is_sparse_mla(spec) and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
+        raise UsageError(
+            f"--kv-cache-dtype {args.kv_cache_dtype}: SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
+        )
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
     """The settings in effect; `max_num_seqs` is the largest there can be until the pool is known (max_requests)."""
     check_args(spec, args)
-    asked = args.max_model_len
-    context = spec.max_model_len if asked in (None, "auto") else asked
+    sglang_models.check_class(spec)
+    asked, longest = args.max_model_len, sglang_models.context_length(spec)
+    context = longest if asked in (None, "auto") else asked
     assert isinstance(context, int)
-    if context > spec.context_limit:
-        raise UsageError(
-            f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
-        )
-    dtype = vllm.resolve_dtype(spec, args.dtype, gpu.sm, release)
+    if context > longest:
+        raise UsageError(f"max_model_len {context:,}: {spec.name} was made for {longest:,} tokens; use at most that")
+    asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
+    dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
     return Settings(
         version=release,
         max_model_len=context,
@@ -152,10 +138,25 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         max_num_seqs=args.max_num_seqs or MOST_REQUESTS,
         in_flight_tokens=chunk_size(gpu, args, release),
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
-        kv_dtype=vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
+        kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
         dtype=dtype,
-        prefix_caching=caches_prefixes(args),
+        prefix_caching=sglang_models.caches_prefixes(args),
     )
+
+
+def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
+    """The KV dtype in effect: the model's, unless the checkpoint carries scales for an fp8 cache.
+
+    Sparse attention keeps fp8 from compute capability 10.0 on and bfloat16 below, whatever the checkpoint says; fp8
+    there are 656 bytes a token where the kernel wants its own scales (flashmla_kv; GLM on 12.x).
+    """
+    if not vllm.is_sparse_mla(spec):
+        stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
+        return stored if asked == "auto" else vllm.resolve_kv_dtype(spec, asked, dtype, sm)
+    if asked == "bfloat16" or (asked == "auto" and sm < BLACKWELL):
+        return "bfloat16"
+    scaled = sm < BLACKWELL or (sm >= CONSUMER_BLACKWELL and spec.model_type == "glm_moe_dsa")
+    return "fp8_ds_mla" if scaled else "fp8"
 
 
 def smi_mib(gpu: GpuSpec) -> int:
@@ -167,7 +168,7 @@ def smi_mib(gpu: GpuSpec) -> int:
 def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, int]:
     """(chunked_prefill_size, largest decode graph) by the GPU's memory."""
     small_tp = args.tensor_parallel_size < 4
-    for below, chunk, graphs, graphs_tp4 in CLASSES if release.number >= NEWEST else CLASSES_04:
+    for below, chunk, graphs, graphs_tp4 in CLASSES if release.has("reserve_by_parts") else CLASSES_04:
         if smi_mib(gpu) < below:
             return chunk, graphs if small_tp else graphs_tp4
     chunk, graphs, graphs_tp4 = LARGEST_CLASS
@@ -176,6 +177,29 @@ def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, in
 
 def chunk_size(gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
     return args.max_num_batched_tokens or gpu_class(gpu, args, release)[0]
+
+
+def decode_graphs(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
+    """Sequences of the largest graph: what is asked for; else the GPU's, at most --max-running-requests. Qwen3-VL on a
+    large Hopper takes up to 512 of those.
+    """
+    if args.cuda_graph_max_bs is not None:
+        return args.cuda_graph_max_bs
+    usual, asked = gpu_class(gpu, args, release)[1], args.max_num_seqs
+    if asked is None or not release.has("reserve_by_parts"):
+        return usual
+    large = sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal)
+    return asked if asked < usual or (large and asked <= LARGEST_CLASS[2]) else usual
+
+
+def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
+    """Tokens of the largest prefill graph."""
+    if args.cuda_graph_max_bs_prefill is not None:
+        return args.cuda_graph_max_bs_prefill
+    most = min(chunk, LATENT_GRAPHS) if vllm.is_mla(spec) else chunk
+    if args.max_total_tokens is not None:
+        most = min(most, args.max_total_tokens)
+    return min(most, FIRST_LLAMAS_GRAPHS) if FIRST_LLAMAS in spec.name.lower() else most
 
 
 def num_prefill_graphs(most: int) -> int:
@@ -188,7 +212,7 @@ def num_prefill_graphs(most: int) -> int:
 def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
     """mem_fraction_static where it is not given: what a rule of thumb leaves beside activations and graphs."""
     total, ranks = smi_mib(gpu), args.tensor_parallel_size * args.pipeline_parallel_size
-    if release.number < NEWEST:
+    if not release.has("reserve_by_parts"):
         fraction = _older_fraction(total, ranks, release)
     else:
         fraction = round((total - reserved_mib(spec, gpu, args, release)) / total, 3)
@@ -197,31 +221,39 @@ def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: V
             f"--mem-fraction-static: SGLang's rule of thumb leaves nothing of {total:,} MiB for weights and KV; state "
             "it, or lower --max-num-batched-tokens (chunked_prefill_size)"
         )
-    return fraction * vision_factor(spec)
+    return fraction * vision_factor(spec, args)
 
 
-def vision_factor(spec: ModelSpec) -> float:
-    """By which the default is lowered for a model with a vision tower: by the tower's layers x width squared."""
-    tower = spec.config.get("vision_config")
-    if not spec.multimodal or not isinstance(tower, Mapping):
+def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
+    """By which the default is lowered for a model that takes images: by the tower's layers x width squared."""
+    shape = sglang_models.tower_shape(spec, VISION_SIZE) if takes_images(spec, args.enable_multimodal) else None
+    if shape is None:
         return 1.0
-    layers, width = (
-        tower[name] if isinstance(tower.get(name), int) else usual
-        for name, usual in zip(("num_hidden_layers", "hidden_size"), VISION_SIZE, strict=True)
-    )
+    layers, width = shape
     times = layers * width**2 / (VISION_SIZE[0] * VISION_SIZE[1] ** 2)
     least, most = VISION_RANGE
     return VISION_FACTOR * max(least, min(most, 1 - VISION_STEP * (times - 1)))
 
 
 def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
-    """What 0.5 keeps back, in MiB: 1.5 per token of a chunk, 2 per sequence of the largest graph, 8 per prefill."""
-    chunk, graphs = chunk_size(gpu, args, release), gpu_class(gpu, args, release)[1]
+    """What is kept back, in MiB: 1.5 per token of a chunk, 2 per sequence of the largest graph, 8 per prefill graph."""
+    chunk = chunk_size(gpu, args, release)
     reserved = 512 + 1.5 * max(chunk, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
     if not args.enforce_eager:
-        graphs = args.cuda_graph_max_bs or graphs
-        reserved += 2 * graphs + (MLA_GRAPHS_MIB if vllm.is_mla(spec) else 8 * num_prefill_graphs(chunk))
+        reserved += 2 * decode_graphs(spec, gpu, args, release)
+    if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
+        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
+        reserved += MLA_GRAPHS_MIB if vllm.is_mla(spec) else 8 * graphs
     return max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
+
+
+def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
+    """Bytes set aside for images before the pool is sized; they are allocated later."""
+    if not release.has("image_reservation") or not takes_images(spec, args.enable_multimodal):
+        return 0
+    if not sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal):
+        return IMAGE_CACHE
+    return IMAGE_TRANSPORT * (3 if (args.max_num_seqs or 0) >= MANY_REQUESTS else 1)
 
 
 def _older_fraction(total: int, ranks: int, release: Version) -> float:
@@ -233,232 +265,27 @@ def _older_fraction(total: int, ranks: int, release: Version) -> float:
     return round((total - (32 if total >= 160 * 1024 else gib) * 1024) / total, 3)
 
 
-# --- pools ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SglangPool(Pool):
-    """Pages of all layers that keep every token; window layers have a pool of their own, states have slots.
-
-    A block is a page of the full pool with its share of the windows' pool.
-
-    full, windows  bytes per token of the layers that keep all tokens, and of those that keep a window; by stage
-    swa_ratio      tokens of the windows' pool per token of the full one
-    state          bytes of one slot of recurrent states; by stage
-    """
-
-    full: tuple[int, ...] = ()
-    windows: tuple[int, ...] = ()
-    swa_ratio: Fraction = Fraction(1)
-    state: tuple[int, ...] = ()
-
-    def in_full_pages(self, per_group: list[int]) -> int:
-        """Pages of the full pool that requests take, or that their pages of the windows' pool stand for, if more."""
-        pages = [
-            cdiv(count * self.swa_ratio.denominator, self.swa_ratio.numerator)
-            if group.first.kind == "sliding"
-            else count
-            for group, count in zip(self.groups, per_group, strict=True)
-        ]
-        return max(pages)
-
-    def charged(self, context: int, settings: Settings) -> int:
-        return self.in_full_pages([group.charged(context, settings, 1) for group in self.groups])
-
-    def held(self, num_tokens: int) -> int:
-        return self.in_full_pages([group.held(num_tokens, 1) for group in self.groups])
-
-    def prefilling(self, num_tokens: int, context: int, settings: Settings) -> int:
-        return self.in_full_pages([group.prefilling(num_tokens, context, settings, 1) for group in self.groups])
-
-    def shared(self, num_tokens: int) -> int:
-        return num_tokens // self.block_size
-
-    def given_out(self, pages: int, slots: int, stage: int) -> int:
-        """What counts against the budget: the pages that requests can have, and every slot."""
-        page = self.block_size
-        swa_pages = floor(pages * page * self.swa_ratio) // page
-        states = (slots + 1) * self.state[stage] if self.state[stage] else 0
-        return pages * page * self.full[stage] + swa_pages * page * self.windows[stage] + states
-
-    def num_bytes(self, pages: int, slots: int, stage: int) -> int:
-        """What the buffers take: each pool holds one page more than is counted, the slots one more."""
-        page = self.block_size
-        swa_pages = floor(pages * page * self.swa_ratio) // page
-        full = (pages + 1) * page * self.full[stage]
-        windows = (swa_pages + 1) * page * self.windows[stage] if self.windows[stage] else 0
-        return full + windows + ((slots + 1) * self.state[stage] if self.state[stage] else 0)
-
-
-def page_size(spec: ModelSpec, args: EngineArgs) -> int:
-    """Sparse attention has pages of 64 tokens, whatever is asked for. Source: srt/server_args.py (DSA)."""
-    return 64 if vllm.is_sparse_mla(spec) else args.block_size or 1
-
-
-def caches_prefixes(args: EngineArgs) -> bool:
-    """The radix cache is on unless it was switched off."""
-    return args.enable_prefix_caching is not False
-
-
-def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
-    return Paging(
-        sm=sm, kv_dtype=settings.kv_dtype, dtype=settings.dtype, tp=args.tensor_parallel_size,
-        pp=args.pipeline_parallel_size, dcp=1, block_size=page_size(spec, args),
-        prefix_caching=caches_prefixes(args), flat=False, first_engine=False, checkpoints=frozenset(),
-        every_block=frozenset(), spec_tokens=0, ssm_dtype=args.mamba_ssm_cache_dtype, context=0, encoder=0,
-    )  # fmt: skip
-
-
-NOT_MODELLED = (ChunkedAttention, CrossAttention, KeyIndex, WindowLatent, CompressedLatent)
-
-
-@lru_cache(maxsize=4096)
-def pool(spec: ModelSpec, how: Paging, ratio: float | None, release: Version) -> SglangPool:
-    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modelled."""
-    for kind in vllm.caches_of(spec):
-        if issubclass(kind, NOT_MODELLED):
-            raise UnsupportedModelError(f"{spec.name}: SGLang's pool for its {kind.__name__} is not modelled; use vllm")
-    if any(not caches for caches in spec.layers):
-        raise UnsupportedModelError(
-            f"{spec.name}: some layers share the KV of others, of which SGLang allocates some all the same; use vllm"
-        )
-    if vllm.has_states(spec) and release.number < NEWEST:
-        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for states are not modelled; use sglang@0.5")
-    mixed = SlidingWindow in vllm.caches_of(spec) and len(vllm.caches_of(spec)) > 1
-    if mixed and release.number < NEWEST:
-        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for windows are not modelled; use sglang@0.5")
-    flat = not mixed or spec.model_type in COUNTED_IN_FULL
-    page = how.block_size or 1
-    full: list[tuple[int, KVSpec]] = []
-    windows: list[tuple[int, KVSpec]] = []
-    states: list[tuple[int, int]] = []
-    for index, caches in enumerate(spec.layers):
-        for cache in caches:
-            if isinstance(cache, RecurrentState):
-                states.append((index, state_bytes(cache, how.dtype, how.tp, ssm_dtype=how.ssm_dtype)))
-                continue
-            paged = attention_spec(cache, page, how.kv_dtype, how.tp, flat=flat, encoder=0, model_type=spec.model_type)
-            (windows if paged.kind == "sliding" else full).append((index, paged))
-    if not full:
-        raise UnsupportedModelError(f"{spec.name}: no layer keeps all tokens; SGLang's pool for it is not modelled")
-    stages: list[range] = stage_layers(spec.num_layers, how.pp)
-    share = Fraction(str(SWA_RATIO if ratio is None else ratio))
-    by_stage = [
-        tuple(sum(each.page for i, each in layers if i in stage) // page for stage in stages)
-        for layers in (full, windows)
-    ]
-    stage_bytes = tuple(-(-page * (whole + share * window) // 1) for whole, window in zip(*by_stage, strict=True))
-    groups = tuple(
-        KVGroup(tuple(layers), tuple(dict.fromkeys(paged for _, paged in layers)))
-        for layers in (full, windows)
-        if layers
-    )
-    return SglangPool(
-        groups, tuple(int(size) for size in stage_bytes), how, full=by_stage[0], windows=by_stage[1], swa_ratio=share,
-        state=tuple(sum(size for i, size in states if i in stage) for stage in stages),
-    )  # fmt: skip
-
-
-# --- capacity ---------------------------------------------------------------------------------------------------------
-
-LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
-
-
-def num_slots(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> int:
-    """Slots for recurrent states: as many as requests where nothing is kept of them, else a share of the memory."""
-    if not layout.state[stage]:
-        return 0
-    if not caches_prefixes(args) and args.max_num_seqs is not None:
-        return args.max_num_seqs
-    ratio = MAMBA_RATIO if args.mamba_full_memory_ratio is None else args.mamba_full_memory_ratio
-    return max(0, int(room * ratio / (1 + ratio) // layout.state[stage]) - 1)  # one more is never given out
-
-
-def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tuple[int, int, int]:
-    """(pages that every stage can hold, slots, the stage that decides)."""
-    found = []
-    room = min(available)  # all ranks agree on the least
-    for stage in range(len(available)):
-        slots = num_slots(layout, args, room, stage)
-        per_token = layout.full[stage] + layout.swa_ratio * layout.windows[stage]
-        if per_token:
-            taken = (slots + 1) * layout.state[stage]
-            tokens = floor(max(0, room - taken) / per_token)
-            found.append((min(tokens, args.max_total_tokens or tokens) // layout.block_size, stage, slots))
-    pages, stage, _ = min(found)
-    with_states = [slots for _, at, slots in found if layout.state[at]]
-    return pages, min(with_states, default=0), stage
-
-
-def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> int:
-    """max_running_requests: 512 per context that the pool holds, from 2,048 to 4,096, and no more than states allow."""
-    tokens = pages * layout.block_size
-    most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
-    most = min(args.max_num_seqs or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
-    if not any(layout.state):
-        return most
-    return min(most, slots // (SLOTS_PER_REQUEST if caches_prefixes(args) else 1))
-
-
-def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
-    """Pages, tokens and users for `available` KV bytes per rank, one entry per pipeline stage.
-
-    `num_blocks` counts the page that is never given out. A server whose pool is smaller than the context starts all
-    the same and refuses longer requests; here it does not fit.
-    """
-    pages, slots, worst = pages_in(layout, args, available)
-    context = settings.max_model_len
-    if settings.auto_fit:
-        context = _largest_context(layout, settings, context, pages) or context
-    charged = layout.charged(context, settings)
-    cost = layout.stage_bytes[worst]
-    fits = pages >= charged and max_requests(layout, settings, args, pages, slots) > 0
-    return Capacity(
-        num_blocks=pages + 1,
-        bytes_per_block=cost,
-        stage=worst,
-        max_model_len=context,
-        blocks_per_request=charged,
-        max_concurrency=pages / charged,
-        tokens=pages * layout.block_size,
-        fits=fits,
-        deficit=0 if fits else max(1, charged * cost - available[worst]),
-    )
-
-
-def _largest_context(layout: SglangPool, settings: Settings, limit: int, pages: int) -> int:
-    """The largest context, at most `limit`, that the pool holds once; 0 when there is none."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if layout.charged(middle, settings) <= pages else (low, middle - 1)
-    return low
-
-
-def notes(request_args: EngineArgs, settings: Settings, spec: ModelSpec, kept: int, wanted: int) -> Iterator[str]:
+def notes(args: EngineArgs, settings: Settings, kept: int, wanted: int, images: int) -> Iterator[str]:
     """What the answer rests on that no row shows.
 
     kept, wanted  bytes kept back for activations and graphs, and what SGLang's own rule of thumb would keep
+    images        bytes set aside for images
     """
-    if request_args.mem_fraction_static is None:
+    if args.mem_fraction_static is None:
         fraction = f"{settings.gpu_memory_utilization:.6g}"
         yield f"no --mem-fraction-static: SGLang's rule of thumb gives {fraction}; the command states it"
-        if spec.multimodal:
-            yield "what SGLang sets aside for images beside its lower default is not modelled"
     elif kept < wanted:
         yield (
             f"{format_gib(max(0, kept))} are kept back for activations and CUDA graphs; SGLang's rule of thumb keeps "
             f"{format_gib(wanted)}"
         )
-    if spec.model_type in COUNTED_IN_FULL or (
-        SlidingWindow in vllm.caches_of(spec) and settings.version.number < NEWEST
-    ):
-        yield "SGLang keeps every token of this model's windows: they are counted in full"
+    if images:
+        yield f"{format_gib(images)} more are set aside for images before the KV pool is sized"
 
 
-def slots_note(layout: SglangPool, slots: int, stage: int) -> str | None:
-    """How much of the KV cache is recurrent states; None where there are none."""
-    if not layout.state[stage]:
-        return None
-    size = (slots + 1) * layout.state[stage]
-    return f"{format_gib(size)} of the KV cache are {slots:,} slots for recurrent states"
+def replicas_note(replicas: int, ranks: int) -> str:
+    """Plain --dp-size starts servers side by side; users of DP attention mean something else by it."""
+    return (
+        f"--dp-size {replicas}: {replicas} servers of {ranks} GPUs each, {replicas * ranks:,} GPUs in all; with "
+        "--enable-dp-attention its ranks would lie inside --tp-size, which is not modelled"
+    )

@@ -73,10 +73,19 @@ class EngineArgs:
     swa_full_tokens_ratio: float | None = None
     mamba_full_memory_ratio: float | None = None
     cuda_graph_max_bs: int | None = None
+    cuda_graph_max_bs_prefill: int | None = None
+    disable_prefill_cuda_graph: bool | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    enable_multimodal: bool | None = None
+    max_mamba_cache_size: int | None = None
+    mamba_radix_cache_strategy: str | None = None
 
 
 SGLANG_ONLY = (
     "mem_fraction_static", "max_total_tokens", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "cuda_graph_max_bs",
+    "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "prefill_attention_backend", "decode_attention_backend",
+    "enable_multimodal", "max_mamba_cache_size", "mamba_radix_cache_strategy",
 )  # fmt: skip
 
 

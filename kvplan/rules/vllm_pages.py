@@ -129,6 +129,7 @@ class Paging:
     every_block   kinds of states of which every block of the context is kept when they are cached
     context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
     encoder  tokens that cross-attention layers keep per request (a server's whole step); 0 where there are none
+    rest_last  layers that stages cannot share evenly go to the last stages (SGLang)
     """
 
     sm: int
@@ -147,6 +148,7 @@ class Paging:
     ssm_dtype: str | None
     context: int
     encoder: int
+    rest_last: bool = False
 
 
 def checkpointed(release: Version) -> frozenset[str]:
@@ -325,7 +327,7 @@ def rates(spec: ModelSpec, how: Paging, stage: int) -> tuple[int, int]:
     """(bytes one more token adds, bytes of a sequence's states) on a rank of one stage, windows counted as open."""
     dtypes = layer_dtypes(spec, how)
     per_token = states = 0
-    for i in stage_layers(spec.num_layers, how.pp)[stage]:
+    for i in stage_layers(spec.num_layers, how.pp, rest_last=how.rest_last)[stage]:
         for cache in spec.layers[i]:
             if isinstance(cache, RecurrentState):
                 states += state_bytes(cache, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype)

@@ -98,6 +98,13 @@ ARGS = record(
     swa_full_tokens_ratio=maybe(NUMBER),
     mamba_full_memory_ratio=maybe(NUMBER),
     cuda_graph_max_bs=maybe(SIZE),
+    cuda_graph_max_bs_prefill=maybe(SIZE),
+    disable_prefill_cuda_graph=maybe(FLAG),
+    prefill_attention_backend=maybe(TEXT),
+    decode_attention_backend=maybe(TEXT),
+    enable_multimodal=maybe(FLAG),
+    max_mamba_cache_size=maybe(SIZE),
+    mamba_radix_cache_strategy=maybe(TEXT),
 )
 SETTINGS = record(
     "What the server runs with.",

@@ -165,7 +165,10 @@ FLAGS: Final = frozenset(
         "enable_lora", "max_loras", "max_lora_rank", "fully_sharded_loras", "speculative_config", "speculative_model",
         "speculative_algorithm", "num_speculative_tokens", "cpu_offload_gb", "revision", "device",
         "enable_dp_attention", "disable_radix_cache", "max_total_tokens", "swa_full_tokens_ratio",
-        "mamba_full_memory_ratio", "mamba_ssm_dtype", "cuda_graph_max_bs",
+        "mamba_full_memory_ratio", "mamba_ssm_dtype", "cuda_graph_max_bs", "cuda_graph_max_bs_decode",
+        "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "disable_overlap_schedule", "enable_multimodal",
+        "attention_backend", "prefill_attention_backend", "decode_attention_backend", "max_mamba_cache_size",
+        "mamba_radix_cache_strategy", "mamba_scheduler_strategy", "disable_hybrid_swa_memory", "attn_dp_size",
     }
 )  # fmt: skip
 

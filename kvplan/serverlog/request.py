@@ -30,13 +30,20 @@ SGLANG_NAMES: Final = {
     "disable_cuda_graph": "enforce_eager",
     "disable_radix_cache": "enable_prefix_caching",
     "mamba_ssm_dtype": "mamba_ssm_cache_dtype",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    "disable_overlap_schedule": "async_scheduling",
+    "disable_hybrid_swa_memory": "disable_hybrid_kv_cache_manager",
+    "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
 }
 SGLANG_VALUES: Final = {
     ("enable_prefix_caching", "True"): "False",  # the one says off, the other on
     ("enable_prefix_caching", "False"): "True",
+    ("async_scheduling", "True"): "False",
+    ("async_scheduling", "False"): "True",
     ("kv_cache_dtype", "bf16"): "bfloat16",
     ("max_num_batched_tokens", "-1"): "",
 }
+NOT_LOGGED_BACKEND: Final = "unknown"
 # Flags that both servers have by one name, of which SGLang's effect is not modelled.
 NOT_SGLANGS: Final = frozenset({"gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"})
 # What a server resolved, under other names.
@@ -99,14 +106,23 @@ def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
         found["max_model_len"] = context.text.replace(",", "")
     if chunk is not None:
         found.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
-    if said.get("enable_dp_attention") == "True":
+    if has_dp_attention(log):
         found.pop("data_parallel_size", None)  # ranks of one server, not replicas
+    if "page_size" in said:  # the one that the server had, whatever backend wants another on another GPU
+        for phase in ("prefill_attention_backend", "decode_attention_backend"):
+            if found.get(phase, "None") == "None":
+                found[phase] = said.get("attention_backend", NOT_LOGGED_BACKEND)
     dropped = NOT_ASKED | NOT_SGLANGS
     return {
         name: text
         for name, text in found.items()
         if name in ARGUMENTS and name not in dropped and text not in ("auto", "", "None")
     }
+
+
+def has_dp_attention(log: ServerLog) -> bool:
+    """Whether SGLang's attention is divided over data-parallel ranks, which lie inside its tensor-parallel ones."""
+    return log.flags.get("enable_dp_attention") == "True" or log.flags.get("attn_dp_size", "1") not in ("1", "None")
 
 
 def logged_as(log: ServerLog, name: str, text: str) -> str:

@@ -10,10 +10,11 @@ from kvplan.errors import KvplanError
 from kvplan.files import printable
 from kvplan.overheads import Kind
 from kvplan.plan import Plan, Request, own_layout, plan, rank_weights
-from kvplan.rules import sglang
-from kvplan.rules.sglang import SglangPool
+from kvplan.rules import sglang_pool
+from kvplan.rules.sglang_pool import SglangPool
 from kvplan.serverlog.log import Reading, ServerLog
 from kvplan.serverlog.pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
+from kvplan.serverlog.request import has_dp_attention
 from kvplan.serverlog.rows import NOT_LOGGED, RUNNING, LogRow, missing, sized
 from kvplan.units import GIB
 
@@ -23,6 +24,7 @@ UNLIKE: Final = GIB // 4  # free memory further than this from the expected rang
 # larger difference has another cause.
 BESIDE_WEIGHTS: Final = GIB // 4
 FROM_FREE: Final = "from the free memory in the log; --gpu predicts it from the inputs"
+DP_ATTENTION: Final = "DP attention is not modelled"
 STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
 
 
@@ -48,8 +50,8 @@ def sglang_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[L
 
 def planned(log: ServerLog, request: Request) -> Plan | str:
     """The plan, or why there is none."""
-    if log.flags.get("enable_dp_attention") == "True":
-        return "DP attention is not modelled"
+    if has_dp_attention(log):
+        return DP_ATTENTION
     try:
         return plan(request)
     except KvplanError as error:
@@ -69,6 +71,9 @@ def _laid_out(log: ServerLog, request: Request) -> Plan | str:
 def _weights(log: ServerLog, request: Request) -> LogRow:
     """SGLang logs what free memory lost: whole segments of torch's allocator. Each stage beside its own rank."""
     num_stages = request.args.pipeline_parallel_size
+    if has_dp_attention(log):
+        logged = log.first("weights")
+        return LogRow("weights", "bytes", None, None if logged is None else logged.size, why=DP_ATTENTION)
     predicted = [_reserved(request, stage) for stage in range(num_stages)]
     rows = []
     for stage, ranks in ranks_by_stage(log, num_stages).items():
@@ -128,8 +133,7 @@ def layout_of(found: Plan) -> SglangPool:
 def kv_bytes(layout: SglangPool, pages: int, stage: int) -> int:
     """Bytes of K and V on a rank of a stage: each pool holds a page more than is counted."""
     page = layout.block_size
-    swa_pages = floor(pages * page * layout.swa_ratio) // page
-    windows = (swa_pages + 1) * page * layout.windows[stage] if layout.windows[stage] else 0
+    windows = (layout.tokens_of_windows(pages) + page) * layout.windows[stage]
     return (pages + 1) * page * layout.full[stage] + windows
 
 
@@ -137,7 +141,10 @@ def tokens_in(layout: SglangPool, size: float, stage: int) -> int:
     """Tokens of the full pool, whole pages, whose K and V take so many bytes on a rank of a stage."""
     page = layout.block_size
     counted = size - page * (layout.full[stage] + layout.windows[stage])
-    return max(0, floor(counted / (layout.full[stage] + layout.swa_ratio * layout.windows[stage])) // page * page)
+    cell = layout.full[stage] + layout.swa_ratio * layout.windows[stage]
+    if layout.window_tokens is not None:
+        counted, cell = counted - layout.window_tokens * layout.windows[stage], layout.full[stage]
+    return max(0, floor(counted / cell) // page * page)
 
 
 def has_windows(found: Plan | str) -> bool | None:
@@ -240,7 +247,7 @@ def _from_free(log: ServerLog, found: Plan, share: float | None) -> _Predicted |
     (pages, slots), (low, _), (high, _) = (_pages_in(found, floor(room + by), held) for by in (0, -spread, spread))
     if pages <= 0:
         return "by the free memory in the log nothing is left"
-    requests = max(1, sglang.max_requests(layout, found.settings, args, pages, slots))
+    requests = max(1, sglang_pool.max_requests(layout, found.settings, args, pages, slots))
     return _Predicted(pages, low, high, requests, "formula", FROM_FREE)
 
 
@@ -278,11 +285,14 @@ def _pages_in(found: Plan, room: int, held: _States | None) -> tuple[int, int]:
     """(pages of the full pool, slots of states) that so many bytes of each rank hold, states as they were logged."""
     layout, args = layout_of(found), found.request.args
     if held is None:
-        pages, slots, _ = sglang.pages_in(layout, args, [room] * len(layout.full))
+        pages, slots, _ = sglang_pool.pages_in(layout, args, [room] * len(layout.full))
         return pages, slots
-    cells = [full + layout.swa_ratio * windows for full, windows in zip(layout.full, layout.windows, strict=True)]
-    tokens = min(floor(max(0, room - taken) / cell) for cell, taken in zip(cells, held.sizes, strict=True) if cell)
-    return min(tokens, args.max_total_tokens or tokens) // layout.block_size, held.slots
+    tokens = min(
+        sglang_pool.tokens_in(layout, args, floor(room - taken), stage)
+        for stage, taken in enumerate(held.sizes)
+        if layout.full[stage] or layout.windows[stage]
+    )
+    return tokens // layout.block_size, held.slots
 
 
 # --- given the pool ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from kvplan import overheads
 from kvplan.files import printable
 from kvplan.overheads import Kind
 from kvplan.plan import Plan, Request, own_layout, plan
-from kvplan.rules import vllm
 from kvplan.serverlog.log import Reading, ServerLog
 from kvplan.serverlog.request import is_drafting
 from kvplan.serverlog.rows import (
@@ -209,7 +208,7 @@ def vllm_given(log: ServerLog, request: Request, *, context: Context) -> tuple[L
         return tuple(missing(name, why) for name in POOL)
     found = [plan(replace(request, args=args)) for args in asked]
     low, middle, high = (list(_pool_figures(log, one)) for one in found)
-    kind: Kind = "exact" if request.release.number == vllm.NEWEST else "formula"
+    kind: Kind = "exact" if request.release.is_compared else "formula"
     rows = []
     for (name, least, logged, half), (_, predicted, _, _), (_, most, _, _) in zip(low, middle, high, strict=True):
         if name == left_out:

@@ -1,0 +1,178 @@
+"""SGLang's rules against SGLang 0.5.23's own code: settings, pools and requests, case by case."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan import catalog
+from kvplan.errors import UnsupportedModelError
+from kvplan.flags import serve_command
+from kvplan.gpu import gpu
+from kvplan.plan import Plan, Request, plan
+from kvplan.rules import sglang, vllm
+from kvplan.rules.engines import parse_engine
+from kvplan.rules.releases import SGLANG_CHANGES, Version
+from kvplan.rules.sglang_pool import SglangPool
+from kvplan.rules.vllm import EngineArgs
+from kvplan.weights import stage_layers
+from tests import oracles
+from tests.cli import Run
+from tests.cli import run as run  # the fixture
+from tests.oracle_data import DATA, needs_oracle_data
+
+FACTS = Path(__file__).parent / "facts" / "sglang_cases.jsonl"
+ROWS = [json.loads(line) for line in FACTS.read_text().splitlines()]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return " ".join(str(value) for value in row["inputs"].values())
+
+
+def sglang_plan(model: str, gpu_name: str, engine: str = "sglang", **args: Any) -> Plan:
+    return plan(Request(catalog.load(model), gpu(gpu_name), EngineArgs(**args), parse_engine(engine)))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_answers_what_sglang_answers(row: dict[str, Any]) -> None:
+    """Rows of SGLang 0.5.23's own code: settings after its hooks, and the pools that stated memory holds."""
+    assert oracles.compare_sglang(row, catalog.load) == (oracles.EQUAL, [])
+
+
+@needs_oracle_data
+def test_no_row_of_the_oracles_data_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(DATA / name) for name in ("small_configs", "models")]
+    assert oracles.run(["sglang", str(DATA / "sglang_cases.jsonl"), *folders]) == 0
+    counts = capsys.readouterr().out.splitlines()[-1]
+    assert " 0 different" in counts
+    refused = int(counts.split(" refused")[0].split("/ ")[-1])
+    assert refused <= 8  # drafts, DP attention, DeepSeek-V4, MiniMax-M3, heads that do not divide, a type not read
+
+
+@needs_oracle_data
+def test_a_row_that_differs_is_printed_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (DATA / "sglang_cases.jsonl").open() as lines:
+        row = next(row for row in map(json.loads, lines) if row["inputs"]["model"] == "Qwen__Qwen2.5-0.5B")
+    row["resolved"]["mem_fraction_static"] += 0.001
+    row["results"][0]["max_total_num_tokens"] += 1
+    file = tmp_path / "cases.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    assert oracles.run(["sglang", str(file), str(DATA / "models")]) == 1
+    said = capsys.readouterr().out
+    assert "different: mem_fraction_static" in said
+    assert "max_total_num_tokens" in said
+    assert said.endswith("0 equal / 0 refused by name / 1 different\n")
+
+
+class TestARelease:
+    @pytest.mark.parametrize(
+        ("model", "gpu_name", "args"),
+        [
+            ("llama-3.1-8b", "h100-80g", {"max_model_len": 32_768}),
+            ("gpt-oss-20b", "h100-80g", {}),
+            ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 4}),
+            ("gemma-2-9b", "b200", {}),
+        ],
+    )
+    @pytest.mark.parametrize("engine", ["sglang@0.5", "sglang@0.5.9"])
+    def test_keeps_its_rules_when_a_newer_one_is_added(
+        self, monkeypatch: pytest.MonkeyPatch, model: str, gpu_name: str, args: dict[str, Any], engine: str
+    ) -> None:
+        before = sglang_plan(model, gpu_name, engine, **args)
+        monkeypatch.setattr(sglang, "NEWEST", (0, 6))
+        after = sglang_plan(model, gpu_name, engine, **args)
+        assert (after.settings, after.capacity, after.memory) == (before.settings, before.capacity, before.memory)
+        assert sglang_plan(model, gpu_name, "sglang", **args).settings.version.label == "sglang@0.6"
+
+    def test_is_called_compared_only_where_its_own_answers_were(self) -> None:
+        compared = [Version((0, 33)), Version((0, 5), "sglang"), Version((0, 5), "sglang", 23)]
+        others = [Version((0, 34)), Version((0, 5), "sglang", 9), Version((0, 6), "sglang"), Version((0, 4), "sglang")]
+        assert all(release.is_compared for release in compared)
+        assert not any(release.is_compared for release in others)
+
+    def test_has_the_changes_that_came_with_it_or_before(self) -> None:
+        """Read in the wheels of 0.4.9, 0.5.2, 0.5.9 and 0.5.23."""
+        names = {
+            label: {name for name in SGLANG_CHANGES if parse_engine(label).has(name)}
+            for label in ("sglang@0.4.9", "sglang@0.5.2", "sglang@0.5.9", "sglang@0.5")
+        }
+        assert names["sglang@0.4.9"] == set()
+        assert names["sglang@0.5.2"] == {"window_pools", "state_pools"}
+        assert names["sglang@0.5.9"] == names["sglang@0.5.2"] | {"reserve_by_parts", "datacenter_pages"}
+        assert names["sglang@0.5"] == set(SGLANG_CHANGES)
+
+    def test_shares_no_change_with_vllm(self) -> None:
+        assert not any(vllm.version(vllm.NEWEST).has(name) for name in SGLANG_CHANGES)
+
+    @pytest.mark.parametrize(
+        ("engine", "flag"), [("sglang", "--cuda-graph-max-bs-decode"), ("sglang@0.5.9", "--cuda-graph-max-bs")]
+    )
+    def test_prints_its_own_spelling_of_a_flag(self, engine: str, flag: str) -> None:
+        """0.5.23 refuses --cuda-graph-max-bs as ambiguous; 0.5.9 knows no other."""
+        words = serve_command(sglang_plan("llama-3.1-8b", "h100-80g", engine, max_model_len=8192, cuda_graph_max_bs=64))
+        assert words[words.index(flag) + 1] == "64"
+
+    @pytest.mark.parametrize("flag", ["--cuda-graph-max-bs", "--cuda-graph-max-bs-decode"])
+    def test_takes_either_spelling(self, run: Run, flag: str) -> None:
+        command = f"sglang serve --model-path llama-3.1-8b --context-length 8192 {flag} 64"
+        done = run("estimate", "--gpu", "h100-80g", "--from-command", command, "--format", "json")
+        assert done.json["inputs"]["args"]["cuda_graph_max_bs"] == 64
+        assert ("SGLang 0.5.23 does not start with it" in done.err) is (flag == "--cuda-graph-max-bs")
+
+
+class TestWhatIsPrinted:
+    @pytest.mark.parametrize(
+        ("model", "gpu_name", "args"),
+        [
+            ("gpt-oss-20b", "h100-80g", {"enable_prefix_caching": False, "max_num_seqs": 64}),
+            ("gemma-3-27b", "h100-80g", {"enable_multimodal": True, "max_model_len": 8192}),
+            ("nemotron-nano-9b-v2", "h100-80g", {"async_scheduling": False, "max_model_len": 8192}),
+            ("deepseek-v3.2", "b200", {"tensor_parallel_size": 8}),
+            ("deepseek-v3", "h200", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}),
+            ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 4, "max_mamba_cache_size": 200}),
+            ("llama-3.1-8b", "b200", {"max_model_len": 8192, "decode_attention_backend": "flashinfer"}),
+        ],
+    )
+    def test_starts_the_same_plan(self, run: Run, model: str, gpu_name: str, args: dict[str, Any]) -> None:
+        first = sglang_plan(model, gpu_name, **args)
+        words = shlex.join(serve_command(first))
+        again = run("estimate", "--gpu", gpu_name, "--from-command", words, "--format", "json")
+        assert again.code == 0, again.err
+        assert again.json["kv"]["tokens"] == first.capacity.tokens
+        assert again.json["flags"]["command"] == words
+
+    def test_replicas_say_how_many_gpus_they_take(self, run: Run) -> None:
+        """With --enable-dp-attention the 16 ranks would lie inside the 16 of --tp; plain --dp-size is 16 servers."""
+        done = run("estimate", "deepseek-v3", "--gpu", "h200", "--engine", "sglang", "--tp", "16", "--dp", "16")
+        assert "16 servers of 16 GPUs each, 256 GPUs in all" in done.err
+        assert "--enable-dp-attention" in done.err
+
+    def test_pages_of_another_size_say_why(self, run: Run) -> None:
+        flags = ("--gpu", "b200", "--ctx", "8k", "--engine", "sglang", "--explain")
+        assert "page size 64: what the backend trtllm_mha takes" in run("estimate", "llama-3.1-8b", *flags).out
+
+    def test_a_model_without_a_class_is_refused(self) -> None:
+        with pytest.raises(UnsupportedModelError, match="SGLang has no class for model_type jamba; use vllm"):
+            sglang_plan("jamba-1.5-mini", "h100-80g")
+
+
+def test_layers_that_stages_cannot_share_go_to_the_last() -> None:
+    """sglang 0.5.23 distributed/utils.py: 61 layers on 2 stages are 30 and 31, 10 on 4 are 2, 2, 3 and 3."""
+    assert [len(stage) for stage in stage_layers(61, 2, rest_last=True)] == [30, 31]
+    assert [len(stage) for stage in stage_layers(10, 4, rest_last=True)] == [2, 2, 3, 3]
+
+
+def test_a_stage_with_more_layers_weighs_more() -> None:
+    """DeepSeek-V3: the last of two stages has 31 of 61 layers and the head, the first 30 and the embedding."""
+    request = Request(
+        catalog.load("deepseek-v3"), gpu("h200"), EngineArgs(tensor_parallel_size=8, pipeline_parallel_size=2),
+        parse_engine("sglang"),
+    )  # fmt: skip
+    answer = plan(replace(request, args=replace(request.args, max_model_len=8192)))
+    pool = answer.pool
+    assert isinstance(pool, SglangPool)
+    assert pool.full == (30 * 576 * 2, 31 * 576 * 2)  # the oracle's 34,560 and 35,712 bytes a token
+    assert answer.stage == 1
