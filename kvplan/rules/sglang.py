@@ -123,6 +123,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     """The settings in effect; `max_num_seqs` is the largest there can be until the pool is known (max_requests)."""
     check_args(spec, args)
     sglang_models.check_class(spec)
+    sglang_models.check_backends(spec, gpu.sm, args)
     asked, longest = args.max_model_len, sglang_models.context_length(spec)
     context = longest if asked in (None, "auto") else asked
     assert isinstance(context, int)

@@ -251,6 +251,41 @@ def backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> tu
     return args.prefill_attention_backend or usual, args.decode_attention_backend or usual
 
 
+# Backends that a model's class can run with.
+BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
+    "GptOssForCausalLM": ("triton", "trtllm_mha", "fa3", "fa4"),
+    **dict.fromkeys(
+        ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+        ("trtllm_mha", "triton", "fa4"),
+    ),
+    **dict.fromkeys(("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), ("fa3", "triton", "trtllm_mha")),
+}  # fmt: skip
+NOT_BACKENDS_OF: Mapping[str, str] = {
+    "Lfm2ForCausalLM": "triton", "Lfm2MoeForCausalLM": "triton", "Olmo2ForCausalLM": "flashinfer",
+}  # fmt: skip
+# Backend -> the tens of compute capability that it runs on.
+CAPABILITIES: Mapping[str, tuple[int, ...]] = {
+    "trtllm_mla": (10, 11, 12), "cutedsl_mla": (10,), "trtllm_mha": (9, 10, 12),
+}  # fmt: skip
+LATENT_KV_DTYPES = ("auto", "fp8_e4m3", "fp8", "bfloat16")  # of trtllm_mla
+
+
+def check_backends(spec: ModelSpec, sm: int, args: EngineArgs) -> None:
+    """Refuse attention backends that were asked for and that SGLang does not start with."""
+    for phase in ("prefill", "decode"):
+        name = getattr(args, f"{phase}_attention_backend")
+        if name is None:
+            continue
+        flag = f"--{phase}-attention-backend {name}"
+        if sm and name in CAPABILITIES and sm // 10 not in CAPABILITIES[name]:
+            raise UsageError(f"{flag}: does not run on compute capability {sm / 10:.1f}; choose another backend")
+        known = BACKENDS_OF.get(spec.architecture, (name,))
+        if name not in known or NOT_BACKENDS_OF.get(spec.architecture) == name:
+            raise UsageError(f"{flag}: SGLang does not run {spec.architecture} with it; choose another backend")
+        if name == "trtllm_mla" and phase == "decode" and args.kv_cache_dtype not in LATENT_KV_DTYPES:
+            raise UsageError(f"{flag}: does not take --kv-cache-dtype {args.kv_cache_dtype}; use auto or fp8_e4m3")
+
+
 PAGES_64 = ("flashmla", "hpc_ops")
 PAGES_OF: Mapping[str, tuple[int, ...]] = {
     "trtllm_mla": (32, 64), "cutedsl_mla": (32, 64), "trtllm_mha": (16, 32, 64, 128),
@@ -301,7 +336,11 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
     asked = args.mamba_radix_cache_strategy or "auto"
     if asked not in STRATEGIES:
         raise UsageError(f"--mamba-radix-cache-strategy {asked!r}: is not one of {', '.join(STRATEGIES)}; use one")
-    if not caches_prefixes(args) or not keeps_states(spec):
+    if not caches_prefixes(args):
+        return "auto"
+    if not keeps_states(spec):
+        if asked.startswith("extra_buffer"):
+            raise UsageError(f"--mamba-radix-cache-strategy {asked}: {spec.name} has no states that the cache keeps")
         return "auto"
     tracked = spec.architecture not in NOT_TRACKED
     page = _forced_page(spec, sm, args, release) or args.block_size or 1
