@@ -267,6 +267,7 @@ NOT_BACKENDS_OF: Mapping[str, str] = {
 CAPABILITIES: Mapping[str, tuple[int, ...]] = {
     "trtllm_mla": (10, 11, 12), "cutedsl_mla": (10,), "trtllm_mha": (9, 10, 12),
 }  # fmt: skip
+UNKNOWN_BACKEND = "unknown"  # a log's, which names pages and no backend
 LATENT_KV_DTYPES = ("auto", "fp8_e4m3", "fp8", "bfloat16")  # of trtllm_mla
 
 
@@ -274,7 +275,7 @@ def check_backends(spec: ModelSpec, sm: int, args: EngineArgs) -> None:
     """Refuse attention backends that were asked for and that SGLang does not start with."""
     for phase in ("prefill", "decode"):
         name = getattr(args, f"{phase}_attention_backend")
-        if name is None:
+        if name in (None, UNKNOWN_BACKEND):
             continue
         flag = f"--{phase}-attention-backend {name}"
         if sm and name in CAPABILITIES and sm // 10 not in CAPABILITIES[name]:

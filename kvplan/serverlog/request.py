@@ -11,6 +11,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.rules import sglang
+from kvplan.rules.sglang_models import UNKNOWN_BACKEND
 from kvplan.rules.vllm import EngineArgs
 from kvplan.server_metrics import ServerSetup
 from kvplan.serverlog.log import Reading, ServerLog
@@ -43,7 +44,6 @@ SGLANG_VALUES: Final = {
     ("kv_cache_dtype", "bf16"): "bfloat16",
     ("max_num_batched_tokens", "-1"): "",
 }
-NOT_LOGGED_BACKEND: Final = "unknown"
 # Flags that both servers have by one name, of which SGLang's effect is not modelled.
 NOT_SGLANGS: Final = frozenset({"gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"})
 # What a server resolved, under other names.
@@ -111,7 +111,7 @@ def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
     if "page_size" in said:  # the one that the server had, whatever backend wants another on another GPU
         for phase in ("prefill_attention_backend", "decode_attention_backend"):
             if found.get(phase, "None") == "None":
-                found[phase] = said.get("attention_backend", NOT_LOGGED_BACKEND)
+                found[phase] = said.get("attention_backend", UNKNOWN_BACKEND)
     dropped = NOT_ASKED | NOT_SGLANGS
     return {
         name: text
