@@ -98,7 +98,7 @@ def is_published(source: str) -> bool:
 
 # Releases whose own code the rules were not compared with follow what was written about them.
 SGLANG_READ = "0.4.4, 0.4.9, 0.5.2, 0.5.9 and 0.5.23"
-DESCRIBED = "release notes, issues and posted start-up logs describe them"
+DESCRIBED = "wheels, release notes, issues and posted start-up logs have them"
 
 
 def statements(plan: Plan) -> dict[str, tuple[str, str]]:
@@ -118,7 +118,7 @@ def statements(plan: Plan) -> dict[str, tuple[str, str]]:
         )
     else:
         found["rules"] = (
-            f"{release.label} by release notes, issues and logs; not compared with its own code",
+            f"{release.label} by wheels, notes, issues and logs; not compared with its own answers",
             f"{release.label} as its {DESCRIBED}; not compared with that release's own code",
         )
     return found

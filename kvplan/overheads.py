@@ -224,17 +224,21 @@ def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
     return settings.version.indexer_logits_mib * MIB if has else 0
 
 
-def buffers(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None = None) -> Estimate:
+def buffers(
+    spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None = None, *, stage: int | None = None
+) -> Estimate:
     """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces.
 
     layout  how the weights are spread, where they are what the spec says; it adds what the allocator rounds up
+    stage   of a pipeline, of which the last alone samples; None: the last
     """
     element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
     tp = args.tensor_parallel_size
     with_weights = loaded(spec, settings, args, layout)
     sampling = 0
     formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
-    if settings.runner_v2 and settings.version.has("consumed_memory"):
+    samples = stage is None or stage == args.pipeline_parallel_size - 1
+    if samples and settings.runner_v2 and settings.version.has("consumed_memory"):
         sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
         formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
     fixed = with_weights.total + sampling + tokens * INPUT_BYTES

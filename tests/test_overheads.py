@@ -188,6 +188,13 @@ class TestSparseAttention:
         assert overheads.indexer_logits(old[0], old[1]) == 0
 
 
+def test_the_last_pipeline_stage_alone_keeps_the_table_for_penalties() -> None:
+    # gpu/model_runner.py of vLLM 0.25 to 0.33 makes its sampler if is_last_pp_rank
+    spec, settings, args, _ = case("llama-3.1-8b", "h100", (0, 33), EngineArgs(8192, pipeline_parallel_size=2))
+    first, last = (overheads.buffers(spec, settings, args, stage=stage).likely for stage in (0, 1))
+    assert last - first == 1024 * (4 * 128256 + 8 * 128256 // 32)
+
+
 def test_the_sampler_halved_in_017() -> None:
     # Qwen3-14B on H100: 5.64 GiB in 0.16, 2.23 in 0.17 (llm-d-planner's accuracy report)
     for number, logged in (((0, 16), 5.64), ((0, 17), 2.23)):

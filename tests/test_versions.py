@@ -352,6 +352,11 @@ class TestTheTableOfChanges:
             asked |= set(re.findall(r"""(?:\.has|since)\("(\w+)"\)""", path.read_text(encoding="utf-8")))
         assert set(CHANGES) <= asked
 
+    def test_every_change_says_what_was_read_of_it(self) -> None:
+        evidence = [change.evidence for change in CHANGES.values()]
+        assert all("; read in 0." in text or text.endswith("; inferred, no wheel read") for text in evidence)
+        assert sum("; read in 0." in text for text in evidence) >= 20
+
     def test_is_in_the_order_of_the_releases(self) -> None:
         numbers = [change.since for change in CHANGES.values()]
         assert numbers == sorted(numbers)

@@ -1,7 +1,8 @@
 """Every difference between releases that an answer knows of: what changed, with which release, and who says so.
 
-`read` names the releases whose own code was looked at; of the others between them a change is inferred. Where logs are
-the source, tests/test_versions.py and reports/accuracy hold the rules against them.
+`read` names the releases whose own code was looked at: of 0.8 to 0.33 the first wheel of each but 0.12, 0.13 and 0.15,
+and 0.8.5, 0.9.2, 0.10.2 and 0.27.1. Of what lies between two that were read, and of patches, a change is inferred.
+Where logs are the source, tests/test_versions.py and reports/accuracy hold the rules against them.
 """
 
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ CHANGES = {
     ),
     "async_scheduling": Change(
         (0, 14), "one more batch is scheduled while the last one runs",
-        "vLLM config/vllm.py (async_scheduling)", "0.11 and 0.14",
+        "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
     ),
     "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
     "indexer_workspace": Change(
@@ -82,14 +83,16 @@ CHANGES = {
         "vLLM envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)", "0.14 to 0.33",
     ),
     "utilization_092": Change(
-        (0, 20), "gpu_memory_utilization 0.92 by default, 0.90 before", "vLLM config/cache.py", "0.16 to 0.21",
+        (0, 20), "gpu_memory_utilization 0.92 by default, 0.90 before", "vLLM config/cache.py",
+        "0.10, 0.11, 0.14, 0.16 to 0.33",
     ),
     "graphs_in_budget": Change(
         (0, 20), "an estimate of the CUDA graphs is taken off the budget; before, graphs came on top of it",
         "vLLM envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); its log line says 0.21", "0.18 to 0.33",
     ),
     "tokens_by_concurrency": Change(
-        (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks', "vllm-project/vllm#40691",
+        (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
+        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py", "0.18 to 0.29",
     ),
     "override_before_fit": Change(
         (0, 21), "--num-gpu-blocks-override replaces the memory before auto-fit and the check that one request fits; "
@@ -106,11 +109,11 @@ CHANGES = {
     ),
     "batches_in_flight": Change(
         (0, 26), "windows and chunks are charged for every batch in flight, one more than runs; before, for one",
-        "vLLM v1/kv_cache_interface.py (max_in_flight_tokens)", "0.18 to 0.33",
+        "vLLM v1/kv_cache_interface.py (max_in_flight_tokens)", "0.14 to 0.33",
     ),
     "hybrid_prefix_caching": Change(
         (0, 26), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
-        "vLLM config/model.py (is_prefix_caching_supported)", "0.18 to 0.33",
+        "vLLM config/model.py (is_prefix_caching_supported)", "0.14 to 0.33",
     ),
     "rocm_graph_estimate": Change(
         (0, 26), "the estimate of CUDA graphs is made on AMD GPUs too",
@@ -118,7 +121,7 @@ CHANGES = {
     ),
     "consumed_memory": Change(
         (0, 27), 'a log\'s "peak activation" is what a step frees again, and includes the graph estimate',
-        "vLLM v1/worker/gpu_worker.py (determine_available_memory); vllm-project/vllm#57936", "0.26 to 0.28, 0.33",
+        "vLLM v1/worker/gpu_worker.py (determine_available_memory); vllm-project/vllm#57936", "0.18 to 0.33",
     ),
     "runner_v2_named_hybrids": Change(
         (0, 27), "model runner V2 for listed architectures with recurrent states too",
@@ -134,7 +137,7 @@ CHANGES = {
     ),
     "large_graphs": Change(
         (0, 28), "graphs of up to 1,024 sequences on compute capability 10.x",
-        "vLLM config/vllm.py (max_cudagraph_capture_size); vllm-project/vllm#49390", "0.25 to 0.28, 0.33",
+        "vLLM config/vllm.py (max_cudagraph_capture_size); vllm-project/vllm#49390", "0.14 to 0.33",
     ),
     "logits_as_they_are": Change(
         (0, 28), "the profile run of model runner V2 samples from the logits themselves, with no copy in float32",
@@ -153,11 +156,11 @@ CHANGES = {
     ),
     "profiled_without_splits": Change(
         (0, 31), "the profile run splits no large block; before, from 0.27 on, what a small tensor kept of one counted",
-        "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.27 to 0.33",
+        "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.21 to 0.33",
     ),
     "indexer_contexts": Change(
         (0, 32), "beyond 262,144 tokens of context sparse attention's workspace is of 16 contexts, not 40",
-        "vLLM config/vllm.py (sparse_mla_prefill_workspace_factor)", "0.31, 0.32 and 0.33",
+        "vLLM config/vllm.py (sparse_mla_prefill_workspace_factor)", "0.30 to 0.33",
     ),
     "mamba2_checkpoints": Change(
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
