@@ -34,15 +34,15 @@ MODULES: dict[str, tuple[str, ...]] = {
         "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "exaone4",
     ),
     "classic": (
-        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "chatglm",
-        "qwen", "dbrx",
+        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
+        "chatglm", "qwen", "dbrx",
     ),
     "multimodal_text": ("llava", "llava_llama", "mllama", "mllama_text_model"),
     "moe": (
         "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe", "granitemoe", "phimoe", "gpt_oss",
         "llama4_text", "glm4_moe", "minimax_m2", "minimax_m3", "minimax_m3_vl", "mimo_v2_flash", "laguna",
     ),
-    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"),
+    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4"),
     "hybrid": (
         "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
         "granitemoehybrid", "nemotron_h", "lfm2",

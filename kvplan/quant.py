@@ -204,6 +204,8 @@ def compressed_scheme(config: Config) -> Scheme:
             return Scheme("int8_channel", static=static)
         case ("int", 4, "group" | "channel"):
             return Scheme("int4", group, zeros=not weights.flag("symmetric", True))
+        case ("float", 4, _) if config.text("format", "").startswith("mxfp4"):
+            return Scheme("mxfp4", group or 32)
         case ("float", 4, _):
             wide = config.values.get("input_activations") is None
             return Scheme("nvfp4", group or 16, variant=WEIGHT_ONLY if wide else "")

@@ -115,12 +115,13 @@ class CompressedLatent:
 class RecurrentState:
     """A state of constant size per sequence: a short convolution's inputs and, but for `short_conv`, a recurrence.
 
+    kind         bounded_kda: KDA whose gate has a lower bound, which has kernels of its own
     convolution  parts of channels; `conv_kernel - 1` columns of each are kept
     recurrence   `heads` matrices of shape `head_shape`; `heads` is split over the ranks
     ssm_dtype    dtype of the recurrence when the model fixes it; None: the model's dtype
     """
 
-    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "short_conv"]
+    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "bounded_kda", "short_conv"]
     conv_kernel: int
     convolution: tuple[Part, ...]
     heads: int
@@ -180,6 +181,9 @@ class Weight:
     dtype        fixed by the model; None: the model's dtype
     wide_below   kept in float32 on GPUs below this compute capability (90 for 9.0); 0: nowhere
     pad_rows     outputs are padded to a multiple of this when held (vocabularies: 64)
+    align_rows   a rank's outputs are padded to a multiple of this when held (a fused projection of Kimi K3: 16)
+    least        smallest share of a rank where the weight is split: a smaller one is padded (Kimi K3's experts: 256)
+    even         split only over ranks that divide this number (a tower's heads), whole on each otherwise; 0: always
     counted      False: a server holds it although the model's parameter count does not include it
     held         False: the parameter count includes it although a server does not hold it
     """
@@ -195,6 +199,9 @@ class Weight:
     dtype: str | None = None
     wide_below: int = 0
     pad_rows: int = 1
+    align_rows: int = 1
+    least: int = 0
+    even: int = 0
     counted: bool = True
     held: bool = True
     sources: tuple[str, ...] = ()

@@ -144,6 +144,8 @@ def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, li
 
 def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
     """(columns, rows of each part) of a weight on one rank."""
+    if weight.even and weight.even % tp:
+        tp = 1
     match weight.split:
         case "none":
             return weight.inputs, [part.size for part in weight.parts]
@@ -153,11 +155,19 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
                     f"tensor_parallel_size {tp}: {weight.name} has {weight.inputs} inputs, which {tp} ranks cannot "
                     "share; use a divisor"
                 )
-            return weight.inputs // tp, [part.size for part in weight.parts]
+            return max(weight.inputs // tp, least_of(weight, tp)), [part.size for part in weight.parts]
         case "outputs" if weight.pad_rows > 1:
             return weight.inputs, [cdiv(up(weight.outputs, weight.pad_rows), tp)]
         case "outputs":
-            return weight.inputs, [local_units(part, tp, weight.name) * part.width for part in weight.parts]
+            rows = [local_units(part, tp, weight.name) * part.width for part in weight.parts]
+            rows = [max(each, least_of(weight, tp)) for each in rows]
+            rows[-1] += up(sum(rows), weight.align_rows) - sum(rows)
+            return weight.inputs, rows
+
+
+def least_of(weight: Weight, tp: int) -> int:
+    """The smallest share of a rank, where there are several."""
+    return weight.least if tp > 1 else 0
 
 
 def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from kvplan import catalog
 from kvplan.errors import InvalidInputError, UnsupportedModelError
 from kvplan.families import classic, multimodal_text
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
+from kvplan.hf_config import read_config
 from kvplan.spec import CrossAttention, FullAttention, Rope, Weight
+from tests import oracles
 
 READERS = {**classic.READERS, **multimodal_text.READERS}
 
@@ -249,3 +252,12 @@ def test_variants_nobody_serves_are_refused(values: dict[str, Any], message: str
 def test_a_damaged_config_is_refused_by_the_name_of_its_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         read(values)
+
+
+def test_the_first_name_of_stablelm_is_read_like_the_second() -> None:
+    now = catalog.expand(catalog.facts("stablelm-3b")["config"])
+    first = {key: value for key, value in now.items() if key != "partial_rotary_factor"}
+    first |= {"model_type": "stablelm_epoch", "architectures": ["StableLMEpochForCausalLM"], "rope_pct": 0.25}
+    old, new = (read_config(config, "config.json", "x") for config in (first, now))
+    assert (old.layers, old.weights, old.ropes) == (new.layers, new.weights, new.ropes)
+    assert oracles.total_params(old) == 2_795_443_200  # the transformers class, on the meta device

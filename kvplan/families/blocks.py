@@ -50,6 +50,11 @@ def whole(
     )  # fmt: skip
 
 
+def replicated(width: int) -> Part:
+    """Rows that every rank holds whole, within a weight that is split."""
+    return Part(1, width, Sharing.KV_HEADS)
+
+
 def router(name: str, hidden: int, experts: int, *, dtype: str | None = None, bias: bool = False) -> Weight:
     """The layer that chooses experts: never quantised, whole on every rank."""
     return whole(name, hidden, experts, "router", bias=bias, quantizable=False, dtype=dtype)

@@ -128,6 +128,7 @@ READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
     "gpt_neox": classic_rotary.read_gpt_neox,
     "gptj": classic_rotary.read_gptj,
     "stablelm": classic_rotary.read_stablelm,
+    "stablelm_epoch": classic_rotary.read_stablelm,  # as the files were called at first
     "chatglm": classic_rotary.read_chatglm,
     "qwen": classic_rotary.read_qwen,
     "dbrx": classic_rotary.read_dbrx,

@@ -121,7 +121,8 @@ def read_stablelm(config: Config, model_type: str) -> SpecDraft:
         *norms(hidden, *names),
     )  # fmt: skip
     outer = (*embedding(vocab, hidden, tied), final_norm(hidden, "layer"))
-    rope_dim = int(heads.head_dim * config.ratio("partial_rotary_factor", 0.25, 1))
+    share = config.ratio("partial_rotary_factor", config.ratio("rope_pct", 0.25, 1), 1)
+    rope_dim = int(heads.head_dim * share)
     return draft(config, Shape(hidden, heads, vocab, layer, outer, tied, inner, rope_dim))
 
 

@@ -17,6 +17,7 @@ from kvplan.families.blocks import (
     router,
     row,
     table,
+    vector,
     whole,
 )
 from kvplan.families.config import Config
@@ -24,7 +25,7 @@ from kvplan.families.dense import attention_cache, dense_mlp, heads_of, outer_we
 from kvplan.families.draft import SpecDraft
 from kvplan.families.mla import PLAIN, latent_attention, latent_caches
 from kvplan.families.moe import TOP_K_KEYS, Moe, expert_layer, sparse_layers
-from kvplan.families.state import convolution, gated_delta_net, kimi_delta, mamba1, mamba2
+from kvplan.families.state import Mixer, convolution, gated_delta_net, gated_kimi_delta, kimi_delta, mamba1, mamba2
 from kvplan.spec import LayerCache, Part, Place, RecurrentState, Weight
 
 Layer = tuple[tuple[Weight, ...], tuple[LayerCache, ...]]
@@ -139,24 +140,18 @@ def kimi_full_layers(config: Config, num_layers: int) -> list[bool]:
 
 def read_kimi(config: Config, model_type: str) -> SpecDraft:
     """Kimi delta attention with MLA on every fourth layer."""
-    config = with_defaults(config, KIMI_DEFAULTS, "Kimi Linear")
+    if "linear_attn_config" not in config:
+        config = with_defaults(config, KIMI_DEFAULTS, "Kimi Linear")
     hidden, num_layers, vocab = config.count("hidden_size"), config.num_layers(), config.count("vocab_size")
-    linear = config.sub("linear_attn_config")
-    delta, state = kimi_delta(
-        hidden,
-        linear.count("num_heads", default=config.count("linear_num_heads")),
-        linear.count("head_dim", default=config.count("linear_head_dim")),
-        linear.count("short_conv_kernel_size", default=config.count("linear_conv_kernel_dim")),
-    )
-    full = latent_attention(config, hidden), latent_caches(config, indexed=None)
+    delta, state = kimi_mixer(config, hidden)
+    output_gate = config.flag("mla_use_output_gate")
+    full = latent_attention(config, hidden, output_gate=output_gate), latent_caches(config, indexed=None)
     mixers: dict[bool, Layer] = {True: full, False: (delta, (state,))}
-    norms = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
-    inner = config.count("moe_intermediate_size")
-    moe = Moe(correction="buffer")
-    shared = gated_mlp(
-        hidden, inner * config.count("num_shared_experts"), prefix="mlp.shared_experts", group="shared_expert"
-    )
-    sparse = expert_layer(config, moe, hidden) + shared
+    norms: tuple[Weight, ...] = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden))
+    residuals = "attn_res_block_size" in config  # attention over the residuals of earlier blocks (Kimi K3)
+    if residuals:
+        norms += residual_attention("self_attention", hidden) + residual_attention("mlp", hidden)
+    sparse = kimi_experts(config, hidden)
     dense = dense_mlp(config, PLAIN, hidden, config.count("intermediate_size"))
     first_sparse = config.count("first_k_dense_replace", low=0)
     layers = []
@@ -164,9 +159,59 @@ def read_kimi(config: Config, model_type: str) -> SpecDraft:
         weights, caches = mixers[is_full]
         layers.append((weights + norms + (sparse if i >= first_sparse else dense), caches))
     tied = config.flag("tie_word_embeddings")
-    result = draft(config, layers, list(outer_weights(config, PLAIN, vocab, hidden, tied)), heads=None, tied=tied)
+    outer = list(outer_weights(config, PLAIN, vocab, hidden, tied))
+    if residuals:
+        outer += [replace(weight, place=Place.LAST) for weight in residual_attention("model.output_attn", hidden)]
+    result = draft(config, layers, outer, heads=None, tied=tied)
     result.num_heads = config.count("num_attention_heads")
     return result
+
+
+KIMI_FLAT_KEYS = {
+    "num_heads": "linear_num_heads", "head_dim": "linear_head_dim", "short_conv_kernel_size": "linear_conv_kernel_dim",
+}  # fmt: skip
+
+
+def kimi_mixer(config: Config, hidden: int) -> Mixer:
+    """Kimi delta attention, by `linear_attn_config` or by the flat keys of the transformers class."""
+    flat = {key: config.values.get(name) for key, name in KIMI_FLAT_KEYS.items()}
+    linear = config.sub("linear_attn_config")
+    linear = Config({**flat, **linear.values}, linear.where, config.notes)
+    heads, head_dim = linear.count("num_heads"), linear.count("head_dim")
+    kernel = linear.count("short_conv_kernel_size")
+    if linear.flag("use_full_rank_gate"):
+        return gated_kimi_delta(hidden, heads, head_dim, kernel, bounded="gate_lower_bound" in linear)
+    return kimi_delta(hidden, heads, head_dim, kernel)
+
+
+def residual_attention(prefix: str, hidden: int) -> tuple[Weight, ...]:
+    return norm(f"{prefix}_res_norm", hidden), vector(f"{prefix}_res_proj", hidden)
+
+
+LEAST_EXPERT_WIDTH = 256  # of a rank; vLLM 0.33's `min_moe_intermediate_per_partition` where a config says none
+
+
+def kimi_experts(config: Config, hidden: int) -> tuple[Weight, ...]:
+    """Router, experts and shared experts; Kimi K3's experts work behind projections to a narrower space."""
+    inner, latent = config.count("moe_intermediate_size"), config.maybe_count("routed_expert_hidden_size")
+    shared = gated_mlp(
+        hidden, inner * config.count("num_shared_experts"), prefix="mlp.shared_experts", group="shared_expert"
+    )
+    if latent is None:
+        return expert_layer(config, Moe(correction="buffer"), hidden) + shared
+    count = config.count("num_experts")
+    least = config.count("min_moe_intermediate_per_partition", default=LEAST_EXPERT_WIDTH)
+    name = "block_sparse_moe"
+    routed = experts(latent, inner, count, prefix=f"{name}.experts")
+    return (
+        router(f"{name}.gate", hidden, count),
+        correction_bias(f"{name}.gate.e_score_correction_bias", count),
+        *(replace(weight, least=least) for weight in routed),
+        whole(f"{name}.routed_expert_down_proj", hidden, latent, "mlp", quantizable=False),
+        whole(f"{name}.routed_expert_up_proj", latent, hidden, "mlp", quantizable=False),
+        *((norm(f"{name}.routed_expert_norm", latent),) if config.flag("latent_moe_use_norm") else ()),
+        *shared,
+    )
 
 
 # --- Jamba and Mamba --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from kvplan.families import rope
-from kvplan.families.blocks import column, norm, row, whole
+from kvplan.families.blocks import column, norm, replicated, row, whole
 from kvplan.families.config import Config
 from kvplan.families.dense import Traits, dense_mlp, outer_weights
 from kvplan.families.draft import SpecDraft
@@ -17,30 +17,41 @@ ROUTERS: dict[str, Moe] = {
     "deepseek_v32": replace(DEEPSEEK, correction="buffer"),
     "kimi_k2": replace(DEEPSEEK, correction="buffer"),
     "glm_moe_dsa": replace(DEEPSEEK, correction="buffer"),
+    "mistral4": DEEPSEEK,
     "glm4_moe_lite": replace(DEEPSEEK, correction="buffer", router_dtype="float32"),
 }
 PLAIN = Traits(qkv_bias=False, o_bias=False, mlp_bias=False)
 
 
-def latent_attention(config: Config, hidden: int) -> tuple[Weight, ...]:
-    """The projections of MLA: down to the latents (whole on each rank), up to the heads (split)."""
+def latent_attention(config: Config, hidden: int, *, output_gate: bool = False) -> tuple[Weight, ...]:
+    """The projections of MLA: down to the latents (whole on each rank), up to the heads (split).
+
+    output_gate  the heads' outputs are gated by a projection of the input, fused with the latents' where there are two
+    """
     heads = config.count("num_attention_heads")
     nope, rotary = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
     latent, v_dim = config.count("kv_lora_rank"), config.count("v_head_dim")
     q_rank = config.maybe_count("q_lora_rank")
     bias = config.flag("attention_bias")
     q_width = Part(heads, nope + rotary)
+    gate = Part(heads, v_dim)
     if q_rank is None:
         query: tuple[Weight, ...] = (
             column("self_attn.q_proj", hidden, (q_width,), "attention"),
             whole("self_attn.kv_a_proj_with_mqa", hidden, latent + rotary, "attention", bias=bias),
+            *((column("self_attn.g_proj", hidden, (gate,), "attention"),) if output_gate else ()),
         )
     else:
         sources = ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa")
+        down = whole(
+            "self_attn.fused_qkv_a_proj", hidden, (q_rank, latent + rotary), "attention", bias=bias, sources=sources
+        )
+        if output_gate:
+            parts = (replicated(q_rank), replicated(latent + rotary), gate)
+            fused = (*sources, "self_attn.g_proj")
+            down = column("self_attn.fused_qkv_a_g_proj", hidden, parts, "attention", sources=fused)
         query = (
-            whole(
-                "self_attn.fused_qkv_a_proj", hidden, (q_rank, latent + rotary), "attention", bias=bias, sources=sources
-            ),
+            down,
             norm("self_attn.q_a_layernorm", q_rank),
             column("self_attn.q_b_proj", q_rank, (q_width,), "attention"),
         )

@@ -1,6 +1,9 @@
 """The mixers with a constant state: Mamba 1 and 2, gated delta net, Kimi delta attention."""
 
-from kvplan.families.blocks import column, norm, row, vector, whole
+from dataclasses import replace
+from typing import Literal
+
+from kvplan.families.blocks import column, norm, replicated, row, vector, whole
 from kvplan.families.config import Config
 from kvplan.spec import Part, RecurrentState, Sharing, Weight
 
@@ -10,6 +13,7 @@ def convolution(name: str, kernel: int, parts: tuple[Part, ...], *, bias: bool, 
     return Weight(name, "state", kernel, parts, "outputs", bias, dtype=dtype)
 
 
+FLASH_KDA_HEAD = 128  # the head width that FlashKDA's kernels have
 Mixer = tuple[tuple[Weight, ...], RecurrentState]
 
 
@@ -101,3 +105,21 @@ def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> Mixer:
         row("self_attn.o_proj", heads * head_dim, hidden, "attention"),
     )
     return weights, RecurrentState("kda", kernel, (width, width, width), heads, (head_dim, head_dim), "float32")
+
+
+def gated_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bounded: bool) -> Mixer:
+    """Kimi K3's KDA: a gate of full rank, all input projections in one, its rows padded to 16 on each rank."""
+    width = Part(heads, head_dim)
+    sources = tuple(f"self_attn.{x}_proj" for x in ("q", "k", "v", "g", "f_a", "b"))
+    parts = (width, width, width, width, replicated(head_dim), Part(heads))
+    weights = (
+        replace(column("self_attn.in_proj_qkvgfab", hidden, parts, "attention", sources=sources), align_rows=16),
+        column("self_attn.f_b_proj", head_dim, (width,), "attention"),
+        convolution("self_attn.conv1d", kernel, (width, width, width), bias=False, dtype="float32"),
+        vector("self_attn.A_log", heads, "attention", split=True, dtype="float32"),
+        vector("self_attn.dt_bias", heads * head_dim, "attention", split=True, dtype="float32"),
+        norm("self_attn.o_norm", head_dim),
+        row("self_attn.o_proj", heads * head_dim, hidden, "attention"),
+    )
+    kind: Literal["bounded_kda", "kda"] = "bounded_kda" if bounded and head_dim == FLASH_KDA_HEAD else "kda"
+    return weights, RecurrentState(kind, kernel, (width, width, width), heads, (head_dim, head_dim), "float32")

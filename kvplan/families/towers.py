@@ -14,6 +14,7 @@ TOWERS: dict[str, tuple[str, str]] = {
     "gemma3n": ("towers_gemma", "gemma3n"),
     "gemma4": ("towers_gemma", "gemma4"),
     "kimi_k25": ("towers_vision", "kimi_k25"),
+    "kimi_k3": ("towers_vision", "kimi_k3"),
     "llama4": ("towers_vision", "llama4"),
     "llava": ("towers_vision", "llava"),
     "llava_llama": ("towers_vision", "llava"),

@@ -5,10 +5,14 @@ splits each weight was read off the parameters vLLM 0.33 holds per rank, where i
 Qwen3.5, Kimi), else off its model files (vllm/model_executor/models and vllm/models/minimax_m3).
 """
 
+from dataclasses import replace
+from math import prod
+
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.config import Config
 from kvplan.families.tower_blocks import (
     block,
+    check_heads,
     column,
     depth_of,
     layer_norm,
@@ -20,7 +24,7 @@ from kvplan.families.tower_blocks import (
     vector,
 )
 from kvplan.files import printable
-from kvplan.spec import Weight
+from kvplan.spec import Part, Weight
 
 
 def siglip(config: Config) -> list[Weight]:
@@ -301,6 +305,52 @@ def kimi_k25(outer: Config) -> list[Weight]:
         layer_norm("mm_projector.pre_norm", hidden),
         linear("mm_projector.linear_1", hidden * area, hidden * area, bias=True),
         linear("mm_projector.linear_2", hidden * area, text_hidden(outer), bias=True),
+    ]
+
+
+KIMI_K3_KINDS = {"norm_type": "rmsnorm", "mlp_type": "mlp2", "mm_projector_type": "patchmergerv2"}
+
+
+def kimi_k3(outer: Config) -> list[Weight]:
+    """MoonViT without biases, its attention wider than its hidden size; split only over ranks that divide the heads."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("vt_hidden_size", default=1024), config.count("vt_intermediate_size", default=4096)
+    heads, qkv = config.count("vt_num_attention_heads", default=12), config.count("qkv_hidden_size", default=1536)
+    layers = depth_of(config, "vt_num_hidden_layers", default=27)
+    grid = config.count("init_pos_emb_height", default=64) * config.count("init_pos_emb_width", default=64)
+    area = prod(config.ints("merge_kernel_size") or (2, 2))
+    for key, known in KIMI_K3_KINDS.items():
+        kind = config.text(key, known)
+        if kind != known:
+            raise UnsupportedModelError(
+                f"{config.where}: {key} {printable(repr(kind), 60)} is not one kvplan can size (it knows {known}); "
+                "use --text-only to size the language model alone"
+            )
+    head = Part(check_heads(config, qkv, heads), qkv // heads)
+    name, biased = "vision_tower.encoder.blocks", config.flag("linear_bias")
+    one = (
+        linear(f"{name}.wqkv", hidden, (head, head, head), "outputs", bias=config.flag("attn_bias")),
+        row(f"{name}.wo", qkv, hidden, bias=config.flag("attn_bias")),
+        column(f"{name}.mlp.fc0", hidden, inner, bias=biased),
+        row(f"{name}.mlp.fc1", inner, hidden, bias=biased),
+        vector(f"{name}.norm0", hidden),
+        vector(f"{name}.norm1", hidden),
+    )
+    patch = config.count("patch_size", default=14)
+    wide, text = config.count("mm_hidden_size", default=hidden) * area, text_hidden(outer)
+    return [
+        linear(
+            "vision_tower.patch_embed.proj",
+            channels(config) * patch**2,
+            hidden,
+            bias=config.flag("patch_embed_proj_bias"),
+        ),
+        linear("vision_tower.patch_embed.pos_emb", hidden, grid),
+        *(replace(weight, even=heads) for weight in one * layers),
+        vector("vision_tower.encoder.final_layernorm", hidden),
+        linear("mm_projector.linear_1", wide, wide, bias=biased),
+        linear("mm_projector.linear_2", wide, text, bias=biased),
+        vector("mm_projector.post_norm", text),
     ]
 
 

@@ -32,6 +32,7 @@ from kvplan.spec import (
 from kvplan.weights import stage_layers
 
 Kind = Literal["full", "latent", "sliding", "chunked", "state", "cross"]
+FLASH_KDA_ALIGNMENT = 16  # tokens between checkpoints of KDA with a bounded gate
 MLA_STATE_BLOCK = 128  # smallest block of a model that mixes MLA with states
 FLASHINFER_GDN_ALIGNMENT = 64
 MAMBA1_CHUNK = 2048  # vLLM config/model.py (get_mamba_chunk_size), where a config names no chunk
@@ -232,6 +233,8 @@ def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
             return (FLASHINFER_GDN_ALIGNMENT, 1) if flashinfer else (1, 0)
         case "mamba2":
             return 1, 1
+        case "bounded_kda":  # FlashKDA: compute capability 9.0, 10.x and 12.x (models/kimi_k3/nvidia/kda.py)
+            return (FLASH_KDA_ALIGNMENT, 1) if sm == 90 or sm // 10 in (10, 12) else (1, 0)
         case "mamba1" | "kda" | "short_conv":
             return 1, 0
         case _:
