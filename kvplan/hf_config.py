@@ -50,6 +50,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
+    "encoder_decoder": ("whisper",),
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
 
