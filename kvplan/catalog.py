@@ -14,8 +14,15 @@ from kvplan.errors import UsageError
 from kvplan.spec import ModelSpec
 
 FILE_NAME = "models.yaml"
-# Models that people ask for and whose published config could not be had: the beginnings of their names, and why.
-MISSING: dict[str, str] = {}
+# Models that people ask for and that are not in the catalog: the beginnings of their names, and why they are missing.
+MISSING = {
+    "deepseek-v4.1": "its type (deepseek_v41: caches shared between layers, n-gram tables) has no reader yet",
+    "deepseek-v4-flash-0731": "no copy of its published config could be had",
+    "deepseek-v4-pro-0813": "no copy of its published config could be had",
+    "glm-5.3-flash": "its type (glm5_next: KDA beside pooled sparse attention) has no reader yet",
+    "minimax-m1": "its type (minimax_m1: lightning attention) has no reader; vLLM served it up to 0.22 only",
+    "qwen3.8-flash": "its type (qwen4_exp: n-gram tables, pooled index) has no reader yet",
+}
 
 
 def path() -> Path:
@@ -37,7 +44,7 @@ def unknown(name: str) -> UsageError:
     wanted = name.lower().rpartition("/")[2]
     for known, why in MISSING.items():
         if wanted == known or wanted.startswith(f"{known}-"):
-            return UsageError(f"model {name!r}: not in the catalog: {why}; name its config.json or its directory")
+            return UsageError(f"model {name!r}: not in the catalog: {why}; `kvplan models` lists the known ones")
     return entries.unknown(path(), "model", name)
 
 

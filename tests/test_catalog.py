@@ -111,6 +111,24 @@ def test_an_unknown_name_is_refused_with_near_misses() -> None:
             ask("lama-3.1-8b")
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("deepseek-v4.1-flash", "deepseek_v41"),
+        ("deepseek-ai/DeepSeek-V4-Flash-0731", "no copy of its published config"),
+        ("minimax-m1-80k", "vLLM served it up to 0.22 only"),
+    ],
+)
+def test_a_model_that_is_known_to_be_missing_says_why(name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"not in the catalog: .*{re.escape(why)}"):
+        catalog.load(name)
+
+
+def test_no_model_of_the_catalog_is_called_missing() -> None:
+    known = [word.lower().rpartition("/")[2] for name in NAMES for word in lookup_names(name)]
+    assert not [word for word in known for missing in catalog.MISSING if f"{word}-".startswith(f"{missing}-")]
+
+
 def test_a_name_like_nothing_known_says_where_the_names_are() -> None:
     with pytest.raises(UsageError, match="`kvplan models` lists the known ones"):
         catalog.load("zzzzzzzzzzzz")

@@ -154,6 +154,10 @@ CHANGES = {
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",
     ),
+    "kda_checkpoints": Change(
+        (0, 30), "KDA with a bounded gate on compute capability 9.0, 10.x, 12.x: blocks of whole 16 tokens, one more",
+        "vLLM models/kimi_k3/nvidia/kda.py (get_kv_cache_spec)", "0.27 to 0.33",
+    ),
     "profiled_without_splits": Change(
         (0, 31), "the profile run splits no large block; before, from 0.27 on, what a small tensor kept of one counted",
         "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.21 to 0.33",

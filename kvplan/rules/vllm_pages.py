@@ -154,7 +154,11 @@ class Paging:
 
 def checkpointed(release: Version) -> frozenset[str]:
     """Kinds of states that keep a checkpoint within a prompt when they are cached."""
-    kinds = {"gated_delta_net": release.has("delta_net_checkpoints"), "mamba2": release.has("mamba2_checkpoints")}
+    kinds = {
+        "gated_delta_net": release.has("delta_net_checkpoints"),
+        "mamba2": release.has("mamba2_checkpoints"),
+        "bounded_kda": release.has("kda_checkpoints"),
+    }
     return frozenset(kind for kind, on in kinds.items() if on)
 
 
