@@ -9,11 +9,12 @@ Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal
 
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.files import printable
+from kvplan.records import dataclass
 from kvplan.units import (
     AUTO,
     GIB,

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from kvplan import overheads
 from kvplan.layout import cell_bytes, local_kv_heads, state_bytes, token_bytes
 from kvplan.plan import BUDGET_ROWS, Plan
 from kvplan.quant import scheme_name
+from kvplan.records import dataclass
 from kvplan.rules import vllm
 from kvplan.rules.releases import SGLANG_SOURCE
 from kvplan.rules.vllm_pages import KVSpec, charged_blocks

@@ -16,12 +16,13 @@ FLOP/s are dense. One entry is parsed when one GPU is asked for (kvplan.entries)
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from kvplan import entries
 from kvplan.errors import InvalidInputError, UsageError
+from kvplan.records import dataclass
 
 KINDS = ("logged", "published", "estimated")
 VENDORS = ("nvidia", "amd")

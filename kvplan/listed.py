@@ -9,10 +9,11 @@ A config's patterns come from strangers: `matches` is the one place where a patt
 import fnmatch
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from kvplan.names import LAYER_PREFIXES, OUTER_PREFIXES, in_layer, spellings, usual
+from kvplan.records import dataclass
 from kvplan.spec import ModelSpec, Quantization, Scheme, Weight
 
 Answer = tuple[Scheme | None]  # what an entry says; its scheme, or None for "in the model's dtype"

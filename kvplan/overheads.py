@@ -12,13 +12,13 @@ partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from kvplan.allocator import weights_excess
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
+from kvplan.records import dataclass
 from kvplan.rules.releases import Version, since
 from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla
 from kvplan.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight

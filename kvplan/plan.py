@@ -1,6 +1,6 @@
 """plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, assert_never
 
@@ -9,6 +9,7 @@ from kvplan.allocator import weights_reserved
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate
+from kvplan.records import dataclass
 from kvplan.rules import vllm, vllm_pages, vllm_pool
 from kvplan.rules.releases import SGLANG_SOURCE, Version
 from kvplan.rules.vllm import EngineArgs, Settings

@@ -6,11 +6,12 @@ engine builds the model from the first and the last, and sizes its own tensors.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any, Literal
 
 from kvplan.errors import UnsupportedModelError
+from kvplan.records import dataclass
 
 
 class Sharing(Enum):

@@ -8,10 +8,11 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError
+from kvplan.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.rules.vllm import Settings

@@ -6,11 +6,12 @@ AutoAWQ, GPTQ, compressed-tensors, ModelOpt, OCP microscaling and bitsandbytes.
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.quant import WEIGHT_ONLY, head_scheme, scheme_of
+from kvplan.records import dataclass
 from kvplan.spec import (
     ChunkedAttention,
     FullAttention,

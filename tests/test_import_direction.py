@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = (
     # ground: errors, text and files in, no idea of a model
     "errors",
+    "records",  # dataclasses that are made quickly
     "units",
     "entries",
     "files",

@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
 from typing import Annotated, Any, Final
 
@@ -12,6 +12,7 @@ import typer
 
 from kvplan.cli import output
 from kvplan.errors import INTERRUPTED, KvplanError, UsageError
+from kvplan.records import dataclass
 
 BUG = 70
 

@@ -5,7 +5,7 @@ and refused by the same code (kvplan/command.py).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,6 +13,7 @@ import typer
 from kvplan import entries
 from kvplan.command import ARGUMENTS, ServeCommand, read_argument, read_pair, switch
 from kvplan.errors import UsageError
+from kvplan.records import dataclass
 from kvplan.rules.vllm import EngineArgs
 
 Format = Literal["table", "json", "csv", "markdown"]

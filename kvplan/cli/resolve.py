@@ -1,12 +1,13 @@
 """MODEL as typed -> the model's facts: a catalog name, a path, or a Hub id."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan import catalog
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.files import printable
+from kvplan.records import dataclass
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
 

@@ -1,8 +1,8 @@
 """The weights that layers are made of, in the shapes a server holds them: fused QKV, fused gate and up."""
 
-from dataclasses import dataclass
 from typing import Literal
 
+from kvplan.records import dataclass
 from kvplan.spec import Group, Part, Place, Sharing, Weight
 
 Norms = Literal["rms", "layer"]

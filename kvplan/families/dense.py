@@ -1,6 +1,5 @@
 """Dense decoder-only transformers with rotary positions: Llama and everything shaped like it."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.families import rope
@@ -16,6 +15,7 @@ from kvplan.families.blocks import (
 )
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
+from kvplan.records import dataclass
 from kvplan.spec import FullAttention, LayerCache, Place, Rope, SlidingWindow, Weight
 
 

@@ -6,11 +6,12 @@ Where logs are the source, tests/test_versions.py and reports/accuracy hold the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from kvplan.errors import UsageError
 from kvplan.files import printable
+from kvplan.records import dataclass
 
 Number = tuple[int, int]
 SGLANG_SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_groups/memory_hook.py"

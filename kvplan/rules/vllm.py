@@ -4,13 +4,13 @@ Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; o
 and from start-up logs that users posted.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.layout import KV_DTYPES
+from kvplan.records import dataclass
 from kvplan.rules.releases import Version, since
 from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState, WindowLatent
 from kvplan.units import GIB

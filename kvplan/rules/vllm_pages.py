@@ -5,13 +5,14 @@ equal to the server's own capacity code on every case compared (tests/oracles.py
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import lcm
 from typing import Any, Literal, assert_never
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv, state_bytes, token_bytes
+from kvplan.records import dataclass
 from kvplan.rules import vllm
 from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs, Settings

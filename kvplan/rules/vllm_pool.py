@@ -4,11 +4,12 @@ Source: vLLM 0.33 v1/core/kv_cache_planning.py and kv_cache_utils.py, re-derived
 equal to the server's own capacity code on every case compared (tests/oracles.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv
+from kvplan.records import dataclass
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pages import (
     KVSpec,
