@@ -282,6 +282,10 @@ def fit_knobs(short: Plan) -> Iterator[Knob]:
     """What may make a plan fit, from what costs least to what costs most."""
     request = short.request
     args = request.args
+    refusal = short.refusal
+    if refusal is not None:
+        flag = f"--{refusal.argument.replace('_', '-')}"
+        yield Knob([Change(f"{flag} {value}", {refusal.argument: value}) for value in refusal.values])
     if args.max_total_tokens is not None:
         context = short.settings.max_model_len
         yield Knob([Change(f"--max-total-tokens {context}", {"max_total_tokens": context})])

@@ -37,6 +37,7 @@ def plan_document(plan: Plan) -> Document:
         "inputs": _inputs(plan),
         "fits": plan.fits,
         "deficit": plan.deficit,
+        "refusal": _refusal(plan),
         "memory": _memory(plan),
         "kv": _kv(plan),
         "concurrency": _concurrency(plan),
@@ -99,6 +100,7 @@ def _inputs(plan: Plan) -> Document:
         "args": values(request.args),
         "settings": _settings(plan),
         "weights_bytes": request.weights_bytes,
+        "memory_in_use": request.memory_in_use,
         "draft": None if request.draft is None else _model(request.draft),
         "workload": _workload(plan),
     }
@@ -155,6 +157,7 @@ def _memory(plan: Plan) -> Document:
             "outside_budget": memory.outside_budget,
             "slack": memory.slack,
         },
+        "in_use": plan.estimates["in_use"].likely,
         "load_peak": memory.load_peak,
         "weight_groups": dict(plan.weight_groups),
         "available": plan.available,
@@ -244,6 +247,16 @@ def _parameters(spec: ModelSpec) -> Document:
 # --- what limits it, what would help ----------------------------------------------------------------------------------
 
 
+def _refusal(plan: Plan) -> Document | None:
+    """Why the server would not start; null where it does."""
+    if plan.fits:
+        return None
+    if plan.refusal is not None:
+        return {"by": plan.refusal.by, "text": plan.refusal.text, "flag": plan.refusal.flag or None}
+    by, text = next(_shortages(plan))
+    return {"by": by, "text": text, "flag": None}
+
+
 def _limits(plan: Plan) -> list[Document]:
     return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
 
@@ -252,7 +265,9 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     memory, capacity = plan.memory, plan.capacity
     args = plan.request.args
     need = plan.bytes_per_request + capacity.bytes_per_block
-    if args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
+    if plan.refusal is not None:
+        yield plan.refusal.by, f"vLLM does not start: {plan.refusal.text}"
+    elif args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
         text = (
             f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
         )

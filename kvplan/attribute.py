@@ -141,6 +141,9 @@ def _tried(request: Request, taken: list[Move]) -> tuple[Request, Figures] | Non
 def moves(old: Request, new: Request) -> Iterator[Move]:
     """What leads from one request to the other, input by input, in the order that this module states."""
     yield from _model_moves(old.spec, new.spec)
+    if old.memory_in_use != new.memory_in_use:
+        change = Change("gpu", "--memory-in-use", _size(old.memory_in_use), _size(new.memory_in_use))
+        yield Move((change,), lambda at: replace(at, memory_in_use=new.memory_in_use))
     if old.weights_bytes != new.weights_bytes:
         change = Change("files", "--weights-bytes", _size(old.weights_bytes), _size(new.weights_bytes))
         yield Move((change,), lambda at: replace(at, weights_bytes=new.weights_bytes))

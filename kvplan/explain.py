@@ -439,6 +439,8 @@ def _users(plan: Plan) -> Iterator[str]:
         f"start-up check: {asked} x {capacity.bytes_per_block:,} B = {need:,} B {'<=' if plan.fits else '>'} "
         f"{room:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
     )
+    if plan.refusal is not None:
+        yield f"does not start: {plan.refusal.text}"
     if not plan.fits:
         return
     if plan.request.args.num_gpu_blocks_override is None:

@@ -10,7 +10,7 @@ from typing import assert_never
 from kvplan import catalog
 from kvplan.plan import Plan
 from kvplan.rules.releases import Version
-from kvplan.rules.vllm import EngineArgs, has_states
+from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import ModelSpec
 from kvplan.units import GIB
 
@@ -94,17 +94,9 @@ def _vllm_command(plan: Plan) -> list[str]:
     words += _parallel(args)
     if args.kv_cache_memory_bytes is None:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
-    words += ["--max-num-seqs", str(most_sequences(plan))]
+    words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
     return words + _cache(args) + _switches(args) + _lora(args) + _draft(plan)
-
-
-def most_sequences(plan: Plan) -> int:
-    """The sequences the server can start with: with states and CUDA graphs each needs a block of its own."""
-    seqs = plan.settings.max_num_seqs
-    if plan.fits and has_states(plan.request.spec) and not plan.request.args.enforce_eager:
-        return min(seqs, plan.capacity.num_blocks)
-    return seqs
 
 
 def takes_auto_context(release: Version) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import field, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, assert_never
 
-from kvplan import overheads, weights
+from kvplan import overheads, start, weights
 from kvplan.allocator import weights_reserved
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
@@ -15,6 +15,7 @@ from kvplan.rules.releases import SGLANG_SOURCE, Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_pool import Capacity, Pool
 from kvplan.spec import ModelSpec
+from kvplan.start import Refusal
 from kvplan.units import MIB
 from kvplan.users import Load as Load
 from kvplan.users import UserAnswer, users_held
@@ -33,6 +34,7 @@ class Request:
     weights_bytes  the whole checkpoint's bytes when the user states them: spread evenly over the ranks
     checkpoint     what the model's files hold; wins over the spec's own sizes
     draft          a speculative model that shares the GPU
+    memory_in_use  bytes that other processes hold on each GPU when the server starts; None: not stated
     measured       constants of this GPU in place of modelled ones, by name
     """
 
@@ -44,6 +46,7 @@ class Request:
     weights_bytes: int | None = None
     checkpoint: "Checkpoint | None" = None
     draft: ModelSpec | None = None
+    memory_in_use: int | None = None
     measured: "Mapping[str, Estimate]" = field(default_factory=dict)
 
 
@@ -110,7 +113,10 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `fits` is False when the server would refuse to start; `deficit` is then what is missing per rank."""
+    """The answer. `fits` is False when the server would refuse to start; `deficit` is then what is missing per rank.
+
+    refusal  why it would not start although its KV cache has room; None where it starts, or the cache has no room
+    """
 
     request: Request
     settings: Settings
@@ -128,6 +134,7 @@ class Plan:
     stage: int
     fits: bool
     deficit: int
+    refusal: Refusal | None
     notes: tuple[str, ...]
 
     @property
@@ -246,6 +253,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "lora": overheads.lora(spec, settings, args),
         "context": overheads.context(gpu, args),
+        "in_use": overheads.in_use(gpu, request.memory_in_use),
         **request.measured,
     }
     fixed = sum(groups.values())
@@ -292,6 +300,7 @@ def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
     held = sum(groups.values())
     loaded = loaded_beside(request, settings, stage, held)
     context = request.measured.get("context", overheads.context(gpu, args))
+    in_use = overheads.in_use(gpu, request.memory_in_use)
     none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
     estimates = {
         "buffers": Estimate(
@@ -304,6 +313,7 @@ def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
         ),
         **dict.fromkeys(("activations", "cuda_graphs", "non_torch", "lora"), none),
         "context": context,
+        "in_use": in_use,
     }
 
     def share(total: int, taken: int) -> int:
@@ -312,8 +322,12 @@ def sglang_budget(request: Request, settings: Settings, stage: int) -> _Budget:
     from kvplan.rules import sglang
 
     images = sglang.image_reservation(request.spec, gpu, args, request.release)
-    budget = share(gpu.total_memory, context.likely)
-    ends = (share(gpu.total_memory_low, context.high), budget, share(gpu.total_memory_high, context.low))
+    budget = share(gpu.total_memory, context.likely + in_use.likely)
+    ends = (
+        share(gpu.total_memory_low, context.high + in_use.high),
+        budget,
+        share(gpu.total_memory_high, context.low + in_use.low),
+    )
     low, likely, high = (end - held - loaded - images for end in ends)
     return _Budget(max(0, budget), groups, estimates, (low, likely, high))
 
@@ -378,15 +392,25 @@ def check_load(request: Request, context: int) -> None:
 DRAFT_TOKENS = 5  # of a draft model that comes without --num-speculative-tokens; a common choice
 
 
+def gate(request: Request, settings: Settings, stage: _Budget, end: int) -> Refusal | None:
+    """vLLM's look at the free memory before it loads; `end` 0 where others hold the most that they may, 1 likely."""
+    if settings.first_engine or not request.release.has("start_gate"):
+        return None
+    in_use, total = stage.estimates["in_use"], request.gpu.total_memory
+    room = total - stage.estimates["context"].likely
+    others = (in_use.high, in_use.likely)[end]
+    return start.free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
+
+
+def needs_state_blocks(request: Request) -> bool:
+    """Whether every sequence that the server may run needs a block from the start."""
+    return request.release.has("state_blocks") and vllm.has_states(request.spec) and not request.args.enforce_eager
+
+
 def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: _Budget) -> list[str]:
     """What keeps a server that has room from starting, or from holding what it was told to."""
     notes = []
     args, blocks = request.args, capacity.num_blocks
-    if vllm.has_states(request.spec) and not args.enforce_eager and 0 < blocks < settings.max_num_seqs:
-        notes.append(
-            f"vLLM does not start with --max-num-seqs {settings.max_num_seqs} and {blocks} blocks: each running "
-            f"sequence needs a state block; use --max-num-seqs {blocks} or less"
-        )
     unnamed = stage.groups.get("other", 0)
     if args.tensor_parallel_size > 1 and 100 * unnamed > sum(stage.groups.values()):
         notes.append(
@@ -424,9 +448,49 @@ class _Answer:
     kv_cache: int
     notes: tuple[str, ...] = ()
     given_out: int | None = None
+    refusal: Refusal | None = None
 
 
 def vllm_answer(request: Request) -> _Answer:
+    """vLLM's answer; its default batch is lowered to what starts, where there are fewer state blocks than sequences."""
+    return sure_start(request, largest_batch(request))
+
+
+def sure_start(request: Request, answer: _Answer) -> _Answer:
+    """The answer with an empty pool at the low end of the range, where the sequences have no block each there."""
+    if not needs_state_blocks(request) or answer.settings.max_num_seqs <= answer.blocks[0]:
+        return answer
+    return replace(answer, blocks=(0, answer.blocks[1]), ends=(0.0, answer.ends[1]))
+
+
+def largest_batch(request: Request) -> _Answer:
+    """What starts with the batch asked for; where none is, with the largest that does."""
+    answer = vllm_start(request)
+    refusal, most = answer.refusal, answer.settings.max_num_seqs
+    if request.args.max_num_seqs is not None or refusal is None or refusal.by != "state_blocks":
+        return answer
+    holds, fails, best = 0, most, answer
+    while fails - holds > 1:  # a smaller batch leaves more room
+        middle = (holds + fails) // 2
+        tried = vllm_start(replace(request, args=replace(request.args, max_num_seqs=middle)))
+        if surely_starts(tried, middle):
+            holds, best = middle, tried
+        else:
+            fails = middle
+    if not holds:
+        return answer
+    note = f"no --max-num-seqs: {holds:,} are planned, the most that starts; by default {most:,}: {refusal.text}"
+    return replace(best, notes=(*best.notes, note))
+
+
+def surely_starts(answer: _Answer, max_num_seqs: int) -> bool:
+    """Whether every sequence has its state block, also where what is estimated is at its worst if it fits then."""
+    low, likely = answer.blocks[0], answer.capacity.num_blocks
+    blocks = low if low > answer.capacity.blocks_per_request else likely
+    return answer.refusal is None and answer.capacity.fits and max_num_seqs <= blocks
+
+
+def vllm_start(request: Request) -> _Answer:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     vllm.check_parallel(spec, args)
@@ -438,11 +502,16 @@ def vllm_answer(request: Request) -> _Answer:
     low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
         low = high = capacity.num_blocks
+    if gate(request, settings, stages[0], 0) is not None:
+        low = 0
+    seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0], 1)
+    if refusal is None and capacity.fits and needs_state_blocks(request):
+        refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
     kv_cache = capacity.num_blocks * capacity.bytes_per_block
     return _Answer(
         settings, pool, stages, capacity, (low, high),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
-        tuple(start_notes(request, settings, capacity, stages[capacity.stage])),
+        tuple(start_notes(request, settings, capacity, stages[capacity.stage])), refusal=refusal,
     )  # fmt: skip
 
 
@@ -467,7 +536,8 @@ def sglang_answer(request: Request) -> _Answer:
     most = sglang_pool.max_requests(pool, settings, args, pages, slots)
     low, high = (sglang_pool.pages_in(pool, args, rooms[end])[0] for end in (0, 2))
     reserved = int(sglang.reserved_mib(spec, gpu, args, request.release) * MIB)
-    kept = gpu.total_memory - stages[worst].estimates["context"].likely - stages[worst].budget
+    taken = sum(stages[worst].estimates[name].likely for name in ("context", "in_use"))
+    kept = gpu.total_memory - taken - stages[worst].budget
     images = sglang.image_reservation(spec, gpu, args, request.release)
     notes = [
         *sglang.notes(args, settings, kept, reserved, images),
@@ -511,7 +581,8 @@ def plan(request: Request) -> Plan:
         notes.append(f"no --num-speculative-tokens: {DRAFT_TOKENS} are taken; vLLM wants a number")
     answer = answer_of(request)
     capacity = answer.capacity
-    fits = capacity.fits and capacity.num_blocks > 0
+    refusal = answer.refusal if capacity.fits else None
+    fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
     worst = capacity.stage
     stage = answer.stages[worst]
     held = sum(stage.groups.values())
@@ -535,6 +606,7 @@ def plan(request: Request) -> Plan:
         blocks_high=answer.blocks[1],
         stage=worst,
         fits=fits,
-        deficit=0 if fits else capacity.deficit,
+        deficit=0 if fits else (refusal.deficit if refusal is not None else capacity.deficit),
+        refusal=refusal,
         notes=(*request.spec.notes, *notes, *answer.notes),
     )

@@ -142,6 +142,7 @@ class Grid:
             weights_bytes=base.weights_bytes,
             checkpoint=base.checkpoint,
             draft=base.draft,
+            memory_in_use=base.memory_in_use,
             measured=base.measured,
         )
 
@@ -214,6 +215,8 @@ def _planned(found: Plan, price: float | None) -> Row:
 
 
 def _shortage(found: Plan) -> str:
+    if found.refusal is not None:
+        return f"does not start: {found.refusal.text}"
     each = " on each GPU" if num_gpus(found) > 1 else ""
     return f"does not fit: {format_gib(found.deficit)} short{each}"
 

@@ -46,6 +46,7 @@ ORDER = (
     "overheads",
     "calibration",  # measured constants in place of modelled ones
     "step_fit",  # what a step took
+    "start",  # why a server with room does not start
     "users",  # how many requests a pool holds, exactly and in distribution
     "plan",
     "held",  # users of a plan at either end of its range

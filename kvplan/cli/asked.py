@@ -70,6 +70,7 @@ def read(
     model = model_of(options, command, stated is not None)
     draft_name = options.draft_model or (command.draft_model if command else None)
     draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
+    in_use = None if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use")
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
         Request(
@@ -81,6 +82,7 @@ def read(
             weights_bytes=model.weights_bytes if stated is None else stated,
             checkpoint=model.checkpoint if stated is None else None,
             draft=draft.spec if draft else None,
+            memory_in_use=in_use,
             measured=measured_on(options, machine),
         )
         for context in contexts

@@ -75,6 +75,7 @@ def stated(request: Request, options: CheckOptions, command: ServeCommand | None
         "revision": revision,
         "gpu": None if options.gpu is None else request.gpu.name,
         "gpu_memory": options.gpu_memory,
+        "memory_in_use": options.memory_in_use,
         "weights_bytes": options.weights_bytes,
         "calibration": None if options.calibration is None else from_folder(options.calibration, folder),
         "draft_model": None if draft is None else from_folder(draft, folder),

@@ -96,6 +96,12 @@ class PlanOptions:
     gpu_memory: Annotated[
         Text, option("--gpu-memory", help="Total memory of one GPU, as CUDA reports it.", metavar="SIZE")
     ] = None
+    memory_in_use: Annotated[
+        Text,
+        option(
+            "--memory-in-use", help="What other processes (and a host that shares it) hold on each GPU.", metavar="SIZE"
+        ),
+    ] = None
     tensor_parallel_size: Annotated[
         Text, option("--tensor-parallel-size", "--tp", "-tp", help="GPUs a layer is split over.", metavar="N")
     ] = None

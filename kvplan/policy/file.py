@@ -34,8 +34,8 @@ SWITCH_KEYS: Final = (
 )  # fmt: skip
 # What a target may say of its server: the options of `kvplan estimate` by their long names.
 ENGINE_KEYS: Final = (
-    "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "engine", "engine_arg", "weights_bytes", "calibration",
-    "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
+    "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "memory_in_use", "engine", "engine_arg",
+    "weights_bytes", "calibration", "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
 )  # fmt: skip
 TARGET_KEYS: Final = ("id", "command", *ENGINE_KEYS, "workload", "rules", "severity")
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")

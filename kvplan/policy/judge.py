@@ -184,7 +184,10 @@ class _Bench:
         fix = (
             needs([(cure.flag, f"{cure.plan.concurrency.max:.1f} requests") for cure in cures]) if self.cures else None
         )
-        return Verdict(False, f"does not fit, {format_gib(plan.deficit)} short on each GPU", True, False, "", fix)
+        short = f"does not fit, {format_gib(plan.deficit)} short on each GPU"
+        if plan.refusal is not None:
+            short = f"does not start: {plan.refusal.text}"
+        return Verdict(False, short, True, False, "", fix)
 
     def measured(self, rule: Rule, gauge: Gauge) -> Verdict:
         plan = self.case.plan

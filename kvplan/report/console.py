@@ -33,7 +33,7 @@ LABELS = {
     "kv_cache": "KV cache",
     "lora": "LoRA",
 }
-ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context"}
+ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context", "in_use": "in use"}
 UNMEASURED = ("lora", "activations", "cuda_graphs", "non_torch")  # by SGLang, which keeps a share back for them
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
@@ -88,6 +88,8 @@ def headline(doc: Document) -> str:
     context = context_text(doc)
     subject, auto = f"{name_of(doc)} on {where(doc)}", doc["inputs"]["settings"]["auto_fit"]
     if not doc["fits"]:
+        if does_not_start(doc):
+            return f"{subject}: does not start at {context}: {doc['refusal']['text']}"
         short = f"{format_gib(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
         if auto:
             return f"{subject}: does not fit at any context ({short} at {context})"
@@ -121,6 +123,16 @@ def users_range(doc: Document) -> str:
     if low is None or high is None:
         return ""
     return f"{low:,}-{high:,}" if low != high else f"{low:,}"
+
+
+def does_not_start(doc: Document) -> bool:
+    """Whether the server refuses although its KV cache has room."""
+    return doc["refusal"] is not None and doc["refusal"]["by"] in ("free_memory", "state_blocks")
+
+
+def short_text(doc: Document) -> str:
+    """What a plan lacks, in a cell of a table."""
+    return "does not start" if does_not_start(doc) else f"{format_gib(doc['deficit'])} short"
 
 
 def is_capped(doc: Document) -> bool:
@@ -214,7 +226,11 @@ def unused_text(doc: Document) -> str:
     if memory["unused"] < 0:
         return ", ".join(text for text in ("more than the GPU has", over) if text)
     outside = "kept back for activations and graphs" if is_sglang(doc) else "outside budget"
-    parts = {"context": detail["context"], outside: detail["outside_budget"]}
+    parts = {
+        "context": detail["context"],
+        "other processes": memory["in_use"],  # the host, where it shares the memory
+        outside: detail["outside_budget"] - memory["in_use"],
+    }
     if not over:
         parts["slack"] = detail["slack"]
     shown = [f"{name} {size / GIB:,.2f}" for name, size in parts.items() if round(size / GIB, 2)]
@@ -402,7 +418,7 @@ def context_lines(docs: Sequence[Document]) -> list[Line]:
     rows = []
     for doc in docs:
         kv, users = doc["kv"], doc["concurrency"]
-        short = "" if doc["fits"] else f"{format_gib(doc['deficit'])} short"
+        short = "" if doc["fits"] else short_text(doc)
         rows.append(
             [
                 f"{kv['max_model_len']:,}",
@@ -462,7 +478,7 @@ def _gpu_cells(gpu: GpuSpec, doc: Document) -> list[str]:
         return [*size, *pool, users_range(doc) or "-", fits_text(doc)]
     fix = next((fix["flag"] for fix in doc["fixes"]), None)
     cure = f"; {fix}" if fix else ""
-    return [*size, "-", "-", "0", "-", f"{format_gib(doc['deficit'])} short{cure}"]
+    return [*size, "-", "-", "0", "-", f"{short_text(doc)}{cure}"]
 
 
 def fits_text(doc: Document) -> str:

@@ -207,6 +207,8 @@ def figures(row: Row, *, prices: bool) -> list[str]:
 
 
 def verdict(row: Row) -> str:
+    if not row.fits and row.reason is not None and row.reason.startswith("does not start"):
+        return "does not start"
     if not row.fits:
         return f"{format_gib(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:

@@ -21,6 +21,7 @@ from kvplan.report.console import (
     length_text,
     name_of,
     row_label,
+    short_text,
     unused_text,
     where,
 )
@@ -229,7 +230,7 @@ def _several(documents: Sequence[Document]) -> str:
 
 def _short(doc: Document) -> str:
     fix = next((f"; `{fix['flag']}`" for fix in doc["fixes"]), "")
-    return f"{format_gib(doc['deficit'])} short{fix}"
+    return f"{short_text(doc)}{fix}"
 
 
 def _formulas(plan: Plan, doc: Document) -> str:

@@ -36,6 +36,14 @@ class Change:
 
 
 CHANGES = {
+    "start_gate": Change(
+        (0, 9), "a server does not start where less memory is free than it may use",
+        "vLLM 0.9.2 v1/worker/gpu_worker.py; 0.8.5 has no such check",
+    ),
+    "state_blocks": Change(
+        (0, 20), "a server with recurrent states and CUDA graphs does not start with more sequences than blocks; 0.18 "
+        "and 0.19 captured fewer graphs", "vLLM 0.18.0, 0.19.0 and 0.20.0 config/compilation.py",
+    ),
     "latent_cache": Change(
         (0, 7), "the pool holds MLA's latents, in entries of a multiple of 256 bytes until V1; before, full heads",
         "vLLM 0.7 worker/cache_engine.py; a log of DeepSeek-R1 on 0.7",

@@ -126,6 +126,7 @@ INPUTS = record(
     args=ARGS,
     settings=SETTINGS,
     weights_bytes=maybe(COUNT),
+    memory_in_use=maybe(COUNT),
     draft={"anyOf": [MODEL, {"type": "null"}]},
     workload=record(mean_tokens=maybe(SIZE), lengths=maybe(TEXT), overflow=NUMBER, shared_prefix=COUNT),
 )
@@ -143,6 +144,7 @@ MEMORY = record(
     kv_cache=COUNT,
     unused=WHOLE,
     unused_detail=record(context=COUNT, outside_budget=WHOLE, slack=WHOLE),
+    in_use=COUNT,
     load_peak=COUNT,
     weight_groups=table(COUNT, "The weights by tensor group."),
     available=WHOLE,
@@ -215,6 +217,9 @@ PLAN = record(
     inputs=INPUTS,
     fits=FLAG,
     deficit=COUNT,
+    refusal=maybe(
+        record("Why the server would not start, and the flag that cures it.", by=TEXT, text=TEXT, flag=maybe(TEXT))
+    ),
     memory=MEMORY,
     kv=KV,
     concurrency=CONCURRENCY,

@@ -103,7 +103,7 @@ def engine_key(name: str) -> Schema:
         return argument(ARGUMENTS[name])
     if name == "engine_arg":
         return {"type": ["string", "array"], "items": TEXT}
-    if name in ("gpu_memory", "weights_bytes"):
+    if name in ("gpu_memory", "memory_in_use", "weights_bytes"):
         return BYTES
     if name in LENGTH_KEYS and name != "lengths":
         return SHARE if name == "overflow" else TOKENS

@@ -1,0 +1,59 @@
+"""Why a server whose KV cache has room does not start all the same.
+
+Source: vLLM 0.33 v1/worker/utils.py (request_memory) and config/compilation.py (resolve_cudagraph_mode_and_sizes).
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Literal
+
+from kvplan.units import format_gib
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What the server refuses.
+
+    by        what it lacks
+    text      the reason in words
+    argument  the engine argument that cures it, and `values` with which it starts: likely, and surely
+    deficit   bytes that are missing on each GPU
+    """
+
+    by: Literal["free_memory", "state_blocks"]
+    text: str
+    argument: str
+    values: tuple[float | int, ...]
+    deficit: int
+
+    @property
+    def flag(self) -> str:
+        """The likely cure; empty where there is none."""
+        return f"--{self.argument.replace('_', '-')} {self.values[0]}" if self.values else ""
+
+
+def free_memory(total: int, utilization: float, free: int, least_free: int, in_use: int) -> Refusal | None:
+    """vLLM starts only where as much is free as it may use.
+
+    free        bytes of `total` that are left beside the CUDA context and `in_use` bytes of the host and others
+    least_free  the same where those hold the most they may
+    """
+    wanted = ceil(total * utilization)
+    if wanted <= free:
+        return None
+    others = f" (others hold {format_gib(in_use)})" if in_use else ""
+    text = (
+        f"it wants {format_gib(wanted)} free at the start ({utilization:g} of {format_gib(total)}), of which "
+        f"{format_gib(max(0, free))} are{others}"
+    )
+    shares = dict.fromkeys(floor(100 * room / total) / 100 for room in (free, least_free) if 100 * room >= total)
+    return Refusal("free_memory", text, "gpu_memory_utilization", tuple(shares), wanted - free)
+
+
+def state_blocks(max_num_seqs: int, num_blocks: int, least_blocks: int, bytes_per_block: int) -> Refusal | None:
+    """With recurrent states and CUDA graphs vLLM wants a block for every sequence that it may run."""
+    if max_num_seqs <= num_blocks:
+        return None
+    text = f"each of {max_num_seqs:,} sequences needs a block for its state, and the pool has {num_blocks:,}"
+    counts = dict.fromkeys(count for count in (num_blocks, least_blocks) if count > 0)
+    return Refusal("state_blocks", text, "max_num_seqs", tuple(counts), (max_num_seqs - num_blocks) * bytes_per_block)
