@@ -297,10 +297,10 @@ def test_replicas_share_the_experts_without_expert_parallelism() -> None:
     assert answer.memory.weights == 2 * (45_097_156_608 // 2 + 1_605_636_096)
 
 
-def test_more_sequences_than_state_blocks_are_warned_of() -> None:
+def test_a_default_of_more_sequences_than_state_blocks_is_lowered_and_said() -> None:
     answer = of("qwen3.5-35b-a3b", "h100-80g", max_model_len=32768)
-    assert answer.capacity.num_blocks < answer.settings.max_num_seqs
-    assert any("does not start with --max-num-seqs 1024" in note for note in answer.notes)
+    assert answer.capacity.num_blocks >= answer.settings.max_num_seqs
+    assert any(f"{answer.settings.max_num_seqs} are planned, the most that starts" in note for note in answer.notes)
 
 
 def test_a_pool_beyond_the_gpu_is_warned_of() -> None:

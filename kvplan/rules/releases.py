@@ -36,14 +36,6 @@ class Change:
 
 
 CHANGES = {
-    "start_gate": Change(
-        (0, 9), "a server does not start where less memory is free than it may use",
-        "vLLM 0.9.2 v1/worker/gpu_worker.py; 0.8.5 has no such check",
-    ),
-    "state_blocks": Change(
-        (0, 20), "a server with recurrent states and CUDA graphs does not start with more sequences than blocks; 0.18 "
-        "and 0.19 captured fewer graphs", "vLLM 0.18.0, 0.19.0 and 0.20.0 config/compilation.py",
-    ),
     "latent_cache": Change(
         (0, 7), "the pool holds MLA's latents, in entries of a multiple of 256 bytes until V1; before, full heads",
         "vLLM 0.7 worker/cache_engine.py; a log of DeepSeek-R1 on 0.7",
@@ -62,6 +54,10 @@ CHANGES = {
     ),
     "no_float16": Change(
         (0, 9), "Gemma 2, Gemma 3 and GLM-4 are refused in float16", "vllm-project/vllm#15766 ran one on 0.8",
+    ),
+    "start_gate": Change(
+        (0, 9), "a server does not start where less memory is free than it may use",
+        "vLLM 0.9.2 v1/worker/gpu_worker.py; 0.8.5 has no such check",
     ),
     "v1_only": Change(
         (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
@@ -98,6 +94,10 @@ CHANGES = {
     "graphs_in_budget": Change(
         (0, 20), "an estimate of the CUDA graphs is taken off the budget; before, graphs came on top of it",
         "vLLM envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); its log line says 0.21", "0.18 to 0.33",
+    ),
+    "state_blocks": Change(
+        (0, 20), "a server with recurrent states and CUDA graphs does not start with more sequences than blocks; 0.18 "
+        "and 0.19 captured fewer graphs", "vLLM 0.18.0, 0.19.0 and 0.20.0 config/compilation.py",
     ),
     "tokens_by_concurrency": Change(
         (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
