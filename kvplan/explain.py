@@ -313,6 +313,9 @@ def _charge(plan: Plan, group: KVGroup) -> str:
         case "chunked":
             assert spec.bound is not None
             rule = f"ceil(min({spec.bound:,} + {flight:,} in flight, {context:,}) / {spec.block_size:,})"
+        case "state" if spec.blocks is None:
+            drafts = f" + {spec.extra}" if spec.extra else ""
+            rule = f"a state for every block of its context, ceil({context:,} / {spec.block_size:,}){drafts}"
         case "state":
             rule = "the state, drafts and checkpoints"
         case "cross":

@@ -374,3 +374,33 @@ class TestTheTableOfChanges:
         done = run("estimate", "qwen3-8b", "--gpu", "l4", "--ctx", "4k", "--engine", engine, "--explain")
         assert ("from 0.25 on: model runner V2" in done.out) is told
         assert ("read in 0.24 to 0.33" in done.out) is told
+
+
+@pytest.mark.parametrize(
+    "model", ["llama-3.1-8b", "gemma-3-27b", "qwen3.5-27b", "deepseek-v3.2", "nemotron-3-nano-30b-a3b"]
+)
+@pytest.mark.parametrize("number", [(0, 19), (0, 25), (0, 28), (0, 31), (0, 33)])
+def test_a_release_to_come_changes_no_answer_about_one_that_is_known(
+    model: str, number: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvplan.plan import Request, plan
+
+    def answer() -> tuple[int, int, int, float]:
+        args = EngineArgs(max_model_len=32768, tensor_parallel_size=8)
+        found = plan(Request(catalog.load(model), gpu("h200"), args, vllm.version(number)))
+        return found.available_low, found.available, found.available_high, found.capacity.max_concurrency
+
+    before = answer()
+    monkeypatch.setattr(vllm, "NEWEST", (0, 35))
+    assert answer() == before
+
+
+def test_states_that_are_kept_for_every_block_are_explained(run: Run) -> None:
+    words = ("estimate", "nemotron-3-nano-30b-a3b", "--gpu", "h100-80g", "--ctx", "64k", "--engine", "vllm@0.27")
+    done = run(*words, "--engine-arg", "enable_prefix_caching=true", "--explain")
+    assert "a state for every block of its context, ceil(65,536 / " in " ".join(done.out.split())
+    refused = run(
+        "simulate", *words[1:], "--engine-arg", "enable_prefix_caching=true", "--profile", "azure-2023-conv", "--rate", "1",
+    )  # fmt: skip
+    assert refused.code == 2
+    assert "a state for every block, as vLLM kept them until 0.27, is not modelled in time" in refused.err

@@ -102,6 +102,11 @@ def _group(group: KVGroup, name: str) -> Group:
         case "chunked":
             assert first.bound is not None
             return ChunkedGroup(first.block_size, first.bound)
+        case "state" if first.blocks is None:
+            raise UnsupportedModelError(
+                f"simulate: {name}: a state for every block, as vLLM kept them until 0.27, is not modelled in time; "
+                "use --no-enable-prefix-caching, or vllm@0.28 or newer"
+            )
         case "state":
             return MambaGroup(first.block_size)
         case "cross":
