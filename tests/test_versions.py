@@ -399,8 +399,7 @@ def test_states_that_are_kept_for_every_block_are_explained(run: Run) -> None:
     words = ("estimate", "nemotron-3-nano-30b-a3b", "--gpu", "h100-80g", "--ctx", "64k", "--engine", "vllm@0.27")
     done = run(*words, "--engine-arg", "enable_prefix_caching=true", "--explain")
     assert "a state for every block of its context, ceil(65,536 / " in " ".join(done.out.split())
-    refused = run(
-        "simulate", *words[1:], "--engine-arg", "enable_prefix_caching=true", "--profile", "azure-2023-conv", "--rate", "1",
-    )  # fmt: skip
+    caching = ("--engine-arg", "enable_prefix_caching=true")
+    refused = run("simulate", *words[1:], *caching, "--profile", "azure-2023-conv", "--rate", "1")
     assert refused.code == 2
     assert "a state for every block, as vLLM kept them until 0.27, is not modelled in time" in refused.err
