@@ -97,7 +97,7 @@ def is_published(source: str) -> bool:
 
 
 # Releases whose own code the rules were not compared with follow what was written about them.
-SGLANG_READ = "0.4.4, 0.4.9, 0.5.2, 0.5.9 and 0.5.23"
+SGLANG_READ = "0.4.4, 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23"
 DESCRIBED = "wheels, release notes, issues and posted start-up logs have them"
 
 

@@ -525,8 +525,7 @@ def sglang_answer(request: Request) -> _Answer:
     # Replicas are servers of their own, which share nothing: each is planned alone.
     request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
-    vllm.check_parallel(spec, args)
-    vllm.check_capability(spec, args, gpu.sm)
+    sglang.check_model(spec, args, gpu.sm)
     check_load(request, settings.max_model_len)
     pool = sglang_pool.pool(spec, settings, args, gpu.sm)
     stages = [sglang_budget(request, settings, stage) for stage in range(args.pipeline_parallel_size)]

@@ -26,7 +26,7 @@ from kvplan.command import read_command
 from kvplan.errors import KvplanError, UsageError
 from kvplan.gpu import gpu
 from kvplan.plan import Request, plan, rank_weights, weight_layout
-from kvplan.rules import sglang, sglang_models, sglang_pool, vllm, vllm_pool
+from kvplan.rules import sglang, sglang_models, sglang_pool, vllm_pool
 from kvplan.rules.engines import parse_engine
 from kvplan.rules.sglang_pool import SglangPool
 from kvplan.rules.vllm import EngineArgs
@@ -328,18 +328,14 @@ NO_IMPLEMENTATION = "has no SGlang implementation"
 
 def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
     """A row's inputs as a request; flags that are not modelled are refused by name."""
-    command = sglang_command.read(list(inputs.get("argv") or []))
+    ranks = {"--tp-size": inputs.get("tp") or 1, "--pp-size": inputs.get("pp") or 1}
+    sizes = [word for flag, size in ranks.items() for word in (flag, str(size))]
+    command = sglang_command.read([*sizes, *(inputs.get("argv") or [])])
     if odd := [*command.unknown, *command.unmodelled]:
         raise UsageError(f"{odd[0]}: is not a flag of SGLang that kvplan models")
     if command.notes:  # spellings of older releases
         raise UsageError(command.notes[0])
-    args = EngineArgs(
-        **{
-            "tensor_parallel_size": inputs.get("tp") or 1,
-            "pipeline_parallel_size": inputs.get("pp") or 1,
-            **command.args,
-        }
-    )
+    args = EngineArgs(**command.args)
     name = inputs.get("gpu", "H100")
     return Request(spec, gpu(SGLANG_GPUS.get(name, name.lower())), args, parse_engine("sglang"))
 
@@ -376,8 +372,7 @@ def resolved_settings(resolved: dict[str, Any]) -> dict[str, Any]:
 
 def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
     args, spec = request.args, request.spec
-    vllm.check_parallel(spec, args)
-    vllm.check_capability(spec, args, request.gpu.sm)
+    sglang.check_model(spec, args, request.gpu.sm)
     settings = sglang.resolve(spec, request.gpu, args, request.release)
     pool = sglang_pool.pool(spec, settings, args, request.gpu.sm)
     theirs = resolved_settings(row["resolved"])

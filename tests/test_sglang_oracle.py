@@ -1,5 +1,6 @@
 """SGLang's rules against SGLang 0.5.23's own code: settings, pools and requests, case by case."""
 
+import itertools
 import json
 import shlex
 from dataclasses import replace
@@ -94,15 +95,35 @@ class TestARelease:
         assert not any(release.is_compared for release in others)
 
     def test_has_the_changes_that_came_with_it_or_before(self) -> None:
-        """Read in the wheels of 0.4.9, 0.5.2, 0.5.9 and 0.5.23."""
-        names = {
-            label: {name for name in SGLANG_CHANGES if parse_engine(label).has(name)}
-            for label in ("sglang@0.4.9", "sglang@0.5.2", "sglang@0.5.9", "sglang@0.5")
-        }
-        assert names["sglang@0.4.9"] == set()
-        assert names["sglang@0.5.2"] == {"window_pools", "state_pools"}
-        assert names["sglang@0.5.9"] == names["sglang@0.5.2"] | {"reserve_by_parts", "datacenter_pages"}
-        assert names["sglang@0.5"] == set(SGLANG_CHANGES)
+        """Read in the wheels of 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23."""
+        labels = ("0.4.9", "0.5.2", "0.5.5", "0.5.9", "0.5.12", "0.5.15", "0.5.23")
+        names = [{name for name in SGLANG_CHANGES if parse_engine(f"sglang@{label}").has(name)} for label in labels]
+        added = [later - earlier for earlier, later in itertools.pairwise([set(), *names])]
+        assert added == [
+            set(),
+            {"window_pools", "state_pools"},
+            {"reserve_by_parts"},
+            {"datacenter_pages"},
+            {"prefill_graphs"},
+            {"tracked_states", "decode_graph_flag"},
+            {"wider_small_gpus", "graphs_by_requests", "image_reservation", "request_windows"},
+        ]
+        assert names[-1] == set(SGLANG_CHANGES)
+
+    @pytest.mark.parametrize(
+        ("engine", "fraction"),
+        [
+            # 0.5.2 server_args.py: 1 - (2.8 + 1 / 10) x 1,024 / 24,564
+            ("sglang@0.5.2", 0.879),
+            # 0.5.9: 512 + 1.5 x 2,048 + 2 x 24 + 128 = 3,760 MiB; 0.5.12: 8 more for each of
+            # the 8 + 14 + 8 + 8 + 4 graphs of up to 2,048 tokens
+            ("sglang@0.5.9", 0.847),
+            ("sglang@0.5.12", 0.833),
+        ],
+    )
+    def test_has_its_own_default_fraction_on_a_24_gib_gpu(self, engine: str, fraction: float) -> None:
+        spec, release = catalog.load("qwen3-0.6b"), parse_engine(engine)
+        assert sglang.default_fraction(spec, gpu("rtx-4090"), EngineArgs(), release) == fraction
 
     def test_shares_no_change_with_vllm(self) -> None:
         assert not any(vllm.version(vllm.NEWEST).has(name) for name in SGLANG_CHANGES)

@@ -190,7 +190,7 @@ CHANGES = {
 }  # fmt: skip
 
 # SGLang's third field is a release of features. What came between two that were read counts from the later one.
-READ = "sglang 0.4.9, 0.5.2, 0.5.9 and 0.5.23 were read"
+READ = "sglang 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23 were read"
 SGLANG_CHANGES = {
     "window_pools": Change(
         (0, 5), "window layers have a pool of their own in the models that SGLang lists",
@@ -198,7 +198,7 @@ SGLANG_CHANGES = {
     ),
     "state_pools": Change((0, 5), "recurrent states have slots beside the tokens", "sglang 0.5.9 and 0.5.23"),
     "reserve_by_parts": Change(
-        (0, 5, 9), "the default fraction keeps back 1.5 MiB per token of a chunk and 2 per sequence of the largest "
+        (0, 5, 5), "the default fraction keeps back 1.5 MiB per token of a chunk and 2 per sequence of the largest "
         "graph; before, a table by the GPU's memory", f"{READ}: srt/server_args.py",
     ),
     "datacenter_pages": Change(
@@ -206,11 +206,18 @@ SGLANG_CHANGES = {
         f"{READ}: srt/server_args.py",
     ),
     "tracked_states": Change(
-        (0, 5, 23), "two more state slots per request follow it for the prefix cache, unless told otherwise",
+        (0, 5, 15), "two more state slots per request follow it for the prefix cache, unless told otherwise",
         f"{READ}: srt/arg_groups/overrides.py",
     ),
     "prefill_graphs": Change(
-        (0, 5, 23), "the default fraction keeps memory back for graphs of the prefill", f"{READ}: memory_hook.py"
+        (0, 5, 12), "the default fraction keeps memory back for graphs of the prefill", f"{READ}: srt/server_args.py"
+    ),
+    "wider_small_gpus": Change(
+        (0, 5, 23), "chunks of 4,096 tokens and graphs of 48 or 160 sequences below 35 GiB; before, 2,048 and 24 or 80",
+        f"{READ}: memory_hook.py",
+    ),
+    "graphs_by_requests": Change(
+        (0, 5, 23), "--max-running-requests bounds the largest graph that is not asked for", f"{READ}: memory_hook.py"
     ),
     "image_reservation": Change(
         (0, 5, 23), "memory for images is set aside before the pool is sized", f"{READ}: kv_cache_configurator.py"
@@ -220,7 +227,7 @@ SGLANG_CHANGES = {
         f"{READ}: pool_configurator.py",
     ),
     "decode_graph_flag": Change(
-        (0, 5, 23), "--cuda-graph-max-bs-decode; before, --cuda-graph-max-bs", f"{READ}: srt/server_args.py"
+        (0, 5, 15), "--cuda-graph-max-bs-decode; before, --cuda-graph-max-bs", f"{READ}: srt/server_args.py"
     ),
 }  # fmt: skip
 

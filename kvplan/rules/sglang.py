@@ -5,11 +5,12 @@ SGLang measures no activation peak. It loads the model, keeps back a share of wh
 into tokens: KV bytes = free before loading x mem_fraction_static - what loading took. Activations and CUDA graphs live
 in the share kept back, which a rule of thumb sizes.
 
-Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); 0.5.9, 0.5.2, 0.4.9 and 0.4.4
+Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); 0.5.15 to 0.5.2, 0.4.9 and 0.4.4
 srt/server_args.py for the older defaults. Equal to SGLang's own code on every case compared (tests/oracles.py sglang).
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
@@ -41,6 +42,7 @@ CLASSES = (
 )
 BLACKWELL, CONSUMER_BLACKWELL = 100, 120  # compute capabilities
 LARGEST_CLASS = (16_384, 512, 512)
+CLASSES_055 = (CLASSES[0], (35 * 1024, 2048, 24, 80), *CLASSES[2:])
 CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 graphs from 90 GiB on: of no account here
 # Tokens of the prefill graphs that are captured: (from, to, step).
 PREFILL_GRAPHS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
@@ -119,6 +121,14 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
         )
 
 
+def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+    """Refuse splits and GPUs that the model cannot run with."""
+    experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # of a dense model --ep-size says nothing
+    asked = replace(args, disable_hybrid_kv_cache_manager=False, enable_expert_parallel=experts)
+    vllm.check_parallel(spec, asked)  # SGLang's hybrids need no manager
+    vllm.check_capability(spec, args, sm)
+
+
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
     """The settings in effect; `max_num_seqs` is the largest there can be until the pool is known (max_requests)."""
     check_args(spec, args)
@@ -169,7 +179,11 @@ def smi_mib(gpu: GpuSpec) -> int:
 def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, int]:
     """(chunked_prefill_size, largest decode graph) by the GPU's memory."""
     small_tp = args.tensor_parallel_size < 4
-    for below, chunk, graphs, graphs_tp4 in CLASSES if release.has("reserve_by_parts") else CLASSES_04:
+    if release.has("wider_small_gpus"):
+        classes = CLASSES
+    else:
+        classes = CLASSES_055 if release.has("reserve_by_parts") else CLASSES_04
+    for below, chunk, graphs, graphs_tp4 in classes:
         if smi_mib(gpu) < below:
             return chunk, graphs if small_tp else graphs_tp4
     chunk, graphs, graphs_tp4 = LARGEST_CLASS
@@ -187,7 +201,7 @@ def decode_graphs(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Vers
     if args.cuda_graph_max_bs is not None:
         return args.cuda_graph_max_bs
     usual, asked = gpu_class(gpu, args, release)[1], args.max_num_seqs
-    if asked is None or not release.has("reserve_by_parts"):
+    if asked is None or not release.has("graphs_by_requests"):
         return usual
     large = sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal)
     return asked if asked < usual or (large and asked <= LARGEST_CLASS[2]) else usual
