@@ -5,8 +5,8 @@ SGLang measures no activation peak. It loads the model, keeps back a share of wh
 into tokens: KV bytes = free before loading x mem_fraction_static - what loading took. Activations and CUDA graphs live
 in the share kept back, which a rule of thumb sizes.
 
-Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); 0.5.15 to 0.5.2, 0.4.9 and 0.4.4
-srt/server_args.py for the older defaults. Equal to SGLang's own code on every case compared (tests/oracles.py sglang).
+Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); srt/server_args.py of 0.5.15 to
+0.5.2, 0.4.9 and 0.4.4 for the older defaults. Equal to SGLang's own code on every case compared (tests/oracles.py).
 """
 
 from collections.abc import Iterator
