@@ -179,9 +179,8 @@ def smi_mib(gpu: GpuSpec) -> int:
 def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, int]:
     """(chunked_prefill_size, largest decode graph) by the GPU's memory."""
     small_tp = args.tensor_parallel_size < 4
-    if release.has("wider_small_gpus"):
-        classes = CLASSES
-    else:
+    classes: tuple[tuple[int, int, int, int], ...] = CLASSES
+    if not release.has("wider_small_gpus"):
         classes = CLASSES_055 if release.has("reserve_by_parts") else CLASSES_04
     for below, chunk, graphs, graphs_tp4 in classes:
         if smi_mib(gpu) < below:
