@@ -234,14 +234,14 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
     return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)
 
 
-WEIGHT_ONLY = "weight-only"  # 4-bit weights whose inputs stay in the model's dtype: no scales of inputs are kept
+WEIGHT_ONLY = "weight-only"  # 4-bit weights whose inputs stay in the model's dtype
 
 MODELOPT = {
     "FP8": Scheme("fp8_tensor", static=True),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
     "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
     "NVFP4": Scheme("nvfp4", 16),
-    "W4A16_NVFP4": Scheme("nvfp4", 16, variant=WEIGHT_ONLY),
+    "W4A16_NVFP4": Scheme("nvfp4", 16, static=True, variant=WEIGHT_ONLY),
     "MXFP8": Scheme("mxfp8", 32),
     "W4A16_AWQ": Scheme("awq", 128, zeros=True),
     "W4A8_AWQ": Scheme("awq", 128, zeros=True),
@@ -260,7 +260,7 @@ def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
     algo = config.text("quant_algo")
     if algo.upper() != "MIXED_PRECISION":
         return Quantization("modelopt", modelopt_scheme(config, algo), names, patterns, kv_dtype)
-    return Quantization("modelopt", None, listed_layers(config) | names, patterns, kv_dtype)
+    return Quantization("modelopt", None, listed_layers(config) | names, patterns, kv_dtype, mixed=True)
 
 
 def listed_layers(config: Config) -> dict[str, Scheme | None]:

@@ -272,6 +272,7 @@ class Quantization:
     patterns  globs and `re:` expressions over module names, likewise; the first that matches wins
     kv_dtype  KV cache dtype that the checkpoint asks for; None: it says nothing
     problem   why kvplan cannot size it: weights then need headers or a stated size; empty: it can
+    mixed     ModelOpt's MIXED_PRECISION: every layer that is quantised is listed with its algorithm
     """
 
     method: str
@@ -280,6 +281,7 @@ class Quantization:
     patterns: tuple[tuple[str, Scheme | None], ...] = ()
     kv_dtype: str | None = None
     problem: str = ""
+    mixed: bool = False
 
     @property
     def known(self) -> bool:

@@ -93,26 +93,32 @@ def up(value: int, multiple: int) -> int:
     return cdiv(value, multiple) * multiple
 
 
-def linear_bytes(scheme: Scheme, k: int, parts: list[int], sm: int) -> int:
-    """Bytes of one matrix `[sum(parts), k]` with its scales, as a server creates it."""
+def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = False) -> int:
+    """Bytes of one matrix `[sum(parts), k]` with its scales, as a server creates it.
+
+    expert  one of many in a fused layer: one input scale of fp8 for all its parts, shapes in 16 bits, and scales of
+            4-bit inputs even where the inputs stay wide
+    """
     n, p = sum(parts), len(parts)
     group = scheme.group_size or k
     match scheme.kind:
         case "fp8_tensor":
-            return k * n + (8 if scheme.static else 4) * p
+            return k * n + 4 * p + (4 * (1 if expert else p) if scheme.static else 0)
         case "fp8_channel" | "int8_channel":
             return k * n + 4 * n + (4 * p if scheme.static else 0)
         case "fp8_block":
             rows, columns = scheme.block or (128, 128)
             return k * n + scheme.scale_bytes * cdiv(k, columns) * cdiv(n, rows)
         case "int4":
-            return k * n // 2 + 2 * cdiv(k, group) * n + 16 + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
+            shape = 4 if expert else 16  # two numbers, in the model's dtype or as int64
+            return k * n // 2 + 2 * cdiv(k, group) * n + shape + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
         case "awq" | "gptq":
             return k * n // 2 + 2 * cdiv(k, group) * n + cdiv(k, group) * n // 2
         case "nvfp4":
-            return k * n // 2 + k * n // group + (4 if scheme.variant == WEIGHT_ONLY else 8) * p
+            inputs = 4 if expert or scheme.variant != WEIGHT_ONLY else 2 if scheme.static else 0
+            return k * n // 2 + k // group * n + (4 + inputs) * p
         case "mxfp8":
-            return k * n + k * n // group
+            return k * n + k // group * n
         case "mxfp4":
             return k * n // 2 + k * n // group
         case "nf4":
@@ -223,7 +229,7 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
     if scheme.kind == "mxfp4":
         k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
         bias = element * sum(parts) if weight.bias else 0
-    size = linear_bytes(scheme, k, parts, layout.sm)
+    size = linear_bytes(scheme, k, parts, expert=is_expert)
     values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
     return values * copies, (size - values) * copies, bias * copies
 
@@ -251,11 +257,14 @@ KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "compressed-tensors": 18}
 
 
 def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None) -> int:
-    """Bytes of one layer's KV scale parameters; latent attention has them under ModelOpt only."""
-    if quantization is None:
+    """Bytes of one layer's KV scale parameters; latent attention has them under ModelOpt only.
+
+    With an algorithm for each layer ModelOpt has them where the cache has one too, and not in latent attention.
+    """
+    if quantization is None or (quantization.mixed and quantization.kv_dtype is None):
         return 0
     kinds: tuple[type, ...] = (FullAttention, SlidingWindow, ChunkedAttention)
-    if quantization.method == "modelopt":
+    if quantization.method == "modelopt" and not quantization.mixed:
         kinds += (LatentAttention,)
     holds = any(isinstance(cache, kinds) for cache in caches)
     return KV_SCALE_BYTES.get(quantization.method, 0) if holds else 0

@@ -30,11 +30,11 @@ GIB = 2**30
     ],
 )
 def test_a_square_matrix_in_every_storage_layout(scheme: Scheme, expected: int) -> None:
-    assert linear_bytes(scheme, 4096, [4096], 90) == expected
+    assert linear_bytes(scheme, 4096, [4096]) == expected
 
 
 def test_double_quantised_nf4_is_4_127_bits() -> None:
-    bits = linear_bytes(Scheme("nf4_double", 64), 4096, [4096], 90) * 8 / 4096**2
+    bits = linear_bytes(Scheme("nf4_double", 64), 4096, [4096]) * 8 / 4096**2
     assert bits == pytest.approx(4.127, abs=0.0005)  # bitsandbytes' published figure, three decimals
 
 

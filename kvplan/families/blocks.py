@@ -55,9 +55,11 @@ def replicated(width: int) -> Part:
     return Part(1, width, Sharing.KV_HEADS)
 
 
-def router(name: str, hidden: int, experts: int, *, dtype: str | None = None, bias: bool = False) -> Weight:
-    """The layer that chooses experts: never quantised, whole on every rank."""
-    return whole(name, hidden, experts, "router", bias=bias, quantizable=False, dtype=dtype)
+def router(
+    name: str, hidden: int, experts: int, *, dtype: str | None = None, bias: bool = False, quantizable: bool = False
+) -> Weight:
+    """The layer that chooses experts, whole on every rank; few families let it be quantised."""
+    return whole(name, hidden, experts, "router", bias=bias, quantizable=quantizable, dtype=dtype)
 
 
 def correction_bias(name: str, experts: int) -> Weight:
@@ -94,11 +96,16 @@ def attention(
     )  # fmt: skip
 
 
-def qk_norms(heads: Heads, prefix: str = "self_attn", *, full: bool = False) -> tuple[Weight, ...]:
-    """Norms of query and key: one head wide, or (`full`) all heads wide; whole on every rank either way."""
-    q = heads.num_heads * heads.head_dim if full else heads.head_dim
-    k = heads.num_kv_heads * heads.head_dim if full else heads.head_dim
-    return norm(f"{prefix}.q_norm", q), norm(f"{prefix}.k_norm", k)
+def qk_norms(heads: Heads, prefix: str = "self_attn", *, full: bool = False, split: bool = False) -> tuple[Weight, ...]:
+    """Norms of query and key: one head wide, or (`full`) all heads wide; whole on every rank, or `split` with the
+    heads they norm."""
+    if split:
+        parts = Part(heads.num_heads, heads.head_dim), heads.kv(heads.head_dim)
+        q, k = (Weight(f"{prefix}.{x}_norm", "norm", 1, (part,), "outputs") for x, part in zip("qk", parts, strict=True))
+        return q, k
+    q_size = heads.num_heads * heads.head_dim if full else heads.head_dim
+    k_size = heads.num_kv_heads * heads.head_dim if full else heads.head_dim
+    return norm(f"{prefix}.q_norm", q_size), norm(f"{prefix}.k_norm", k_size)
 
 
 def gated_mlp(

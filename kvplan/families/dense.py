@@ -30,7 +30,7 @@ class Traits:
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     layer_norm: bool = False
     norm_bias: bool = True
-    qk_norm: Literal["no", "head", "full", "flag_head", "flag_full"] = "no"
+    qk_norm: Literal["no", "head", "full", "split", "flag_head", "flag_full"] = "no"
     tied: bool = False
     window_default: int | None = None
     windows: Literal["no", "all", "flagged", "types"] = "no"
@@ -155,7 +155,7 @@ def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int |
 
 
 def has_qk_norm(config: Config, traits: Traits) -> bool:
-    return traits.qk_norm in ("head", "full") or (traits.qk_norm.startswith("flag") and config.flag("use_qk_norm"))
+    return traits.qk_norm in ("head", "full", "split") or (traits.qk_norm.startswith("flag") and config.flag("use_qk_norm"))
 
 
 def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -> tuple[Weight, ...]:
@@ -165,7 +165,8 @@ def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -
     o_bias = use_bias if traits.o_bias is None else traits.o_bias
     kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
     norms = tuple(norm(name, hidden, kind, bias=traits.layer_norm and traits.norm_bias) for name in traits.norms)
-    qk = qk_norms(heads, full=traits.qk_norm in ("full", "flag_full")) if has_qk_norm(config, traits) else ()
+    full, split = traits.qk_norm in ("full", "flag_full"), traits.qk_norm == "split"
+    qk = qk_norms(heads, full=full, split=split) if has_qk_norm(config, traits) else ()
     return attention(hidden, heads, qkv_bias=qkv_bias, o_bias=o_bias) + qk + norms
 
 

@@ -27,7 +27,7 @@ from kvplan.families.dense import (
     rope_tables,
 )
 from kvplan.families.draft import SpecDraft
-from kvplan.spec import ChunkedAttention, FullAttention, KeyIndex, LayerCache, Weight
+from kvplan.spec import ChunkedAttention, FullAttention, KeyIndex, LayerCache, Part, Sharing, Weight
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 TOP_K_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_top_k", "top_k_experts", "moe_topk")
@@ -48,6 +48,7 @@ class Moe:
     shared_gate: bool = False
     router_dtype: str | None = None
     router_bias: bool = False
+    router_stored: bool = False  # quantised like any linear layer, unless the config excludes it
     correction: str = ""
     expert_bias: bool = False
 
@@ -62,9 +63,12 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
     ),
     "qwen3_moe": (
         Traits(mlp_bias=False, qk_norm="head", windows="flagged", head_every_stage=True),
-        Moe(),
+        Moe(router_stored=True),
     ),
-    "qwen3_vl_moe_text": (Traits(mlp_bias=False, qk_norm="head", head_every_stage=True), Moe()),
+    "qwen3_vl_moe_text": (
+        Traits(mlp_bias=False, qk_norm="head", head_every_stage=True),
+        Moe(router_stored=True),
+    ),
     "olmoe": (Traits(mlp_bias=False, qk_norm="full"), Moe(inner="intermediate_size")),
     "granitemoe": (Traits(mlp_bias=False, tied=True), Moe(inner="intermediate_size")),
     "phimoe": (
@@ -84,7 +88,7 @@ FAMILIES: dict[str, tuple[Traits, Moe]] = {
         Moe(shared="n_shared_experts", router_dtype="float32", correction="buffer"),
     ),
     "minimax_m2": (
-        replace(NO_BIAS, qk_norm="full"),
+        replace(NO_BIAS, qk_norm="split"),  # vLLM's MiniMaxText01RMSNormTP: each rank norms the heads it has
         Moe(inner="intermediate_size", router_dtype="float32", correction="buffer"),
     ),
     "minimax_m3": (
@@ -140,7 +144,9 @@ def expert_layer(config: Config, moe: Moe, hidden: int) -> tuple[Weight, ...]:
     count = config.count(*EXPERT_KEYS)
     inner = config.count(moe.inner)
     shared = shared_width(config, moe, inner)
-    weights = [router("mlp.gate", hidden, count, dtype=moe.router_dtype, bias=moe.router_bias)]
+    weights = [
+        router("mlp.gate", hidden, count, dtype=moe.router_dtype, bias=moe.router_bias, quantizable=moe.router_stored)
+    ]
     if moe.correction:
         bias = correction_bias("mlp.gate.e_score_correction_bias", count)
         weights.append(replace(bias, counted=moe.correction == "counted"))
@@ -267,14 +273,19 @@ def minimax_m3_attention(
             continue
         dim, index_heads = sparse.count("sparse_index_dim"), sparse.count("sparse_num_index_heads")
         index = (
-            whole("self_attn.index_q_proj", hidden, dim * index_heads, "attention", quantizable=False),
-            whole("self_attn.index_k_proj", hidden, dim, "attention", quantizable=False),
             norm("self_attn.index_q_norm", dim),
             norm("self_attn.index_k_norm", dim),
         )
-        weights.append(base + index)
+        weights.append((with_index(base[0], index_heads, dim), *base[1:], *index))
         caches.append((full, KeyIndex(dim)))
     return weights, caches
+
+
+def with_index(qkv: Weight, heads: int, dim: int) -> Weight:
+    """Fused QKV with the index queries, shared out like KV heads, and the index key, which every rank holds."""
+    parts = Part(heads, dim, Sharing.KV_HEADS), Part(1, dim, Sharing.KV_HEADS)
+    names = "self_attn.index_q_proj", "self_attn.index_k_proj"
+    return replace(qkv, parts=qkv.parts + parts, sources=qkv.sources + names)
 
 
 def gated_attention(
