@@ -53,6 +53,8 @@ class GpuSpec:
     bf16_flops: int | None
     fp16_flops: int | None
     fp8_flops: int | None
+    int8_flops: int | None
+    fp4_flops: int | None
     compute_capability: str | None
     architecture: str | None
     sm_count: int | None
@@ -143,6 +145,8 @@ def custom_gpu(total_memory: int) -> GpuSpec:
         bf16_flops=None,
         fp16_flops=None,
         fp8_flops=None,
+        int8_flops=None,
+        fp4_flops=None,
         compute_capability=None,
         architecture=None,
         sm_count=None,
@@ -186,6 +190,8 @@ def read_entry(name: str, facts: Mapping[str, Any]) -> GpuSpec:
         bf16_flops=_maybe_count(name, facts, "bf16_flops"),
         fp16_flops=_maybe_count(name, facts, "fp16_flops"),
         fp8_flops=_maybe_count(name, facts, "fp8_flops"),
+        int8_flops=_maybe_count(name, facts, "int8_flops"),
+        fp4_flops=_maybe_count(name, facts, "fp4_flops"),
         compute_capability=_capability(name, facts),
         architecture=_maybe_text(name, facts, "architecture"),
         sm_count=_maybe_count(name, facts, "sm_count"),

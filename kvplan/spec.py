@@ -20,6 +20,7 @@ class Sharing(Enum):
     SPLIT = "split"  # evenly; the count must be divisible
     KV_HEADS = "kv_heads"  # evenly, or replicated when there are more ranks than heads
     GROUPS = "groups"  # evenly, rounded up: state groups are repeated until every rank has one
+    PADDED_HEADS = "padded heads"  # evenly, then padded to the 64 or 128 heads that FlashMLA computes
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def share(part: Part, tp: int) -> tuple[int, int]:
             return cdiv(part.units, tp), part.units
         case Sharing.KV_HEADS:
             return max(1, part.units // tp), part.units
-        case Sharing.GROUPS:
+        case Sharing.GROUPS | Sharing.PADDED_HEADS:
             return cdiv(part.units, tp), part.units
 
 

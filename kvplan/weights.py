@@ -27,6 +27,8 @@ from kvplan.spec import (
     Weight,
 )
 
+WNA16 = "moe_wna16"
+FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
 BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -87,6 +89,8 @@ def local_units(part: Part, tp: int, name: str) -> int:
             return max(1, part.units // tp)
         case Sharing.GROUPS:
             return cdiv(part.units, tp)
+        case Sharing.PADDED_HEADS:
+            return up(cdiv(part.units, tp), FLASHMLA_HEADS)
 
 
 def up(value: int, multiple: int) -> int:
@@ -113,7 +117,8 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
             shape = 4 if expert else 16  # two numbers, in the model's dtype or as int64
             return k * n // 2 + 2 * cdiv(k, group) * n + shape + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
         case "awq" | "gptq":
-            return k * n // 2 + 2 * cdiv(k, group) * n + cdiv(k, group) * n // 2
+            zeros = 0 if (scheme.kind, scheme.variant) == ("gptq", WNA16) else cdiv(k, group) * n // 2
+            return k * n // 2 + 2 * cdiv(k, group) * n + zeros
         case "nvfp4":
             inputs = 4 if expert or scheme.variant != WEIGHT_ONLY else 2 if scheme.static else 0
             return k * n // 2 + k // group * n + (4 + inputs) * p
@@ -130,10 +135,19 @@ def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = Fal
             return k * n + 4 * n
 
 
-def expert_block(scheme: Scheme, k: int, parts: list[int]) -> Scheme:
-    """FP8 block scales of experts whose split width is not a multiple of the block are kept per 64 x 64 (vLLM 0.33)."""
+def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Scheme:
+    """How experts are held whose split width does not suit the scheme's groups (vLLM 0.33).
+
+    FP8 block scales: per 64 x 64. AWQ and GPTQ: Marlin takes a width of whole groups, of 64 at least; other widths go
+    to a kernel (moe_wna16) that halves the group until it divides the width, and has no zeros for GPTQ.
+    """
     if scheme.kind == "fp8_block" and scheme.block and (k % scheme.block[1] or parts[0] % scheme.block[0]):
         return replace(scheme, block=(64, 64))
+    width, group = parts[0] if split == "outputs" else k, scheme.group_size
+    if scheme.kind in ("awq", "gptq") and group is not None and width % max(64, group):
+        while width % group and group > 32:
+            group //= 2
+        return replace(scheme, group_size=group, variant=WNA16)
     return scheme
 
 
@@ -225,7 +239,9 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
     if scheme is None:
         return element * k * sum(parts) * copies, 0, bias * copies
     if is_expert:
-        scheme = expert_block(scheme, k, parts)
+        scheme = expert_scheme(scheme, k, parts, weight.split)
+        if scheme.kind == "gptq" and scheme.variant != WNA16:  # for Marlin experts have a bias in any case
+            bias = element * sum(parts)
     if scheme.kind == "mxfp4":
         k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
         bias = element * sum(parts) if weight.bias else 0

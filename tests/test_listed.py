@@ -53,12 +53,12 @@ def test_experts_listed_under_a_prefix_have_their_scheme(prefix: str) -> None:
     assert expert_bytes(spec(mixed(**experts(prefix)))) == matrices * (256 * 128 // 2 + 256 * 128 // 16 + 8)
 
 
-def test_weights_alone_in_four_bits_keep_no_scale_of_their_inputs() -> None:
-    # vLLM 0.33's ModelOpt linear method: `weight_scale_2` only; W4A4 has `input_scale` as well.
+def test_weights_alone_in_four_bits_keep_smaller_scales_of_their_inputs() -> None:
+    # vLLM 0.33's ModelOpt linear method: `input_scale` is in the model's dtype here, in float32 for W4A4.
     config = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "ignore": ["lm_head"]}
     both = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
     narrow = total_weights(spec(config, DENSE), Layout())
-    assert total_weights(spec(both, DENSE), Layout()) - narrow == 4 * 4 * (3 + 1 + 2 + 1)  # qkv, o, gate and up, down
+    assert total_weights(spec(both, DENSE), Layout()) - narrow == 4 * 2 * (3 + 1 + 2 + 1)  # qkv, o, gate and up, down
 
 
 def test_a_listed_head_is_sized_as_listed() -> None:
@@ -152,6 +152,14 @@ def test_awq_leaves_out_whatever_holds_a_listed_text() -> None:
     assert total_weights(model, Layout()) - total_weights(all_of_it, Layout()) == (
         attention * 2 - attention // 2 - attention // 128 * 5 // 2
     )
+
+
+def test_a_fused_module_goes_before_its_parts() -> None:
+    # vLLM 0.33's is_layer_skipped: "gate" is in gate_up_proj's own name, so all of it stays in 16 bits.
+    model = spec({"quant_method": "awq", "bits": 4, "modules_to_not_convert": ["gate"]}, DENSE)
+    all_of_it = spec({"quant_method": "awq", "bits": 4}, DENSE)
+    up = 4 * 2 * 512 * 256
+    assert total_weights(model, Layout()) - total_weights(all_of_it, Layout()) == up * 2 - up // 2 - up // 128 * 5 // 2
 
 
 def test_a_layers_number_is_not_the_beginning_of_anothers() -> None:

@@ -16,6 +16,7 @@ from engine.scheduler import SchedulerConfig
 from kvplan import catalog
 from kvplan.errors import InvalidInputError, UsageError
 from kvplan.gpu import gpu
+from kvplan.hf_config import read_config
 from kvplan.plan import Plan, Request, plan
 from kvplan.rules.vllm import EngineArgs
 from kvplan.simulate import slo
@@ -26,9 +27,20 @@ from kvplan.simulate.requests import Content, Prefixes, content_of
 from kvplan.simulate.result import result
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import Source, from_lengths, from_profile
-from kvplan.simulate.steptime import AtLeast, Attention, Matmuls, Roofline, Shares, attention_kinds, matmuls, roofline
+from kvplan.simulate.steptime import (
+    AtLeast,
+    Attention,
+    Matmuls,
+    Roofline,
+    Shares,
+    attention_kinds,
+    matmuls,
+    number_format,
+    roofline,
+)
 from kvplan.simulate.timeline import MAX_BUCKETS, Timeline
 from kvplan.simulate.work import Reach, StepWork
+from kvplan.spec import Scheme
 from kvplan.traces.profiles import profile
 from kvplan.traces.trace import TraceRequest
 from kvplan.workload import Lengths
@@ -700,3 +712,89 @@ def test_a_stated_step_time_is_a_floor() -> None:
     assert base.seconds(one) < 0.030 < base.seconds(prompt)
     assert (stated.seconds(one), stated.seconds(prompt)) == (0.030, base.seconds(prompt))
     assert stated.text.endswith("; at least 30 ms, as stated")
+
+
+# --- what numbers are multiplied in -----------------------------------------------------------------------------------
+
+FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False}
+INT8_WEIGHTS = FP8_WEIGHTS | {"type": "int"}
+FP4_WEIGHTS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": False}
+
+
+def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs or weights}
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": group}, "ignore": ["lm_head"]}
+
+
+SMALL_LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 32, "intermediate_size": 512, "vocab_size": 1024, "dtype": "bfloat16",
+    "max_position_embeddings": 1024, "tie_word_embeddings": False,
+}  # fmt: skip
+HEAD, LAYERS = 1024 * 256, 2 * (256 * 512 + 256 * 256 + 3 * 256 * 512)
+
+
+def rates_of(quantization: dict[str, Any], gpu_name: str, **args: Any) -> tuple[tuple[int, int], ...]:
+    spec = read_config(SMALL_LLAMA | {"quantization_config": quantization}, "config.json", "small")
+    return roofline(plan(Request(spec, gpu(gpu_name), EngineArgs(**args))), Shares()).narrow
+
+
+@pytest.mark.parametrize(
+    ("quantization", "gpu_name", "tera"),
+    [
+        # Whatever the method is called; dense figures of NVIDIA's H100, A100 and B200 data sheets.
+        ({"quant_method": "fp8"}, "h100-80g", 1978.9),
+        ({"quant_method": "fbgemm_fp8"}, "h100-80g", 1978.9),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "h100-80g", 1978.9),
+        (compressed(FP8_WEIGHTS), "h100-80g", 1978.9),
+        (compressed(INT8_WEIGHTS), "a100-80g", 624),
+        (compressed(INT8_WEIGHTS), "h100-80g", 1978.9),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "b200", 9000),
+        (compressed(FP4_WEIGHTS), "b200", 9000),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "b200", 4500),
+        # No such arithmetic there, or weights alone are narrow: widened to 16 bits first.
+        ({"quant_method": "fp8"}, "a100-80g", None),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "h100-80g", None),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, "b200", None),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "h100-80g", None),
+        ({"quant_method": "awq", "bits": 4}, "b200", None),
+        ({"quant_method": "gptq", "bits": 4}, "h100-80g", None),
+    ],
+)
+def test_a_checkpoint_runs_at_the_rate_of_what_it_is_stored_in(
+    quantization: dict[str, Any], gpu_name: str, tera: float | None
+) -> None:
+    expected = () if tera is None else ((LAYERS, round(tera * 10**12)),)
+    assert rates_of(quantization, gpu_name) == expected
+
+
+def test_layers_kept_in_16_bits_run_at_its_rate() -> None:
+    quantization = {
+        "quant_method": "fp8",
+        "modules_to_not_convert": [f"model.layers.{i}.mlp.down_proj" for i in (0, 1)],
+    }
+    assert rates_of(quantization, "h100-80g") == ((LAYERS - 2 * 256 * 512, 1_978_900_000_000_000),)
+
+
+def test_weights_quantised_while_loading_run_in_fp8() -> None:
+    spec = read_config(SMALL_LLAMA, "config.json", "small")
+    made = plan(Request(spec, gpu("h100-80g"), EngineArgs(quantization="fp8")))
+    assert roofline(made, Shares()).narrow == ((LAYERS, 1_978_900_000_000_000),)
+
+
+def test_a_step_takes_each_part_at_its_own_rate() -> None:
+    spec = read_config(SMALL_LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "config.json", "small")
+    made = roofline(plan(Request(spec, gpu("h100-80g"), EngineArgs())), Shares(flops=1.0))
+    norms = 5 * 256
+    work = StepWork(num_tokens=10**6, num_seqs=0, num_samples=0, read=(0,), pairs=(0,), loaded=())
+    at_rates = LAYERS / 1978.9e12 + (HEAD + norms) / 989.4e12
+    assert made.seconds(work) == pytest.approx(2 * 10**6 * at_rates)
+    assert "1,979 TFLOP/s in fp8 and 989 TFLOP/s in 16 bits" in made.text
+
+
+def test_mxfp4_experts_run_in_fp8_where_their_inputs_do() -> None:
+    # vLLM 0.33 fused_moe/oracle/mxfp4.py: bfloat16 inputs come first for gpt-oss, mxfp8 ones for fp8 checkpoints.
+    mxfp4 = Scheme("mxfp4", 32)
+    assert number_format(mxfp4, gpu("b200"), narrow_inputs=True) == "fp8"
+    assert number_format(mxfp4, gpu("b200"), narrow_inputs=False) is None
+    assert number_format(mxfp4, gpu("h100-80g"), narrow_inputs=True) is None

@@ -1,5 +1,9 @@
 """Weight bytes per rank: storage layouts by hand, real servers' numbers, and laws."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +12,16 @@ from kvplan import catalog
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.hf_config import read_config
 from kvplan.spec import Scheme
-from kvplan.weights import Layout, linear_bytes, num_params, rank_weights, stage_layers, total_weights
+from kvplan.weights import (
+    Layout,
+    kv_scale_bytes,
+    linear_bytes,
+    num_params,
+    rank_weights,
+    stage_layers,
+    total_weights,
+    weight_bytes,
+)
 
 GIB = 2**30
 
@@ -118,3 +131,27 @@ def test_an_unknown_quantisation_asks_for_the_size() -> None:
     }  # fmt: skip
     with pytest.raises(UnsupportedModelError, match="--weights-bytes"):
         total_weights(read_config(config, "config.json", "x"), Layout())
+
+
+# --- every tensor of a layer, as vLLM 0.33's own model classes declare them on one rank ------------------------------
+
+TENSORS = [json.loads(line) for line in (Path(__file__).parent / "facts" / "tensors.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("row", TENSORS, ids=lambda row: f"{row['model']}-tp{row['tp']}")
+def test_every_tensor_is_as_large_as_the_servers(row: dict[str, Any]) -> None:
+    """tests/facts/tensors.jsonl: config, ranks, and the bytes of each module of some layers, its scales included.
+
+    Sizes are compared as sets of numbers: vLLM's names for the same modules differ. KV is what the cache's scales take.
+    """
+    spec = read_config(row["config"], "config.json", row["model"])
+    layout = Layout(tp=row["tp"])
+    for place, tensors in row["layers"].items():
+        if place == "lm_head":
+            weights = [weight for weight in spec.other_weights if weight.group == "lm_head"]
+            sizes = [weight_bytes(spec, weight, None, layout) for weight in weights]
+        else:
+            index = int(place)
+            sizes = [weight_bytes(spec, weight, index, layout) for weight in spec.layer_weights[index]]
+            sizes.append(kv_scale_bytes(spec.layers[index], spec.quantization))
+        assert sorted(size for size in sizes if size) == sorted(tensors.values())

@@ -101,7 +101,9 @@ def qk_norms(heads: Heads, prefix: str = "self_attn", *, full: bool = False, spl
     heads they norm."""
     if split:
         parts = Part(heads.num_heads, heads.head_dim), heads.kv(heads.head_dim)
-        q, k = (Weight(f"{prefix}.{x}_norm", "norm", 1, (part,), "outputs") for x, part in zip("qk", parts, strict=True))
+        q, k = (
+            Weight(f"{prefix}.{x}_norm", "norm", 1, (part,), "outputs") for x, part in zip("qk", parts, strict=True)
+        )
         return q, k
     q_size = heads.num_heads * heads.head_dim if full else heads.head_dim
     k_size = heads.num_kv_heads * heads.head_dim if full else heads.head_dim

@@ -18,7 +18,7 @@ from kvplan.families.blocks import (
 )
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
-from kvplan.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Weight, WindowLatent
+from kvplan.spec import CompressedLatent, Group, LayerCache, Part, Place, Rope, Sharing, Weight, WindowLatent
 
 RATIOS = (0, 4, 128)  # tokens per compressed entry; 0: the layer has its window only
 
@@ -51,7 +51,9 @@ def attention(config: Config, hidden: int) -> tuple[Weight, ...]:
         column("attn.wq_b", q_rank, (Part(heads, dim),), "attention"),
         column("attn.wo_a", heads * dim // groups, (Part(groups, o_rank),), "attention"),
         row("attn.wo_b", groups * o_rank, hidden, "attention"),
-        vector("attn.attn_sink", heads, "attention", dtype="float32"),
+        Weight(
+            "attn.attn_sink", "attention", 1, (Part(heads, sharing=Sharing.PADDED_HEADS),), "outputs", dtype="float32"
+        ),
     )
 
 
@@ -147,7 +149,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         layer_weights=[base + extras[ratio] + moe[i < hash_layers] for i, ratio in enumerate(ratios)],
         other_weights=[
             *embedding(vocab, hidden, config.flag("tie_word_embeddings")),
-            *(replace(weight, place=Place.LAST) for weight in head),
+            *(replace(weight, place=Place.EVERY) for weight in head),
             final_norm(hidden),
         ],
         ropes=(Rope(rotary, limit), Rope(rotary, limit)),

@@ -30,7 +30,7 @@ class Traits:
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     layer_norm: bool = False
     norm_bias: bool = True
-    qk_norm: Literal["no", "head", "full", "split", "flag_head", "flag_full"] = "no"
+    qk_norm: Literal["no", "head", "full", "split", "flag_head", "flag_split"] = "no"
     tied: bool = False
     window_default: int | None = None
     windows: Literal["no", "all", "flagged", "types"] = "no"
@@ -73,7 +73,7 @@ TRAITS: dict[str, Traits] = {
         scaled_context=False,
     ),
     "cohere": Traits(
-        mlp_bias=False, norms=("input_layernorm",), layer_norm=True, norm_bias=False, qk_norm="flag_full", tied=True,
+        mlp_bias=False, norms=("input_layernorm",), layer_norm=True, norm_bias=False, qk_norm="flag_split", tied=True,
         every_stage=True,
     ),
     "cohere2": Traits(
@@ -155,7 +155,9 @@ def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int |
 
 
 def has_qk_norm(config: Config, traits: Traits) -> bool:
-    return traits.qk_norm in ("head", "full", "split") or (traits.qk_norm.startswith("flag") and config.flag("use_qk_norm"))
+    return traits.qk_norm in ("head", "full", "split") or (
+        traits.qk_norm.startswith("flag") and config.flag("use_qk_norm")
+    )
 
 
 def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -> tuple[Weight, ...]:
@@ -165,7 +167,7 @@ def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -
     o_bias = use_bias if traits.o_bias is None else traits.o_bias
     kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
     norms = tuple(norm(name, hidden, kind, bias=traits.layer_norm and traits.norm_bias) for name in traits.norms)
-    full, split = traits.qk_norm in ("full", "flag_full"), traits.qk_norm == "split"
+    full, split = traits.qk_norm == "full", traits.qk_norm in ("split", "flag_split")
     qk = qk_norms(heads, full=full, split=split) if has_qk_norm(config, traits) else ()
     return attention(hidden, heads, qkv_bias=qkv_bias, o_bias=o_bias) + qk + norms
 

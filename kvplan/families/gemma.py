@@ -177,8 +177,8 @@ def read_gemma3n(config: Config, model_type: str) -> SpecDraft:
     common = (
         *(norm(name, hidden) for name in FOUR_NORMS),
         *per_layer,
-        whole("laurel.linear_left", hidden, rank, "mlp"),
-        whole("laurel.linear_right", rank, hidden, "mlp"),
+        column("laurel.linear_left", hidden, rank, "mlp"),
+        row("laurel.linear_right", rank, hidden, "mlp"),
         norm("laurel.post_laurel_norm", hidden),
         whole("altup.modality_router", hidden, copies, "router", quantizable=False),
         whole("altup.prediction_coefs", copies, copies * copies, "mlp", quantizable=False),

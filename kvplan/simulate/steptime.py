@@ -13,9 +13,13 @@ The shares of the data sheet's figures that are reached:
     KV       0.90  the same: 4.37e-5 ms per token of context, 131,072 bytes each, of 3.35 TB/s
     FLOPs    0.60  assumed: published prefill kernels reach 50 to 75 % of the dense rate
 
+FLOPs are those of the numbers that are multiplied. A linear layer's weights and inputs are as its scheme stores them,
+where the GPU has such arithmetic; attention and everything that is not quantised is in 16 bits (`number_format`).
+
 What is not in it: communication between ranks, the vision tower, sampling with penalties.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
@@ -23,7 +27,8 @@ from typing import Final, Protocol, assert_never
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.layout import token_bytes
-from kvplan.plan import Plan
+from kvplan.plan import Plan, weight_layout
+from kvplan.quant import WEIGHT_ONLY
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.spec import (
     ChunkedAttention,
@@ -34,11 +39,13 @@ from kvplan.spec import (
     LatentAttention,
     LayerCache,
     RecurrentState,
+    Scheme,
     SlidingWindow,
     SparseIndexer,
+    Weight,
     WindowLatent,
 )
-from kvplan.weights import num_params
+from kvplan.weights import num_params, scheme_for
 
 
 class StepTime(Protocol):
@@ -142,6 +149,7 @@ class Matmuls:
     dense_bytes, expert_bytes    read by every step; read where a token is sent there
     dense_params, active_params  elements per token outside the experts, and of the experts it is sent to
     num_experts, experts_per_token  0 of none
+    narrow                       of these elements, those multiplied in less than 16 bits: (format, elements)
     """
 
     dense_bytes: int
@@ -150,6 +158,7 @@ class Matmuls:
     active_params: int
     num_experts: int
     experts_per_token: int
+    narrow: tuple[tuple[str, int], ...] = ()
 
     def bytes_read(self, num_tokens: int) -> float:
         """Of all experts, those expected to get a token when each token picks at random."""
@@ -177,7 +186,52 @@ def matmuls(plan: Plan) -> Matmuls:
     dense = sum(count for name, count in params.items() if name not in (*LOOKED_UP, "lm_head")) + head
     picked = expert_params * spec.experts_per_token // num_experts if num_experts else 0
     tp = args.tensor_parallel_size
-    return Matmuls(sum(groups.values()), experts, dense // tp, picked // tp, num_experts, spec.experts_per_token)
+    narrow = tuple((name, count // tp) for name, count in narrow_params(plan).items())
+    return Matmuls(
+        sum(groups.values()), experts, dense // tp, picked // tp, num_experts, spec.experts_per_token, narrow
+    )
+
+
+def number_format(scheme: Scheme | None, gpu: GpuSpec, *, narrow_inputs: bool) -> str | None:
+    """What a layer of this scheme is multiplied in: fp8, int8 or fp4; None for 16 bits.
+
+    Source: vLLM 0.33's kernels. Weights alone in 4 bits are widened first (Marlin), as is everything on a GPU that
+    lacks the format. Scales of 16 or 32 numbers (nvfp4, mxfp4, mxfp8) came with the arithmetic in fp4. Beside layers in
+    fp8 (DeepSeek-V4) mxfp4 meets inputs in mxfp8, at fp8's rate; alone (gpt-oss) its inputs stay in bfloat16
+    (fused_moe/oracle/mxfp4.py prefers those kernels).
+    """
+    if scheme is None or scheme.variant == WEIGHT_ONLY:
+        return None
+    match scheme.kind:
+        case "fp8_tensor" | "fp8_channel" | "fp8_block":
+            return "fp8" if gpu.fp8_flops is not None else None
+        case "int8_channel":
+            return "int8" if gpu.int8_flops is not None else None
+        case "nvfp4":
+            return "fp4" if gpu.fp4_flops is not None and gpu.vendor == "nvidia" else None
+        case "mxfp8":
+            return "fp8" if gpu.fp4_flops is not None else None
+        case "mxfp4":
+            return "fp8" if gpu.fp4_flops is not None and narrow_inputs else None
+        case _:
+            return None
+
+
+def narrow_params(plan: Plan) -> Counter[str]:
+    """Elements that a token is multiplied with in fewer than 16 bits, by format, over all ranks."""
+    spec, online = plan.request.spec, weight_layout(plan.request, 0).online
+    narrow_inputs = spec.quantization is not None and spec.quantization.default is not None
+    counts: Counter[str] = Counter()
+    placed: list[tuple[int | None, Weight]] = [(None, weight) for weight in spec.other_weights]
+    placed += [(index, weight) for index, weights in enumerate(spec.layer_weights) for weight in weights]
+    for layer, weight in placed:
+        if weight.group in LOOKED_UP or online == "experts_int8":  # experts_int8 widens its weights
+            continue
+        name = number_format(scheme_for(spec, weight, layer, online), plan.request.gpu, narrow_inputs=narrow_inputs)
+        if name is not None:
+            of_all = spec.experts_per_token if weight.experts else 1
+            counts[name] += weight.num_params * of_all // max(1, weight.experts)
+    return counts
 
 
 # --- the roofline ---------------------------------------------------------------------------------------------------
@@ -187,7 +241,8 @@ def matmuls(plan: Plan) -> Matmuls:
 class Roofline:
     """Seconds by the slower of memory and arithmetic; see the module's text.
 
-    bandwidth, flops  of the data sheet; tier_bandwidths in bytes per second
+    bandwidth, flops  of the data sheet, in 16 bits; tier_bandwidths in bytes per second
+    narrow            elements per token in fewer bits, and the data sheet's FLOP/s for them
     """
 
     matmuls: Matmuls
@@ -198,11 +253,13 @@ class Roofline:
     shares: Shares
     tier_bandwidths: tuple[int, ...]
     text: str
+    narrow: tuple[tuple[int, int], ...] = ()
 
     def seconds(self, work: StepWork) -> float:
         weights = self.matmuls.bytes_read(work.num_tokens) / (self.bandwidth * self.shares.weights)
-        params = self.matmuls.dense_params + self.matmuls.active_params
-        arithmetic = 2 * params * work.num_tokens / (self.flops * self.shares.flops)
+        params = self.matmuls.dense_params + self.matmuls.active_params - sum(count for count, _ in self.narrow)
+        at_full_rate = params / self.flops + sum(count / rate for count, rate in self.narrow)
+        arithmetic = 2 * work.num_tokens * at_full_rate / self.shares.flops
         kv = 2 * self.state_bytes * work.num_seqs
         pairs = 0
         for kind, read, pair in zip(self.kinds, work.read, work.pairs, strict=True):
@@ -218,20 +275,25 @@ class Roofline:
 def roofline(plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = ()) -> Roofline:
     """Raises UsageError for a GPU whose figures nobody states, UnsupportedModelError for layers without a model."""
     gpu = plan.request.gpu
-    flops = flop_rate(plan, gpu)
+    flops = gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
     if gpu.memory_bandwidth is None or flops is None:
         raise UsageError(
             f"--gpu {gpu.name}: its bandwidth or FLOP/s are not known, so a step's time is not; name a GPU of "
             "`kvplan gpus` or give --calibration"
         )
+    used = matmuls(plan)
+    rates = {"fp8": gpu.fp8_flops, "int8": gpu.int8_flops, "fp4": gpu.fp4_flops}
+    narrow = tuple((name, count, rate) for name, count in used.narrow if (rate := rates[name]) is not None)
+    arithmetic = "".join(f"{rate / 1e12:,.0f} TFLOP/s in {name} and " for name, _, rate in narrow)
     text = (
         f"roofline of {gpu.name}: weights at {shares.weights:.0%} and KV at {shares.kv:.0%} of "
-        f"{gpu.memory_bandwidth / 1e9:,.0f} GB/s, arithmetic at {shares.flops:.0%} of {flops / 1e12:,.0f} TFLOP/s"
+        f"{gpu.memory_bandwidth / 1e9:,.0f} GB/s, arithmetic at {shares.flops:.0%} of {arithmetic}"
+        f"{flops / 1e12:,.0f} TFLOP/s{' in 16 bits' if narrow else ''}"
     )
     if plan.request.args.tensor_parallel_size > 1:
         text += "; communication between ranks is not in it"
     return Roofline(
-        matmuls(plan),
+        used,
         attention_kinds(plan),
         plan.state_bytes,
         gpu.memory_bandwidth,
@@ -239,18 +301,8 @@ def roofline(plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = ()) 
         shares,
         tier_bandwidths,
         text,
+        tuple((count, rate) for _, count, rate in narrow),
     )
-
-
-def flop_rate(plan: Plan, gpu: GpuSpec) -> int | None:
-    """Dense FLOP/s of what the weights are multiplied in: fp8 where they are stored so and the GPU has it."""
-    stored = plan.request.spec.quantization
-    is_fp8 = (stored is not None and stored.method in ("fp8", "compressed-tensors-fp8")) or (
-        plan.request.args.quantization == "fp8"
-    )
-    if is_fp8 and gpu.fp8_flops is not None:
-        return gpu.fp8_flops
-    return gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
 
 
 @dataclass(frozen=True, slots=True)
