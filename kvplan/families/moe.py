@@ -11,6 +11,7 @@ from kvplan.families.blocks import (
     experts,
     gated_mlp,
     norm,
+    replicated,
     router,
     vector,
     whole,
@@ -283,7 +284,7 @@ def minimax_m3_attention(
 
 def with_index(qkv: Weight, heads: int, dim: int) -> Weight:
     """Fused QKV with the index queries, shared out like KV heads, and the index key, which every rank holds."""
-    parts = Part(heads, dim, Sharing.KV_HEADS), Part(1, dim, Sharing.KV_HEADS)
+    parts = Part(heads, dim, Sharing.KV_HEADS), replicated(dim)
     names = "self_attn.index_q_proj", "self_attn.index_k_proj"
     return replace(qkv, parts=qkv.parts + parts, sources=qkv.sources + names)
 
