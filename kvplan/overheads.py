@@ -20,7 +20,7 @@ from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.records import dataclass
 from kvplan.rules.releases import Version, since
-from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla
+from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla, scheme_kinds
 from kvplan.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
 from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
@@ -146,6 +146,9 @@ INPUT_BYTES = 13  # token id, position, slot and flags per batched token
 # (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show none
 # (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
 WORKSPACE_RANGE = (0.5, 2.0)
+# NVFP4 experts on Blackwell take [tokens, hidden] (FlashInfer's CUTLASS kernels) or nothing (TensorRT-LLM's). Source:
+# vLLM 0.20, 0.25 and 0.33 fused_moe/flashinfer_cutlass_moe.py and oracle/nvfp4.py; GLM-5.1-NVFP4 on RTX PRO 6000.
+BLACKWELL = 100
 EXPERT_TOKENS = 32_768  # more tokens than that go through fused experts in turns (vLLM envs.py, FUSED_MOE_CHUNK_SIZE)
 BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe, torch's allocator; {EVIDENCE}buffers"
 
@@ -225,12 +228,19 @@ def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
 
 
 def buffers(
-    spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None = None, *, stage: int | None = None
+    spec: ModelSpec,
+    settings: Settings,
+    args: EngineArgs,
+    layout: Layout | None = None,
+    *,
+    stage: int | None = None,
+    sm: int = 0,
 ) -> Estimate:
     """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces.
 
     layout  how the weights are spread, where they are what the spec says; it adds what the allocator rounds up
     stage   of a pipeline, of which the last alone samples; None: the last
+    sm      `GpuSpec.sm`; Blackwell's kernels for NVFP4 experts work in place
     """
     element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
     tp = args.tensor_parallel_size
@@ -256,6 +266,9 @@ def buffers(
         if spec.quantization is not None and spec.quantization.method == "mxfp4":
             high = fixed + workspace
             formula += f" + at most {shown}"
+        elif sm >= BLACKWELL and "nvfp4" in scheme_kinds(spec):
+            likely, high = fixed + element * tokens * spec.hidden_size, fixed + workspace
+            formula += f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {shown}"
         else:
             low, likely = fixed + int(workspace * WORKSPACE_RANGE[0]), fixed + workspace
             high = fixed + int(workspace * WORKSPACE_RANGE[1])

@@ -247,7 +247,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> _Budget:
     budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
     groups = rank_weights(request, stage)
     estimates = {
-        "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage),
+        "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, sm=gpu.sm),
         "activations": overheads.activations(spec, settings, args, release, stage=stage),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),

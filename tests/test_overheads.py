@@ -15,7 +15,7 @@ from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate, Range, Sampler
 from kvplan.rules import vllm
 from kvplan.rules.vllm import EngineArgs, Settings
-from kvplan.spec import ModelSpec
+from kvplan.spec import ModelSpec, Quantization, Scheme
 from kvplan.units import GIB, MIB
 from kvplan.weights import Layout
 
@@ -186,6 +186,19 @@ class TestSparseAttention:
         assert usual - less == (512 - 128) * MIB
         old = case("deepseek-v3.2", "h200", (0, 18), EngineArgs(32768))
         assert overheads.indexer_logits(old[0], old[1]) == 0
+
+
+def test_nvfp4_experts_work_in_place_on_blackwell() -> None:
+    # workspace1 = (M, K), workspace2 = (0,) in flashinfer_cutlass_moe.py of vLLM 0.20 to 0.33; Hopper runs others
+    args = EngineArgs(8192, 8, max_num_batched_tokens=8192)
+    spec, settings, args, _ = case("glm-5.1", "rtx-pro-6000", (0, 20), args)
+    spec = replace(spec, quantization=Quantization("modelopt", Scheme("nvfp4", group_size=16)))
+    here, there = (overheads.buffers(spec, settings, args, sm=sm) for sm in (120, 90))
+    fixed = overheads.loaded(spec, settings, args, None).total + 8192 * overheads.INPUT_BYTES
+    keys = overheads.indexer_workspace(spec, settings)[0]
+    assert here.likely == fixed + keys + 8192 * 6144 * 2
+    assert there.likely == fixed + keys + 2 * 8192 * 8 * (6144 + 6144)  # Triton's two buffers, hidden wider than 512
+    assert here.high == there.likely
 
 
 def test_the_last_pipeline_stage_alone_keeps_the_table_for_penalties() -> None:
