@@ -3,10 +3,10 @@
 Source: vLLM 0.33 v1/worker/utils.py (request_memory) and config/compilation.py (resolve_cudagraph_mode_and_sizes).
 """
 
-from dataclasses import dataclass
 from math import ceil, floor
 from typing import Literal
 
+from kvplan.records import dataclass
 from kvplan.units import format_gib
 
 
