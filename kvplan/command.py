@@ -29,7 +29,7 @@ from kvplan.units import (
     parse_tokens_vllm,
 )
 
-Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice"]
+Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,9 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
     "fully_sharded_loras": Argument("flag"),
     "kv_offloading_size": Argument("gib"),
     "num_speculative_tokens": Argument("count", most=1000),
+    "language_model_only": Argument("flag"),
+    "limit_mm_per_prompt": Argument("limits"),
+    "mm_encoder_tp_mode": Argument("choice", choices=("weights", "data")),
     "usage": Argument("choice", choices=("server", "offline")),
     "mem_fraction_static": Argument("fraction"),
     "max_total_tokens": Argument("tokens"),
@@ -108,10 +111,9 @@ UNMODELLED: Final = frozenset(
     {
         "all2all_backend", "attention_backend", "attention_config", "calculate_kv_scales",
         "cuda_graph_sizes", "cudagraph_capture_sizes", "enable_dbo", "enable_eplb", "enable_sleep_mode",
-        "kv_offloading_backend", "kv_sharing_fast_prefill", "kv_transfer_config", "language_model_only",
-        "limit_mm_per_prompt", "load_format", "mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode",
-        "max_cudagraph_capture_size", "max_seq_len_to_capture", "mm_encoder_tp_mode", "mm_processor_kwargs",
-        "num_redundant_experts", "skip_mm_profiling",
+        "kv_offloading_backend", "kv_sharing_fast_prefill", "kv_transfer_config",
+        "load_format", "mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "max_cudagraph_capture_size",
+        "max_seq_len_to_capture", "mm_processor_kwargs", "num_redundant_experts", "skip_mm_profiling",
     }
 )  # fmt: skip
 # Flags without an effect on GPU memory that take no value, so that the word after them is not taken for one.
@@ -238,6 +240,8 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             if text not in argument.choices:
                 raise UsageError(f"{option}: {printable(text, 40)!r} is not one of {', '.join(argument.choices)}")
             return int(text) if text.isdigit() else text
+        case "limits":
+            return limits(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
                 raise UsageError(f"{option}: is not a name ({printable(text, 40)!r}); write one vLLM takes")
@@ -275,6 +279,52 @@ def gib(text: str, option: str) -> int:
     if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
         return int(float(text) * GIB)
     return parse_size(text, option)
+
+
+NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none
+
+
+def limits(text: str, option: str) -> str | None:
+    """Items of each input that a prompt may have, as "image=2,video=0"; None for an object that names none.
+
+    vLLM takes a JSON object, whose values are counts or options with a count; its older releases took this form, and
+    its log has Python's.
+    """
+    import json
+
+    pairs: dict[str, Any]
+    if text.lstrip().startswith("{"):
+        try:
+            parsed = json.loads(text.replace("'", '"'))
+        except (ValueError, RecursionError):
+            parsed = None
+        pairs = parsed if isinstance(parsed, dict) else {"": None}
+        pairs = {
+            name: value.get("count", NO_LIMIT) if isinstance(value, dict) else value for name, value in pairs.items()
+        }
+    else:
+        pairs = {
+            name.strip(): int(count) if re.fullmatch(r"\s*[0-9]{1,6}\s*", count) else None
+            for name, _, count in (pair.partition("=") for pair in text.split(","))
+        }
+    for name, count in pairs.items():
+        counted = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**6
+        if not counted or not re.fullmatch(r"[a-z_]{1,30}", name):
+            raise UsageError(
+                f"{option}: does not say counts of inputs ({printable(text, 60)!r}); write image=0,video=0 or "
+                '{"image": 0}'
+            )
+    return ",".join(f"{name}={count}" for name, count in pairs.items()) or None
+
+
+def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+    """Add what a dotted flag says (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.image.count 0)."""
+    modality, _, key = name.partition(".")[2].partition(".")
+    before = found.args.get("limit_mm_per_prompt") or ""
+    if key in ("", "count"):
+        added = limits(f"{modality}={one(values, option)}", option)
+        kept = [pair for pair in before.split(",") if pair and pair.partition("=")[0] != modality]
+        found.args["limit_mm_per_prompt"] = ",".join([*kept, added or ""])
 
 
 def read_pair(text: str) -> tuple[str, Any]:
@@ -482,6 +532,8 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
     negated = name.removeprefix("no_")
     if name in ARGUMENTS or (negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag"):
         take_argument(found, name, values, option)
+    elif name.startswith("limit_mm_per_prompt."):
+        limit_of(found, name, values, option)
     elif name in ("model", "model_tag", "revision"):
         field_name = "revision" if name == "revision" else "model"
         setattr(found, field_name, literal(one(values, option), flag))

@@ -272,7 +272,7 @@ def _block_reason(plan: Plan) -> str:
         return f"block size {size:,}: raised until a page of attention covers the page of a state"
     if asked is not None:
         return f"block size {size:,}: as asked"
-    smallest = vllm.default_block_size(spec, settings.kv_dtype, plan.request.gpu.sm)
+    smallest = vllm.default_block_size(spec, settings.kv_dtype, plan.request.gpu.sm, ahead=plan.pool.how.ahead)
     if smallest != size:
         return f"block size {size:,}: {smallest}, raised so that the pages of all layers are equal"
     return f"block size {size:,}: the smallest that the attention backend takes on this GPU, at least 16"

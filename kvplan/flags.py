@@ -10,7 +10,7 @@ from typing import assert_never
 from kvplan import catalog
 from kvplan.plan import Plan
 from kvplan.rules.releases import Version
-from kvplan.rules.vllm import EngineArgs
+from kvplan.rules.vllm import EngineArgs, mm_limits
 from kvplan.spec import ModelSpec
 from kvplan.units import GIB
 
@@ -96,7 +96,7 @@ def _vllm_command(plan: Plan) -> list[str]:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
-    return words + _cache(args) + _switches(args) + _lora(args) + _draft(plan)
+    return words + _cache(args) + _switches(args) + _inputs(args) + _lora(args) + _draft(plan)
 
 
 def takes_auto_context(release: Version) -> bool:
@@ -147,6 +147,13 @@ def _switches(args: EngineArgs) -> list[str]:
         "--enforce-eager": args.enforce_eager,
     }
     return [flag for flag, on in switches.items() if on]
+
+
+def _inputs(args: EngineArgs) -> list[str]:
+    words = ["--language-model-only"] if args.language_model_only else []
+    if limits := mm_limits(args):
+        words += ["--limit-mm-per-prompt", json.dumps(limits)]
+    return words + (["--mm-encoder-tp-mode", "data"] if args.mm_encoder_tp_mode == "data" else [])
 
 
 def _lora(args: EngineArgs) -> list[str]:

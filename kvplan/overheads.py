@@ -20,7 +20,7 @@ from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.records import dataclass
 from kvplan.rules.releases import Version, since
-from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla, scheme_kinds
+from kvplan.rules.vllm import EngineArgs, Settings, has_states, is_mla, scheme_kinds, takes_items
 from kvplan.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
 from kvplan.units import DTYPE_BITS, GIB, MIB
 from kvplan.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
@@ -424,7 +424,7 @@ def activations(
         source, kind = FORWARD_SOURCE, "calibrated"
     if logits:
         formula += f" + {logits // MIB:,} MiB indexer logits"
-    if spec.multimodal and (not settings.runner_v2 or release.has("runner_v2_encoder")):
+    if takes_items(spec, args, release) and (not settings.runner_v2 or release.has("runner_v2_encoder")):
         encoder = ENCODER_COPIES * element * max(tokens, spec.item_tokens) * spec.hidden_size
         likely, high = likely + encoder, high + encoder + ENCODER_HIGH
         formula += f" + encoder outputs {encoder:,} B"

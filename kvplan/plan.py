@@ -168,6 +168,8 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
         online=online_scheme(request) if online else None,
         rest_last=request.release.engine == "sglang",
+        left_out=vllm.left_out(request.spec, args, request.release),
+        whole_towers=args.mm_encoder_tp_mode == "data",
     )
 
 
@@ -409,8 +411,8 @@ def needs_state_blocks(request: Request) -> bool:
 
 def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: _Budget) -> list[str]:
     """What keeps a server that has room from starting, or from holding what it was told to."""
-    notes = []
     args, blocks = request.args, capacity.num_blocks
+    notes = vllm.mm_notes(request.spec, args, request.release)
     unnamed = stage.groups.get("other", 0)
     if args.tensor_parallel_size > 1 and 100 * unnamed > sum(stage.groups.values()):
         notes.append(

@@ -188,6 +188,8 @@ class Weight:
     even         split only over ranks that divide this number (a tower's heads), whole on each otherwise; 0: always
     counted      False: a server holds it although the model's parameter count does not include it
     held         False: the parameter count includes it although a server does not hold it
+    serves       the inputs a tower's weight is for ("image", "video", "audio"); none: the language model's
+    whole_by_data  a tower's weight that each rank holds whole where ranks share the batch (`--mm-encoder-tp-mode data`)
     """
 
     name: str
@@ -208,6 +210,8 @@ class Weight:
     held: bool = True
     sources: tuple[str, ...] = ()
     place: Place = Place.FIRST
+    serves: tuple[str, ...] = ()
+    whole_by_data: bool = False
 
     @property
     def outputs(self) -> int:

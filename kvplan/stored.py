@@ -111,6 +111,19 @@ def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
     return None
 
 
+@lru_cache(maxsize=4096)
+def tower_inputs(spec: ModelSpec) -> tuple[frozenset[str], frozenset[str]]:
+    """(the inputs that the model sees, those that it hears)."""
+    served = {name for weight in spec.other_weights for name in weight.serves}
+    return frozenset(served - {"audio"}), frozenset(served & {"audio"})
+
+
+def inputs_of(spec: ModelSpec, name: str) -> frozenset[str]:
+    """The inputs that a tower's tensor serves, by its name; the empty name, never switched off, where none is known."""
+    seen, heard = tower_inputs(spec)
+    return (heard if "audio" in name else seen) or frozenset({""})
+
+
 def hugging_face_name(name: str) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is."""
     layer = _GGUF_LAYER.match(name)
@@ -137,6 +150,8 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
             if spec.tied and tensor.name.startswith("lm_head"):
                 continue
             place = weight.place if weight else Place.FIRST
+            if tower and layout.left_out.issuperset(inputs_of(spec, tensor.name)):
+                continue
             if on_stage(place, layout):
                 group = weight.group if weight else ("vision_audio" if tower else "other")
                 splits = weight is not None and weight.split == "outputs" and not tower

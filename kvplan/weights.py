@@ -39,6 +39,8 @@ class Layout:
     dp  data parallel replicas; without expert parallelism they share the experts' matrices as tensor ranks do (vLLM)
     sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
     rest_last  layers that pipeline stages cannot share evenly go to the last stages (SGLang)
+    left_out      inputs that are switched off: a tower that serves no other is not built
+    whole_towers  towers are whole on each rank, which share the batch
     """
 
     tp: int = 1
@@ -50,6 +52,8 @@ class Layout:
     dtype: str | None = None
     online: str | None = None
     rest_last: bool = False
+    left_out: frozenset[str] = frozenset()
+    whole_towers: bool = False
 
 
 def cdiv(a: int, b: int) -> int:
@@ -223,15 +227,27 @@ def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
     return weight.dtype or layout.dtype or dtype
 
 
+def is_built(weight: Weight, layout: Layout) -> bool:
+    """Whether a server makes the weight at all: a tower only for inputs that are not switched off."""
+    return weight.held and not (weight.serves and layout.left_out.issuperset(weight.serves))
+
+
+def ranks_of(weight: Weight, layout: Layout) -> int:
+    """Ranks that share the weight's matrix."""
+    if weight.experts:
+        return expert_tp(layout)
+    return 1 if layout.whole_towers and weight.whole_by_data else layout.tp
+
+
 WIDE_SCHEMES = ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp8", "bnb_int8")  # others have 4 bits
 
 
 def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> tuple[int, int, int]:
     """Bytes of a weight's values, of what scales them, and of its bias; all its experts on this rank included."""
-    if not weight.held:
+    if not is_built(weight, layout):
         return 0, 0, 0
     is_expert = weight.experts > 0
-    k, parts = local_shape(weight, expert_tp(layout) if is_expert else layout.tp)
+    k, parts = local_shape(weight, ranks_of(weight, layout))
     copies = cdiv(weight.experts, layout.ep) if is_expert else 1
     scheme = scheme_for(spec, weight, layer, layout.online)
     element = BYTES[held_dtype(weight, layout, spec.dtype)]

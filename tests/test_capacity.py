@@ -163,6 +163,97 @@ def test_a_16_bit_cache_of_sparse_attention_is_refused_where_ranks_share_its_tok
     assert sized("deepseek-v3.2", "h200", kv_cache_dtype="fp8", **shared).settings.kv_dtype == "fp8_ds_mla"
 
 
+# What vLLM 0.33 itself did with these: the bytes of a token and layer it kept, or no attention backend.
+SPARSE_CACHES = [
+    ("deepseek-v3.2", "h200", "auto", 1, 1152), ("deepseek-v3.2", "h200", "fp8", 1, 656),
+    ("deepseek-v3.2", "h200", "fp8_e4m3", 1, 576), ("deepseek-v3.2", "h200", "fp8_e4m3", 2, None),
+    ("deepseek-v3.2", "h200", "fp8", 2, 656), ("deepseek-v3.2", "h200", "nvfp4_ds_mla", 1, None),
+    ("deepseek-v3.2", "h200", "bfloat16", 2, None), ("deepseek-v3.2", "b200", "auto", 2, 1152),
+    ("deepseek-v3.2", "b200", "fp8_e4m3", 2, 576), ("deepseek-v3.2", "b200", "fp8_ds_mla", 1, 656),
+    ("deepseek-v3.2", "b200", "nvfp4_ds_mla", 1, 352), ("glm-5", "b200", "auto", 1, 576),
+    ("deepseek-v3.2", "rtx-5090", "auto", 1, 656), ("deepseek-v3.2", "rtx-5090", "bfloat16", 1, 656),
+    ("glm-5", "rtx-5090", "fp8_e4m3", 1, 656), ("glm-5", "rtx-5090", "bfloat16", 1, None),
+    ("deepseek-v3", "b200", "nvfp4_ds_mla", 1, None), ("deepseek-v3", "b200", "fp8", 1, 576),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "gpu_name", "dtype", "dcp", "token"), SPARSE_CACHES)
+def test_caches_of_latent_attention_are_those_that_a_gpu_has_backends_for(
+    model: str, gpu_name: str, dtype: str, dcp: int, token: int | None
+) -> None:
+    args: dict[str, Any] = {"tensor_parallel_size": 8, "decode_context_parallel_size": dcp, "max_model_len": 8192}
+    if token is None:
+        with pytest.raises(UsageError, match=r"vLLM (has no attention backend|refuses)"):
+            sized(model, gpu_name, kv_cache_dtype=dtype, **args)
+        return
+    layout = sized(model, gpu_name, kv_cache_dtype=dtype, **args).pool
+    latent = layout.groups[0].first
+    assert latent.page == token * latent.block_size
+
+
+def test_before_0_30_plain_fp8_of_sparse_attention_was_refused_on_hopper() -> None:
+    with pytest.raises(UsageError, match="no attention backend"):
+        sized("deepseek-v3.2", "h200", "vllm@0.28", tensor_parallel_size=8, kv_cache_dtype="fp8_e4m3")
+
+
+# vLLM 0.33: "No valid attention backend found" for those that are refused.
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "dtype", "taken"),
+    [
+        ("qwen3-8b", "b200", "nvfp4_4over6", True), ("qwen3-8b", "h100-80g", "nvfp4", True),
+        ("qwen3-8b", "h100-80g", "nvfp4_4over6", False), ("gpt-oss-20b", "b200", "nvfp4", True),
+        ("gpt-oss-20b", "h100-80g", "nvfp4", False), ("gemma-3-12b", "b200", "nvfp4", False),
+        ("qwen3.5-27b", "h100-80g", "nvfp4", True), ("qwen3.5-27b", "h100-80g", "nvfp4_4over6", False),
+    ],
+)  # fmt: skip
+def test_four_bit_caches_are_those_that_flashinfer_reads(model: str, gpu_name: str, dtype: str, taken: bool) -> None:
+    if taken:
+        assert sized(model, gpu_name, kv_cache_dtype=dtype, max_model_len=8192).settings.kv_dtype == dtype
+        return
+    with pytest.raises(UsageError, match=f"--kv-cache-dtype {dtype}: vLLM has no attention backend"):
+        sized(model, gpu_name, kv_cache_dtype=dtype, max_model_len=8192)
+
+
+# vLLM 0.33's own answers: "requires --tensor-parallel-size to be greater than the model's total number of KV heads"
+@pytest.mark.parametrize(
+    ("model", "tp", "dcp", "taken"),
+    [
+        ("qwen3-30b-a3b", 8, 2, True), ("qwen3-30b-a3b", 4, 2, False), ("qwen3-30b-a3b", 8, 4, False),
+        ("gpt-oss-20b", 8, 2, False), ("llama-3.1-8b", 8, 8, False), ("qwen3.5-27b", 8, 2, True),
+        ("deepseek-v2-lite", 4, 4, True),
+    ],
+)  # fmt: skip
+def test_a_requests_tokens_are_shared_by_ranks_that_hold_the_same_heads(
+    model: str, tp: int, dcp: int, taken: bool
+) -> None:
+    args: dict[str, Any] = {"tensor_parallel_size": tp, "decode_context_parallel_size": dcp, "max_model_len": 8192}
+    if taken:
+        assert sized(model, **args).pool.dcp == dcp
+        return
+    with pytest.raises(UsageError, match=f"decode_context_parallel_size {dcp}: {model} has . KV heads"):
+        sized(model, **args)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "only", "block"),
+    [
+        ("gemma-3-12b", "b200", False, 64), ("gemma-3-12b", "b200", True, 16), ("gemma-4-31b", "b200", False, 64),
+        ("gemma-4-31b", "b200", True, 16), ("gemma-4-e4b", "b200", False, 16), ("gemma-4-31b", "h100-80g", True, 16),
+    ],
+)  # fmt: skip
+def test_blocks_are_larger_where_images_look_at_each_other(model: str, gpu_name: str, only: bool, block: int) -> None:
+    assert sized(model, gpu_name, max_model_len=8192, language_model_only=only).pool.block_size == block
+
+
+def test_a_step_need_not_hold_an_image_where_there_are_none() -> None:
+    # Gemma 4's item of 2,496 tokens; the L40S's default is 2,048 (vLLM 0.33's own answers)
+    steps = [
+        sized("gemma-4-31b", "l40s", max_model_len=8192, language_model_only=only).settings.max_num_batched_tokens
+        for only in (False, True)
+    ]
+    assert steps == [2496, 2048]
+
+
 def test_auto_fit_takes_the_largest_context_the_pool_holds() -> None:
     # 8 GiB are 4,096 blocks of 2 MiB; one is the null block: 4,095 x 16 tokens.
     assert sized("llama-3.1-8b", budget=8 * GIB, max_model_len="auto").capacity.max_model_len == 4_095 * 16
@@ -224,6 +315,7 @@ def test_versions_differ_where_their_releases_did() -> None:
     [
         ("capacity_cases.jsonl", "capacity_configs", 0),
         ("capacity_cases_real.jsonl", "models", 0),
+        ("capacity_cases_flags.jsonl", "models", 6),  # speculation with a model's own MTP heads
     ],
 )
 def test_every_case_of_a_real_servers_capacity_code(

@@ -203,7 +203,7 @@ def test_the_context_is_fitted(run: Run, context: str) -> None:
         (("--enforce-eager", "--performance-mode", "throughput"), "performance_mode", "throughput"),
         (("-tp", "2"), "tensor_parallel_size", 2),
         (("-pp", "2", "-q"), "pipeline_parallel_size", 2),
-        (("--tp", "2", "--dcp", "2"), "decode_context_parallel_size", 2),
+        (("--tp", "16", "--dcp", "2"), "decode_context_parallel_size", 2),
         (("--dtype", "float16"), "dtype", "float16"),
         (("--quantization", "fp8"), "quantization", "fp8"),
         (("--kv-cache-dtype", "fp8"), "kv_cache_dtype", "fp8"),

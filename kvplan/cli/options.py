@@ -19,6 +19,7 @@ from kvplan.rules.vllm import EngineArgs
 Format = Literal["table", "json", "csv", "markdown"]
 Color = Literal["auto", "always", "never"]
 Usage = Literal["server", "offline"]
+EncoderMode = Literal["weights", "data"]
 PerformanceMode = Literal["balanced", "interactivity", "throughput"]
 
 
@@ -291,6 +292,27 @@ class PlanOptions:
     ] = None
     num_speculative_tokens: Annotated[
         Text, option("--num-speculative-tokens", help="Tokens drafted per step.", metavar="N")
+    ] = None
+    # images, videos and sounds
+    language_model_only: Annotated[
+        Switch,
+        option("--language-model-only/--no-language-model-only", help="Take text alone: load no encoder for images."),
+    ] = None
+    limit_mm_per_prompt: Annotated[
+        Text,
+        option(
+            "--limit-mm-per-prompt",
+            help='Items of a prompt, at most: image=0,video=0 or {"image": 0}.',
+            metavar="LIMITS",
+        ),
+    ] = None
+    mm_encoder_tp_mode: Annotated[
+        EncoderMode | None,
+        typer.Option(
+            "--mm-encoder-tp-mode",
+            help="Split an encoder's weights over the ranks, or the items (data): each rank then holds it whole.",
+            show_default=False,
+        ),
     ] = None
     # which server
     usage: Annotated[

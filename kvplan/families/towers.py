@@ -1,6 +1,7 @@
 """Vision and audio towers: the weights beside the language model, by the model_type of the outer config."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 from kvplan.errors import UnsupportedModelError
@@ -28,6 +29,45 @@ TOWERS: dict[str, tuple[str, str]] = {
     "qwen3_5_moe": ("towers_vision", "qwen3_5"),
     "qwen3_vl": ("towers_vision", "qwen3_vl"),
     "qwen3_vl_moe": ("towers_vision", "qwen3_vl"),
+}
+# The inputs that a tower serves: a server whose limit is zero for all of them builds none.
+# Source: vLLM 0.33 model_executor/models (_mark_tower_model).
+IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
+SERVES: dict[str, tuple[str, ...]] = {
+    "gemma3": IMAGES,
+    "gemma3n": IMAGES,
+    "gemma4": IMAGES_AND_VIDEOS,
+    "kimi_k25": ("vision_chunk",),
+    "kimi_k3": IMAGES,
+    "llama4": IMAGES,
+    "llava": IMAGES,
+    "llava_llama": IMAGES,
+    "minimax_m3": IMAGES_AND_VIDEOS,
+    "minimax_m3_vl": IMAGES_AND_VIDEOS,
+    "mistral3": IMAGES,
+    "mllama": IMAGES,
+    "qwen2_5_vl": IMAGES_AND_VIDEOS,
+    "qwen2_vl": IMAGES_AND_VIDEOS,
+    "qwen3_5": IMAGES_AND_VIDEOS,
+    "qwen3_5_moe": IMAGES_AND_VIDEOS,
+    "qwen3_vl": IMAGES_AND_VIDEOS,
+    "qwen3_vl_moe": IMAGES_AND_VIDEOS,
+}
+HEARING = ("audio_tower.", "embed_audio.")  # parts of a model that both sees and hears
+# Towers whose ranks can share the batch and not the weights, each with its parts that stay split all the same.
+# Source: vLLM 0.33 (supports_encoder_tp_data), and the parameters it holds per rank.
+BY_DATA: dict[str, tuple[str, ...]] = {
+    "kimi_k25": (),
+    "kimi_k3": (),
+    "llama4": ("multi_modal_projector.",),
+    "minimax_m3": (),
+    "minimax_m3_vl": (),
+    "qwen2_5_vl": (),
+    "qwen2_vl": (),
+    "qwen3_5": (),
+    "qwen3_5_moe": (),
+    "qwen3_vl": (),
+    "qwen3_vl_moe": (),
 }
 ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower, named or not
 TOWER_KEYS = (
@@ -65,4 +105,17 @@ def weights(outer: Config) -> list[Weight]:
         outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")
     module, function = TOWERS[kind]
     reader: Callable[[Config], list[Weight]] = getattr(import_module(f"kvplan.families.{module}"), function)
-    return reader(outer)
+    return told_apart(reader(outer), kind)
+
+
+def told_apart(tower: list[Weight], kind: str) -> list[Weight]:
+    """A tower's weights with the inputs they serve, and whether ranks that share the batch hold them whole."""
+    marked: dict[int, Weight] = {}  # the layers of a tower are one object each, and stay so
+    for weight in tower:
+        if id(weight) not in marked:
+            marked[id(weight)] = replace(
+                weight,
+                serves=AUDIO if weight.name.startswith(HEARING) else SERVES[kind],
+                whole_by_data=kind in BY_DATA and not weight.name.startswith(BY_DATA[kind]),
+            )
+    return [marked[id(weight)] for weight in tower]

@@ -63,6 +63,10 @@ CHANGES = {
         (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
         "release notes of 0.11; llm-d-benchmark on H100",
     ),
+    "encoder_data": Change(
+        (0, 11), "--mm-encoder-tp-mode data: each rank holds the whole encoder",
+        "vLLM model_executor/models (supports_encoder_tp_data)", "0.10.2 and 0.11",
+    ),
     "async_scheduling": Change(
         (0, 14), "one more batch is scheduled while the last one runs",
         "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
@@ -75,6 +79,13 @@ CHANGES = {
     "cached_states": Change(
         (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",
         "vLLM v1/kv_cache_interface.py (MambaSpec), model_executor/models/config.py", "0.11, 0.14, 0.16 to 0.33",
+    ),
+    "towers_left_out": Change(
+        (0, 16), "a limit of zero for all the inputs of a tower leaves it out; before, some classes did",
+        "vLLM model_executor/models/interfaces.py (_mark_tower_model)", "0.14 and 0.16",
+    ),
+    "language_model_only": Change(
+        (0, 17), "--language-model-only", "vLLM config/multimodal.py", "0.16 and 0.17",
     ),
     "lean_sampler": Change(
         (0, 17), "sampling takes 15 bytes a sequence and vocabulary entry, not 38",
@@ -166,6 +177,10 @@ CHANGES = {
     "kda_checkpoints": Change(
         (0, 30), "KDA with a bounded gate on compute capability 9.0, 10.x, 12.x: blocks of whole 16 tokens, one more",
         "vLLM models/kimi_k3/nvidia/kda.py (get_kv_cache_spec)", "0.27 to 0.33",
+    ),
+    "sparse_fp8_hopper": Change(
+        (0, 30), "fp8_e4m3 of sparse latent attention is plain fp8 on compute capability 9.x; before, refused",
+        "vLLM v1/attention/backends/registry.py (FLASHINFER_MLA_SPARSE_SM90)", "0.28, 0.30 and 0.33",
     ),
     "profiled_without_splits": Change(
         (0, 31), "the profile run splits no large block; before, from 0.27 on, what a small tensor kept of one counted",

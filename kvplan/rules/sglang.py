@@ -80,6 +80,8 @@ VLLM_ONLY = {
     "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
     "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
     "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
+    "language_model_only": "SGLang has no such flag; leave it out",
+    "limit_mm_per_prompt": "SGLang has no such flag; leave it out",
     "num_speculative_tokens": "drafts in SGLang are not modelled; leave it out",
     "max_loras": "adapters in SGLang are not modelled; leave them out",
     "kv_offloading_size": "SGLang's hierarchical cache is not modelled; leave it out",
@@ -88,7 +90,7 @@ VLLM_ONLY = {
 
 NO_FLAG = (
     "enable_chunked_prefill", "performance_mode", "usage", "max_lora_rank", "fully_sharded_loras",
-    "decode_context_parallel_size",
+    "decode_context_parallel_size", "mm_encoder_tp_mode",
 )  # fmt: skip
 
 

@@ -12,7 +12,16 @@ from kvplan.gpu import GpuSpec
 from kvplan.layout import KV_DTYPES
 from kvplan.records import dataclass
 from kvplan.rules.releases import Version, since
-from kvplan.spec import LatentAttention, LayerCache, ModelSpec, RecurrentState, WindowLatent
+from kvplan.spec import (
+    ChunkedAttention,
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    WindowLatent,
+)
 from kvplan.units import GIB
 
 AMPERE = 80  # compute capability from which GPUs have bfloat16
@@ -36,6 +45,8 @@ class EngineArgs:
 
     max_model_len   tokens; "auto" fits the largest context the pool can hold
     performance_mode  throughput doubles the default token budget and sequences
+    limit_mm_per_prompt  items of each input that a prompt may have: "image=2,video=0"
+    mm_encoder_tp_mode   data: ranks share the items, and each holds the whole encoder
     usage           server (`vllm serve`) or offline (`LLM(...)`): their token budgets differ
     """
 
@@ -65,6 +76,9 @@ class EngineArgs:
     fully_sharded_loras: bool = False
     kv_offloading_size: int = 0
     num_speculative_tokens: int = 0
+    language_model_only: bool = False
+    limit_mm_per_prompt: str | None = None
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
     performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
     usage: Literal["server", "offline"] = "server"
     # SGLang's own; those that have a counterpart above go by its name (page_size is block_size).
@@ -274,6 +288,15 @@ def has_attention(spec: ModelSpec) -> bool:
     return bool(caches_of(spec) - {RecurrentState})
 
 
+@lru_cache(maxsize=1024)
+def most_kv_heads(spec: ModelSpec) -> int:
+    """KV heads of the layers that have the most; 0 for latent attention, whose cache is whole on every rank."""
+    kinds = (FullAttention, SlidingWindow, ChunkedAttention)
+    return max(
+        [cache.num_kv_heads for caches in spec.layers for cache in caches if isinstance(cache, kinds)], default=0
+    )
+
+
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
 
 
@@ -369,16 +392,125 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     return name
 
 
-def check_sparse_dcp(spec: ModelSpec, kv_dtype: str, dcp: int, sm: int) -> None:
-    """Hopper's sparse kernels give no log-sum-exp for a 16-bit cache, which ranks that share a request's tokens need.
+# --- images, videos and sounds ---------------------------------------------------------------------------------------
 
-    Source: vLLM 0.33 v1/attention/backends/mla/flashmla_sparse.py.
+
+def mm_limits(args: EngineArgs) -> dict[str, int]:
+    """Items of each input that a prompt may have, where a limit was given."""
+    pairs = [pair.partition("=") for pair in (args.limit_mm_per_prompt or "").split(",") if pair]
+    return {name: int(count) for name, _, count in pairs}
+
+
+@lru_cache(maxsize=1024)
+def served_inputs(spec: ModelSpec) -> frozenset[str]:
+    """Every input that the model's towers serve."""
+    return frozenset(name for weight in spec.other_weights for name in weight.serves)
+
+
+def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[str]:
+    """The inputs that are switched off, with the towers that serve no other.
+
+    Source: vLLM 0.33 config/multimodal.py (get_limit_per_prompt), model_executor/models/interfaces.py
+    (_mark_tower_model).
     """
-    if dcp > 1 and is_sparse_mla(spec) and 90 <= sm < 100 and not kv_dtype.endswith("_ds_mla"):
-        raise UsageError(
-            f"decode_context_parallel_size {dcp}: vLLM refuses it for the {kv_dtype} cache of {spec.name} on compute "
-            f"capability {sm / 10:.1f}; use --kv-cache-dtype fp8"
+    if args.language_model_only:
+        return served_inputs(spec)
+    if not release.has("towers_left_out"):
+        return frozenset()
+    return frozenset(name for name, count in mm_limits(args).items() if count == 0)
+
+
+def takes_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether an encoder runs beside the language model."""
+    return spec.multimodal and not left_out(spec, args, release).issuperset(served_inputs(spec) or {""})
+
+
+def check_mm_flags(args: EngineArgs, release: Version) -> None:
+    """Refuse flags that the release does not know."""
+    if args.language_model_only and not release.has("language_model_only"):
+        raise unknown_flag("--language-model-only", release, since("language_model_only"))
+    if args.mm_encoder_tp_mode == "data" and not release.has("encoder_data"):
+        raise unknown_flag("--mm-encoder-tp-mode data", release, since("encoder_data"))
+
+
+def unknown_flag(flag: str, release: Version, first: tuple[int, ...]) -> UsageError:
+    return UsageError(
+        f"{flag}: {release.label} does not know it; leave it out, or use vllm@{first[0]}.{first[1]} or newer"
+    )
+
+
+def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
+    """What a limit changes that is not sized."""
+    limits = {name: count for name, count in mm_limits(args).items() if name in served_inputs(spec)}
+    notes = []
+    if any(limits.values()) and not args.language_model_only:
+        notes.append("--limit-mm-per-prompt: what a count above 0 changes in the encoder's share is not modelled")
+    if 0 in limits.values() and not release.has("towers_left_out"):
+        notes.append(
+            f"--limit-mm-per-prompt: whether {release.label} leaves out a tower at 0 is up to the model's class; it is "
+            "counted"
         )
+    return notes
+
+
+# --- which caches a GPU's attention backends take ---------------------------------------------------------------------
+
+SIXTEEN_BITS = ("bfloat16", "float16")
+
+
+def no_backend(asked: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
+    return UsageError(
+        f"--kv-cache-dtype {asked}: vLLM has no attention backend that keeps it for {spec.name} on compute capability "
+        f"{sm / 10:.1f}; {cure}"
+    )
+
+
+def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, release: Version) -> str:
+    """What the backends of sparse latent attention make of a KV dtype.
+
+    Hopper has fp8 in the 656-byte layout, and fp8_e4m3 as plain fp8 on one rank per request; there the 16-bit kernels
+    give no log-sum-exp, which ranks that share a request's tokens need. 12.x has the 656 bytes alone.
+    Source: vLLM 0.33 v1/attention/backends/mla, platforms/cuda.py, and its answers on H200, B200 and RTX 5090.
+    """
+    if 90 <= sm < 100:
+        if asked == "fp8_e4m3" and release.has("sparse_fp8_hopper") and dcp == 1:
+            return "fp8"
+        if asked in ("fp8_e4m3", "nvfp4_ds_mla"):
+            raise no_backend(asked, spec, sm, "use fp8")
+        if dcp > 1 and name in SIXTEEN_BITS:
+            raise UsageError(
+                f"decode_context_parallel_size {dcp}: vLLM refuses it for the {name} cache of {spec.name} on compute "
+                f"capability {sm / 10:.1f}; use --kv-cache-dtype fp8"
+            )
+    if sm >= 120:
+        # vLLM takes bfloat16 for "auto" in DeepSeek V3.2's own class
+        if name in SIXTEEN_BITS and asked != "auto" and spec.model_type != "deepseek_v32":
+            raise no_backend(asked, spec, sm, "use fp8")
+        return "fp8_ds_mla"
+    return name
+
+
+def has_sinks(spec: ModelSpec) -> bool:
+    return any("sink" in weight.name for layer in spec.layer_weights for weight in layer)
+
+
+def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: Version) -> None:
+    """FlashInfer alone reads 4-bit caches: not where images look at each other, and with less before Blackwell.
+
+    Source: vLLM 0.33 v1/attention/backends/flashinfer.py (supports_kv_cache_dtype, supports_combination).
+    """
+    if not name.startswith("nvfp4") or not sm or is_mla(spec):
+        return
+    small = any(getattr(cache, "head_dim", 0) == 64 for caches in spec.layers for cache in caches)
+    old = sm < 100 or sm >= 120
+    if sees_ahead(spec, args, release) or sm < AMPERE or (old and (name != "nvfp4" or small or has_sinks(spec))):
+        raise no_backend(name, spec, sm, "use fp8")
+
+
+def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether an image's tokens attend to each other both ways (Gemma 3, Gemma 4's large ones): few backends do."""
+    kind = spec.model_type == "gemma3_text" or (spec.model_type == "gemma4_text" and spec.item_tokens > 0)
+    return kind and takes_items(spec, args, release)
 
 
 def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
@@ -404,13 +536,15 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             f"{spec.name}: vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled; "
             f"use vllm@0.{LATENT_KEPT[1]} or newer"
         )
+    check_mm_flags(args, release)
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
     if is_v0(release, gpu.sm):
         default_tokens, default_seqs = v0_defaults(context)
     if args.performance_mode == "throughput":
         default_tokens, default_seqs = 2 * default_tokens, 2 * default_seqs
     seqs = args.max_num_seqs or default_seqs
-    tokens = args.max_num_batched_tokens or min(seqs * context, max(default_tokens, spec.item_tokens))
+    item_tokens = spec.item_tokens if takes_items(spec, args, release) else 0
+    tokens = args.max_num_batched_tokens or min(seqs * context, max(default_tokens, item_tokens))
     if not args.enable_chunked_prefill:
         tokens = max(tokens, context) if args.max_num_batched_tokens is None else tokens
         if tokens < context:
@@ -429,7 +563,12 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     batches = batches_at_once(args, release, runner_v2=runner_v2)
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
-    check_sparse_dcp(spec, kv_dtype, args.decode_context_parallel_size, gpu.sm)
+    if is_sparse_mla(spec):
+        dcp = args.decode_context_parallel_size
+        kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, gpu.sm, release)
+    elif is_mla(spec) and kv_dtype.endswith("_ds_mla"):
+        raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
+    check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
     return Settings(
         version=release,
         max_model_len=context,
@@ -448,8 +587,10 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     )
 
 
-def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int) -> int:
+def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) -> int:
     """The attention backend's smallest block, at least 16, before states or a user raise it.
+
+    ahead  an image's tokens attend to each other both ways
 
     Source: vLLM 0.33 platforms/interface.py and the backends it chose for some 180 configurations.
     """
@@ -465,11 +606,9 @@ def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int) -> int:
         return 32
     if spec.model_type.startswith("minimax_m3"):
         return 128
-    if spec.model_type == "gemma4_text" and ((hopper and fp8) or blackwell):
+    if spec.model_type == "gemma4_text" and hopper and fp8:
         return 64
-    if spec.model_type == "gemma3_text" and spec.multimodal and blackwell:
-        return 64
-    return 16
+    return 64 if blackwell and ahead else 16
 
 
 def check_block_size(block_size: int | None) -> None:
@@ -490,6 +629,13 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
     if args.decode_context_parallel_size > 1 and tp % args.decode_context_parallel_size:
         raise UsageError(
             f"decode_context_parallel_size {args.decode_context_parallel_size}: must divide tensor_parallel_size {tp}"
+        )
+    heads = most_kv_heads(spec)
+    dcp = args.decode_context_parallel_size
+    if dcp > 1 and heads and (tp <= heads or dcp > tp // heads):
+        raise UsageError(
+            f"decode_context_parallel_size {dcp}: {spec.name} has {heads} KV heads, and only ranks that hold the same "
+            f"ones can share a request's tokens; use a tensor_parallel_size of {dcp * heads} or more"
         )
     if has_states(spec) and args.disable_hybrid_kv_cache_manager and len(caches_of(spec)) > 1:
         raise UnsupportedModelError(

@@ -132,6 +132,7 @@ class Paging:
     context  matters to states without prefix caching alone (one block holds it all); 0 otherwise
     encoder  tokens that cross-attention layers keep per request (a server's whole step); 0 where there are none
     rest_last  layers that stages cannot share evenly go to the last stages (SGLang)
+    ahead    an image's tokens attend to each other both ways
     """
 
     sm: int
@@ -151,6 +152,7 @@ class Paging:
     context: int
     encoder: int
     rest_last: bool = False
+    ahead: bool = False
 
 
 def checkpointed(release: Version) -> frozenset[str]:
@@ -183,6 +185,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         ssm_dtype=args.mamba_ssm_cache_dtype,
         context=settings.max_model_len if one_block else 0,
         encoder=settings.max_num_batched_tokens if CrossAttention in vllm.caches_of(spec) else 0,
+        ahead=vllm.sees_ahead(spec, args, release),
     )
 
 
@@ -291,7 +294,7 @@ def mamba_chunk(spec: ModelSpec) -> int:
 def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     """Every cache of every layer, paged, in the order of the model."""
     vllm.check_block_size(how.block_size)
-    block = how.block_size or vllm.default_block_size(spec, how.kv_dtype, how.sm)
+    block = how.block_size or vllm.default_block_size(spec, how.kv_dtype, how.sm, ahead=how.ahead)
     if how.first_engine:
         return first_engine_specs(spec, how, block)
     states: dict[RecurrentState, KVSpec] = {}

@@ -131,7 +131,7 @@ def argument(how: Argument) -> Schema:
         case "choice":
             whole = [int(choice) for choice in how.choices if choice.isdigit()]
             return {"enum": [*how.choices, *whole]}
-        case "text":
+        case "text" | "limits":
             return WORD
     assert_never(how.kind)
 

@@ -162,6 +162,7 @@ FLAGS: Final = frozenset(
         "max_num_batched_tokens", "max_num_seqs", "max_running_requests", "chunked_prefill_size",
         "enable_prefix_caching", "enable_chunked_prefill", "chunked_prefill_enabled", "disable_hybrid_kv_cache_manager",
         "async_scheduling", "enforce_eager", "disable_cuda_graph", "performance_mode", "mamba_ssm_cache_dtype",
+        "language_model_only", "limit_mm_per_prompt", "mm_encoder_tp_mode",
         "enable_lora", "max_loras", "max_lora_rank", "fully_sharded_loras", "speculative_config", "speculative_model",
         "speculative_algorithm", "num_speculative_tokens", "cpu_offload_gb", "revision", "device",
         "enable_dp_attention", "disable_radix_cache", "max_total_tokens", "swa_full_tokens_ratio",
