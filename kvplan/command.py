@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Final, Literal
 
+from kvplan.environment import Environment, given
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.files import printable
 from kvplan.records import dataclass
@@ -193,6 +194,7 @@ class ServeCommand:
     unmodelled flags whose effect on memory is not sized
     unknown    flags that stand in no list: what they do to memory cannot be said
     notes      numbers that kvplan's own flags would read differently
+    environment  variables that the server's process finds set, with the values of those that change its memory
     """
 
     model: str | None = None
@@ -204,6 +206,7 @@ class ServeCommand:
     unmodelled: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    environment: Environment = field(default_factory=dict)
 
 
 # --- one argument -----------------------------------------------------------------------------------------------------
@@ -386,9 +389,10 @@ def until_redirect(words: list[str]) -> list[str]:
 
 def server(commands: list[list[str]], found: ServeCommand) -> list[str]:
     """The server's words from the first command that starts one; what else stands in the line is of no account."""
-    for words in commands:
+    for number, words in enumerate(commands):
         following = start(words, found)
         if following is not None:
+            found.environment = given(commands[:number], words[: len(words) - len(following)])
             return following
     raise UsageError(
         f"--from-command: has no server in it ({printable(' '.join(commands[0]), 60)!r}); paste a "

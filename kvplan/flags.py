@@ -7,7 +7,7 @@ import json
 from pathlib import PurePath
 from typing import assert_never
 
-from kvplan import catalog
+from kvplan import catalog, environment
 from kvplan.plan import Plan
 from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs, mm_limits
@@ -28,11 +28,12 @@ def model_id(spec: ModelSpec) -> str:
 
 def serve_command(plan: Plan) -> list[str]:
     """The command as a list of words. What the plan depends on is pinned even where it is this release's default."""
+    variables = environment.assignments(plan.request.release)
     match plan.request.release.engine:
         case "vllm":
-            return _vllm_command(plan)
+            return [*variables, *_vllm_command(plan)]
         case "sglang":
-            return _sglang_command(plan)
+            return [*variables, *_sglang_command(plan)]
         case _:
             assert_never(plan.request.release.engine)
 

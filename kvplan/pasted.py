@@ -1,26 +1,43 @@
-"""A pasted command of either server."""
+"""A pasted command of either server, from a shell's line, a compose file or a Kubernetes manifest."""
 
 import re
 
-from kvplan import command, sglang_command
+from kvplan import command, environment, sglang_command
 from kvplan.command import MAX_COMMAND_CHARS, ServeCommand
 from kvplan.errors import UsageError
 from kvplan.rules.engines import parse_engine
 
 _IMAGE = r"(?:[\w.:-]+/)*[\w.-]*sglang[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:-[\w.-]+)?"
+_VLLM_IMAGE = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:[-.][\w.-]+)?"
 
 
 def read_command(text: str) -> ServeCommand:
     """What a pasted `vllm serve ...` or `sglang serve ...` asks for; errors as of kvplan.command.read_command."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError(f"--from-command: {command.too_long(text)}")
+    from kvplan import container  # of no account for most commands
+
+    if not container.is_manifest(text):
+        return _read(text)
+    line, image = container.shell_line(text)
+    result = _read(line)
+    for pattern, server in ((_IMAGE, "sglang"), (_VLLM_IMAGE, "vllm")):
+        match = re.fullmatch(pattern, image or "")
+        if match is not None and result.engine in (None, server):
+            result.engine = parse_engine(f"{server}@{match[1]}").label
+    return result
+
+
+def _read(text: str) -> ServeCommand:
     if "sglang" in text:
-        for words in command.split(text):
+        commands = command.split(text)
+        for number, words in enumerate(commands):
             following = sglang_command.start(words)
             if following is not None:
-                found = sglang_command.read(following)
+                result = sglang_command.read(following)
+                result.environment = environment.given(commands[:number], words[: len(words) - len(following)])
                 image = next(filter(None, (re.fullmatch(_IMAGE, word) for word in words)), None)
                 if image is not None:
-                    found.engine = parse_engine(f"sglang@{image[1]}").label
-                return found
+                    result.engine = parse_engine(f"sglang@{image[1]}").label
+                return result
     return command.read_command(text)

@@ -147,6 +147,8 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
     (proc / "8" / "cmdline").write_bytes(b"")
     words = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "a b"]
     assert policy_init.command_of("7", proc) == words
+    (proc / "7" / "environ").write_bytes(b"HF_TOKEN=hf_secret\0VLLM_USE_V1=0\0PATH=/bin\0")
+    assert policy_init.command_of("7", proc) == ["VLLM_USE_V1=0", *words]
     with pytest.raises(EnvironmentProblem, match="no command line"):
         policy_init.command_of("8", proc)
     with pytest.raises(EnvironmentProblem, match="there is no such process"):

@@ -97,8 +97,9 @@ def test_an_image_names_the_release_and_what_stands_before_it_is_of_no_account()
         f"--model {MODEL} --max-model-len 16384 --api-key sk-secret"
     )
     assert found == ServeCommand(
-        model=MODEL, engine="vllm@0.11.2", args={"max_model_len": 16384}, ignored=["--api-key"]
-    )
+        model=MODEL, engine="vllm@0.11.2", args={"max_model_len": 16384}, ignored=["--api-key"],
+        environment={"HF_TOKEN": None},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("image", ["vllm/vllm-openai:latest", "hub.local:5000/team/vllm-openai", "vllm/vllm-openai"])

@@ -43,6 +43,7 @@ ORDER = (
     "allocator",  # what torch's blocks add to them
     "stored",  # the same from a checkpoint's own headers
     "rules",
+    "environment",  # variables that change a server's memory
     "overheads",
     "calibration",  # measured constants in place of modelled ones
     "step_fit",  # what a step took
@@ -58,6 +59,7 @@ ORDER = (
     "explain",
     "command",  # a pasted `vllm serve ...`
     "sglang_command",
+    "container",  # a compose file's or a manifest's, as a shell's line
     "pasted",  # either of the two
     "simulate",
     "policy",  # what deployments promise, judged over plans

@@ -188,6 +188,25 @@ LINES = (
     ("context", "65536", "INFO Using max model len 65536"),
     ("max_batched_tokens", "8192", "Chunked prefill is enabled with max_num_batched_tokens=8192."),
     ("num_blocks", "12", "# hpu blocks: 12, # CPU blocks: 819"),
+    ("engine_kind", "# cuda blocks", "# cuda blocks: 7054, # CPU blocks: 4681"),
+    ("engine_kind", "model weights take", "model weights take 15.65GiB; non_torch_memory takes 0.08GiB"),
+    ("engine_kind", "V0", "Initializing a V0 LLM engine (v0.8.5) with config: model='org/a', max_seq_len=8"),
+    ("sampler", "Using FlashInfer", "[topk_topp_sampler.py:59] Using FlashInfer for top-p & top-k sampling."),
+    (
+        "sampler",
+        "FlashInfer is not available",
+        "[topk_topp_sampler.py:69] FlashInfer is not available. Falling back to the PyTorch-native implementation",
+    ),
+    (
+        "sampler",
+        "FlashInfer is available, but it is not enabled",
+        "FlashInfer is available, but it is not enabled. Falling back to the PyTorch-native implementation of",
+    ),
+    (
+        "graph_profiling",
+        "disabled",
+        "CUDA graph memory profiling is disabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). Without it,",
+    ),
     ("full_tokens", "1255367", "Use sliding window memory pool. full_layer_tokens=1255367, swa_layer_tokens=1004293"),
     (
         "full_tokens",
@@ -817,5 +836,5 @@ def test_whatever_a_log_holds_it_is_read_or_refused(data: st.DataObject) -> None
         return
     for reading in log.readings:
         assert reading.text
-        if reading.fact not in ("version", "model", "gpu"):
+        if reading.fact not in ("version", "model", "gpu", "engine_kind", "sampler", "graph_profiling"):
             assert abs(reading.value) < 1e20

@@ -292,24 +292,32 @@ class TestBatchesInFlight:
 
 
 class TestCachedStates:
-    def test_are_off_by_default_until_0_25(self) -> None:
+    def test_are_off_by_default_until_0_27(self) -> None:
         # Qwen3.5-4B on 0.23.0, an RTX 4090: 10.21 GiB are 235,706 tokens, 57.54x at 4,096
         found = capacity("qwen3.5-4b", "rtx-4090", (0, 23), 10.21, EngineArgs(max_model_len=4096))
         assert found.tokens == pytest.approx(235_706, rel=0.001)
-        cached = capacity("qwen3.5-4b", "rtx-4090", (0, 26), 10.21, EngineArgs(max_model_len=4096))
+        for number in ((0, 25), (0, 26), (0, 27)):
+            assert capacity("qwen3.5-4b", "rtx-4090", number, 10.21, EngineArgs(max_model_len=4096)) == found
+        cached = capacity("qwen3.5-4b", "rtx-4090", (0, 28), 10.21, EngineArgs(max_model_len=4096))
         assert cached.tokens < 200_000
+
+    def test_are_off_in_a_log_of_0_27_1(self) -> None:
+        # Qwen3.8-27B on GB10, with the cache of Qwen3.6-27B: 51.7 GiB are 24.00 requests of 32,768 tokens, and 1,080
+        # blocks of 784 tokens x 65,536 B; so each takes 45: 42 of tokens, and one for each of 3 groups of states
+        pool = capacity("qwen3.6-27b", "gb10", (0, 27), 51.7, EngineArgs(max_model_len=32768))
+        assert (pool.num_blocks, pool.blocks_per_request, pool.tokens) == (1080, 45, 786_432)
 
     def test_a_flag_wins_before(self) -> None:
         args = EngineArgs(max_model_len=4096, enable_prefix_caching=True)
         asked = capacity("qwen3.5-4b", "rtx-4090", (0, 23), 10.21, args)
-        assert asked.tokens == capacity("qwen3.5-4b", "rtx-4090", (0, 26), 10.21, args).tokens
+        assert asked.tokens == capacity("qwen3.5-4b", "rtx-4090", (0, 27), 10.21, args).tokens
 
     @pytest.mark.parametrize(("number", "block", "blocks"), [((0, 27), 784, 2), ((0, 32), 784, 2), ((0, 33), 832, 3)])
     def test_of_gated_delta_nets_keep_checkpoints_from_0_33(
         self, number: tuple[int, int], block: int, blocks: int
     ) -> None:
         # A log of Qwen3.6-27B on 0.27.1 and H200 has 44.73x, which are blocks of 784 tokens (832: 40.91x)
-        spec, args = catalog.load("qwen3.6-27b"), EngineArgs(max_model_len=32768)
+        spec, args = catalog.load("qwen3.6-27b"), EngineArgs(max_model_len=32768, enable_prefix_caching=True)
         settings = settings_of("qwen3.6-27b", "h200", number, args)
         specs = [each for _, each in vllm_pages.layer_specs(spec, vllm_pages.paging(spec, settings, args, 90))]
         assert {each.block_size for each in specs} == {block}

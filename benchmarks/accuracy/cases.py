@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from kvplan import catalog, hf_config
+from kvplan import catalog, environment, hf_config
 from kvplan.errors import InvalidInputError
 from kvplan.files import printable, read_text
 from kvplan.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
@@ -376,8 +376,13 @@ def check_stated(case: Case) -> None:
         raise NotStated("its draft model is not named")
 
 
-# A label that is no commit, date or CUDA version, or somebody's own image: "0.20.2+glmrebase", "someone/vllm:stack".
-FORK = re.compile(r"\+(?!g[0-9a-f]{6,}|d20|cu\d|rocm|cpu|precompiled)[a-z]|^(?!vllm/)[\w.-]+/[\w.-]+:", re.IGNORECASE)
+# A label that is no commit, date or CUDA version, or somebody's own image: "0.20.2+glmrebase", "someone/vllm:stack",
+# "2026-09 (somebody's image)".
+FORK = re.compile(
+    r"\+(?!g[0-9a-f]{6,}|d20|cu\d|rocm|cpu|precompiled)[a-z]|^(?!vllm/)[\w.-]+/[\w.-]+:|"
+    r"\((?!vllm|official)[\w.'-]+ image\)",
+    re.IGNORECASE,
+)
 
 
 OWN_BUILD = re.compile(r"\bfork(?:'s|ed)? (?:build|image)|\b(?:custom|own|patched) (?:build|image)\b", re.IGNORECASE)
@@ -535,11 +540,23 @@ def inputs_of(case: Case, models: Models) -> Inputs:
     number = release_of(case)
     check_stated(case)
     release = vllm.version(max(number, vllm.OLDEST))
-    if "ESTIMATE_CUDAGRAPHS=0" in f"{case.flags} {case.notes}":
-        release = replace(release, estimates_graphs=False)
+    args = args_of(case, spec, release)
+    if case.engine == "vllm":
+        release, args, _ = environment.applied(environment_of(case), release, args, spec)
     device, why = None, ""
     try:
         device = gpu_of(case)
     except NotStated as reason:
         why = str(reason)
-    return Inputs(spec, args_of(case, spec, release), release, number, device, why)
+    return Inputs(spec, args, release, number, device, why)
+
+
+ASSIGNED = re.compile(rf"({'|'.join(environment.VARIABLES)})=(\w+)")
+FIRST_ENGINE = re.compile(r"\bV0\b")  # "0.8.5 V0": its log has the first engine's wordings
+
+
+def environment_of(case: Case) -> environment.Environment:
+    """The variables that change memory, as stated, or as the engine says that the log's wording proves."""
+    words = f"{case.flags} {case.notes}"
+    found: environment.Environment = {"VLLM_USE_V1": "0"} if FIRST_ENGINE.search(f"{case.version} {words}") else {}
+    return found | dict(ASSIGNED.findall(words))

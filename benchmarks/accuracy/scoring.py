@@ -14,6 +14,7 @@ from kvplan.plan import Plan, Request, plan, rank_weights, weight_layout
 from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
 from kvplan.rules.engines import parse_engine
 from kvplan.rules.releases import Version, since
+from kvplan.rules.sglang_pool import SglangPool, pages_in
 from kvplan.rules.vllm import OLDEST, EngineArgs, Settings
 from kvplan.serverlog.rows import activation_peak, loaded_weights
 from kvplan.spec import (
@@ -294,7 +295,7 @@ def loaded_gib(inputs: Inputs) -> float:
     return weights_reserved(inputs.spec, weight_layout(request, 0)) / GIB
 
 
-def sglang_pool(case: Case, inputs: Inputs) -> Iterator[Score]:
+def sglang_tokens(case: Case, inputs: Inputs) -> Iterator[Score]:
     """Tokens from the K and V sizes of the same log: a cell per token and layer, and one page more than are counted.
 
     Source: SGLang 0.5 mem_cache/memory_pool.py. Windows and states have pools of their own.
@@ -350,8 +351,8 @@ def sglang_budget(case: Case, inputs: Inputs) -> Iterator[Score]:
 def pool_bytes(found: Plan) -> int:
     """What the pools of a plan take on its first rank."""
     layout, args = found.pool, found.request.args
-    assert isinstance(layout, sglang.SglangPool)
-    pages, slots, _ = sglang.pages_in(layout, args, [found.available] * args.pipeline_parallel_size)
+    assert isinstance(layout, SglangPool)
+    pages, slots, _ = pages_in(layout, args, [found.available] * args.pipeline_parallel_size)
     return layout.num_bytes(pages, slots, 0)
 
 
@@ -371,8 +372,10 @@ def sglang_given_free(case: Case, inputs: Inputs) -> Iterator[Score]:
     found = sglang_plan(case, replace(inputs, gpu=inputs.gpu or UNNAMED))
     room = after - free_before(case, inputs, found) * (1 - found.settings.gpu_memory_utilization)
     layout, args = found.pool, found.request.args
-    assert isinstance(layout, sglang.SglangPool)
-    pages, slots, stage = sglang.pages_in(layout, args, [int(room * GIB)])
+    assert isinstance(layout, SglangPool)
+    request = found.request
+    images = sglang.image_reservation(request.spec, request.gpu, args, request.release)
+    pages, slots, stage = pages_in(layout, args, [int(room * GIB) - images])
     logged = m.get("available_kv_gib", None if left is None else after - left)
     if logged is not None:
         yield Score("pool given free memory", layout.num_bytes(pages, slots, stage) / GIB, logged)
@@ -418,6 +421,6 @@ def sglang_release(case: Case) -> Version | None:
 Part = Callable[[Case, Inputs], Iterator[Score]]
 VLLM_PARTS: tuple[tuple[str, Part], ...] = (("weights", weights), ("pool given", given), ("budget", budget))
 SGLANG_PARTS: tuple[tuple[str, Part], ...] = (
-    ("weights", sglang_weights), ("pool given", sglang_pool), ("pool given free memory", sglang_given_free),
+    ("weights", sglang_weights), ("pool given", sglang_tokens), ("pool given free memory", sglang_given_free),
     ("budget", sglang_budget),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from kvplan import environment
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
@@ -65,12 +66,13 @@ def read(
     release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
     contexts = contexts_of(options, args.max_model_len)
     gpus = counted_gpus_of(options)
-    splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
     model = model_of(options, command, stated is not None)
     draft_name = options.draft_model or (command.draft_model if command else None)
     draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
     in_use = None if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use")
+    release, args, told = environment.applied(command.environment if command else {}, release, args, model.spec)
+    splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
         Request(
@@ -89,6 +91,7 @@ def read(
         for machine, split in splits.items()
     ]
     asked = Asked(requests, num_gpus=len(splits))
+    asked.notes += [] if told is None else [told]
     asked.notes += [*(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
     asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
     asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kvplan import catalog
+from kvplan import catalog, environment
 from kvplan.cli import asked, output
 from kvplan.cli.asked import Asked
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
@@ -30,6 +30,7 @@ from kvplan.serverlog.request import (
     derived_context,
     draft_of,
     engine_of,
+    environment_of,
     flags_of,
     fraction_notes,
     gpus_of,
@@ -85,6 +86,7 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         if len(found.requests) > 1:
             raise UsageError("--ctx: names several contexts; a server has one")
         request, context_notes = at_its_context(wanted, found.requests[0])
+        request, variable_notes = in_its_environment(log, request)
         check_model(log, request.spec)
         machines, warnings, gpu_notes = machines_of(options, log)
         measured = [(one, asked.measured_on(wanted.options, one)) for one in machines or sample_gpus()]
@@ -95,7 +97,14 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         raise in_the_logs_words(error, log, wanted.taken) from error
     if len(machines) == 1 and "engine" in wanted.taken:
         gpu_notes += fraction_notes(log, request.args)
-    notes = [*result.notes, *wanted.notes, *contradictions(options, log, request), *context_notes, *gpu_notes]
+    notes = [
+        *result.notes,
+        *wanted.notes,
+        *contradictions(options, log, request),
+        *variable_notes,
+        *context_notes,
+        *gpu_notes,
+    ]
     said = Asked([], 1, [*notes, *found.notes], found.hints, [*found.warnings, *warnings])
     asked.say(said, quiet=options.quiet)
     return replace(result, notes=tuple(dict.fromkeys([*said.notes, *said.warnings])))
@@ -160,6 +169,17 @@ def at_its_context(wanted: Wanted, request: Request) -> tuple[Request, list[str]
     return replace(request, args=replace(request.args, max_model_len=tokens)), [note]
 
 
+def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[str]]:
+    """The request with what the log shows of the server's environment, and a note of what it shows beside."""
+    logged = environment_of(log, request.release)
+    release, args, note = environment.applied(logged, request.release, request.args, request.spec)
+    notes = [] if note is None else [note]
+    if release != request.release:
+        told = " ".join(environment.assignments(release))
+        notes.insert(0, f"sized as with {told}: the log's lines or its command say so")
+    return replace(request, release=release, args=args), notes
+
+
 def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) -> list[str]:
     """A note for each argument that was said to kvplan, and that the log gives otherwise."""
     notes = []
@@ -170,9 +190,10 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
         if not agrees(log, name, value):
             notes.append(f"{as_flag(name, value)} is taken; the {log.called} says {logged_as(log, name, text)}")
     engine = engine_of(log)  # a log may say the third field, too
-    if engine not in (None, "sglang") and not f"{engine}.".startswith(f"{request.release.label}."):
+    taken = request.release.label.partition("+")[0]  # what is known beyond the number is no contradiction
+    if engine not in (None, "sglang") and not f"{engine}.".startswith(f"{taken}."):
         version = printable(log.text("version") or "", 40)
-        notes.append(f"--engine {request.release.label} is taken; the {log.called} says version {version}")
+        notes.append(f"--engine {taken} is taken; the {log.called} says version {version}")
     logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.served_name)
     if logged is not None and named is not None and logged != named:
         notes.append(f"--model {named} is taken; the {log.called} says {printable(log.model or '', 100)}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
+from kvplan.environment import VARIABLES
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
 from kvplan.plan import Plan
@@ -185,7 +186,10 @@ def from_folder(text: str, folder: Path) -> str:
 
 
 def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
-    """The words that a process was started with. Source: proc(5), /proc/PID/cmdline."""
+    """The words that a process was started with, the variables that change its memory in front of them.
+
+    Source: proc(5), /proc/PID/cmdline and /proc/PID/environ.
+    """
     if not re.fullmatch(r"[0-9]{1,10}", pid):
         raise UsageError(
             f"--from-pid: is no process id ({printable(pid, 40)!r}); write a number, as `pgrep -f vllm` does"
@@ -205,4 +209,14 @@ def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
         words.pop()
     if not words:
         raise EnvironmentProblem(f"--from-pid {pid}: has no command line (a kernel thread, or it has ended)")
-    return words
+    return [*_assignments(proc / pid / "environ"), *words]
+
+
+def _assignments(environ: Path) -> list[str]:
+    """`NAME=value` of each variable that changes a server's memory; the others, secrets among them, are left alone."""
+    try:
+        raw = environ.read_bytes()
+    except OSError:  # another user's
+        return []
+    pairs = [pair.decode("utf-8", "surrogateescape") for pair in raw.split(b"\0")]
+    return [pair for pair in pairs if pair.partition("=")[0] in VARIABLES]

@@ -131,10 +131,6 @@ CHANGES = {
         (0, 26), "windows and chunks are charged for every batch in flight, one more than runs; before, for one",
         "vLLM v1/kv_cache_interface.py (max_in_flight_tokens)", "0.14 to 0.33",
     ),
-    "hybrid_prefix_caching": Change(
-        (0, 26), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
-        "vLLM config/model.py (is_prefix_caching_supported)", "0.14 to 0.33",
-    ),
     "rocm_graph_estimate": Change(
         (0, 26), "the estimate of CUDA graphs is made on AMD GPUs too",
         "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.20 to 0.33",
@@ -150,6 +146,11 @@ CHANGES = {
     "runner_v2_encoder": Change(
         (0, 27), "model runner V2 profiles a batch of images or audio too",
         "vLLM v1/worker/gpu/model_runner.py (profile_run)", "0.22 to 0.33",
+    ),
+    "hybrid_prefix_caching": Change(
+        (0, 28), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
+        "vLLM config/model.py (is_prefix_caching_supported), and engine/arg_utils.py (default_prefix_caching), which "
+        "leaves hybrids out in 0.26 and 0.27", "0.14 to 0.33",
     ),
     "aligned_states": Change(
         (0, 28), "two cached states a request, for Mamba too; before, Mamba kept one for every block of its context",

@@ -1,11 +1,14 @@
 """The command that started a server, where its log quotes it: the flags that a log's list of arguments gives."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Final
 
 from kvplan.command import ServeCommand, flag_name, flag_text, is_value, read_command, split
+from kvplan.environment import VARIABLES
 from kvplan.errors import UsageError
+from kvplan.serverlog.text import MAX_LINE
 from kvplan.serverlog.wordings import Engine
 from kvplan.sglang_command import EXPERTS, HARMLESS, MODEL, NAMES, REFUSED, SWITCHED, SWITCHES, UNMODELLED
 
@@ -46,6 +49,12 @@ def command_in(text: str, phrase: str) -> str:
         if quote in before and found.count(quote) % 2 == 1:
             return found.rpartition(quote)[0]
     return found
+
+
+def variables_before(text: str, phrase: str) -> dict[str, str]:
+    """The variables with an effect that a command is given in front of it: assignments, or `docker run -e`."""
+    before = text.partition(phrase)[0][-MAX_LINE:]
+    return dict(re.findall(rf"(?<![\w-])({'|'.join(VARIABLES)})=['\"]?([\w.,-]{{1,40}})", before))
 
 
 def flags_of_command(engine: Engine, text: str) -> tuple[dict[str, str], list[str]]:

@@ -17,9 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
+from kvplan.environment import VARIABLES
 from kvplan.errors import InvalidInputError, KvplanError
 from kvplan.files import open_regular, os_problem, printable
-from kvplan.serverlog.command import COMMANDS, command_in, flags_of_command
+from kvplan.serverlog.command import COMMANDS, command_in, flags_of_command, variables_before
 from kvplan.serverlog.text import MAX_LINE, arguments, unwrapped
 from kvplan.serverlog.wordings import ARGUMENT_LISTS, ASKED_FOR, LEAD, REACH, WORDINGS, Engine, Wording, compiled
 from kvplan.units import GIB
@@ -170,6 +171,7 @@ FLAGS: Final = frozenset(
         "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "disable_overlap_schedule", "enable_multimodal",
         "attention_backend", "prefill_attention_backend", "decode_attention_backend", "max_mamba_cache_size",
         "mamba_radix_cache_strategy", "mamba_scheduler_strategy", "disable_hybrid_swa_memory", "attn_dp_size",
+        *VARIABLES,
     }
 )  # fmt: skip
 
@@ -297,6 +299,7 @@ class _Reader:
         self._readings: list[Reading] = []
         self._lists: dict[tuple[Engine, str], str] = {}
         self._command: tuple[Engine, str, int] | None = None  # with its line; it stands before the start it is of
+        self._variables: dict[str, str] = {}  # of that command's environment, those with an effect
         self._engines: dict[Engine, int] = {"vllm": 0, "sglang": 0}
         self._line = 1
         self._num_looked_at = self._looked_at = 0
@@ -365,6 +368,7 @@ class _Reader:
         for engine, phrase in COMMANDS:
             if phrase in text:
                 self._command = (engine, command_in(text, phrase), self._line)
+                self._variables = variables_before(text, phrase)
 
     def _keep(self, wording: Wording, facts: dict[str, str], rank: str) -> None:
         if wording.phrase in FIRST_WORDS:
@@ -412,6 +416,8 @@ class _Reader:
                 flags |= arguments(self._lists[opening])
         if not any(opening in self._lists for opening in ASKED_FOR):
             flags |= self._command_flags(engine, notes)
+        if self._command is not None and self._command[0] == engine:
+            flags |= self._variables
         kept = {name: text for name, text in flags.items() if name in FLAGS}
         return ServerLog(engine, kept, tuple(self._readings), self._starts, self._first_line, tuple(notes))
 

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 from kvplan import catalog, entries
 from kvplan.command import ARGUMENTS, read_argument
+from kvplan.environment import VARIABLES, Environment
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.rules import sglang
+from kvplan.rules.releases import Version
 from kvplan.rules.sglang_models import UNKNOWN_BACKEND
 from kvplan.rules.vllm import EngineArgs
 from kvplan.server_metrics import ServerSetup
@@ -190,6 +192,34 @@ def draft_of(log: ServerLog) -> dict[str, str]:
 
 
 SGLANG_RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?![0-9])")
+
+
+SAMPLER_WITHOUT_A_SORT: Final = "Using FlashInfer"
+LOGGED_VARIABLES: Final = {  # what a line of a log says, as the variable that does so
+    "first_engine": ("VLLM_USE_V1", "0", "1"),
+    "flashinfer": ("VLLM_USE_FLASHINFER_SAMPLER", "1", "0"),
+    "estimates_graphs": ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "1", "0"),
+}
+
+
+def environment_of(log: ServerLog, release: Version) -> Environment:
+    """The variables of the command that the log quotes, and what its lines say of the engine, sampler and profile.
+
+    A line of the log wins: it is what the server did. Of a release that always does so it says nothing.
+    """
+    variables: Environment = {name: text for name, text in log.flags.items() if name in VARIABLES}
+    kinds = {reading.text for reading in log.all("engine_kind")}
+    sampler, profiling = log.text("sampler"), log.text("graph_profiling")
+    said = {
+        "first_engine": bool(kinds - {"V1"}) if kinds else None,
+        "flashinfer": None if sampler is None else sampler == SAMPLER_WITHOUT_A_SORT,
+        "estimates_graphs": None if profiling is None else profiling == "enabled",
+    }
+    for name, value in said.items():
+        variable, yes, no = LOGGED_VARIABLES[name]
+        if value is not None and VARIABLES[variable].is_read_by(release):
+            variables[variable] = yes if value else no
+    return variables
 
 
 def engine_of(log: ServerLog) -> str | None:

@@ -55,6 +55,10 @@ FACTS: Final[dict[str, str]] = {
     "version": r"[0-9A-Za-z][0-9A-Za-z.+_-]{0,60}",
     "model": r"[^\s'\",]{1,300}",
     "gpu": r"[A-Za-z0-9][A-Za-z0-9_. -]{2,60}?",
+    "engine_kind": r"V[01]|model weights take|# (?:GPU|CUDA|cuda|rocm|hpu|xpu|neuron) blocks",  # but V1, the first
+    "sampler": r"Using FlashInfer|FlashInfer is not available|FlashInfer is available, but it is not enabled|"
+    r"FlashInfer version >= 0\.2\.3 required",
+    "graph_profiling": "enabled|disabled",
 }
 
 
@@ -90,6 +94,28 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "\u2588  model ", r"\u2588  model {1,4}<model>\s{0,40}$", "0.15-0.33", "vLLM 0.19 entrypoints/utils.py"
     ),
     Wording("vllm", "LLM engine (v", r"LLM engine \(v<version>\) with", "0.2-0.33", "vllm#10702; vllm#16692"),
+    # which of its engines, samplers and profiles
+    Wording("vllm", "Initializing a V", "Initializing a <engine_kind> LLM engine", "0.8-0.33", "vllm#20069"),
+    Wording("vllm", "model weights take ", "<engine_kind> [0-9]", *_V0_PROFILE),
+    *(
+        Wording("vllm", f"# {device} blocks: ", "<engine_kind>: [0-9]", "0.2-0.10 (V0)", "vllm#2310; vllm#20069")
+        for device in DEVICES
+    ),
+    Wording(
+        "vllm", "FlashInfer for top-p & top-k sampling", "<sampler> for top-p & top-k sampling", "0.8-0.33",
+        "vLLM 0.8.5 and 0.10.2 v1/sample/ops/topk_topp_sampler.py",
+    ),
+    *(
+        Wording(
+            "vllm", phrase, r"<sampler>\. {1,4}Falling back to", "0.8-0.11",
+            "vLLM 0.8.5, 0.10.2, 0.11.0 v1/sample/ops/topk_topp_sampler.py",
+        )
+        for phrase in ("FlashInfer is ", "FlashInfer version >= ")
+    ),
+    Wording(
+        "vllm", "CUDA graph memory profiling is ", "CUDA graph memory profiling is <graph_profiling> ", "0.18-0.33",
+        "vLLM 0.18, 0.21, 0.28 v1/worker/gpu_worker.py",
+    ),
     Wording("vllm", "Starting to load model ", r"Starting to load model <model>\.\.\.", "0.6-0.33", "vllm#16692"),
     Wording("vllm", "Using max model len ", "Using max model len <context>", "0.9-0.33", "vLLM 0.11 config/model.py"),
     Wording(
