@@ -180,6 +180,16 @@ class TestWhatIsPrinted:
             sglang_plan("jamba-1.5-mini", "h100-80g")
 
 
+def test_one_pool_for_layers_of_several_shapes_is_refused() -> None:
+    """Gemma 4: 4 heads x 256 in windows and 2 x 512 in full; SGLang's plain pool counts every layer as a full one."""
+    with pytest.raises(UnsupportedModelError, match="layers of several shapes"):
+        sglang_plan("gemma-4-31b", "h100-80g", disable_hybrid_kv_cache_manager=True, max_model_len=1024)
+    flat = sglang_plan("gpt-oss-20b", "h100-80g", disable_hybrid_kv_cache_manager=True)
+    assert flat.bytes_per_token == 24 * 2048
+    assert isinstance(flat.pool, SglangPool)
+    assert flat.pool.full == (24 * 2048,)  # one shape: windows are counted in full
+
+
 def test_layers_that_stages_cannot_share_go_to_the_last() -> None:
     """sglang 0.5.23 distributed/utils.py: 61 layers on 2 stages are 30 and 31, 10 on 4 are 2, 2, 3 and 3."""
     assert [len(stage) for stage in stage_layers(61, 2, rest_last=True)] == [30, 31]

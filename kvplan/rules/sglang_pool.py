@@ -279,6 +279,11 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             (narrow if paged.kind == "sliding" else full).append((index, paged))
     if not full:
         raise UnsupportedModelError(f"{spec.name}: no layer keeps all tokens; SGLang's pool for it is not modelled")
+    if how.flat and SlidingWindow in vllm.caches_of(spec) and len({paged.page for _, paged in full}) > 1:
+        raise UnsupportedModelError(
+            f"{spec.name}: --disable-hybrid-swa-memory: SGLang's one pool for layers of several shapes is not "
+            "modelled; leave it out"
+        )
     stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True)
     by_stage = [
         tuple(sum(each.page for i, each in layers if i in stage) // page for stage in stages)
