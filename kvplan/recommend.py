@@ -276,6 +276,10 @@ def placement(question: Question, request: Request, changes: tuple[str, ...] = (
     usual = fewest(question, request)
     raised = None
     if "gpu_memory_utilization" not in question.stated:
+        default = round(100 * request.release.utilization)
+        free = startable_utilization(request, default)
+        if usual is None and 0 < free < default:
+            usual = fewest(question, at_utilization(request, free))
         raised = fewest_raised(question, request, usual)
     best = raised or usual
     if best is None:
@@ -340,6 +344,15 @@ def at_utilization(request: Request, hundredths: int) -> Request:
 def top_utilization(request: Request) -> int:
     """The most, in hundredths, that a search goes to."""
     return min(MOST_UTILIZATION, roomy_utilization(request))
+
+
+def startable_utilization(request: Request, hundredths: int) -> int:
+    """The most, up to so many hundredths, that are free when the server starts."""
+    server = planned(with_args(at_utilization(request, hundredths), max_num_seqs=FEWEST_SEQS))
+    refusal = server.refusal if isinstance(server, Plan) else None
+    if refusal is None or refusal.argument != "gpu_memory_utilization" or not refusal.values:
+        return hundredths
+    return int(100 * max(refusal.values) + 1e-9)
 
 
 def roomy_utilization(request: Request) -> int:
@@ -425,6 +438,8 @@ def bound(request: Request, found: Plan, end: End) -> int:
 
 
 def shortage(question: Question, found: Plan) -> str:
+    if found.refusal is not None:
+        return found.refusal.text
     memory, each = found.memory, " of each GPU" if num_gpus(found) > 1 else ""
     budget = f"the budget of {format_gib(memory.budget)}{each}"
     if memory.weights > memory.budget:
@@ -600,11 +615,12 @@ def most_users(question: Question, request: Request) -> int:
 
 
 def lowest_utilization(question: Question, request: Request, users: int) -> Answer:
-    highest = at_utilization(request, FULL)
+    top = startable_utilization(request, FULL)
+    highest = at_utilization(request, top)
     found = holding(question, highest, users)
     if found is None:
         return Answer(None, None, most_users(question, highest))
-    step, lowest = least(0, FULL, lambda step: holding(question, at_utilization(request, step), users), found)
+    step, lowest = least(0, top, lambda step: holding(question, at_utilization(request, step), users), found)
     return Answer(step / 100, with_load(lowest, request.load), most_users(question, at_utilization(request, step)))
 
 
