@@ -39,12 +39,17 @@ def find(name: str) -> str | None:
     return entries.resolve(path(), name)
 
 
-def unknown(name: str) -> UsageError:
-    """The error for a model that is not in the catalog: why, where its config could not be had, or near misses."""
+def missing(name: str) -> str | None:
+    """Why a model that people ask for is not in the catalog; None for any other name."""
     wanted = name.lower().rpartition("/")[2]
-    for known, why in MISSING.items():
-        if wanted == known or wanted.startswith(f"{known}-"):
-            return UsageError(f"model {name!r}: not in the catalog: {why}; `kvplan models` lists the known ones")
+    return next((why for known, why in MISSING.items() if wanted == known or wanted.startswith(f"{known}-")), None)
+
+
+def unknown(name: str) -> UsageError:
+    """The error for a model that is not in the catalog: why, where that is known, or near misses."""
+    why = missing(name)
+    if why is not None:
+        return UsageError(f"model {name!r}: not in the catalog: {why}; `kvplan models` lists the known ones")
     return entries.unknown(path(), "model", name)
 
 

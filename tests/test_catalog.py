@@ -12,6 +12,8 @@ from kvplan import catalog, entries, weights
 from kvplan.errors import UsageError
 from kvplan.spec import ModelSpec, Scheme
 from tests import oracles
+from tests.cli import Run, refused
+from tests.cli import run as run  # the fixture
 from tests.oracle_data import DATA, needs_oracle_data
 
 NAMES = catalog.model_names()
@@ -122,6 +124,11 @@ def test_an_unknown_name_is_refused_with_near_misses() -> None:
 def test_a_model_that_is_known_to_be_missing_says_why(name: str, why: str) -> None:
     with pytest.raises(UsageError, match=f"not in the catalog: .*{re.escape(why)}"):
         catalog.load(name)
+
+
+def test_a_missing_model_by_its_hub_id_says_why_too(run: Run) -> None:
+    line = refused(run("estimate", "deepseek-ai/DeepSeek-V4.1-Flash", "--gpu", "b200", "--offline"), 3)
+    assert "deepseek_v41" in line
 
 
 def test_no_model_of_the_catalog_is_called_missing() -> None:

@@ -152,7 +152,13 @@ def from_hub(ref: str, source: Source) -> Resolved:
     model_id = ref.partition("@")[0]
     if "/" not in ref:
         raise catalog.unknown(printable(model_id, 100))
-    resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
+    try:
+        resolved = hub.resolve_model(ref, revision=source.revision, offline=source.offline)
+    except KvplanError as error:
+        why = catalog.missing(model_id)
+        if why is None:
+            raise
+        raise type(error)(f"{error} (the catalog lacks it: {why})") from error
     spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense, text_only=source.text_only)
     found = Resolved(spec, notes=list(resolved.notes))
     weigh(found, resolved.directory, source, model_id)
