@@ -389,3 +389,8 @@ class TestTheCommandLine:
         done = run(command, "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", *more)
         assert done.code == 2
         assert "vLLM" in done.err
+
+
+def test_an_encoder_decoder_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="pool for an encoder's tokens is not modelled; use vllm"):
+        plan(Request(catalog.load("whisper-large-v3"), gpu("h100-80g"), EngineArgs(), parse_engine("sglang")))
