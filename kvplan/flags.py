@@ -93,7 +93,9 @@ def _vllm_command(plan: Plan) -> list[str]:
     args, settings = plan.request.args, plan.settings
     words = ["vllm", "serve", model_id(plan.request.spec), "--max-model-len", _context(plan)]
     words += _parallel(args)
-    if args.kv_cache_memory_bytes is None:
+    if (
+        args.kv_cache_memory_bytes is None or args.gpu_memory_utilization is not None
+    ):  # the start looks at it all the same
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
