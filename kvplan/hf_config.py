@@ -10,6 +10,7 @@ from kvplan.errors import InvalidInputError, UnsupportedModelError
 from kvplan.families import towers
 from kvplan.families.config import Config
 from kvplan.families.draft import SpecDraft
+from kvplan.families.stages import placed
 from kvplan.files import load_json, os_problem, printable
 from kvplan.quant import list_problem, read_quantization
 from kvplan.spec import (
@@ -201,6 +202,7 @@ def read_config(
     draft = reader(inner, model_type)
     check_size(draft, where)
     check_layer_types(inner, draft, model_type)
+    draft.other_weights = [placed(weight, model_type) for weight in draft.other_weights]
     left_out = text_only and towers.is_multimodal(outer)
     if not left_out:
         draft.other_weights += towers.weights(outer)

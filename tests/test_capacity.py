@@ -254,6 +254,22 @@ def test_a_step_need_not_hold_an_image_where_there_are_none() -> None:
     assert steps == [2496, 2048]
 
 
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        ("gemma-3-1b", {"tensor_parallel_size": 4, "decode_context_parallel_size": 2}, "refuses it for the windows"),
+        ("gemma-3n-e2b", {"pipeline_parallel_size": 2}, "cannot split gemma-3n-e2b into stages"),
+        ("nemotron-h-8b", {"enable_chunked_prefill": False}, "where it caches the states"),
+    ],
+)
+def test_what_vllm_refuses_at_the_start_is_refused(model: str, args: dict[str, Any], message: str) -> None:
+    # vLLM 0.33: "DCP not support sliding window.", "Pipeline parallelism is not supported for this model.", "Chunked
+    # prefill is required for Mamba prefix caching."
+    with pytest.raises(UsageError, match=message):
+        sized(model, max_model_len=8192, **args)
+    assert sized("nemotron-h-8b", max_model_len=8192, enable_chunked_prefill=False, enable_prefix_caching=False).fits
+
+
 def test_auto_fit_takes_the_largest_context_the_pool_holds() -> None:
     # 8 GiB are 4,096 blocks of 2 MiB; one is the null block: 4,095 x 16 tokens.
     assert sized("llama-3.1-8b", budget=8 * GIB, max_model_len="auto").capacity.max_model_len == 4_095 * 16

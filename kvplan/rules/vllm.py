@@ -472,8 +472,10 @@ def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, r
     give no log-sum-exp, which ranks that share a request's tokens need. 12.x has the 656 bytes alone.
     Source: vLLM 0.33 v1/attention/backends/mla, platforms/cuda.py, and its answers on H200, B200 and RTX 5090.
     """
+    stored = spec.quantization.kv_dtype if spec.quantization else None
     if 90 <= sm < 100:
-        if asked == "fp8_e4m3" and release.has("sparse_fp8_hopper") and dcp == 1:
+        e4m3 = asked == "fp8_e4m3" or (asked == "auto" and stored == "fp8")  # a checkpoint's fp8 is fp8_e4m3
+        if e4m3 and release.has("sparse_fp8_hopper") and dcp == 1:
             return "fp8"
         if asked in ("fp8_e4m3", "nvfp4_ds_mla"):
             raise no_backend(asked, spec, sm, "use fp8")
@@ -569,6 +571,11 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     elif is_mla(spec) and kv_dtype.endswith("_ds_mla"):
         raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
+    if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
+        raise UsageError(
+            f"--no-enable-chunked-prefill: vLLM refuses it where it caches the states of {spec.name}; leave it out, or "
+            "add --no-enable-prefix-caching"
+        )
     return Settings(
         version=release,
         max_model_len=context,
@@ -616,6 +623,9 @@ def check_block_size(block_size: int | None) -> None:
         raise UsageError(f"--block-size {block_size}: must be a multiple of 16; use 16, 32, 64 or 128")
 
 
+NO_STAGES = ("gemma3n_text",)  # their classes have no SupportsPP in vLLM 0.33
+
+
 def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
     """The splits a server refuses at start-up."""
     tp = args.tensor_parallel_size
@@ -632,10 +642,18 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
         )
     heads = most_kv_heads(spec)
     dcp = args.decode_context_parallel_size
+    if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
+        raise UsageError(
+            f"pipeline_parallel_size {args.pipeline_parallel_size}: vLLM cannot split {spec.name} into stages; use --tp"
+        )
     if dcp > 1 and heads and (tp <= heads or dcp > tp // heads):
         raise UsageError(
             f"decode_context_parallel_size {dcp}: {spec.name} has {heads} KV heads, and only ranks that hold the same "
             f"ones can share a request's tokens; use a tensor_parallel_size of {dcp * heads} or more"
+        )
+    if dcp > 1 and caches_of(spec) & {SlidingWindow, ChunkedAttention} and not args.disable_hybrid_kv_cache_manager:
+        raise UsageError(
+            f"decode_context_parallel_size {dcp}: vLLM refuses it for the windows of {spec.name}; leave it out"
         )
     if has_states(spec) and args.disable_hybrid_kv_cache_manager and len(caches_of(spec)) > 1:
         raise UnsupportedModelError(
