@@ -54,6 +54,8 @@ def test_dp_attention_is_not_taken_for_replicas(run: Run, log: Log) -> None:
     found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
     assert found["data_parallel_size"] == 1
     assert rows_of(found)["kv_cache"]["why"] == "DP attention is not modelled"
+    weights = rows_of(found)["weights"]  # attention is whole on each of its ranks: a plan without it says nothing
+    assert (weights["predicted"], weights["why"]) == (None, "DP attention is not modelled")
 
 
 def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:
