@@ -154,7 +154,7 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         kind = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(type(parsed), "a number")
         raise InvalidInputError(f"{where}: the top level is {kind} (line 1 column 1); expected a JSON object")
-    if _deeper_than(parsed, MAX_DEPTH):
+    if is_deeper_than(parsed, MAX_DEPTH):
         _refuse_first_fault(text, where)
     if "\\ud" in text.lower():
         _refuse_lone_surrogates(parsed, text, where)
@@ -253,7 +253,7 @@ def _number_fault(token: str, key: str) -> str | None:
         return None
 
 
-def _deeper_than(parsed: object, depth: int) -> bool:
+def is_deeper_than(parsed: object, depth: int) -> bool:
     """Whether lists and objects nest more than `depth` levels; no recursion, so no depth can break it."""
     level = [parsed]
     for _ in range(depth):

@@ -18,13 +18,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO, cast
 
-from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
-from kvplan.files import load_json, os_problem, shown
+from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, shown
 
 RUN = "kvplan/run@1"
 Status = Literal["running", "complete", "partial", "failed"]
 MANIFEST, SAMPLES, EVENTS = "run.json", "samples.jsonl", "events.jsonl"
 MAX_LINES = 10_000_000
+MAX_LINES_BYTES = 512 * MIB  # of samples or events; an hour of a hundred samples a second has 220 MiB
+MAX_LINE_BYTES = MIB
 SYNC_S = 1.0  # what a power cut may cost
 # What the engine says of itself in a sample, by the names of engine.engine.Stats.
 ENGINE_FIGURES = (
@@ -176,11 +178,11 @@ def _refuse_existing(path: Path) -> NoReturn:
 def _running_pid(path: Path) -> int | None:
     """The process that still writes this run, if it does: one of that number on this machine, started when it was."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = load_json(path / MANIFEST)
         pid = manifest["pid"] if manifest["status"] == "running" else None
         is_here = manifest.get("host") in (None, platform.node())
         started = manifest.get("pid_started")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KvplanError, KeyError):
         return None
     if not isinstance(pid, int) or not is_here or not _is_alive(pid):
         return None
@@ -304,27 +306,34 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         notes.append(f"{path.name} is missing")
         return []
     lines: list[dict[str, Any]] = []
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_LINES_BYTES:
+            raise InvalidInputError(
+                f"{shown(path)}: too large ({size:,} bytes, at most {MAX_LINES_BYTES:,}); this is no run of kvplan"
+            )
+        try:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
                 if number > MAX_LINES:
                     raise InvalidInputError(
                         f"{shown(path)}: has more than {MAX_LINES:,} lines; this is no run of kvplan"
                     )
-                value = _parsed(line)
+                value = _parsed(line.decode("utf-8", errors="replace"))
                 if isinstance(value, dict):
                     lines.append(value)
-                elif line.endswith("\n"):
+                elif line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
                     raise InvalidInputError(f"{shown(path)}: line {number} is not a JSON object; the file is damaged")
                 else:
                     notes.append(f"the last line of {path.name} is cut off; it is left out")
-    except OSError as error:
-        raise os_problem(path, error) from error
+        except OSError as error:
+            raise os_problem(path, error) from error
     return lines
 
 
 def _parsed(line: str) -> Any:
+    """The line's JSON value; None for what is none, or is nested beyond what any run writes."""
     try:
-        return json.loads(line)
-    except ValueError:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    return None if line.count("[") + line.count("{") > MAX_DEPTH and is_deeper_than(value, MAX_DEPTH) else value
