@@ -111,6 +111,10 @@ def _library() -> ModuleType:
             "huggingface_hub: not installed, so no model can be fetched from the Hub; "
             "run `pip install huggingface_hub`, or pass a local config.json"
         ) from error
+    except ValueError as error:  # it reads its settings as it is loaded
+        raise EnvironmentProblem(
+            f"huggingface_hub: cannot be loaded ({printable(str(error))}); correct the HF_* variables"
+        ) from error
     library: Any = huggingface_hub
     library.utils.logging.set_verbosity_error()  # what it would warn of is said in our own line
     if library.constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # else the user has decided

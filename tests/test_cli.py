@@ -485,15 +485,30 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_behind_standard_output_is_code_3() -> None:
+@pytest.mark.parametrize("argv", [["gpus"], ["--help"], ["estimate", "--help"], ["--version"]], ids=" ".join)
+def test_a_full_disk_behind_standard_output_is_code_3(argv: list[str]) -> None:
     code = "from kvplan.cli.main import run; run()"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", code, "gpus"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
+            [sys.executable, "-c", code, *argv], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False
         )
     assert done.returncode == 3
     assert done.stderr.startswith(b"kvplan: error: standard output: cannot be written")
     assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("columns", ["0", "00", ""])
+@pytest.mark.parametrize("argv", [("gpus", "h200"), ("models", "llama-3.1-8b")], ids=" ".join)
+def test_a_terminal_of_no_columns_gets_the_answer(argv: tuple[str, ...], columns: str) -> None:
+    code, out, _ = finish(process(*argv, "--color", "always", COLUMNS=columns, TERM="xterm-256color"))
+    assert code == 0
+    assert argv[1].encode() in out
+
+
+def test_a_setting_of_the_hub_that_is_no_number_is_the_environments_fault() -> None:
+    code, out, err = finish(process("estimate", "a/b", "--gpu", "h200", "--offline", HF_HUB_ETAG_TIMEOUT="abc"))
+    assert (code, out) == (3, b"")
+    assert err.startswith(b"kvplan: error: huggingface_hub: cannot be loaded (")
 
 
 def test_an_ascii_locale_takes_every_answer() -> None:

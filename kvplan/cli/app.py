@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -177,7 +178,9 @@ def main(argv: list[str] | None = None) -> int:
     output.prepare_streams()
     try:
         line = sys.argv[1:] if argv is None else argv
-        code = application(wanted_command(line)).main(args=line, prog_name="kvplan", standalone_mode=False)
+        code: object = 0
+        with output.standard_output() if "--help" in line else nullcontext():
+            code = application(wanted_command(line)).main(args=line, prog_name="kvplan", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KvplanError as error:
         return refuse(str(error), error.exit_code)

@@ -24,7 +24,10 @@ def tell(kind: str, text: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Make printing safe: what the locale lacks becomes `?`, and a closed stream swallows what it is given."""
+    """Make printing safe: what the locale lacks becomes `?`, and a closed stream swallows what it is given; a terminal
+    of no columns, in which rich would print nothing at all, is one whose width is unknown."""
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
