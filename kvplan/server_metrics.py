@@ -9,7 +9,8 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,16 +197,24 @@ Samples = Sequence[tuple[str, dict[str, str], float]]  # (name, labels, value)
 
 def _samples(page: str) -> Samples:
     """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
-    from prometheus_client.parser import text_string_to_metric_families
+    from prometheus_client.parser import text_fd_to_metric_families
 
     lines = [line for line in page.splitlines() if line.startswith(_WANTED)]
     if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
         raise MetricsError("not a server's page, its lines are too many or too long")
     try:
-        families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+        families = list(text_fd_to_metric_families(_until(time.monotonic() + DEADLINE_S, lines)))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MetricsError(f"not in Prometheus' text format ({printable(str(error), 60)})") from error
     return [(sample.name, sample.labels, _float(sample.value)) for family in families for sample in family.samples]
+
+
+def _until(deadline: float, lines: Iterable[str]) -> Iterator[str]:
+    """The lines, as long as reading them keeps to the deadline: labels full of escapes take milliseconds each."""
+    for line in lines:
+        if time.monotonic() > deadline:
+            raise MetricsError(f"not read within {DEADLINE_S:g} s, its labels are too long")
+        yield line + "\n"
 
 
 def _float(value: float) -> float:
@@ -286,7 +295,8 @@ def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     left_out = []
     for figure, (metric, values) in given.items():
         kind, most = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
-        wrong = next((value for value in values if not 0 <= value <= most), None)  # so it is for nan
+        checked = values if kind == "share" else [*values, sum(values)]
+        wrong = next((value for value in checked if not 0 <= value <= most), None)  # so it is for nan
         if wrong is not None:
             left_out.append((metric, f"{wrong:g} is no {kind}"))
         else:
@@ -452,14 +462,21 @@ class _Fetch(threading.Thread):
 
 
 def _redirected(url: SplitResult, location: str) -> SplitResult:
-    """Where a redirect leads: another path of the same host, or to https there; MetricsError for all else."""
+    """Where a redirect leads: another path of the same host and port, or from http to https where neither names a port;
+    MetricsError for all else."""
     try:
         found = checked_url(urljoin(url.geturl(), location))
     except (UsageError, ValueError) as error:
         raise MetricsError("redirected to what is no http or https URL") from error
-    if found.hostname != url.hostname or (url.scheme, found.scheme) == ("https", "http"):
-        raise MetricsError(f"redirected to another host ({printable(found.netloc, 80)}), not followed")
+    is_same = (found.scheme, _port(found)) == (url.scheme, _port(url))
+    is_upgrade = (url.scheme, found.scheme, url.port, found.port) == ("http", "https", None, None)
+    if found.hostname != url.hostname or not (is_same or is_upgrade):
+        raise MetricsError(f"redirected to another host or port ({printable(found.netloc, 80)}), not followed")
     return found
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
 
 
 def _reason(error: Exception) -> str:

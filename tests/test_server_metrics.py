@@ -354,7 +354,7 @@ def test_a_page_is_fetched(server: str, path: str) -> None:
     ("path", "fault", "answered"),
     [
         ("/round", "more than 3 redirects", True),
-        ("/elsewhere", "redirected to another host (192.0.2.7), not followed", True),
+        ("/elsewhere", "redirected to another host or port (192.0.2.7), not followed", True),
         ("/file", "redirected to what is no http or https URL", True),
         ("/nowhere", "more than 3 redirects", True),
         ("/missing", "HTTP 404 Not Found", True),
@@ -424,9 +424,38 @@ def test_what_is_no_plain_http_url_is_refused(url: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_https_is_not_left_for_http() -> None:
-    with pytest.raises(MetricsError, match="redirected to another host"):
-        server_metrics._redirected(checked_url("https://host/metrics"), "http://host/metrics")
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("https://host/metrics", "http://host/metrics"),
+        ("http://host:8000/metrics", "http://host:8001/metrics"),  # something else on that machine
+        ("http://host/metrics", "http://host:8001/metrics"),
+        ("http://host:8000/metrics", "https://host/metrics"),
+    ],
+)
+def test_a_redirect_stays_on_its_host_and_port(url: str, location: str) -> None:
+    with pytest.raises(MetricsError, match="redirected to another host or port"):
+        server_metrics._redirected(checked_url(url), location)
+
+
+def test_a_redirect_to_the_same_port_by_its_number_is_followed() -> None:
+    assert server_metrics._redirected(checked_url("http://host/a"), "http://host:80/b").path == "/b"
+
+
+def test_a_page_whose_labels_take_too_long_to_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_metrics, "DEADLINE_S", -1)
+    with pytest.raises(MetricsError, match="labels are too long"):
+        server_stats("vllm:num_requests_running 1\n")
+
+
+def test_a_sum_that_no_server_reaches_is_left_out() -> None:
+    lines = [f'vllm:num_requests_running{{engine="{i}"}} {10**15}' for i in range(2)]
+    stats = server_stats("\n".join(lines) + "\n")
+    assert stats.running is None
+    assert [metric for metric, _ in stats.left_out] == ["vllm:num_requests_running"]
+
+
+def test_http_may_become_https() -> None:
     assert server_metrics._redirected(checked_url("http://host/a"), "https://host/b").geturl() == "https://host/b"
 
 
