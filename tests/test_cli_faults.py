@@ -267,6 +267,18 @@ def test_18_pickled_weights_are_sized_and_never_opened(run: Run, tmp_path: Path)
     assert "kvplan: warning:" in err
 
 
+def test_18_files_of_less_than_a_bit_a_parameter_are_not_believed(run: Run, tmp_path: Path) -> None:
+    """8,030,261,248 parameters of Llama-3.1-8B in 1,003,782,656 bytes: exactly a bit each."""
+    folder = config_file(tmp_path / "m", {"quantization_config": {"quant_method": "qubit"}})
+    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+    line = refused(run("estimate", folder, *AT))
+    assert "4 bytes, less than a bit for each of 8,030,261,248 parameters" in line
+    assert "--weights-bytes" in line
+    assert run("estimate", folder, *AT, "--weights-bytes", "5GB").code == 0
+    os.truncate(folder / "pytorch_model.bin", 1_003_782_656)
+    assert run("estimate", folder, *AT).code == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "tail", "fault"),
     [

@@ -197,7 +197,18 @@ def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
 
 
 def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
-    """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly."""
+    """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly.
+
+    Raises InvalidInputError for files of less than a bit a parameter, which no format stores.
+    """
+    from kvplan.weights import num_params
+
+    parameters = sum(num_params(found.spec).values())
+    if 8 * stored.total_bytes < parameters:
+        raise InvalidInputError(
+            f"{printable(where, 200)}: its weight files hold {stored.total_bytes:,} bytes, less than a bit for each of "
+            f"{parameters:,} parameters; fetch them again, or state --weights-bytes"
+        )
     if stored.tensors:
         found.checkpoint, how = stored, "tensor by tensor"
     else:
