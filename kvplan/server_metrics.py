@@ -203,7 +203,8 @@ def _samples(page: str) -> Samples:
     if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
         raise MetricsError("not a server's page, its lines are too many or too long")
     try:
-        families = list(text_fd_to_metric_families(_until(time.monotonic() + DEADLINE_S, lines)))
+        file: Any = _until(time.monotonic() + DEADLINE_S, lines)  # of a file the parser wants its lines only
+        families = list(text_fd_to_metric_families(file))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise MetricsError(f"not in Prometheus' text format ({printable(str(error), 60)})") from error
     return [(sample.name, sample.labels, _float(sample.value)) for family in families for sample in family.samples]
