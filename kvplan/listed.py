@@ -89,9 +89,15 @@ class Table:
             return
         layer, role = place
         known = usual(role)
-        self.modules.setdefault(layer, {})[known] = (name, scheme)
-        if "experts.0" in known:
-            self.experts.setdefault(f"{layer}.{known}", []).append(name)
+        modules = self.modules.get(layer)
+        if modules is None:
+            modules = self.modules[layer] = {}
+        if known not in modules:
+            modules[known] = (name, scheme)
+            if "experts.0" in known:
+                self.experts[f"{layer}.{known}"] = [name]
+        elif "experts.0" in known:
+            self.experts[f"{layer}.{known}"].append(name)
 
     def add_pattern(self, pattern: str, scheme: Scheme | None) -> None:
         layer = own_layer(pattern)

@@ -240,6 +240,7 @@ MODELOPT = {
     "FP8": Scheme("fp8_tensor", static=True),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
     "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
+    "FP8_BLOCK_SCALES": Scheme("fp8_block", block=(128, 128)),  # the same by its earlier name (vLLM 0.33)
     "NVFP4": Scheme("nvfp4", 16),
     "W4A16_NVFP4": Scheme("nvfp4", 16, static=True, variant=WEIGHT_ONLY),
     "MXFP8": Scheme("mxfp8", 32),
@@ -375,8 +376,15 @@ def scheme_name(quantization: Quantization) -> str:
     A method that kvplan does not model keeps its own name.
     """
     found = [SCHEME_NAMES.get(quantization.default.kind, quantization.default.kind)] if quantization.default else []
+    kinds: dict[int, Scheme] = {}
+    listed: dict[
+        tuple[int, bool], None
+    ] = {}  # thousands of entries share a few schemes: told apart by identity, not by value
     for where, scheme in (*quantization.names.items(), *quantization.patterns):
         if scheme is not None:
-            name = SCHEME_NAMES.get(scheme.kind, scheme.kind)
-            found.append(f"{name} (experts)" if "experts" in where else name)
+            kinds[id(scheme)] = scheme
+            listed[id(scheme), "experts" in where] = None
+    for key, of_experts in listed:
+        name = SCHEME_NAMES.get(kinds[key].kind, kinds[key].kind)
+        found.append(f"{name} (experts)" if of_experts else name)
     return " + ".join(dict.fromkeys(found)) or quantization.method
