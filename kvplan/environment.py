@@ -56,6 +56,10 @@ def _has_stages(spec: ModelSpec, args: EngineArgs) -> bool:
     return args.pipeline_parallel_size > 1
 
 
+def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:
+    return spec.multimodal and args.enable_multimodal is not False
+
+
 def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
     return vllm.has_states(spec)
 
@@ -97,12 +101,17 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "sglang", "", "text", "the dtype of convolution states", "sglang 0.5.9 and 0.5.23 srt/configs/mamba_utils.py",
         (0, 5), None, _has_states,
     ),
+    "SGLANG_VLM_CACHE_SIZE_MB": Variable(
+        "sglang", "", "size", "the MiB set aside for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
+        (0, 5), None, _has_images,
+    ),
     "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": Variable(
         "sglang", "", "on", "1 sizes the pool after the graphs are captured",
         "sglang 0.5.23 srt/arg_groups/overrides.py", (0, 5), None, lambda spec, args: True,
     ),
 }  # fmt: skip
-USUAL: Final = {"SGLANG_MAMBA_CONV_DTYPE": "bfloat16"}  # of those that are refused, the value that changes nothing
+# Of those that are refused, the values that change nothing.
+USUAL: Final = {"SGLANG_MAMBA_CONV_DTYPE": ("", "bfloat16"), "SGLANG_VLM_CACHE_SIZE_MB": ("100",)}
 UNCHANGED: Final = ("", "0")
 
 _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
@@ -184,7 +193,7 @@ def applied(
                 release = _with(release, variable.sets, value, _RELEASE_DEFAULTS)
             else:
                 args = _with(args, variable.sets, value, _ARGS_DEFAULTS)
-        elif text not in UNCHANGED and text != USUAL.get(name) and variable.concerns and variable.concerns(spec, args):
+        elif text not in USUAL.get(name, UNCHANGED) and variable.concerns and variable.concerns(spec, args):
             raise UnsupportedModelError(
                 f"{name}: {variable.effect}, which is not modelled for {spec.name}; leave it out"
             )

@@ -193,6 +193,12 @@ def test_layers_dealt_by_hand_are_refused_with_stages(run: Run) -> None:
         assert run("estimate", "--gpu", "h100-80g", "--from-command", command).code == code
 
 
+def test_another_size_of_sglangs_image_cache_is_refused_where_there_are_images(run: Run) -> None:
+    for size, model, code in ((0, "gemma-4-31b", 2), (100, "gemma-4-31b", 0), (0, "qwen3-8b", 0)):
+        command = f"SGLANG_VLM_CACHE_SIZE_MB={size} python -m sglang.launch_server --model-path {model} --tp 2"
+        assert run("estimate", "--gpu", "h100-80g", "--from-command", command).code == code
+
+
 def test_sglangs_variable_is_its_flag(run: Run) -> None:
     command = "python -m sglang.launch_server --model-path Qwen/Qwen3-Next-80B-A3B-Instruct --tp 4"
     texts = (f"SGLANG_MAMBA_SSM_DTYPE=bfloat16 {command}", f"{command} --mamba-ssm-dtype bfloat16", command)
