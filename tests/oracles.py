@@ -232,7 +232,7 @@ def capacity_of(request: Request, budgets: list[int]) -> Capacity:
     """What the server's rules say of a KV budget per stage."""
     answer = plan(replace(request, args=replace(request.args, kv_cache_memory_bytes=budgets[0])))
     if len(set(budgets)) == 1:
-        return replace(answer.capacity, fits=answer.fits)
+        return replace(answer.capacity, fits=answer.capacity.fits and answer.capacity.num_blocks > 0)
     got = vllm_pool.capacity(answer.pool, answer.settings, request.args, budgets)
     return replace(got, fits=got.fits and got.num_blocks > 0)
 

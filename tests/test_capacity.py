@@ -173,6 +173,7 @@ SPARSE_CACHES = [
     ("deepseek-v3.2", "b200", "nvfp4_ds_mla", 1, 352), ("glm-5", "b200", "auto", 1, 576),
     ("deepseek-v3.2", "rtx-5090", "auto", 1, 656), ("deepseek-v3.2", "rtx-5090", "bfloat16", 1, 656),
     ("glm-5", "rtx-5090", "fp8_e4m3", 1, 656), ("glm-5", "rtx-5090", "bfloat16", 1, None),
+    ("glm-5", "rtx-5090", "fp8", 2, None), ("deepseek-v2-lite", "a10g", "fp8", 1, None),
     ("deepseek-v3", "b200", "nvfp4_ds_mla", 1, None), ("deepseek-v3", "b200", "fp8", 1, 576),
 ]  # fmt: skip
 
@@ -203,6 +204,7 @@ def test_before_0_30_plain_fp8_of_sparse_attention_was_refused_on_hopper() -> No
         ("qwen3-8b", "b200", "nvfp4_4over6", True), ("qwen3-8b", "h100-80g", "nvfp4", True),
         ("qwen3-8b", "h100-80g", "nvfp4_4over6", False), ("gpt-oss-20b", "b200", "nvfp4", True),
         ("gpt-oss-20b", "h100-80g", "nvfp4", False), ("gemma-3-12b", "b200", "nvfp4", False),
+        ("gemma-3-12b", "a10g", "fp8", False), ("qwen3-8b", "a10g", "fp8", True),
         ("qwen3.5-27b", "h100-80g", "nvfp4", True), ("qwen3.5-27b", "h100-80g", "nvfp4_4over6", False),
     ],
 )  # fmt: skip

@@ -455,6 +455,7 @@ def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
 
 # --- which caches a GPU's attention backends take ---------------------------------------------------------------------
 
+FP8_IN_TRITON = 89  # Triton's kernels, the last resort of latent attention, float32 and images, read fp8 from here on
 SIXTEEN_BITS = ("bfloat16", "float16")
 
 
@@ -485,6 +486,8 @@ def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, r
                 f"capability {sm / 10:.1f}; use --kv-cache-dtype fp8"
             )
     if sm >= 120:
+        if dcp > 1:
+            raise no_backend(asked, spec, sm, "leave --decode-context-parallel-size out")
         # vLLM takes bfloat16 for "auto" in DeepSeek V3.2's own class
         if name in SIXTEEN_BITS and asked != "auto" and spec.model_type != "deepseek_v32":
             raise no_backend(asked, spec, sm, "use fp8")
@@ -571,6 +574,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     elif is_mla(spec) and kv_dtype.endswith("_ds_mla"):
         raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
+    triton = is_mla(spec) or dtype == "float32" or sees_ahead(spec, args, release)
+    if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
+        raise no_backend(args.kv_cache_dtype, spec, gpu.sm, "leave it out, or choose a GPU of 8.9 or newer")
     if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
         raise UsageError(
             f"--no-enable-chunked-prefill: vLLM refuses it where it caches the states of {spec.name}; leave it out, or "
