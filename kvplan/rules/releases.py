@@ -196,7 +196,7 @@ CHANGES = {
         "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",
     ),
     "delta_net_checkpoints": Change(
-        (0, 33), "gated delta nets on compute capability 9.0 to 11.x: blocks of whole 64 tokens, one more a request",
+        (0, 33), "gated delta nets on compute capability 9.0, 10.x, 12.x: blocks of whole 64 tokens, one more",
         "vLLM model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py", "0.29 to 0.33",
     ),
     "sampler_warm_up": Change(

@@ -237,7 +237,7 @@ def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
     """(checkpoint alignment in tokens, checkpoint blocks) of a state whose kind keeps checkpoints."""
     match state.kind:
         case "gated_delta_net":
-            flashinfer = 90 <= sm < 120
+            flashinfer = 90 <= sm < 110 or 120 <= sm < 130
             return (FLASHINFER_GDN_ALIGNMENT, 1) if flashinfer else (1, 0)
         case "mamba2":
             return 1, 1
