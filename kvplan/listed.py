@@ -214,7 +214,7 @@ def roles_of(weights: tuple[Weight, ...]) -> frozenset[str]:
 
 
 def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
-    """Entries that name a decoder layer of the model and no module in it, or part of what is stored as one."""
+    """Entries that name a decoder layer of the model and no module in it, or a module that the model lacks."""
     tables = lists(quantization)
     known: dict[int, frozenset[str]] = {}
     for index, weights in enumerate(spec.layer_weights):
@@ -223,11 +223,7 @@ def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
         roles = known[id(weights)]
         for table in (tables.kept, tables.chosen):
             yield from unmatched_in(table, index, roles)
-    num_experts = min((weight.experts for weight in spec.weights if weight.experts), default=0)
     for table in (tables.kept, tables.chosen):
-        for entries in table.experts.values():
-            if len(entries) < num_experts:
-                yield f"{entries[0]} (and {len(entries) - 1} of the {num_experts - 1} other experts)"
         for name, scheme in table.outside.items():
             is_layer = re.search(r"(layers|h)\.\d+\.", name) is not None
             if (is_layer or scheme is not None) and not _ELSEWHERE.search(name) and not is_outer(spec, name):
@@ -235,6 +231,16 @@ def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
     for pattern, scheme in (*tables.chosen.shaped, *tables.chosen.others):
         if scheme is not None and not _ELSEWHERE.search(pattern) and not is_used(spec, pattern):
             yield pattern
+
+
+def some_experts(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
+    """Entries that name some of a layer's experts, which are stored as one."""
+    tables = lists(quantization)
+    num_experts = min((weight.experts for weight in spec.weights if weight.experts), default=0)
+    for table in (tables.kept, tables.chosen):
+        for entries in table.experts.values():
+            if len(entries) < num_experts:
+                yield f"{entries[0]} (and {len(entries) - 1} of the {num_experts - 1} other experts)"
 
 
 def unmatched_in(table: Table, layer: int, roles: frozenset[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.config import Config
 from kvplan.files import printable
-from kvplan.listed import is_pattern, lists, matches, unmatched
+from kvplan.listed import is_pattern, lists, matches, some_experts, unmatched
 from kvplan.names import in_layer
 from kvplan.spec import ModelSpec, Quantization, Scheme
 
@@ -329,6 +329,11 @@ def head_scheme(quantization: Quantization) -> Scheme | None:
     return answer[0] if answer else None
 
 
+def first_two(names: list[str]) -> str:
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
+    return ", ".join(printable(name, 120) for name in names[:2]) + more
+
+
 def list_problem(spec: ModelSpec) -> str:
     """What in the config's lists does not fit the model; empty where every entry says something of a module it has."""
     quantization = spec.quantization
@@ -336,11 +341,10 @@ def list_problem(spec: ModelSpec) -> str:
         return ""
     if quantization.default is not None and not (quantization.names or quantization.patterns):
         return ""
-    wrong = list(dict.fromkeys(unmatched(spec, quantization)))
-    if wrong:
-        shown = ", ".join(printable(name, 80) for name in wrong[:2])
-        more = f" and {len(wrong) - 2:,} more" if len(wrong) > 2 else ""
-        return f"quantization_config names {shown}{more}, which match no tensor kvplan knows of {spec.model_type}"
+    if wrong := list(dict.fromkeys(unmatched(spec, quantization))):
+        return f"quantization_config names {first_two(wrong)}, which match no tensor kvplan knows of {spec.model_type}"
+    if some := list(dict.fromkeys(some_experts(spec, quantization))):
+        return f"quantization_config names {first_two(some)}, but a layer's experts are stored as one"
     try:
         used = {
             scheme_of(quantization, index, weight.sources or (weight.name,), weight.name)

@@ -95,6 +95,13 @@ REFUSED = [
 ]  # fmt: skip
 
 
+def test_a_list_of_some_experts_is_said_to_be_one() -> None:
+    some = spec(mixed(**experts("model.layers", count=5)), MOE).quantization
+    assert some is not None
+    assert "but a layer's experts are stored as one" in some.problem
+    assert "match no tensor" not in some.problem
+
+
 @pytest.mark.parametrize(("quantization", "base", "name"), REFUSED)
 def test_a_list_that_does_not_fit_the_model_is_refused_by_name(
     quantization: dict[str, Any], base: dict[str, Any], name: str
