@@ -14,7 +14,7 @@ from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.files import printable
 from kvplan.records import dataclass
 from kvplan.rules import vllm
-from kvplan.rules.releases import Number, Version
+from kvplan.rules.releases import SIZES_MIB, Number, Version
 from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import ModelSpec
 
@@ -226,6 +226,8 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
     if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
         raise UsageError(f"{name}: is not a whole number, as {variable.server} wants it; write 0 or 1, or leave it out")
     number = int(text)
+    if variable.kind == "size" and number not in SIZES_MIB:
+        raise UsageError(f"{name}: is not a size from 1 to {SIZES_MIB[-1]:,} MiB; write one, or leave it out")
     return number if variable.kind == "size" else (number != 0) == (variable.kind == "on")
 
 

@@ -14,6 +14,7 @@ from kvplan.gpu import gpu
 from kvplan.plan import Plan, Request, plan
 from kvplan.rules import engines, vllm
 from kvplan.rules.vllm import EngineArgs
+from kvplan.spec import Quantization, Scheme
 from tests import oracles
 from tests.oracle_data import DATA, needs_oracle_data
 
@@ -214,6 +215,21 @@ def test_four_bit_caches_are_those_that_flashinfer_reads(model: str, gpu_name: s
         return
     with pytest.raises(UsageError, match=f"--kv-cache-dtype {dtype}: vLLM has no attention backend"):
         sized(model, gpu_name, kv_cache_dtype=dtype, max_model_len=8192)
+
+
+def test_before_0_14_no_backend_was_left_out_for_images() -> None:
+    """`supports_mm_prefix` is in no file of 0.11.0, and in 0.14.0 and later."""
+    sized("gemma-3-12b", "a10g", "vllm@0.11", tensor_parallel_size=2, max_model_len=8192, kv_cache_dtype="fp8")
+    with pytest.raises(UsageError, match="no attention backend"):
+        sized("gemma-3-12b", "a10g", "vllm@0.14", tensor_parallel_size=2, max_model_len=8192, kv_cache_dtype="fp8")
+
+
+def test_a_checkpoints_own_fp8_cache_is_named_where_it_cannot_be_had() -> None:
+    """The flag was not given, so leaving it out is no cure."""
+    spec = catalog.load("deepseek-v2-lite")
+    stored = replace(spec, quantization=Quantization("fp8", Scheme("fp8_channel"), kv_dtype="fp8"))
+    with pytest.raises(UsageError, match=r"auto \(the checkpoint's fp8\): .*; use bfloat16, or choose a GPU"):
+        vllm.resolve(stored, gpu("a10g"), EngineArgs(max_model_len=8192), vllm.version((0, 33)))
 
 
 # vLLM 0.33's own answers: "requires --tensor-parallel-size to be greater than the model's total number of KV heads"

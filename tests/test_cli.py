@@ -182,8 +182,10 @@ def test_a_gpu_that_refuses_a_setting_stays_in_the_table(run: Run) -> None:
 
 def test_no_context_is_the_models_maximum_and_says_so(run: Run) -> None:
     ran = run("estimate", "llama-3.1-8b", "--gpu", "h200")
-    assert "kvplan: note: no --ctx: the model's maximum of 131,072 tokens" in ran.err
+    assert "kvplan: note: no --ctx: the model's maximum of 131,072 tokens is taken; --ctx 32k asks for less" in ran.err
     assert "131,072 tokens" in ran.out
+    short = run("estimate", "gemma-2-9b", "--gpu", "h200")
+    assert "the model's maximum of 8,192 tokens is taken\n" in short.err  # 32k would be more
 
 
 @pytest.mark.parametrize("context", ["auto", "-1"])

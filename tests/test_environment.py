@@ -171,6 +171,10 @@ def test_the_rest_is_named_in_one_note_without_its_values(run: Run) -> None:
     ("text", "fault"),
     [
         (f"{SWITCH}=no vllm serve {QWEN}", "is not a whole number, as vllm wants it"),
+        *(
+            (f"VLLM_SPARSE_INDEXER_MAX_LOGITS_MB={size} vllm serve {QWEN}", "is not a size from 1 to 999,999 MiB")
+            for size in ("0", "-5", "1000000")
+        ),
         (f"{SWITCH}=$OFF vllm serve {QWEN}", "its value is not in the command"),
         (f"docker run -e {SWITCH} vllm/vllm-openai:v0.23.0 --model {QWEN}", "its value is not in the command"),
     ],

@@ -121,6 +121,12 @@ def test_a_servers_log_says_them(tmp_path: Path) -> None:
     assert (args["limit_mm_per_prompt"], args["mm_encoder_tp_mode"]) == ("image=0,video=0", "data")
 
 
+def test_a_limit_of_an_input_that_the_model_lacks_is_noted(run: Run) -> None:
+    asked = ("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--limit-mm-per-prompt")
+    assert "--limit-mm-per-prompt: gemma-3-27b takes no images; its inputs are image" in run(*asked, "images=0").err
+    assert "takes no" not in run(*asked, "image=0,video=0,audio=0").err  # as a command for many models has it
+
+
 @pytest.mark.parametrize("text", ["image", "image=x", "image=-1", "{", "[1]", '{"image": "0"}', '{"image": true}', ""])
 def test_a_limit_that_vllm_would_not_read_is_refused(text: str, run: Run) -> None:
     ran = run("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--limit-mm-per-prompt", text)

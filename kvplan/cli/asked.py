@@ -124,8 +124,9 @@ def about_flags(asked: Asked, command: ServeCommand) -> None:
 
 def about_defaults(asked: Asked, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:
     if contexts == (None,):
-        tokens = format_count(model.spec.max_model_len)
-        asked.notes.append(f"no --ctx: the model's maximum of {tokens} tokens is taken; --ctx 32k asks for less")
+        most = model.spec.max_model_len
+        less = "; --ctx 32k asks for less" if most > 32 * 1024 else ""
+        asked.notes.append(f"no --ctx: the model's maximum of {format_count(most)} tokens is taken{less}")
     pool = options.kv_cache_memory_bytes
     if pool is not None and is_vllm_size(pool):
         asked.notes.append(

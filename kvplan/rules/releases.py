@@ -57,7 +57,7 @@ CHANGES = {
     ),
     "start_gate": Change(
         (0, 9), "a server does not start where less memory is free than it may use",
-        "vLLM 0.9.2 v1/worker/gpu_worker.py; 0.8.5 has no such check",
+        "vLLM v1/worker/gpu_worker.py (init_device)", "0.8.5, 0.9.2",
     ),
     "v1_only": Change(
         (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
@@ -70,6 +70,10 @@ CHANGES = {
     "async_scheduling": Change(
         (0, 14), "one more batch is scheduled while the last one runs",
         "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
+    ),
+    "images_look_ahead": Change(
+        (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
+        "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",
     ),
     "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
     "indexer_workspace": Change(
@@ -108,7 +112,7 @@ CHANGES = {
     ),
     "state_blocks": Change(
         (0, 20), "a server with recurrent states and CUDA graphs does not start with more sequences than blocks; 0.18 "
-        "and 0.19 captured fewer graphs", "vLLM 0.18.0, 0.19.0 and 0.20.0 config/compilation.py",
+        "and 0.19 captured fewer graphs", "vLLM config/compilation.py", "0.18 to 0.20",
     ),
     "tokens_by_concurrency": Change(
         (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
@@ -265,6 +269,7 @@ TOLD: Final[dict[str, tuple[str, bool, str | None, str | None]]] = {
     "no-graph-estimate": ("estimates_graphs", False, "graphs_in_budget", None),
 }
 INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
+SIZES_MIB: Final = range(1, 10**6)  # of it: up to a terabyte
 # The releases whose own answers the rules were compared with, case by case (tests/oracles.py).
 COMPARED = {"vllm": ((0, 33),), "sglang": ((0, 5, 23),)}
 LAST = 10**6  # stands for the third field of a line's last release
@@ -347,7 +352,7 @@ def told(release: Version, words: list[str]) -> Version:
 def field_of(release: Version, word: str) -> tuple[str, bool | int]:
     """(field of Version, its value) that a word of a label stands for."""
     size = word.removeprefix("indexer-")
-    if size != word and size.isascii() and size.isdigit() and len(size) < 7 and int(size):
+    if size != word and size.isascii() and size.isdigit() and len(size) < 7 and int(size) in SIZES_MIB:
         return "indexer_logits_mib", int(size)
     if word not in TOLD:
         raise UsageError(

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.files import printable
 from kvplan.gpu import GpuSpec
 from kvplan.layout import KV_DTYPES
 from kvplan.records import dataclass
@@ -439,10 +440,20 @@ def unknown_flag(flag: str, release: Version, first: tuple[int, ...]) -> UsageEr
     )
 
 
+INPUTS = ("image", "video", "audio")  # of any model; commands name those that it lacks
+
+
 def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
     """What a limit changes that is not sized."""
-    limits = {name: count for name, count in mm_limits(args).items() if name in served_inputs(spec)}
+    served = served_inputs(spec)
+    limits = {name: count for name, count in mm_limits(args).items() if name in served}
     notes = []
+    unserved = [name for name, count in mm_limits(args).items() if name not in served and name not in INPUTS]
+    if unserved and served:
+        lacking = printable(", ".join(unserved), 80)
+        notes.append(
+            f"--limit-mm-per-prompt: {spec.name} takes no {lacking}; its inputs are {', '.join(sorted(served))}"
+        )
     if any(limits.values()) and not args.language_model_only:
         notes.append("--limit-mm-per-prompt: what a count above 0 changes in the encoder's share is not modelled")
     if 0 in limits.values() and not release.has("towers_left_out"):
@@ -514,6 +525,8 @@ def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: 
 
 def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     """Whether an image's tokens attend to each other both ways (Gemma 3, Gemma 4's large ones): few backends do."""
+    if not release.has("images_look_ahead"):
+        return False
     kind = spec.model_type == "gemma3_text" or (spec.model_type == "gemma4_text" and spec.item_tokens > 0)
     return kind and takes_items(spec, args, release)
 
@@ -576,7 +589,10 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
     triton = is_mla(spec) or dtype == "float32" or sees_ahead(spec, args, release)
     if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
-        raise no_backend(args.kv_cache_dtype, spec, gpu.sm, "leave it out, or choose a GPU of 8.9 or newer")
+        stored = spec.quantization is not None and spec.quantization.kv_dtype is not None
+        cure = "use bfloat16" if stored else "leave it out"
+        asked_kv = args.kv_cache_dtype if args.kv_cache_dtype != "auto" else f"auto (the checkpoint's {kv_dtype})"
+        raise no_backend(asked_kv, spec, gpu.sm, f"{cure}, or choose a GPU of 8.9 or newer")
     if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
         raise UsageError(
             f"--no-enable-chunked-prefill: vLLM refuses it where it caches the states of {spec.name}; leave it out, or "
