@@ -112,7 +112,11 @@ def _names_server(words: list[str]) -> bool:
 
 
 def _variables(container: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """(name, value) of `environment:` and `env:`; None for a value that lies elsewhere (valueFrom, a bare name)."""
+    """(name, value) of `environment:` and `env:`; None for a value that lies elsewhere (valueFrom, a bare name).
+
+    `env_file:` and `envFrom:` stand for the variables that they name a place of.
+    """
+    yield from ((key, None) for key in ("env_file", "envFrom") if container.get(key))
     for key in ("environment", "env"):
         variables = container.get(key)
         if isinstance(variables, dict):

@@ -157,14 +157,20 @@ def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
 
 
 def _passed(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """The variables that `docker run -e NAME=value --env NAME` sets; a bare name's value is the host's."""
+    """The variables that `docker run -e NAME=value --env NAME` sets; a bare name's value is the host's.
+
+    A file of variables stands by its flag: what it holds is not known.
+    """
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in ("-e", "--env"):
             text = following
         elif word.startswith("--env="):
             text = word.removeprefix("--env=")
-        elif word.startswith("-e") and re.match(_ASSIGNMENT, word[2:]):
-            text = word[2:]
+        elif word.startswith("-e") and re.match(_ASSIGNMENT, word[2:].removeprefix("=")):
+            text = word[2:].removeprefix("=")
+        elif word.partition("=")[0] == "--env-file":
+            yield "--env-file", None
+            continue
         else:
             continue
         name, equals, value = text.partition("=")

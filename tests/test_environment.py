@@ -38,6 +38,7 @@ SWITCH = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
         f"sudo docker run --gpus all -e {SWITCH}=0 -e HF_TOKEN vllm/vllm-openai:v0.23.0 --model org/a",
         f"docker run --env {SWITCH}=0 vllm/vllm-openai --model org/a",
         f"podman run --env={SWITCH}=0 -v a=b:/c docker.io/vllm/vllm-openai:latest --model org/a",
+        f"podman run -e={SWITCH}=0 vllm/vllm-openai --model org/a",
         f"docker run -e{SWITCH}=0 --entrypoint vllm vllm/vllm-openai serve org/a",
     ],
 )
@@ -102,6 +103,21 @@ spec:
         - name: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS
           value: "0"
 """
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("docker run --env-file .env vllm/vllm-openai:v0.23.0 --model Qwen/Qwen3-8B", "--env-file"),
+        ("docker run --env-file=.env vllm/vllm-openai:v0.23.0 --model Qwen/Qwen3-8B", "--env-file"),
+        (COMPOSE_LIST.replace("    environment:", "    env_file: .env\n    environment:"), "env_file"),
+        (POD.replace("      env:", "      envFrom: [{configMapRef: {name: settings}}]\n      env:"), "envFrom"),
+    ],
+)
+def test_variables_in_a_file_are_not_passed_over_in_silence(run: Run, text: str, name: str) -> None:
+    ran = run("estimate", "--gpu", "h100-80g", "--from-command", text)
+    note = next(line for line in ran.err.splitlines() if "answered as without: " in line)
+    assert name in note.partition("answered as without: ")[2].split(", ")
 
 
 @pytest.mark.parametrize("text", [COMPOSE_LIST, COMPOSE_MAPPING, POD], ids=["list", "mapping", "pod"])
