@@ -394,12 +394,12 @@ def check_load(request: Request, context: int) -> None:
 DRAFT_TOKENS = 5  # of a draft model that comes without --num-speculative-tokens; a common choice
 
 
-def gate(request: Request, settings: Settings, stage: _Budget, end: int) -> Refusal | None:
+def gate(request: Request, settings: Settings, estimates: "Mapping[str, Estimate]", end: int) -> Refusal | None:
     """vLLM's look at the free memory before it loads; `end` 0 where others hold the most that they may, 1 likely."""
     if settings.first_engine or not request.release.has("start_gate"):
         return None
-    in_use, total = stage.estimates["in_use"], request.gpu.total_memory
-    room = total - stage.estimates["context"].likely
+    in_use, total = estimates["in_use"], request.gpu.total_memory
+    room = total - estimates["context"].likely
     others = (in_use.high, in_use.likely)[end]
     return start.free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
 
@@ -504,9 +504,9 @@ def vllm_start(request: Request) -> _Answer:
     low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
         low = high = capacity.num_blocks
-    if gate(request, settings, stages[0], 0) is not None:
+    if gate(request, settings, stages[0].estimates, 0) is not None:
         low = 0
-    seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0], 1)
+    seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0].estimates, 1)
     if refusal is None and capacity.fits and needs_state_blocks(request):
         refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
     kv_cache = capacity.num_blocks * capacity.bytes_per_block

@@ -13,8 +13,7 @@ from kvplan.advise import reads_fp8
 from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec
 from kvplan.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
-from kvplan.plan import Load, Plan, Request, plan
-from kvplan.rules.vllm import has_states
+from kvplan.plan import Load, Plan, Request, gate, plan
 from kvplan.units import format_gib
 from kvplan.users import own_blocks
 from kvplan.workload import Lengths
@@ -243,8 +242,8 @@ def staged_placement(
 
 
 def may_hold(question: Question, request: Request, replicas: int) -> bool:
-    """Whether so many servers hold the users at the default utilisation or at the highest: far fewer plans than a
-    search, and most splits end here."""
+    """Whether so many servers hold the users at the default utilization or at the highest that starts: far fewer plans
+    than a search, and most splits end here."""
     if replicas < 1:
         return False
     share = -(-question.users // replicas)
@@ -252,9 +251,8 @@ def may_hold(question: Question, request: Request, replicas: int) -> bool:
         return True
     if "gpu_memory_utilization" in question.stated:
         return False
-    top = top_utilization(request)
-    is_higher = top > round(100 * request.release.utilization)
-    return is_higher and holding(question, at_utilization(request, top), share) is not None
+    top, default = top_utilization(question, request), round(100 * request.release.utilization)
+    return 0 < top != default and holding(question, at_utilization(request, top), share) is not None
 
 
 def largest_failures(question: Question, request: Request) -> list[Failure]:
@@ -271,13 +269,13 @@ def num_ranks(request: Request) -> int:
 
 
 def placement(question: Question, request: Request, changes: tuple[str, ...] = ()) -> Placement | Failure:
-    """The fewest servers of one kind that hold the users, at the default utilisation unless a higher one needs fewer;
-    or why there are none."""
+    """The fewest servers of one kind that hold the users, at the default utilization unless it does not start or a
+    higher one needs fewer; or why there are none."""
     usual = fewest(question, request)
     raised = None
     if "gpu_memory_utilization" not in question.stated:
         default = round(100 * request.release.utilization)
-        free = startable_utilization(request, default)
+        free = startable_utilization(question, request, default)
         if usual is None and 0 < free < default:
             usual = fewest(question, at_utilization(request, free))
         raised = fewest_raised(question, request, usual)
@@ -325,7 +323,7 @@ def least(fails: int, holds: int, at: Callable[[int], Plan | None], found: Plan)
 def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] | None) -> tuple[int, Plan] | None:
     """The same at the least utilisation above the default that needs fewer replicas; None where none does."""
     default = round(100 * request.release.utilization)
-    top = top_utilization(request)
+    top = top_utilization(question, request)
     if top <= default or (usual is not None and usual[0] == 1):
         return None
     most = fewest(question, at_utilization(request, top))
@@ -341,18 +339,22 @@ def at_utilization(request: Request, hundredths: int) -> Request:
     return with_args(request, gpu_memory_utilization=hundredths / 100)
 
 
-def top_utilization(request: Request) -> int:
+def top_utilization(question: Question, request: Request) -> int:
     """The most, in hundredths, that a search goes to."""
-    return min(MOST_UTILIZATION, roomy_utilization(request))
+    return startable_utilization(question, request, min(MOST_UTILIZATION, roomy_utilization(request)))
 
 
-def startable_utilization(request: Request, hundredths: int) -> int:
-    """The most, up to so many hundredths, that are free when the server starts."""
-    server = planned(with_args(at_utilization(request, hundredths), max_num_seqs=FEWEST_SEQS))
-    refusal = server.refusal if isinstance(server, Plan) else None
-    if refusal is None or refusal.argument != "gpu_memory_utilization" or not refusal.values:
+def startable_utilization(question: Question, request: Request, hundredths: int) -> int:
+    """The most, up to so many hundredths, that are free when the server starts, at the end of the range asked for."""
+    if hundredths < 1:
         return hundredths
-    return int(100 * max(refusal.values) + 1e-9)
+    server = planned(with_args(at_utilization(request, hundredths), max_num_seqs=FEWEST_SEQS))
+    if not isinstance(server, Plan):
+        return hundredths
+    refusal = gate(server.request, server.settings, server.estimates, 0 if question.end == "low" else 1)
+    if refusal is None or not refusal.values:
+        return hundredths
+    return int(100 * refusal.values[0] + 1e-9)
 
 
 def roomy_utilization(request: Request) -> int:
@@ -399,12 +401,8 @@ def planned(request: Request) -> Plan | KvplanError:
 
 
 def starts(found: Plan, end: End) -> bool:
-    """Whether one request of the full context fits, and with states and CUDA graphs every sequence has its block."""
-    blocks = blocks_at(found, end)
-    if not found.fits or blocks <= found.capacity.blocks_per_request:
-        return False
-    needs_blocks = has_states(found.request.spec) and not found.request.args.enforce_eager
-    return not needs_blocks or blocks >= found.settings.max_num_seqs
+    """Whether the server starts, and one request of the full context fits, at an end of the range."""
+    return found.fits and blocks_at(found, end) > found.capacity.blocks_per_request
 
 
 def serves(question: Question, request: Request, found: Plan, users: int) -> bool:
@@ -451,11 +449,14 @@ def shortage(question: Question, found: Plan) -> str:
     if not found.fits:
         return f"{context}, {format_gib(found.available)} is left{each}"
     if not starts(found, question.end):
-        blocks = blocks_at(found, question.end)
-        left = format_gib(blocks * found.capacity.bytes_per_block)
-        if blocks <= found.capacity.blocks_per_request:
-            return f"{context}, and at the {question.end} end of the range {left} is left{each}"
-        return f"{found.settings.max_num_seqs} sequences need a state block each, the pool has {blocks}"
+        left = max(0, {"low": found.available_low, "high": found.available_high}.get(question.end, found.available))
+        refusal = gate(found.request, found.settings, found.estimates, 0)
+        if refusal is not None:
+            return f"{refusal.text}, at the {question.end} end of the range"
+        if left // found.capacity.bytes_per_block > found.capacity.blocks_per_request:
+            seqs = found.settings.max_num_seqs
+            return f"at the {question.end} end of the range the pool has no state block for each of {seqs:,} sequences"
+        return f"{context}, and at the {question.end} end of the range {format_gib(left)} is left{each}"
     return f"the pool holds no user of this load beside {found.settings.max_num_seqs} sequences"
 
 
@@ -615,7 +616,7 @@ def most_users(question: Question, request: Request) -> int:
 
 
 def lowest_utilization(question: Question, request: Request, users: int) -> Answer:
-    top = startable_utilization(request, FULL)
+    top = startable_utilization(question, request, FULL)
     highest = at_utilization(request, top)
     found = holding(question, highest, users)
     if found is None:

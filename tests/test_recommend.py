@@ -323,6 +323,27 @@ def test_a_default_that_does_not_start_is_lowered(run: Run) -> None:
     assert told[1].startswith("  it wants 13.56 GiB free at the start")
 
 
+@pytest.mark.parametrize(("more", "least", "most"), [((), 0.80, 0.85), (("--memory-in-use", "4GiB"), 0.92, 0.92)])
+def test_gpus_that_share_memory_with_the_host_are_planned_at_what_is_free(
+    more: tuple[str, ...], least: float, most: float, run: Run
+) -> None:
+    """GB10s were seen with 102 GiB free of 121.69 at the least: 0.83 of it, and the default wants 0.92."""
+    words = ("llama-3.1-8b", "--users", "10", "--ctx", "16k", "--gpus", "gb10", *more)
+    best = recommended(run, *words)["placements"][0]
+    assert best["num_gpus"] == 1
+    assert least <= best["gpu_memory_utilization"] <= most
+    answer = estimated(run, "--from-command", best["command"], "--gpu", "gb10", *more)
+    assert answer["concurrency"]["users_low"] >= 10
+
+
+def test_a_batch_without_state_blocks_at_the_low_end_is_said_as_that(run: Run) -> None:
+    words = ("qwen3.5-27b", "--users", "10", "--ctx", "16k", "--max-num-seqs", "300", "--gpus", "h100-80g")
+    assert (
+        "at the low end of the range the pool has no state block for each of 300 sequences"
+        in run("recommend", *words).out
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "fp8"),
     [
