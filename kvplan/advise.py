@@ -278,14 +278,24 @@ def smaller_needs(args: EngineArgs) -> Knob:
     return Knob(changes)
 
 
+def start_knobs(short: Plan, *, is_sure: bool = False) -> Iterator[Knob]:
+    """What makes a server start whose KV cache has room: what likely does, then what surely does, or that alone."""
+    refusal = short.refusal
+    if refusal is not None:
+        flag = f"--{refusal.argument.replace('_', '-')}"
+        values = refusal.values[-1:] if is_sure else refusal.values
+        yield Knob([Change(f"{flag} {value}", {refusal.argument: value}) for value in values])
+
+
 def fit_knobs(short: Plan) -> Iterator[Knob]:
     """What may make a plan fit, from what costs least to what costs most."""
     request = short.request
     args = request.args
-    refusal = short.refusal
-    if refusal is not None:
-        flag = f"--{refusal.argument.replace('_', '-')}"
-        yield Knob([Change(f"{flag} {value}", {refusal.argument: value}) for value in refusal.values])
+    yield from start_knobs(short)
+    if args.num_gpu_blocks_override is not None:
+        needed = short.capacity.blocks_per_request + 1  # the null block
+        if args.num_gpu_blocks_override < needed <= short.available // short.capacity.bytes_per_block:
+            yield Knob([Change(f"--num-gpu-blocks-override {needed}", {"num_gpu_blocks_override": needed})])
     if args.max_total_tokens is not None:
         context = short.settings.max_model_len
         yield Knob([Change(f"--max-total-tokens {context}", {"max_total_tokens": context})])

@@ -41,6 +41,7 @@ CHECKED: Final = {
     "kv_bytes_per_token": "kv.bytes_per_token",
     "kv_tokens": "kv.tokens",
     "concurrency": "concurrency.max",
+    "users": "concurrency.users",
 }
 UNITS: Final = {**MEMORY, **CAPACITY}
 Worse = Literal["fits", "bytes_per_token", "users"]
@@ -123,7 +124,7 @@ class Comparison:
         return self.old.figures.get(path) is not None and self.new.figures.get(path) is not None
 
 
-USERS: Final = ("concurrency.users", "concurrency.max")  # a check has the server's figure only
+USERS: Final = ("concurrency.users", "concurrency.max")  # checks of earlier releases have the server's figure only
 
 
 def users_of(side: Side, path: str) -> int:
@@ -420,6 +421,8 @@ def _document_inputs(doc: Reader) -> Iterator[tuple[tuple[Kind, str], str | None
     yield ("model", "parameters"), f"{doc.whole('parameters.total'):,}"
     yield ("model", "layers"), _layers_text(doc)
     yield ("files", "--weights-bytes"), value_text(doc.value("inputs.weights_bytes"))
+    if "memory_in_use" in doc.table("inputs"):  # documents of earlier releases do not say
+        yield ("gpu", "--memory-in-use"), value_text(doc.value("inputs.memory_in_use"))
     yield ("draft", "draft model"), doc.text("inputs.draft.name") if doc.has("inputs.draft") else None
     yield ("gpu", "GPU"), printable(doc.text("inputs.gpu.name"))
     yield ("gpu", "total memory"), f"{doc.whole('inputs.gpu.total_memory'):,} bytes"
@@ -452,6 +455,7 @@ def _target_side(target: Reader) -> Side:
         figures={
             path: target.number(f"figures.{name}") if path in FLOATS else target.whole(f"figures.{name}")
             for name, path in CHECKED.items()
+            if path not in MAY_BE_NULL or target.table("figures").get(name) is not None
         },
     )
 

@@ -47,7 +47,7 @@ def test_what_many_rules_and_targets_lack_alike_is_one_line_and_counts_in_full(r
     path = tmp_path / "kvplan.policy.yaml"
     targets = "".join(
         f"- id: t{i}\n  model: llama-3.1-8b\n  gpu: h200\n  max_model_len: 8k\n  rules: {{fits: true{more}}}\n"
-        for i, more in enumerate((", min_users: 1", ", min_users: 1", "", ""))
+        for i, more in enumerate((", max_preemption_rate: 1%", ", max_preemption_rate: 1%", "", ""))
     )
     limits = "max_growth: {weights: 0%}, max_drop: {kv_cache: 5%}"
     path.write_text(f"version: 1\ntargets:\n{targets}baseline: {{file: b.json, {limits}}}\n", encoding="utf-8")
@@ -56,8 +56,10 @@ def test_what_many_rules_and_targets_lack_alike_is_one_line_and_counts_in_full(r
     assert (
         "skip  KVP101 baseline.weights, KVP104 baseline.kv_cache of 4 targets: there is no baseline b.json" in ran.out
     )
-    assert "skip  KVP004 min_users of t0, t1: the target states neither" in ran.out  # t2 and t3 have no such rule
-    assert ran.out.endswith(": 4 passed, 10 skipped\n")  # 4 x 2 of the baseline and 2 x min_users
+    assert (
+        "skip  KVP009 max_preemption_rate of t0, t1: the target has no workload" in ran.out
+    )  # t2 and t3 have no such rule
+    assert ran.out.endswith(": 4 passed, 10 skipped\n")  # 4 x 2 of the baseline and 2 x max_preemption_rate
 
 
 @pytest.mark.parametrize(
@@ -106,16 +108,16 @@ def test_a_model_that_wins_over_its_commands_is_said(run: Run, tmp_path: Path, m
 def test_strict_refuses_warnings_and_what_is_skipped(run: Run, tmp_path: Path) -> None:
     warned = policy(tmp_path, rules="min_concurrency: 999", more="severity: {min_concurrency: warn}")
     assert [run("check", warned, *flags).code for flags in ((), ("--strict",))] == [0, 1]
-    skipped = policy(tmp_path, rules="fits: true, min_users: 1")
+    skipped = policy(tmp_path, rules="fits: true, max_preemption_rate: 1%")
     assert [run("check", skipped, *flags).code for flags in ((), ("--strict",))] == [0, 1]
 
 
 def test_a_policy_of_which_all_is_skipped_warns(run: Run, tmp_path: Path) -> None:
-    ran = run("check", policy(tmp_path, rules="min_users: 1"))
+    ran = run("check", policy(tmp_path, rules="max_preemption_rate: 1%"))
     assert ran.code == 0
     assert "kvplan: warning: " in ran.err
     assert "nothing was judged" in ran.err
-    assert run("check", policy(tmp_path, rules="min_users: 1"), "--quiet").err == ""
+    assert run("check", policy(tmp_path, rules="max_preemption_rate: 1%"), "--quiet").err == ""
 
 
 def test_the_policy_beside_the_user_is_the_default(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +265,7 @@ def test_a_target_has_the_figures_of_the_same_estimate(run: Run, tmp_path: Path,
         "fits": plan["fits"], "weights": memory["weights"], "kv_cache": memory["kv_cache"],
         "kv_bytes_per_token": kv["bytes_per_token"], "kv_tokens": kv["tokens"],
         "concurrency": plan["concurrency"]["max"], "headroom": memory["unused"], "lora": memory["lora"],
+        "users": None if "lengths" in target else plan["concurrency"]["users"],
     }  # fmt: skip
     assert f"{kv['max_model_len']:,} tokens" in answer["title"]
 

@@ -433,6 +433,26 @@ def test_checks_are_matched_by_target() -> None:
     assert it.worse == ("users",)
     assert (result.only_old, result.only_new) == (("gone",), ("fresh",))
     assert "NEW holds fewer users" in every_format(result)
+    # The users are what is judged where both say them: here the server's own figure falls, and they do not.
+    both = [checked(chat=replace(figures, concurrency=most, users=9)) for most in (10.5, 9.5)]
+    (it,) = difference("old.json", "new.json", *both).comparisons
+    assert it.worse == ()
+    fewer = checked(chat=replace(figures, users=8))
+    (it,) = difference("old.json", "new.json", both[0], fewer).comparisons
+    assert it.worse == ("users",)
+    assert [(row.old, row.new) for row in it.figures if row.name == "concurrency.users"] == [(9, 8)]
+
+
+def test_documents_say_what_others_held() -> None:
+    free, held = (
+        document_sides(plan_document(plan(replace(request(), memory_in_use=size))), "x.json")
+        for size in (None, 1 << 30)
+    )
+    (it,) = difference("old", "new", free, held).comparisons
+    assert [(change.name, change.old, change.new) for change in it.changes] == [("--memory-in-use", None, "1073741824")]
+    old = plan_document(plan(request()))
+    del old["inputs"]["memory_in_use"]  # as an earlier release wrote it
+    assert document_sides(old, "old.json")
 
 
 def test_a_comment_of_many_targets_stays_below_githubs_limit() -> None:

@@ -59,6 +59,10 @@ def judged(text: str, *plans: Plan, **against: Any) -> CheckResult:
     return judge.judge(policy, cases, Against(**{"today": TODAY, **against}))
 
 
+def case_of(made: Plan) -> Case:
+    return Case(read(one("fits: true")).targets[0], made)
+
+
 def only(text: str, *plans: Plan, **against: Any) -> Finding:
     (finding,) = judged(text, *plans, **against).findings
     return finding
@@ -345,6 +349,28 @@ def test_lengths_that_nobody_states_are_skipped_not_guessed() -> None:
     assert "neither lengths nor a workload" in finding.message
 
 
+def test_users_of_a_length_that_nobody_states_are_of_the_full_context() -> None:
+    """As `estimate`, `recommend` and `sweep` count them: the pool but for the null block, 2,048 blocks each."""
+    made = planned(max_model_len=32768)
+    users = (made.capacity.num_blocks - 1) // (32768 // 16)
+    assert users == made.concurrency.users > 1
+    for key in ("mean", "p99"):
+        passed, failed = (only(one(f"min_users: {{{key}: {n}}}"), made) for n in (users, users + 1))
+        assert (passed.outcome, failed.outcome, passed.actual) == ("pass", "fail", users)
+        assert f"{users} requests of 32,768 tokens (the context) at once" in passed.message
+
+
+def test_a_rule_of_a_server_that_does_not_start_is_cured_by_what_starts_it() -> None:
+    made = planned("llama-3.1-8b", "gb10", max_model_len=16384)
+    assert made.refusal is not None
+    fits, users, requests = judged(one("fits: true, min_users: 10, min_concurrency: 10"), made).findings
+    lower = planned("llama-3.1-8b", "gb10", max_model_len=16384, gpu_memory_utilization=0.83)
+    held = lower.concurrency
+    for finding, value in ((fits, f"{held.users} users"), (users, f"{held.users}"), (requests, f"{held.max:.2f}")):
+        assert finding.outcome == "fail"
+        assert f"--gpu-memory-utilization 0.83 ({value})" in str(finding.fix)
+
+
 def with_workload(rules: str, workload: str) -> str:
     return one(rules).replace("  rules:", f"  workload: {workload}\n  rules:")
 
@@ -582,7 +608,7 @@ def test_a_waiver_that_matches_nothing_is_refused(rule: str) -> None:
 
 
 def test_a_waiver_leaves_what_passes_and_what_is_skipped() -> None:
-    result = judged(one("min_concurrency: 1, min_users: 1", waiver("2027-01-01", "chat/*")))
+    result = judged(one("min_concurrency: 1, max_preemption_rate: 1%", waiver("2027-01-01", "chat/*")))
     assert [finding.outcome for finding in result.findings] == ["pass", "skip"]
     assert {finding.waiver for finding in result.findings} == {None}
 
@@ -599,8 +625,8 @@ def test_a_target_without_rules_is_refused() -> None:
         (FAILING, "", 1, 1),
         (FAILING, "severity: {min_concurrency: warn}", 0, 1),
         (FAILING, waiver("2027-01-01"), 0, 1),
-        ("fits: true, min_users: 1", "", 0, 1),
-        ("min_users: 1", "", 0, 1),
+        ("fits: true, max_preemption_rate: 1%", "", 0, 1),
+        ("max_preemption_rate: 1%", "", 0, 1),
     ],
 )
 def test_the_exit_code(rules: str, more: str, plain: int, strict: int) -> None:
@@ -609,8 +635,8 @@ def test_the_exit_code(rules: str, more: str, plain: int, strict: int) -> None:
 
 
 def test_a_policy_of_which_nothing_was_judged_warns() -> None:
-    assert any("nothing was judged" in warning for warning in judged(one("min_users: 1")).warnings)
-    assert judged(one("fits: true, min_users: 1")).warnings == ()
+    assert any("nothing was judged" in warning for warning in judged(one("max_preemption_rate: 1%")).warnings)
+    assert judged(one("fits: true, max_preemption_rate: 1%")).warnings == ()
 
 
 # --- baseline ---------------------------------------------------------------------------------------------------------
@@ -661,7 +687,7 @@ def test_a_plan_equals_its_own_baseline_through_a_file() -> None:
     first = judged(one("fits: true"))
     document = json.loads(json.dumps(check_document(first)))
     baseline = figures_by_target(document, "b.json")
-    assert baseline == {"chat": judge.figures(planned())}
+    assert baseline == {"chat": judge.figures(case_of(planned()))}
     result = judged(one("fits: true", BASELINE), baseline=baseline)
     assert [finding.outcome for finding in result.findings] == ["pass"] * 3
     assert result.targets[0].baseline == baseline["chat"]
@@ -669,13 +695,20 @@ def test_a_plan_equals_its_own_baseline_through_a_file() -> None:
 
 def test_the_figures_are_those_of_estimate() -> None:
     made = planned(max_loras=2)
-    document, figures = plan_document(made), judge.figures(made)
+    document, figures = plan_document(made), judge.figures(case_of(made))
     memory, kv = document["memory"], document["kv"]
     assert (figures.weights, figures.kv_cache, figures.headroom, figures.lora) == (
         memory["weights"], memory["kv_cache"], memory["unused"], memory["lora"]
     )  # fmt: skip
     assert (figures.kv_tokens, figures.kv_bytes_per_token) == (kv["tokens"], kv["bytes_per_token"])
     assert (figures.concurrency, figures.fits) == (document["concurrency"]["max"], document["fits"])
+    assert figures.users == document["concurrency"]["users"]
+
+
+def test_a_baseline_of_an_earlier_release_says_no_users() -> None:
+    document = json.loads(json.dumps(check_document(judged(one("fits: true")))))
+    del document["targets"][0]["figures"]["users"]
+    assert figures_by_target(document, "b.json")["chat"].users is None
 
 
 @pytest.mark.parametrize(("baseline", "what"), [(None, "there is no baseline b.json"), ({}, "not in the baseline")])

@@ -106,7 +106,7 @@ def checked(
         evidence = evidence_of(policy, cases)
     against = Against(
         today=today or datetime.datetime.now(datetime.UTC).date(),
-        baseline={case.target.id: judge.figures(case.plan) for case in cases} if update else read_baseline(policy),
+        baseline={case.target.id: judge.figures(case) for case in cases} if update else read_baseline(policy),
         evidence=evidence,
         preemption_rate=preemption_rate,
     )

@@ -116,8 +116,8 @@ def headroom(plan: Plan) -> str:
     return f"{format_bytes(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} left"
 
 
-def users_gauge(tokens: int, key: str, prefix: int) -> Gauge:
-    """Requests of `tokens` at once; they begin with the same `prefix` tokens, which are stored once."""
+def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
+    """Requests of `tokens` at once, a length of this name; the first `prefix` tokens are common, and stored once."""
 
     def value(plan: Plan) -> int:
         return min(held.users_at(plan, tokens, prefix), plan.settings.max_num_seqs)
@@ -125,7 +125,7 @@ def users_gauge(tokens: int, key: str, prefix: int) -> Gauge:
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
         told = f"{plural(value(plan), 'request')} of {length:,} tokens "
-        told += f"({'the mean' if key == 'mean' else 'p99'}) at once"
+        told += f"({name}) at once"
         if shared_blocks(plan, prefix):
             told += f", their prefix of {min(prefix, length):,} tokens stored once"
         pool = held.users_at(plan, tokens, prefix)
@@ -141,9 +141,25 @@ def shared_blocks(plan: Plan, prefix: int) -> int:
 # --- how long requests are --------------------------------------------------------------------------------------------
 
 
-def request_tokens(case: Case, key: str) -> int | str:
-    """The mean or p99 length in tokens: what the target states, else its workload's; a text says what is missing."""
+def states_a_length(case: Case) -> bool:
+    """Whether the target says how long its requests are; where it does not, each is as long as the context."""
     load, workload = case.plan.request.load, case.target.workload
+    has_requests = workload is not None and (workload.profile is not None or workload.trace is not None)
+    return load.mean_tokens is not None or case.lengths is not None or has_requests
+
+
+def length_name(case: Case, key: str) -> str:
+    if not states_a_length(case):
+        return "the context"
+    return "the mean" if key == "mean" else "p99"
+
+
+def request_tokens(case: Case, key: str) -> int | str:
+    """The mean or p99 length in tokens: what the target states, else its workload's, else the context; a text says
+    what is missing."""
+    load, workload = case.plan.request.load, case.target.workload
+    if not states_a_length(case):
+        return case.plan.capacity.max_model_len
     if key == "mean" and load.mean_tokens is not None:
         return load.mean_tokens
     if case.lengths is not None:
@@ -153,8 +169,7 @@ def request_tokens(case: Case, key: str) -> int | str:
     if workload is not None and (workload.profile is not None or workload.trace is not None):
         with located(workload, case.target):
             return _workload_tokens(workload.profile, workload.trace)[key]
-    wanted = "mean_tokens, lengths nor a workload" if key == "mean" else "lengths nor a workload"
-    return f"the target states neither {wanted} to take the {key} length from"
+    return f"the target states neither lengths nor a workload to take the {key} length from"
 
 
 def prefix_tokens(case: Case) -> int:
@@ -221,7 +236,8 @@ def switch(flag: str, **args: int | float | str | bool) -> Knob:
 
 
 def more_kv(rule: Rule, plan: Plan) -> Iterator[Knob]:
-    """Smaller entries, more ranks, a larger GPU."""
+    """What it needs to start; smaller entries, more ranks, a larger GPU."""
+    yield from advise.start_knobs(plan, is_sure=True)
     yield advise.fp8_cache(plan.request.args)
     yield advise.more_ranks(plan.request.args)
     yield advise.larger_gpu(plan.request)
@@ -244,6 +260,7 @@ CONTEXT_STEP: Final = 1024
 
 def more_requests(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """More KV cache, or shorter requests: the longest context, in steps of 1,024 tokens, that satisfies the rule."""
+    yield from advise.start_knobs(plan, is_sure=True)
     yield advise.fp8_cache(plan.request.args)
     yield advise.more_ranks(plan.request.args)
     yield advise.shorter_context(plan.capacity.max_model_len, CONTEXT_STEP)

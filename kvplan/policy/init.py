@@ -137,9 +137,10 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     if floor > 0:
         context = f"{plan.capacity.max_model_len:,}"
         yield f"min_concurrency: {floor:.2f}", f"today {concurrency.max:.2f} requests of {context} tokens at once"
-    if users := users_today(plan):
-        today = plural(users, "request")
-        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {today} of the mean length at once"
+    if users := plan.concurrency.users:
+        mean = plan.request.load.mean_tokens
+        length = f"{plan.capacity.max_model_len:,} tokens" if mean is None else "the mean length"
+        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {plural(users, 'user')} of {length} at once"
     yield f"min_kv_tokens: {max(1, kv_tokens(plan) * KEPT // 100)}", f"today {kv_tokens(plan):,}"
     yield f"max_weights: {ceiling(memory.weights)}", f"today {format_gib(memory.weights)} on each GPU"
     if plan.bytes_per_token:
@@ -153,11 +154,6 @@ def ceiling(num_bytes: int) -> str:
     """A size with its slack, in whole MiB, rounded up."""
     allowed = num_bytes * (100 + GROWTH)
     return f"{-(-allowed // (100 << 20))}MiB"
-
-
-def users_today(plan: Plan) -> int | None:
-    """Requests of the mean length that run at once, where a mean is stated."""
-    return None if plan.request.load.mean_tokens is None else plan.concurrency.users
 
 
 # --- what the user said -----------------------------------------------------------------------------------------------

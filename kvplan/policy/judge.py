@@ -24,6 +24,7 @@ from kvplan.policy.gauges import (
     Gauge,
     Number,
     kv_tokens,
+    length_name,
     located,
     next_kv,
     number,
@@ -115,8 +116,9 @@ def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResul
     return CheckResult(policy.path, tuple(results), tuple(warnings))
 
 
-def figures(plan: Plan) -> Figures:
+def figures(case: Case) -> Figures:
     """What is compared with a baseline; nothing is held where the plan does not fit."""
+    plan = case.plan
     return Figures(
         fits=plan.fits,
         weights=plan.memory.weights,
@@ -126,6 +128,7 @@ def figures(plan: Plan) -> Figures:
         concurrency=plan.concurrency.max,
         headroom=plan.memory.unused,
         lora=plan.memory.lora,
+        users=plan.concurrency.users if case.lengths is None else None,
     )
 
 
@@ -162,7 +165,7 @@ class _Bench:
             finding_of(rule, target.id, self.verdict(rule, before), self.policy, self.against.today, target.severity)
             for rule in rules
         )
-        return TargetResult(target.id, target.mark.line, title(plan), findings, figures(plan), before)
+        return TargetResult(target.id, target.mark.line, title(plan), findings, figures(self.case), before)
 
     def verdict(self, rule: Rule, before: Figures | None) -> Verdict:
         if rule.name == "fits":
@@ -182,7 +185,7 @@ class _Bench:
             return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of the GPU are left", True, True)
         cures = advise.fixes(plan, SHOWN_CURES, self.plans) if self.cures else []
         fix = (
-            needs([(cure.flag, f"{cure.plan.concurrency.max:.1f} requests") for cure in cures]) if self.cures else None
+            needs([(cure.flag, plural(cure.plan.concurrency.users, "user")) for cure in cures]) if self.cures else None
         )
         short = f"does not fit, {format_gib(plan.deficit)} short on each GPU"
         if plan.refusal is not None:
@@ -209,7 +212,7 @@ class _Bench:
                 tokens = request_tokens(self.case, rule.key)
                 if isinstance(tokens, str):
                     return tokens
-                return users_gauge(tokens, rule.key, prefix_tokens(self.case))
+                return users_gauge(tokens, length_name(self.case, rule.key), prefix_tokens(self.case))
             case "max_preemption_rate":
                 return self.preemption_gauge()
             case _:
@@ -241,7 +244,7 @@ class _Bench:
             shown = printable(self.policy.baseline.text, 200)
             missing = "there is no baseline" if self.against.baseline is None else "the target is not in the baseline"
             return Verdict(None, f"{missing} {shown} yet (--update-baseline writes it)")
-        return compared(rule, getattr(before, _figure(rule)), getattr(figures(self.case.plan), _figure(rule)))
+        return compared(rule, getattr(before, _figure(rule)), getattr(figures(self.case), _figure(rule)))
 
     def predicted(self, rule: Rule) -> Verdict:
         evidence = self.against.evidence

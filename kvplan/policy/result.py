@@ -79,7 +79,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a target's plan says, for deltas: bytes of one rank, tokens, and the server's own concurrency."""
+    """What a target's plan says, for deltas: bytes of one rank, tokens, and requests of one replica.
+
+    concurrency  the server's own figure
+    users        those served at once; None: the lengths are a distribution, or an earlier release wrote the figures
+    """
 
     fits: bool
     weights: int
@@ -89,6 +93,7 @@ class Figures:
     concurrency: float
     headroom: int
     lora: int
+    users: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,8 @@ def _figures(values: object, where: str) -> Figures:
     kinds = {"fits": bool, "concurrency": int | float}
     for field in fields(Figures):
         value, kind = values.get(field.name), kinds.get(field.name, int)
+        if field.name == "users" and value is None:
+            continue
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             raise InvalidInputError(f"{where}: {field.name} is missing or no number; the file is damaged")
-    return Figures(**{field.name: values[field.name] for field in fields(Figures)})
+    return Figures(**{field.name: values[field.name] for field in fields(Figures) if field.name in values})

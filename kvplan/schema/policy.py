@@ -20,7 +20,8 @@ from kvplan.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, WHOLE, Sc
 
 VALUE: Final[Schema] = {"type": ["number", "boolean", "null"]}
 FIGURES: Final = record(
-    "What a target's plan says, in bytes of one rank and tokens; what the pool holds is 0 where it does not fit.",
+    "What a target's plan says, in bytes of one rank, tokens and requests of one replica; what the pool holds is 0 "
+    "where it does not fit. concurrency is the server's own figure, users those served at once (null: not known).",
     fits=FLAG,
     weights=COUNT,
     kv_cache=COUNT,
@@ -29,6 +30,7 @@ FIGURES: Final = record(
     concurrency=NUMBER,
     headroom=WHOLE,
     lora=COUNT,
+    users=maybe(COUNT),
 )
 FINDING: Final = record(
     "One rule, judged. limit and actual are numbers in `unit`; null: not known.",
