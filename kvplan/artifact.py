@@ -19,6 +19,7 @@ from kvplan.held import blocks_per_user, log_differs
 from kvplan.plan import MemoryBreakdown, Plan, online_scheme
 from kvplan.quant import scheme_name
 from kvplan.rules.releases import SGLANG_SOURCE
+from kvplan.rules.vllm import has_states
 from kvplan.spec import ModelSpec
 from kvplan.units import format_gib
 
@@ -267,6 +268,12 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     need = plan.bytes_per_request + capacity.bytes_per_block
     if plan.refusal is not None:
         yield plan.refusal.by, f"vLLM does not start: {plan.refusal.text}"
+    elif capacity.num_blocks == args.num_gpu_blocks_override and capacity.num_blocks <= capacity.blocks_per_request:
+        yield (
+            "num_gpu_blocks_override",
+            f"--num-gpu-blocks-override {capacity.num_blocks:,} is less than the {capacity.blocks_per_request + 1:,} "
+            f"blocks that one request of {capacity.max_model_len:,} tokens needs, the null block among them",
+        )
     elif args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
         text = (
             f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
@@ -305,12 +312,21 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
     if answer.pool.users <= settings.max_num_seqs:
         yield "kv_cache", f"KV memory: each further user takes {_further(plan)} of every GPU"
     if answer.pool.users > settings.max_num_seqs:
-        yield (
-            "max_num_seqs",
-            f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise "
-            f"{'--max-running-requests' if plan.request.release.engine == 'sglang' else '--max-num-seqs'}",
-        )
+        flag = "--max-running-requests" if plan.request.release.engine == "sglang" else "--max-num-seqs"
+        if bound_by_slots(plan):
+            flag = "--mamba-full-memory-ratio, which gives their states more slots"
+        yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise {flag}"
     yield from _stage(plan)
+
+
+def bound_by_slots(plan: Plan) -> bool:
+    """Whether SGLang runs fewer requests than it was told to, or would by default: their states have no more slots."""
+    if plan.request.release.engine != "sglang" or not has_states(plan.request.spec):
+        return False
+    from kvplan.rules.sglang import LEAST_REQUESTS  # vLLM is planned without it
+
+    stated = plan.request.args.max_num_seqs
+    return plan.settings.max_num_seqs < (LEAST_REQUESTS if stated is None else stated)
 
 
 def _further(plan: Plan) -> str:

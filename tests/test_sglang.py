@@ -394,3 +394,25 @@ class TestTheCommandLine:
 def test_an_encoder_decoder_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModelError, match="pool for an encoder's tokens is not modelled; use vllm"):
         plan(Request(catalog.load("whisper-large-v3"), gpu("h100-80g"), EngineArgs(), parse_engine("sglang")))
+
+
+def test_the_context_that_a_note_names_is_the_one_that_is_taken(run: Run) -> None:
+    """SGLang takes the long context of longrope models (0.5.23: 131,072 of Phi-3-mini-128k), vLLM the original one."""
+    for engine, tokens in (("sglang", "131,072"), ("vllm", "4,096")):
+        ran = run("estimate", "phi-3-mini-128k", "--gpu", "h100-80g", "--engine", engine)
+        assert f"no --ctx: the model's maximum of {tokens} tokens" in ran.err
+        assert f"at {tokens} tokens each" in ran.out.splitlines()[0]
+
+
+def test_where_slots_bound_the_requests_their_share_is_what_is_raised(run: Run) -> None:
+    """SGLang runs slots // 5 requests whatever --max-running-requests allows; more of the memory for states helps."""
+    words = ("estimate", "nemotron-nano-9b-v2", "--gpu", "h100-80g", "--ctx", "16k", "--engine", "sglang")
+    plain = run(*words)
+    assert "raise --mamba-full-memory-ratio" in plain.out
+    assert "run at once (--mamba-full-memory-ratio)." in plain.out
+    users = [
+        run(*words, *more, "--format", "json").json["concurrency"]["users"]
+        for more in ((), ("--max-num-seqs", "60"), ("--engine-arg", "mamba_full_memory_ratio=1.8"))
+    ]
+    assert users[0] == users[1] < users[2]
+    assert "raise --max-running-requests" in run(*words, "--max-num-seqs", "20").out

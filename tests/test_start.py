@@ -156,7 +156,7 @@ def test_unified_memory_is_shared_with_the_host() -> None:
     ("args", "by"),
     [
         ({"gpu_memory_utilization": 1.0, "max_model_len": 8192}, "free_memory"),
-        ({"num_gpu_blocks_override": 100, "max_model_len": 8192}, "kv_cache"),
+        ({"num_gpu_blocks_override": 100, "max_model_len": 8192}, "num_gpu_blocks_override"),
         ({"max_model_len": 131072, "gpu_memory_utilization": 0.3}, "kv_cache"),
     ],
 )
@@ -190,3 +190,33 @@ def test_the_exit_code_and_the_headline_say_so(words: tuple[str, ...], run: Run)
 def test_a_plan_is_the_same_whichever_way_memory_in_use_is_none() -> None:
     request = Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), EngineArgs(max_model_len=8192))
     assert plan(request).memory == plan(replace(request, memory_in_use=0)).memory
+
+
+# --- what may not start -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (("qwen3.5-27b", "--gpu", "h100-80g", "--ctx", "16k", "--max-num-seqs", "300"), "lower --max-num-seqs"),
+        (
+            ("llama-3.1-8b", "--gpu", "gb10", "--ctx", "16k", "--gpu-memory-utilization", "0.85"),
+            "lower --gpu-memory-utilization",
+        ),
+        (("gemma-3-27b", "--gpu", "h100-80g", "--ctx", "60k"), "shorter --max-model-len"),
+    ],
+)
+def test_what_may_not_start_says_what_is_safer(words: tuple[str, ...], cure: str, run: Run) -> None:
+    second = run("estimate", *words).out.splitlines()[1]
+    assert second.startswith("May not start")
+    assert cure in second
+
+
+def test_an_override_below_one_request_is_what_is_named(run: Run) -> None:
+    """vLLM wants the request's 512 blocks of 16 tokens and the null block; the memory has nothing to do with it."""
+    words = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--exit-code")
+    short = run("estimate", *words, "--num-gpu-blocks-override", "512")
+    assert short.code == 1
+    assert "--num-gpu-blocks-override 512 is less than the 513 blocks that one request of 8,192 tokens" in short.out
+    assert "  --num-gpu-blocks-override 513  " in short.out
+    assert run("estimate", *words, "--num-gpu-blocks-override", "513").code == 0

@@ -122,9 +122,18 @@ def about_flags(asked: Asked, command: ServeCommand) -> None:
         asked.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")
 
 
+def default_context(request: Request) -> int:
+    """The context that the server takes when none is asked for."""
+    if request.release.engine == "vllm":
+        return request.spec.max_model_len
+    from kvplan.rules.sglang_models import context_length
+
+    return context_length(request.spec)
+
+
 def about_defaults(asked: Asked, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:
     if contexts == (None,):
-        most = model.spec.max_model_len
+        most = default_context(asked.requests[0])
         less = "; --ctx 32k asks for less" if most > 32 * 1024 else ""
         asked.notes.append(f"no --ctx: the model's maximum of {format_count(most)} tokens is taken{less}")
     pool = options.kv_cache_memory_bytes

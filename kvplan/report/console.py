@@ -149,14 +149,45 @@ def caveats(doc: Document) -> list[str]:
     """What the headline's number must not be read without."""
     found, users = [], doc["concurrency"]
     if is_capped(doc):
+        most = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
+        found.append(f"The pool holds {users['pool_users']:,}; at most {most}.")
+    if may_lack_blocks(doc):
+        seqs = f"{users['max_num_seqs']:,} sequences"
         found.append(
-            f"The pool holds {users['pool_users']:,}; at most {users['max_num_seqs']:,} run at once ({seqs_flag(doc)})."
+            f"May not start: at the low end of the range the pool has no state block for each of {seqs}. "
+            "A lower --max-num-seqs is safer."
         )
-    if is_marginal(doc):
+    elif may_lack_memory(doc):
+        found.append(
+            "May not start: where other processes hold the most they may, less is free than it may use. "
+            "A lower --gpu-memory-utilization is safer; --memory-in-use states what they hold."
+        )
+    elif is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole request
         risk = "May not hold it" if is_sglang(doc) else "May not start"  # SGLang starts and refuses longer requests
         found.append(f"{risk}: the low end of the range holds {low} requests of the full context. {safer(doc)}")
     return found
+
+
+def has_room(doc: Document) -> bool:
+    """Whether one request of the full context has room at the low end of the range, whatever else a start needs."""
+    kv, args = doc["kv"], doc["inputs"]["args"]
+    room = args["num_gpu_blocks_override"] or doc["memory"]["available_low"] // kv["bytes_per_block"]
+    return bool(room > kv["blocks_per_request"])
+
+
+def may_lack_memory(doc: Document) -> bool:
+    """Whether it starts, but not where other processes hold the most that they may."""
+    memory = doc["memory"]
+    most = max([each["high"] for each in doc["assumptions"] if each["name"] == "in_use"], default=memory["in_use"])
+    free = memory["total"] - memory["unused_detail"]["context"] - most
+    return is_marginal(doc) and not is_sglang(doc) and not doc["concurrency"]["low"] and memory["budget"] > free
+
+
+def may_lack_blocks(doc: Document) -> bool:
+    """Whether it starts, but at the low end of the range has fewer state blocks than sequences."""
+    is_idle = is_marginal(doc) and not is_sglang(doc) and not doc["concurrency"]["low"]
+    return is_idle and has_room(doc) and not may_lack_memory(doc)
 
 
 def safer(doc: Document) -> str:
@@ -168,6 +199,12 @@ def safer(doc: Document) -> str:
 
 def seqs_flag(doc: Document) -> str:
     return "--max-running-requests" if is_sglang(doc) else "--max-num-seqs"
+
+
+def seqs_bound(doc: Document) -> str:
+    """What bounds the sequences: the flag, or under SGLang the slots for their states."""
+    is_slots = any("--mamba-full-memory-ratio" in limit["text"] for limit in doc["limits"])
+    return "--mamba-full-memory-ratio" if is_slots else seqs_flag(doc)
 
 
 def is_sglang(doc: Document) -> bool:
