@@ -16,7 +16,7 @@ from kvplan.records import dataclass
 from kvplan.rules import vllm
 from kvplan.rules.releases import SIZES_MIB, Number, Version
 from kvplan.rules.vllm import EngineArgs
-from kvplan.spec import ModelSpec
+from kvplan.spec import ChunkedAttention, ModelSpec
 
 Kind = Literal["on", "off", "size", "text"]  # 1 is True; 1 is False; a whole number; as it is
 Concerns = Callable[[ModelSpec, EngineArgs], bool]
@@ -60,6 +60,10 @@ def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:
     return spec.multimodal and args.enable_multimodal is not False
 
 
+def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
+    return ChunkedAttention in vllm.caches_of(spec)
+
+
 def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
     return vllm.has_states(spec)
 
@@ -89,6 +93,10 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "vllm", "", "on", "1 keeps full keys and values of every head in place of latents",
         "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, _has_mla,
     ),
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": Variable(
+        "vllm", "", "on", "whether layers of chunked attention keep no more than the chunk",
+        "vLLM 0.10.2 to 0.32 config/vllm.py and envs.py", (0, 10), None, _has_chunks,
+    ),
     "VLLM_PP_LAYER_PARTITION": Variable(
         "vllm", "", "text", "the layers of each pipeline stage", "vLLM 0.8.5 to 0.33 distributed/utils.py", (0, 6),
         None, _has_stages,
@@ -111,7 +119,11 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     ),
 }  # fmt: skip
 # Of those that are refused, the values that change nothing.
-USUAL: Final = {"SGLANG_MAMBA_CONV_DTYPE": ("", "bfloat16"), "SGLANG_VLM_CACHE_SIZE_MB": ("100",)}
+USUAL: Final = {
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": (),
+    "SGLANG_MAMBA_CONV_DTYPE": ("", "bfloat16"),
+    "SGLANG_VLM_CACHE_SIZE_MB": ("100",),
+}
 UNCHANGED: Final = ("", "0")
 
 _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"

@@ -217,6 +217,15 @@ def test_four_bit_caches_are_those_that_flashinfer_reads(model: str, gpu_name: s
         sized(model, gpu_name, kv_cache_dtype=dtype, max_model_len=8192)
 
 
+@pytest.mark.parametrize(("engine", "concurrency"), [("vllm@0.9", 13.33), ("vllm@0.11", 13.33), ("vllm@0.14", 38.79)])
+def test_before_0_14_chunked_layers_were_counted_in_full(engine: str, concurrency: float) -> None:
+    """40 GiB over 131,072 tokens x 48 layers x 512 B; then blocks of 12 layers x 16 x 512 B, of which a request is
+    charged 131,072 / 16 in full and 3 x (8,192 of a chunk + 8,192 of a batch) / 16. vLLM 0.9.2 knows no chunks, 0.10.2
+    and 0.11.0 turn their groups off by default."""
+    got = sized("llama-4-scout", "h200", engine, tensor_parallel_size=8, max_model_len=131072)
+    assert got.capacity.max_concurrency == pytest.approx(concurrency, abs=0.01)
+
+
 def test_before_0_14_no_backend_was_left_out_for_images() -> None:
     """`supports_mm_prefix` is in no file of 0.11.0, and in 0.14.0 and later."""
     sized("gemma-3-12b", "a10g", "vllm@0.11", tensor_parallel_size=2, max_model_len=8192, kv_cache_dtype="fp8")

@@ -227,6 +227,13 @@ def test_sglangs_variable_is_its_flag(run: Run) -> None:
     assert [each["inputs"]["args"].get("mamba_ssm_cache_dtype") for each in plans] == ["bfloat16", "bfloat16", None]
 
 
+def test_a_switch_of_chunked_layers_is_refused_where_the_model_has_them() -> None:
+    name, release = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", vllm.version((0, 11))
+    with pytest.raises(UnsupportedModelError, match=r"layers of chunked attention.* not modelled for llama-4-scout"):
+        environment.applied({name: "1"}, release, EngineArgs(), catalog.load("llama-4-scout"))
+    assert environment.applied({name: "1"}, release, EngineArgs(), resolve_spec())[2] is None
+
+
 # --- the printed command ----------------------------------------------------------------------------------------------
 
 

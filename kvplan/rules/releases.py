@@ -71,6 +71,11 @@ CHANGES = {
         (0, 14), "one more batch is scheduled while the last one runs",
         "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
     ),
+    "chunked_groups": Change(
+        (0, 14), "layers of chunked attention keep no more than the chunk; before, they are counted in full",
+        "vLLM config/vllm.py and envs.py (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, off until then)",
+        "0.9.2, 0.10.2, 0.11, 0.14, 0.20",
+    ),
     "images_look_ahead": Change(
         (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
         "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",

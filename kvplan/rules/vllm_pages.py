@@ -168,6 +168,8 @@ def checkpointed(release: Version) -> frozenset[str]:
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
     prefix_caching, release = settings.prefix_caching, settings.version
     one_block = vllm.has_states(spec) and not (prefix_caching and vllm.has_attention(spec))
+    chunked = ChunkedAttention in vllm.caches_of(spec)
+    grouped = release.has("chunked_groups") if chunked else release.has("hybrid_groups")
     return Paging(
         sm=sm,
         kv_dtype=settings.kv_dtype,
@@ -177,7 +179,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         dcp=args.decode_context_parallel_size,
         block_size=args.block_size,
         prefix_caching=prefix_caching,
-        flat=args.disable_hybrid_kv_cache_manager or not release.has("hybrid_groups"),
+        flat=args.disable_hybrid_kv_cache_manager or not grouped,
         first_engine=settings.first_engine,
         checkpoints=checkpointed(release),
         every_block=frozenset() if release.has("aligned_states") else frozenset({"mamba1", "mamba2"}),
