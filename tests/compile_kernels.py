@@ -386,7 +386,7 @@ def _tool(name: str, *args: str) -> str:
     import triton
 
     path = getattr(triton.knobs.nvidia, name).path
-    return subprocess.run([path, *args], capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run([path, *args], capture_output=True, text=True, check=True, timeout=900).stdout
 
 
 # --- keeping what was compiled ----------------------------------------------------------------------------------------

@@ -250,7 +250,7 @@ def git(folder: Path, *argv: str) -> None:
         "-c",
         "init.defaultBranch=main",
     )
-    subprocess.run(["git", *settings, *argv], cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(["git", *settings, *argv], cwd=folder, check=True, capture_output=True, timeout=900)
 
 
 @pytest.fixture
@@ -427,5 +427,5 @@ def test_a_diff_loads_no_heavy_library(models: Path) -> None:
         "code = main(['diff', './old', './new', '--gpu', 'h200', '--ctx', '8k', '--quiet'])\n"
         "print(code, *sorted({'numpy', 'pandas', 'torch', 'matplotlib', 'jinja2', 'transformers'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=900, check=True)
     assert done.stdout.splitlines()[-1] == "0"

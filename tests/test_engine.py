@@ -760,5 +760,5 @@ print(*sorted({"torch", "numpy", "triton", "tokenizers"} & set(sys.modules)))
 
 
 def test_who_runs_next_is_decided_without_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, timeout=900, check=True)
     assert done.stdout.strip() == ""

@@ -251,5 +251,5 @@ def test_untrusted_names_are_made_safe_to_print(text: str, shown: str) -> None:
 def test_reading_files_loads_no_heavy_library() -> None:
     heavy = {"torch", "numpy", "pandas", "transformers", "safetensors", "gguf", "huggingface_hub", "yaml"}
     code = "import sys, kvplan.files, kvplan.checkpoint, kvplan.hub; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=900)
     assert heavy & set(done.stdout.split()) == set()

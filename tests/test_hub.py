@@ -430,7 +430,7 @@ finally:
 def run(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()}
     return subprocess.run(
-        [sys.executable, "-c", RUN], env=kept | env, capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", RUN], env=kept | env, capture_output=True, text=True, timeout=900, check=False
     )
 
 

@@ -205,7 +205,7 @@ def test_what_never_returns_is_given_up(program: str, stage: str, status: str, t
         "--output-tokens", "2", "--max-num-batched-tokens", "16", "--timeout", "300ms", "-q",
         "-o", str(tmp_path / "run"),
     )  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", program, *options], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *options], capture_output=True, text=True, timeout=900)
     run = load_run(tmp_path / "run")
     assert done.returncode == 4
     assert (run.status, run.cause) == (status, f"hangs in stage {stage}, past its --timeout")

@@ -794,7 +794,7 @@ def test_layers_multiply_by_the_triton_kernels_alike() -> None:
     command = [sys.executable, "-m", "tests.quantized_run", *folders]
     root = Path(__file__).resolve().parents[1]
     run = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=root, capture_output=True, text=True, timeout=300
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=root, capture_output=True, text=True, timeout=900
     )
     assert run.returncode == 0, run.stderr
     differences = dict(zip(names, map(json.loads, run.stdout.splitlines()), strict=True))
@@ -806,7 +806,7 @@ def test_nan_stays_nan_on_the_way_to_fp8() -> None:
     command = [sys.executable, "-m", "tests.quantized_run", "--ptx", "90"]
     root = Path(__file__).resolve().parents[1]
     run = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "0"}, cwd=root, capture_output=True, text=True, timeout=300
+        command, env={**os.environ, "TRITON_INTERPRET": "0"}, cwd=root, capture_output=True, text=True, timeout=900
     )
     assert run.returncode == 0, run.stderr
     # Sizes of a row are compared as whole numbers, of which those of NaN are the largest.

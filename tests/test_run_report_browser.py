@@ -68,7 +68,7 @@ def chromium(
             f"--user-data-dir={profile}", f"--window-size={width},{height}", "--enable-logging=stderr", "--v=0",
             f"--blink-settings=preferredColorScheme={DARK[scheme]}", *flags, page.as_uri(),
         ],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=900, check=True,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     offline = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", *offline, "--wheel-dir", str(folder), str(source)]
-    done = subprocess.run(pip, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("kvplan-*.whl")
     return zipfile.ZipFile(built)
