@@ -356,7 +356,9 @@ codes = [main(["sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "32k,64k"]
 print(codes, *sorted(set(sys.argv[1:]) & set(sys.modules)), file=sys.stderr)
 """
     heavy = ("torch", "triton", "transformers", "pandas", "matplotlib", "pynvml", "numpy", "jinja2", "multiprocessing")
-    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.stderr.strip().splitlines()[-1:] == ["[0, 0]"], done.stderr
 
 
