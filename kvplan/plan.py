@@ -495,6 +495,7 @@ def surely_starts(answer: _Answer, max_num_seqs: int) -> bool:
 def vllm_start(request: Request) -> _Answer:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
+    vllm.check_architecture(spec, request.release)
     vllm.check_parallel(spec, args)
     vllm.check_capability(spec, args, request.gpu.sm)
     check_load(request, settings.max_model_len)

@@ -201,11 +201,19 @@ def test_changes_without_a_plan_between_them_are_one_step() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [("opt-13b", "opt-1.3b"), ("falcon-7b", "falcon-40b"), ("gemma-3-4b", "gemma-3-27b"), ("gpt2-large", "gpt2-medium"),
-     ("lfm2-350m", "lfm2-2.6b"), ("nemotron-h-8b", "nemotron-h-56b"), ("llama-3.2-90b-vision", "llama-3.2-11b-vision")],
+     ("lfm2-350m", "lfm2-2.6b"), ("nemotron-h-8b", "nemotron-h-56b")],
 )  # fmt: skip
 def test_two_models_of_a_family_are_led_into_each_other_in_small_steps(old: str, new: str) -> None:
     both = [Request(spec=load(name), gpu=gpu("h200"), args=EngineArgs(max_model_len=1024)) for name in (old, new)]
     assert max(len(changes) for changes in assert_chain(*both)) <= 3
+
+
+def test_models_that_an_older_release_ran_last_are_led_into_each_other_there() -> None:
+    old, new = (
+        Request(load(name), gpu("h200"), EngineArgs(max_model_len=1024), release=version((0, 10)))
+        for name in ("llama-3.2-90b-vision", "llama-3.2-11b-vision")
+    )
+    assert max(len(changes) for changes in assert_chain(old, new)) <= 3
 
 
 def test_models_of_two_types_are_changed_whole() -> None:

@@ -81,7 +81,7 @@ def test_the_pool_follows_from_the_logged_bytes_for_95_in_100(board: Board) -> N
     met = sum((each.exact or 0) + (each.explained or 0) for each in parts)
     exact = sum(each.exact or 0 for each in parts)
     assert total >= 130
-    assert met / total >= 0.94
+    assert met / total >= 0.95
     assert exact / total >= 0.85  # most of the rest are recurrent states, whose caching a log does not tell
 
 

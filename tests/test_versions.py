@@ -1,6 +1,7 @@
 """What differs between releases of vLLM, against what servers of those releases logged."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from kvplan.overheads import (
     cuda_graphs,
     sampler_of,
 )
+from kvplan.plan import Request, plan
 from kvplan.rules import engines, vllm, vllm_pages, vllm_pool
 from kvplan.rules.releases import CHANGES, Version
 from kvplan.rules.vllm import EngineArgs, Settings
@@ -105,6 +107,20 @@ def test_gemma_3_ran_in_float16_until_0_9() -> None:
 def test_latent_attention_before_0_7_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"vLLM 0\.6 kept full heads.*use vllm@0\.7 or newer"):
         settings_of("deepseek-v2-lite", "h100-80g", (0, 6), EngineArgs())
+
+
+@pytest.mark.parametrize(
+    ("model", "last"), [("llama-3.2-11b-vision", (0, 10)), ("qwen-72b", (0, 23)), ("mpt-7b", (0, 28))]
+)
+def test_an_architecture_is_refused_from_the_release_that_no_longer_runs_it(model: str, last: tuple[int, int]) -> None:
+    """vLLM 0.33 registry.py, _PREVIOUSLY_SUPPORTED_MODELS: Mllama until 0.10.2, QWen until 0.23.0, MPT until 0.28.0."""
+    args = EngineArgs(max_model_len=2048, tensor_parallel_size=4)
+    of = partial(Request, catalog.load(model), gpu("h100-80g"), args)
+    assert plan(of(vllm.version(last))).fits
+    with pytest.raises(UnsupportedModelError, match=rf"use --engine vllm@{last[0]}\.{last[1]}$"):
+        plan(of(vllm.version((last[0], last[1] + 1))))
+    with pytest.raises(UnsupportedModelError, match=r"vLLM 0\.33 does not run "):
+        plan(of())
 
 
 @pytest.mark.parametrize("model", ["llama-3.2-11b-vision", "jamba-1.5-mini"])

@@ -337,6 +337,30 @@ def scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))
 
 
+# The last release that ran each architecture. Source: vLLM 0.33 model_executor/models/registry.py, which names it when it
+# refuses one; language models, as those are what is sized here.
+LAST_RELEASE = {
+    "MllamaForConditionalGeneration": (0, 10), "Phi4FlashForCausalLM": (0, 10), "Phi3SmallForCausalLM": (0, 9),
+    "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23), "BambaForCausalLM": (0, 23),
+    "Dots1ForCausalLM": (0, 23), "MiniMaxForCausalLM": (0, 23), "MiniMaxText01ForCausalLM": (0, 23),
+    "MiniMaxM1ForCausalLM": (0, 23), "BaiChuanForCausalLM": (0, 23), "BaichuanForCausalLM": (0, 23),
+    "AquilaModel": (0, 24), "AquilaForCausalLM": (0, 24), "Grok1ForCausalLM": (0, 24), "Grok1ModelForCausalLM": (0, 24),
+    "TeleChatForCausalLM": (0, 25), "PersimmonForCausalLM": (0, 25), "Plamo2ForCausalLM": (0, 26),
+    "OuroForCausalLM": (0, 26), "ArcticForCausalLM": (0, 28), "MPTForCausalLM": (0, 28), "MptForCausalLM": (0, 28),
+    "RWForCausalLM": (0, 28), "StableLMEpochForCausalLM": (0, 28),
+}  # fmt: skip
+
+
+def check_architecture(spec: ModelSpec, release: Version) -> None:
+    """Refuse what a release no longer runs."""
+    last = LAST_RELEASE.get(spec.architecture)
+    if last is not None and release.number > last:
+        raise UnsupportedModelError(
+            f"{spec.name}: vLLM {release.number[0]}.{release.number[1]} does not run {spec.architecture}, which "
+            f"{last[0]}.{last[1]} was the last to run; use --engine vllm@{last[0]}.{last[1]}"
+        )
+
+
 def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
     """Refuse what the GPU has no kernels for. GPUs whose capability is unknown (AMD, a stated size) are not checked."""
     if not sm:
