@@ -337,12 +337,13 @@ def scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))
 
 
-# The last release that ran each architecture. Source: vLLM 0.33 model_executor/models/registry.py, which names it when it
-# refuses one; language models, as those are what is sized here.
+# The last release that ran each architecture: language models, as those are what is sized here. Source: vLLM 0.33
+# model_executor/models/registry.py, which names the release when it refuses one.
 LAST_RELEASE = {
     "MllamaForConditionalGeneration": (0, 10), "Phi4FlashForCausalLM": (0, 10), "Phi3SmallForCausalLM": (0, 9),
-    "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23), "BambaForCausalLM": (0, 23),
-    "Dots1ForCausalLM": (0, 23), "MiniMaxForCausalLM": (0, 23), "MiniMaxText01ForCausalLM": (0, 23),
+    "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23),
+    "BambaForCausalLM": (0, 23), "Dots1ForCausalLM": (0, 23), "MiniMaxForCausalLM": (0, 23),
+    "MiniMaxText01ForCausalLM": (0, 23),
     "MiniMaxM1ForCausalLM": (0, 23), "BaiChuanForCausalLM": (0, 23), "BaichuanForCausalLM": (0, 23),
     "AquilaModel": (0, 24), "AquilaForCausalLM": (0, 24), "Grok1ForCausalLM": (0, 24), "Grok1ModelForCausalLM": (0, 24),
     "TeleChatForCausalLM": (0, 25), "PersimmonForCausalLM": (0, 25), "Plamo2ForCausalLM": (0, 26),
