@@ -132,7 +132,7 @@ def modelless(folder: Path, **options: Any) -> Engine:
     """An engine whose steps compute nothing: every token is the same."""
     config = EngineConfig(device="cpu", dtype="float32", max_num_batched_tokens=512, **options)
     engine = Engine(folder, config)
-    logits = torch.zeros(config.max_num_seqs, 64)
+    logits = torch.zeros(config.num_seqs, 64)
     logits[:, 7] = 1
     engine.runner.forward = lambda step: logits[: len(step.context_lens)]  # type: ignore[method-assign]
     return engine

@@ -424,7 +424,7 @@ def parser() -> Parser:
     add("--dtype", default=default.dtype, choices=DTYPES, help="of weights and activations (%(default)s)")
     add("--kv-cache-dtype", default=default.kv_cache_dtype, choices=KV_CACHE_DTYPES, help="(%(default)s)")
     add("--load-format", default=default.load_format, choices=("auto", "dummy"), help="dummy: random weights")
-    add("--max-num-seqs", type=int, default=default.max_num_seqs, help="requests at once, at most (%(default)s)")
+    add("--max-num-seqs", type=int, help="requests at once, at most (256, or as many as a step has tokens)")
     add("--max-num-batched-tokens", type=int, default=default.max_num_batched_tokens, help="per step (%(default)s)")
     add("--max-model-len", type=int, help="tokens of a request, at most; what `contiguous` reserves (the model's)")
     add("--block-size", type=int, default=default.block_size, help="tokens (%(default)s)")

@@ -10,6 +10,7 @@ from kvplan.errors import UsageError
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_LOGPROBS = 1024
+DEFAULT_NUM_SEQS = 256
 
 
 def _check(owner: str, name: str, ok: bool, value: object, need: str) -> None:
@@ -23,6 +24,7 @@ class EngineConfig:
 
     device                  "auto": a GPU if there is one
     num_blocks              blocks of the KV pool, the null block included; None: what gpu_memory_utilization leaves
+    max_num_seqs            None: 256, or as many as a step has tokens (see num_seqs)
     memory_limit            bytes the engine may think the device has; None: what it has
     kv_cache_dtype          "auto": the model's; "fp8" is fp8_e4m3
     kv_scale                fp8 only: stored = value / kv_scale
@@ -38,7 +40,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 256
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int = 2048
     gpu_memory_utilization: float = 0.9
     memory_limit: int | None = None
@@ -61,15 +63,15 @@ class EngineConfig:
         def need(name: str, ok: bool, what: str) -> None:
             _check("EngineConfig", name, ok, getattr(self, name), what)
 
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+        for name in ("block_size", "max_num_batched_tokens", "tensor_parallel_size"):
             need(name, _is_count(getattr(self, name)), "a whole number of at least 1")
-        if self.max_num_batched_tokens < self.max_num_seqs:  # a running sequence could wait for ever
+        for name in ("max_num_seqs", "num_blocks", "max_model_len", "memory_limit"):
+            need(name, getattr(self, name) is None or _is_count(getattr(self, name)), "a whole number of at least 1")
+        if self.max_num_batched_tokens < self.num_seqs:  # a running sequence could wait for ever
             raise UsageError(
                 f"EngineConfig: max_num_batched_tokens ({self.max_num_batched_tokens}) must be greater than or equal "
                 f"to max_num_seqs ({self.max_num_seqs}); raise it, or lower max_num_seqs"
             )
-        for name in ("num_blocks", "max_model_len", "memory_limit"):
-            need(name, getattr(self, name) is None or _is_count(getattr(self, name)), "a whole number of at least 1")
         need("num_blocks", self.num_blocks is None or self.num_blocks >= 2, "at least 2: block 0 holds nothing")
         for name in ("gpu_memory_utilization", "kv_scale", "watermark"):
             need(name, _is_number(getattr(self, name)), "a finite number")
@@ -92,6 +94,11 @@ class EngineConfig:
             ("scheduling_policy", ("fcfs", "priority")),
         ):
             need(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that run at once, at most: max_num_seqs, or what vLLM too makes of its default."""
+        return self.max_num_seqs or min(DEFAULT_NUM_SEQS, self.max_num_batched_tokens)
 
     def batches_in_flight(self, device_type: str) -> int:
         """Steps scheduled and not yet taken in, at most; a CPU, host and device in one, gains nothing by a second."""

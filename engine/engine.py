@@ -120,7 +120,7 @@ class Engine:
         rules = tuple(group.rule for group in self.runner.groups)
         limits = _scheduler_config(config, self.max_model_len, config.batches_in_flight(self.device.type))
         self.scheduler = Scheduler(limits, self.runner.memory.num_blocks, rules)
-        self._batches = BatchBuilder(rules, config.max_num_seqs, self.max_model_len)
+        self._batches = BatchBuilder(rules, config.num_seqs, self.max_model_len)
         self.tokenizer = None if directory is None else read_tokenizer(directory)
         self.eos_token_ids = frozenset[int]() if directory is None else read_eos_token_ids(directory)
         self.on_step: Callable[[Stats], None] | None = None  # called after every step
@@ -506,7 +506,7 @@ def _weight_source(directory: Path | None, config: EngineConfig, device: torch.d
 def _scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth: int) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.num_seqs,
         max_model_len=max_model_len,
         policy=config.scheduling_policy,
         enable_prefix_caching=config.enable_prefix_caching,

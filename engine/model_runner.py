@@ -77,7 +77,7 @@ class ModelRunner:
         self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed, outbox=self._outbox)
         self.graphs: DecodeGraphs | None = None
         # What the last step's rows sampled, for the next step's token ids.
-        self.last_sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
+        self.last_sampled = torch.zeros(config.num_seqs, dtype=torch.int64, device=device)
         on_stage("profile_run")
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             workspaces = self._make_workspaces()
@@ -233,7 +233,7 @@ class ModelRunner:
         if not self._is_triton or self.kernels.INTERPRETED:
             return
         config = self.config
-        for query_lens, context_lens in lengths(config.max_num_seqs, config.max_num_batched_tokens, self.max_model_len):
+        for query_lens, context_lens in lengths(config.num_seqs, config.max_num_batched_tokens, self.max_model_len):
             logits = self.logits(blank_step(query_lens, context_lens, len(self.groups), self.max_blocks))
         for params in samplings():
             sampler = Sampler(self.spec.vocab_size, device=self.device)
@@ -244,7 +244,7 @@ class ModelRunner:
     def _largest_step(self) -> BatchArrays:
         """max_num_batched_tokens tokens in max_num_seqs sequences: as few prefills as hold them, the rest decodes."""
         tokens = self.config.max_num_batched_tokens
-        num_seqs = min(self.config.max_num_seqs, tokens)
+        num_seqs = min(self.config.num_seqs, tokens)
         # Decodes first; each prefill takes up to max_model_len - 1 tokens more than the decode in its place would.
         query_lens = np.ones(num_seqs, np.int64)
         extra = tokens - num_seqs
@@ -280,7 +280,7 @@ class ModelRunner:
             left = min(left, device_memory(self.device)[0]) // self.tp.size
         num_blocks = self.config.num_blocks or self.tp.smallest(left // block_bytes)
         if self.config.num_blocks is None and self.device.type == "cpu":  # more could never be used
-            num_blocks = min(num_blocks, 1 + self.config.max_num_seqs * self.max_blocks * len(self.groups))
+            num_blocks = min(num_blocks, 1 + self.config.num_seqs * self.max_blocks * len(self.groups))
         if num_blocks < 2:
             raise EnvironmentProblem(
                 f"{self.spec.name}: no memory is left for KV: {budget:,} bytes may be used (gpu_memory_utilization "
@@ -297,7 +297,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _capture_graphs(self) -> DecodeGraphs:
         """What the graphs take goes into the report: it comes on top of the pool."""
-        sizes = sizes_for(self.config.max_num_seqs)
+        sizes = sizes_for(self.config.num_seqs)
         hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
         graphs = DecodeGraphs(
             self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._outbox, self.planners

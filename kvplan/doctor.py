@@ -62,6 +62,7 @@ SETTINGS: Mapping[str, tuple[str, str]] = {
     "FORCE_COLOR": ("", "not empty: colours in pipes too"),
     "TTY_COMPATIBLE": ("", "1: the pipe behind is a terminal"),
     "TERM": ("", "dumb: no live view"),
+    "COLUMNS": ("", "how wide a terminal is, in place of what it says"),
     "HF_TOKEN": ("", "opens gated models on the Hub"),
     "HF_ENDPOINT": ("https://huggingface.co", "the Hub"),
     "HF_HOME": ("~/.cache/huggingface", "the Hub's cache and token"),

@@ -623,7 +623,7 @@ def _serve(
     """Send the requests as they come due and step until all have ended; the first serving's stages are marked."""
     source = random.Random(workload.seed)
     prefix = [source.randrange(engine.spec.vocab_size) for _ in range(workload.shared_prefix)]
-    feed = Feed(workload, engine.config.max_num_seqs)
+    feed = Feed(workload, engine.config.num_seqs)
     _set_deadline(recorder, timeout_s)
     if is_first:
         recorder.enter("prefill")

@@ -715,7 +715,8 @@ def test_a_step_too_small_for_a_token_of_each_sequence_is_refused_as_vllm_refuse
         "EngineConfig: max_num_batched_tokens (8) must be greater than or equal to max_num_seqs (16); "
         "raise it, or lower max_num_seqs"
     )
-    assert EngineConfig(max_num_batched_tokens=16, max_num_seqs=16).max_num_seqs == 16
+    assert EngineConfig(max_num_batched_tokens=16, max_num_seqs=16).num_seqs == 16
+    assert [EngineConfig(max_num_batched_tokens=n).num_seqs for n in (64, 2048)] == [64, 256]  # vLLM's arg_utils.py
 
 
 @pytest.mark.parametrize(
