@@ -52,7 +52,7 @@ def _aliases(path: Path) -> dict[str, str]:
 
 def resolve(path: Path, name: str) -> str | None:
     """The entry's own name for a name or alias, whatever its case; None when there is none."""
-    return _aliases(path).get(name.lower())
+    return name if name in sections(path) else _aliases(path).get(name.lower())
 
 
 @cache
