@@ -2,7 +2,7 @@
 
 from dataclasses import field, replace
 from math import ceil, floor
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from kvplan import overheads, start, weights
 from kvplan.allocator import weights_reserved
@@ -409,19 +409,40 @@ def needs_state_blocks(request: Request) -> bool:
     return request.release.has("state_blocks") and vllm.has_states(request.spec) and not request.args.enforce_eager
 
 
+def stating_argument(args: EngineArgs) -> str | None:
+    """The argument that says how large the pool is; None where memory decides."""
+    stating = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+    return next((name for name in stating if getattr(args, name) is not None), None)
+
+
+def rest_of_gpu(stage: _Budget, end: Literal["low", "likely"]) -> int:
+    """Bytes of a GPU that are not the pool's: weights and what is estimated, at that end of its range."""
+    return sum(stage.groups.values()) + sum(getattr(stage.estimates[name], end) for name in BUDGET_ROWS)
+
+
+def stated_pool(request: Request, stage: _Budget, capacity: Capacity) -> Refusal | None:
+    """Why a pool that was stated cannot be allocated."""
+    argument = stating_argument(request.args)
+    if argument is None:
+        return None
+    stated, total = capacity.num_blocks * capacity.bytes_per_block, request.gpu.total_memory
+    unit = capacity.bytes_per_block if argument == "num_gpu_blocks_override" else 1
+    likely, most = (total - rest_of_gpu(stage, "likely"), request.gpu.total_memory_high - rest_of_gpu(stage, "low"))
+    return start.stated_pool(stated, likely, most, argument, unit)
+
+
 def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: _Budget) -> list[str]:
     """What keeps a server that has room from starting, or from holding what it was told to."""
-    args, blocks = request.args, capacity.num_blocks
+    args = request.args
     notes = vllm.mm_notes(request.spec, args, request.release)
     unnamed = stage.groups.get("other", 0)
     if args.tensor_parallel_size > 1 and 100 * unnamed > sum(stage.groups.values()):
         notes.append(
             f"{unnamed:,} bytes of the files' tensors have names that kvplan cannot split: counted whole on every rank"
         )
-    others = sum(stage.groups.values()) + sum(stage.estimates[name].likely for name in BUDGET_ROWS)
-    stated = blocks * capacity.bytes_per_block
-    is_stated = args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
-    if is_stated and stated + others > request.gpu.total_memory:
+    is_stated = stating_argument(args) is not None
+    stated, others = capacity.num_blocks * capacity.bytes_per_block, rest_of_gpu(stage, "likely")
+    if stated + others > request.gpu.total_memory and is_stated and stated_pool(request, stage, capacity) is None:
         notes.append(
             f"the pool that was stated takes {stated:,} bytes and the rest {others:,}: more than the GPU's "
             f"{request.gpu.total_memory:,}"
@@ -510,6 +531,8 @@ def vllm_start(request: Request) -> _Answer:
     seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0].estimates, 1)
     if refusal is None and capacity.fits and needs_state_blocks(request):
         refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
+    if refusal is None and capacity.fits:
+        refusal = stated_pool(request, stages[capacity.stage], capacity)
     kv_cache = capacity.num_blocks * capacity.bytes_per_block
     return _Answer(
         settings, pool, stages, capacity, (low, high),

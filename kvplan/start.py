@@ -20,7 +20,7 @@ class Refusal:
     deficit   bytes that are missing on each GPU
     """
 
-    by: Literal["free_memory", "state_blocks"]
+    by: Literal["free_memory", "state_blocks", "stated_pool"]
     text: str
     argument: str
     values: tuple[float | int, ...]
@@ -57,3 +57,16 @@ def state_blocks(max_num_seqs: int, num_blocks: int, least_blocks: int, bytes_pe
     text = f"each of {max_num_seqs:,} sequences needs a block for its state, and the pool has {num_blocks:,}"
     counts = dict.fromkeys(count for count in (num_blocks, least_blocks) if count > 0)
     return Refusal("state_blocks", text, "max_num_seqs", tuple(counts), (max_num_seqs - num_blocks) * bytes_per_block)
+
+
+def stated_pool(stated: int, room: int, most_room: int, argument: str, unit: int) -> Refusal | None:
+    """A pool that was stated is allocated as it is, whatever the checks before it: the GPU may run out of memory.
+
+    stated    its bytes
+    room      bytes that weights, activations and the rest leave of the GPU, likely; most_room: where they take least
+    argument  what stated it, in units of so many bytes
+    """
+    if stated <= most_room:
+        return None
+    text = f"the pool that was stated takes {format_gib(stated)}, and the rest leaves {format_gib(max(0, room))}"
+    return Refusal("stated_pool", text, argument, (room // unit,) if room >= unit else (), stated - room)

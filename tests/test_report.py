@@ -165,17 +165,23 @@ def test_what_is_missing_is_positive_and_named() -> None:
     assert f"| missing | {missing:.2f} |" in plans_markdown([one])
 
 
-def test_a_pool_larger_than_the_gpu_is_missing_memory_too() -> None:
-    # 100 GiB of pool on 79.25 GiB: a stated pool is taken as it is, so what lacks must be said.
-    row = next(row for row in shown(planned(kv_cache_memory_bytes=100 * GIB)).splitlines() if "missing" in row)
-    assert row.endswith("more than the GPU has")
+def test_a_pool_larger_than_the_gpu_does_not_start_and_what_does_is_named() -> None:
+    """100 GiB of pool on 79.25 GiB: the checks before it pass, and the GPU runs out of memory as it is allocated."""
+    short = planned(kv_cache_memory_bytes=100 * GIB)
+    assert not short.fits
+    text = shown(short)
+    assert text.startswith("llama-3.1-8b on a100-80g: does not start")
+    assert "the pool that was stated takes 100.00 GiB, and the rest leaves " in text
+    assert short.refusal is not None
+    (room,) = short.refusal.values
+    assert planned(kv_cache_memory_bytes=int(room)).fits
+    held = 8_030_261_248 * 2  # of weights alone
+    assert int(room) < short.memory.total - held
 
 
 def test_huge_numbers_do_not_run_together() -> None:
-    one = planned("llama-3.1-8b", num_gpu_blocks_override=2048 * 12_345_678)
-    text = shown(one)
-    assert "  in the log    12,345,678.00  the server" in text
-    assert re.search(r"^  KV cache +49,382,712\.00 GiB +[\d.]+ %  ", text, re.MULTILINE)  # 12,345,678 x 4 GiB
+    text = shown(planned("llama-3.1-8b", num_gpu_blocks_override=2048 * 12_345_678))
+    assert "the pool that was stated takes 49,382,712.00 GiB, and the rest leaves " in text  # 12,345,678 x 4 GiB
 
 
 @pytest.mark.parametrize(

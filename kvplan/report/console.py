@@ -127,7 +127,7 @@ def users_range(doc: Document) -> str:
 
 def does_not_start(doc: Document) -> bool:
     """Whether the server refuses although its KV cache has room."""
-    return doc["refusal"] is not None and doc["refusal"]["by"] in ("free_memory", "state_blocks")
+    return doc["refusal"] is not None and doc["refusal"]["by"] in ("free_memory", "state_blocks", "stated_pool")
 
 
 def short_text(doc: Document) -> str:
