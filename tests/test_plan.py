@@ -303,9 +303,15 @@ def test_a_default_of_more_sequences_than_state_blocks_is_lowered_and_said() -> 
     assert any(f"{answer.settings.max_num_seqs} are planned, the most that starts" in note for note in answer.notes)
 
 
-def test_a_pool_beyond_the_gpu_is_warned_of() -> None:
-    answer = of("llama-3.1-8b", max_model_len=8192, kv_cache_memory_bytes=200 * GIB)
-    assert any("more than the GPU's" in note for note in answer.notes)
+def test_a_pool_beyond_the_gpu_does_not_start_and_is_warned_of_where_it_only_may() -> None:
+    never = of("llama-3.1-8b", max_model_len=8192, kv_cache_memory_bytes=200 * GIB)
+    assert not never.fits
+    assert never.refusal is not None
+    assert never.refusal.by == "stated_pool"
+    (room,) = never.refusal.values
+    perhaps = of("llama-3.1-8b", max_model_len=8192, kv_cache_memory_bytes=int(room) + 100 * 2**20)
+    assert perhaps.fits  # the estimates beside it are 1 GiB at their lowest, 1.5 GiB likely
+    assert any("more than the GPU's" in note for note in perhaps.notes)
 
 
 def test_throughput_mode_doubles_the_defaults() -> None:
