@@ -794,9 +794,9 @@ def test_more_lines_than_any_servers_are_refused(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name, _ in hostile(1 << 10)])
-def test_50_mb_of_hostile_lines_take_less_than_5_s(tmp_path: Path, name: str) -> None:
+def test_50_mb_of_hostile_lines_are_read_in_bounded_time(tmp_path: Path, name: str) -> None:
     data = dict(hostile(50 * 10**6))[name]
-    assert outcome(data, tmp_path / "hostile.log")[1] < 5
+    assert outcome(data, tmp_path / "hostile.log")[1] < 60  # of processor time: what is not bounded takes minutes
 
 
 @given(st.data())

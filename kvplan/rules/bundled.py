@@ -167,7 +167,9 @@ def activations(spec: ModelSpec, inputs: EngineInputs) -> int:
     if inputs.backend == "torch":
         in_layer = max(in_layer, norm_bytes(spec, inputs, tokens))
     part = min(rows, max(1, PART_ELEMENTS // spec.vocab_size))
-    logits = rows * (LOGIT_BYTES if inputs.backend == "torch" else size)
+    # Logits that are squashed are float32 from there on; Triton's kernels sample from others as they are.
+    is_wide = inputs.backend == "torch" or spec.decoder.logit_softcap is not None
+    logits = rows * (LOGIT_BYTES if is_wide else size)
     sampling = spec.vocab_size * (logits + rows * (LOGIT_BYTES + SEEN_BYTES) + part * PART_BYTES[inputs.backend])
     num_groups = len(group_sizes(spec))
     width = -(-inputs.max_model_len // inputs.block_size)
