@@ -417,7 +417,8 @@ def stating_argument(args: EngineArgs) -> str | None:
 
 def rest_of_gpu(stage: _Budget, end: Literal["low", "likely"]) -> int:
     """Bytes of a GPU that are not the pool's: weights and what is estimated, at that end of its range."""
-    return sum(stage.groups.values()) + sum(getattr(stage.estimates[name], end) for name in BUDGET_ROWS)
+    rows = [stage.estimates[name] for name in BUDGET_ROWS]
+    return sum(stage.groups.values()) + sum(row.low if end == "low" else row.likely for row in rows)
 
 
 def stated_pool(request: Request, stage: _Budget, capacity: Capacity) -> Refusal | None:
