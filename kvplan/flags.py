@@ -60,7 +60,7 @@ def _sglang_command(plan: Plan) -> list[str]:
         "--dp-size": args.data_parallel_size if args.data_parallel_size > 1 else None,
         "--ep-size": args.tensor_parallel_size if args.enable_expert_parallel else None,
         "--mem-fraction-static": settings.gpu_memory_utilization,
-        "--max-running-requests": settings.max_num_seqs,
+        "--max-running-requests": args.max_num_seqs,  # the default follows from the pool, and bounds slots where stated
         "--chunked-prefill-size": settings.max_num_batched_tokens,
         "--max-total-tokens": args.max_total_tokens,
         "--page-size": page if page > 1 else None,
