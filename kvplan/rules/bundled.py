@@ -84,8 +84,8 @@ def predict(
     kv_scales = sum(weights.kv_scale_bytes(caches, spec.quantization) for caches in spec.layers)
     held = sum(groups.values()) - groups["vision_audio"] - kv_scales
     buffers = sum(ROTARY_BYTES * rope.dim * inputs.max_model_len for rope in spec.ropes) + row_scale_bytes(spec, tp)
-    peak = round(activations(spec, inputs) * activation_coefficient)
     block_bytes = pool_block_bytes(spec, inputs)
+    peak = round(activations(spec, inputs) * activation_coefficient)
     num_blocks = inputs.num_blocks
     if num_blocks is None:
         budget = int(inputs.total * inputs.gpu_memory_utilization)
