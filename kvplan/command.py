@@ -181,6 +181,9 @@ _COMMENT: Final = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:(?<=\s)|^)#[^\n]*"""  #
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
 _VARIABLE: Final = r"\$[A-Za-z_{(]|`"
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
+_SCRIPT: Final = r"-[a-z]*c"
+SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
+MOST_SHELLS: Final = 4  # of one inside the other
 NO_DRAFT_WEIGHTS: Final = ("ngram", "suffix", "ngram_gpu")
 
 
@@ -330,14 +333,26 @@ def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> 
         found.args["limit_mm_per_prompt"] = ",".join([*kept, added or ""])
 
 
+def pair_name(text: str) -> str:
+    """The key of `--engine-arg k=v` as arguments are called."""
+    name = text.partition("=")[0].strip().lstrip("-").replace("-", "_")
+    return _SHORT.get(name, name)
+
+
 def read_pair(text: str) -> tuple[str, Any]:
-    """`--engine-arg k=v` as (field, value); a key that is no engine argument is an error with near misses."""
+    """`--engine-arg k=v` as (field, value); a key that is no engine argument is an error with near misses.
+
+    The flags that turn a switch off are taken as well: no_async_scheduling=true.
+    """
     key, equals, value = text.partition("=")
-    name = key.strip().lstrip("-").replace("-", "_")
-    name = _SHORT.get(name, name)
-    option = f"--engine-arg {printable(key, 60)}"
+    name, option = pair_name(text), f"--engine-arg {printable(key, 60)}"
     if not equals:
         raise UsageError(f"{option}: has no value; write key=value, for example block_size=32")
+    negated = name.removeprefix("no_")
+    if name != negated and negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag":
+        return negated, not switch(value.strip(), option)
+    if name == "speculative_config":
+        raise UsageError(f"{option}: names another model; write --draft-model and --num-speculative-tokens")
     if name not in ARGUMENTS:
         import difflib
 
@@ -357,8 +372,11 @@ def too_long(text: str) -> str:
     return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,}); paste the server's command alone"
 
 
-def split(text: str) -> list[list[str]]:
-    """The commands of a shell's line, each as words; comments go, lines join, nothing is expanded or run."""
+def split(text: str, depth: int = 0) -> list[list[str]]:
+    """The commands of a shell's line, each as words; comments go, lines join, nothing is expanded or run.
+
+    A command that hands a script to a shell (`docker run IMAGE bash -c '...'`) is the script's commands.
+    """
     import shlex
 
     uncommented = re.sub(_COMMENT, lambda match: match.group(1) or "", text.strip())
@@ -377,7 +395,42 @@ def split(text: str) -> list[list[str]]:
             commands.append([])
         else:
             commands[-1].append(word)
-    return [until_redirect(command) for command in commands]
+    return [each for command in commands for each in scripted(until_redirect(command), depth)]
+
+
+def scripted(words: list[str], depth: int) -> list[list[str]]:
+    """The commands of the script that the words hand to a shell, after an export of what they set; else the words."""
+    flag = script_flag(words)
+    if flag is None or depth == MOST_SHELLS:
+        return [words]
+    front = words[:flag]
+    variables = [name if value is None else f"{name}={value}" for name, value in given([], front).items()]
+    images = [word for word in front if "sglang" in word or re.fullmatch(_IMAGE, word)]
+    commands = [
+        [*images, *each] if names_server(each) else each for each in split(words[flag + 1], depth + 1)
+    ]  # the image says which release it is
+    return [["export", *variables], *commands] if variables else commands
+
+
+def script_flag(words: list[str]) -> int | None:
+    """Where the flag is whose value is a script for a shell: `bash -lc SCRIPT`, `--entrypoint bash IMAGE -c SCRIPT`."""
+    shell = next((at for at, word in enumerate(words) if is_shell(word)), len(words))
+    flags = (at for at in range(shell + 1, len(words) - 1) if re.fullmatch(_SCRIPT, words[at]))
+    return next(flags, None)
+
+
+def is_shell(word: str) -> bool:
+    return word.removeprefix("--entrypoint=").rpartition("/")[2] in SHELLS
+
+
+def names_server(words: list[str]) -> bool:
+    """Whether the words start a server themselves, and are not arguments of an image's own."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    return any(
+        (word.rpartition("/")[2] in ("vllm", "sglang") and following in ("serve", "bench"))
+        or (word == "-m" and following.startswith(("vllm.", "sglang.")))
+        for word, following in pairs
+    )
 
 
 def until_redirect(words: list[str]) -> list[str]:
@@ -406,6 +459,7 @@ def start(words: list[str], found: ServeCommand) -> list[str] | None:
     for at, word in enumerate(words):
         following = words[at + 1 :]
         if word.rpartition("/")[2] == "vllm" and following[:1] == ["serve"]:
+            of_image(words[:at], found)
             return following[1:]
         if word.rpartition("/")[2] == "vllm" and following[:1] == ["bench"] and len(following) > 1:
             if following[1] not in ("throughput", "latency"):
@@ -413,6 +467,7 @@ def start(words: list[str], found: ServeCommand) -> list[str] | None:
             found.args["usage"] = "offline"
             return following[2:]
         if word == "-m" and following and following[0].startswith("vllm.entrypoints."):
+            of_image(words[:at], found)
             return following[1:]
     containers = [at for at, word in enumerate(words) if word.rpartition("/")[2] in ("docker", "podman", "nerdctl")]
     candidates = range(containers[0] + 1 if containers else len(words), len(words))
@@ -424,10 +479,27 @@ def start(words: list[str], found: ServeCommand) -> list[str] | None:
     return None
 
 
-def after_image(words: list[str], tag: str | None, found: ServeCommand) -> list[str]:
+def of_image(words: list[str], found: ServeCommand) -> None:
+    """Take the release from the image that stands in front of a server's own command."""
+    for word in words:
+        image = re.fullmatch(_IMAGE, word)
+        if image is not None:
+            tagged(image.group(1), found)
+
+
+def tagged(tag: str | None, found: ServeCommand) -> None:
     version = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", tag or "")
     if version:
         found.engine = f"vllm@{version.group(1)}"
+
+
+def after_image(words: list[str], tag: str | None, found: ServeCommand) -> list[str]:
+    if words and is_shell(words[0]):
+        raise UsageError(
+            f"--from-command: the image runs {printable(' '.join(words[:2]), 60)!r}, not a server; paste the "
+            "`vllm serve MODEL ...` that stands there"
+        )
+    tagged(tag, found)
     return words[1:] if words[:1] == ["serve"] else words
 
 

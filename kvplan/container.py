@@ -9,13 +9,13 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kvplan.command import is_shell, names_server, script_flag
 from kvplan.errors import UsageError
 
 _KEYS: Final = re.compile(
     r"^[ \t]*(?:-[ \t]+)?(?:image|entrypoint|command|args|environment|env|services|containers)[ \t]*:", re.MULTILINE
 )
 _SERVERS: Final = re.compile(r"vllm|sglang")
-SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
 MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
 
 
@@ -35,7 +35,7 @@ def shell_line(text: str) -> tuple[str, str | None]:
     words, image = _words(container), _image(container)
     pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
     script = _script(words)
-    if script is None and image and not _names_server(words):
+    if script is None and image and not names_server(words):
         options = [word for pair in pairs for word in ("-e", pair)]
         return shlex.join(["docker", "run", *options, image, *words]), image
     exports = "".join(f"export {shlex.quote(pair)}; " for pair in pairs)
@@ -95,20 +95,8 @@ def _split(text: str) -> list[str]:
 
 def _script(words: list[str]) -> str | None:
     """The script of `sh -c SCRIPT`."""
-    if not words or words[0].rpartition("/")[2] not in SHELLS:
-        return None
-    flags = [at for at, word in enumerate(words[1:], 1) if re.fullmatch(r"-[a-z]*c", word)]
-    return words[flags[0] + 1] if flags and len(words) > flags[0] + 1 else None
-
-
-def _names_server(words: list[str]) -> bool:
-    """Whether the words start a server themselves, and are not arguments of the image's own."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
-    return any(
-        (word.rpartition("/")[2] in ("vllm", "sglang") and following in ("serve", "bench"))
-        or (word == "-m" and following.startswith(("vllm.", "sglang.")))
-        for word, following in pairs
-    )
+    flag = script_flag(words) if words and is_shell(words[0]) else None
+    return None if flag is None else words[flag + 1]
 
 
 def _variables(container: dict[str, Any]) -> Iterator[tuple[str, str | None]]:

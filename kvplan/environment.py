@@ -130,6 +130,7 @@ _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 CONTAINERS: Final = ("docker", "podman", "nerdctl")
 EXPORTS: Final = ("export", "ENV", "set")
+ENV_FILE: Final = "--env-file"  # stands for the variables of a file, which is not read
 
 # Name -> value: None for a variable that is passed through, and for all that are of no account: they may be secrets.
 Environment = dict[str, str | None]
@@ -159,7 +160,7 @@ def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
                 shell[name] = value
             elif not exports:
                 break
-            if exports and re.fullmatch(_NAME, name):
+            if exports and (re.fullmatch(_NAME, name) or name == ENV_FILE):
                 found[name] = shell.get(name)  # of a bare name that was never assigned: what the shell had before
     found |= {name: value for name, value in shell.items() if name in found}
     for word in before:
@@ -180,8 +181,8 @@ def _passed(words: list[str]) -> Iterator[tuple[str, str | None]]:
             text = word.removeprefix("--env=")
         elif word.startswith("-e") and re.match(_ASSIGNMENT, word[2:].removeprefix("=")):
             text = word[2:].removeprefix("=")
-        elif word.partition("=")[0] == "--env-file":
-            yield "--env-file", None
+        elif word.partition("=")[0] == ENV_FILE:
+            yield ENV_FILE, None
             continue
         else:
             continue

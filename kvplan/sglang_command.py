@@ -17,7 +17,9 @@ from kvplan.command import (
     is_value,
     literal,
     one,
+    pair_name,
     read_argument,
+    switch,
 )
 from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.files import printable
@@ -48,6 +50,7 @@ EARLIER: Final[Mapping[str, str]] = {
 }  # fmt: skip
 MODEL: Final = ("model_path", "model")
 EXPERTS: Final = ("ep_size", "expert_parallel_size", "ep")
+EP: Final = "ep"  # their place among the arguments, until the tensor ranks are known
 SWITCHED: Final[Mapping[str, tuple[str, bool]]] = {
     "disable_radix_cache": ("enable_prefix_caching", False),
     "disable_cuda_graph": ("enforce_eager", True),
@@ -133,12 +136,36 @@ def read(words: list[str]) -> ServeCommand:
             values.append(words[at])
             at += 1
         _take(found, name, values, word)
-    ep = found.args.pop("ep", 1)
-    if ep > 1:
-        if ep != found.args.get("tensor_parallel_size", 1):
-            raise UnsupportedModelError("--from-command --ep-size: only experts over all tensor ranks are modelled")
-        found.args["enable_expert_parallel"] = True
+    over_experts(found.args, "--from-command --ep-size")
     return found
+
+
+def read_pair(text: str) -> tuple[str, Any] | None:
+    """`--engine-arg k=v` where k is a name that SGLang alone has; None where it is none, or has no value.
+
+    --ep-size is the pair (EP, ranks), for `over_experts`.
+    """
+    name, (key, equals, value) = pair_name(text), text.partition("=")
+    option = f"--engine-arg {printable(key, 60)}"
+    if not equals or name in ARGUMENTS:
+        return None
+    if name in SWITCHED:
+        argument, on = SWITCHED[name]
+        return argument, on == switch(value.strip(), option)
+    if name in EXPERTS:
+        return EP, read_argument("tensor_parallel_size", value.strip(), option)
+    if name in NAMES:
+        return NAMES[name], _value(NAMES[name], value.strip(), option)
+    return None
+
+
+def over_experts(args: dict[str, Any], option: str) -> None:
+    """Put --enable-expert-parallel in place of --ep-size, which must be the tensor ranks."""
+    ranks = args.pop(EP, 1)
+    if ranks > 1:
+        if ranks != args.get("tensor_parallel_size", 1):
+            raise UnsupportedModelError(f"{option}: only experts over all tensor ranks are modelled")
+        args["enable_expert_parallel"] = True
 
 
 def _whole(name: str, word: str) -> str:
@@ -176,7 +203,7 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
             found.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {EARLIER[name]} there")
         found.args[NAMES[name]] = _value(NAMES[name], literal(one(values, option), flag), option)
     elif name in EXPERTS:
-        found.args["ep"] = read_argument("tensor_parallel_size", one(values, option), option)
+        found.args[EP] = read_argument("tensor_parallel_size", one(values, option), option)
     elif name in SWITCHED:
         if values:
             raise UsageError(f"{option}: takes no value ({printable(values[0], 40)!r}); leave it out")

@@ -133,9 +133,9 @@ def _refuse(option: str, what: str, text: str, forms: str) -> UsageError:
     return UsageError(f"{option}: {what} ({shown!r}); {forms}")
 
 
-def _bounded(value: int, most: int, option: str, text: str, forms: str) -> int:
-    if value < 1:
-        raise _refuse(option, "must be at least 1", text, forms)
+def _bounded(value: int, most: int, option: str, text: str, forms: str, least: int = 1) -> int:
+    if value < least:
+        raise _refuse(option, f"must be at least {least}", text, forms)
     if value > most:
         raise _refuse(option, f"more than {most:,}", text, forms)
     return value
@@ -198,7 +198,7 @@ def parse_contexts(text: str, option: str) -> tuple[int | AutoFit, ...]:
     return tuple(parse_context(part, option) for part in text.split(","))
 
 
-def parse_size(text: str, option: str) -> int:
+def parse_size(text: str, option: str, least: int = 1) -> int:
     """Bytes of a memory size: "24GiB" (2^30), "80GB" (10^9), "25769803776" (bytes); a part of a byte is cut off."""
     match = re.fullmatch(_SIZE, text)
     if not match:
@@ -209,7 +209,7 @@ def parse_size(text: str, option: str) -> int:
     if decimals and not unit:
         raise _refuse(option, "a fraction needs a unit", text, _SIZE_FORMS)
     scaled = int(whole + decimals) * _SIZE_UNITS[unit.lower()] // 10 ** len(decimals)
-    return _bounded(scaled, MAX_BYTES, option, text, _SIZE_FORMS)
+    return _bounded(scaled, MAX_BYTES, option, text, _SIZE_FORMS, least)
 
 
 def parse_fraction(text: str, option: str) -> float:

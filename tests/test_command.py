@@ -19,6 +19,7 @@ from kvplan.command import (
     read_pair,
 )
 from kvplan.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.pasted import read_command as read_either
 from kvplan.rules.vllm import EngineArgs
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -278,3 +279,50 @@ def test_a_command_of_unknown_flags_is_no_vllm_command() -> None:
     assert len(read_command("vllm serve x " + flags.rpartition(" ")[0]).unknown) == 200
     with pytest.raises(UsageError, match=r"--zz200: is one of more than 200 flags .*; is it a vllm command\?$"):
         read_command(f"vllm serve x {flags}")
+
+
+SCRIPT = f"vllm serve {MODEL} --max-num-seqs 64"
+IMAGE = "vllm/vllm-openai:v0.11.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        (f"docker run --gpus all {IMAGE} bash -c '{SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --gpus all {IMAGE} /bin/bash -lc 'cd /srv && {SCRIPT} > log.txt 2>&1'", "vllm@0.11.2"),
+        (f"docker run --gpus all {IMAGE} sh -c 'pip install x; exec {SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --entrypoint bash {IMAGE} -c '{SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --entrypoint=/bin/sh {IMAGE} -c '{SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --entrypoint vllm {IMAGE} serve {MODEL} --max-num-seqs 64", "vllm@0.11.2"),
+        (f"docker run --entrypoint python3 {IMAGE} -m vllm.entrypoints.openai.api_server --model {MODEL} "
+         "--max-num-seqs 64", "vllm@0.11.2"),
+        (f"docker run {IMAGE} vllm serve {MODEL} --max-num-seqs 64", "vllm@0.11.2"),
+        (f"docker run pytorch/pytorch:2.9 bash -euo pipefail -c 'pip install vllm && {SCRIPT}'", None),
+        (f"srun bash -c \"bash -lc '{SCRIPT}'\"", None),
+        (f"nohup bash -c '{SCRIPT}' &", None),
+    ],
+)  # fmt: skip
+def test_a_script_that_a_shell_is_handed_is_read(text: str, engine: str | None) -> None:
+    command = read_command(text)
+    assert (command.model, command.args, command.engine) == (MODEL, {"max_num_seqs": 64}, engine)
+
+
+def test_what_a_container_and_its_script_set_is_read_together() -> None:
+    given = "-e VLLM_USE_V1=1 -e HF_TOKEN=hf_secret --env-file .env"
+    command = read_command(f"docker run {given} {IMAGE} bash -c 'export VLLM_USE_V2_MODEL_RUNNER=0; {SCRIPT}'")
+    assert command.environment == {
+        "VLLM_USE_V1": "1", "HF_TOKEN": None, "--env-file": None, "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }  # fmt: skip
+
+
+def test_a_script_starts_sglang_as_well() -> None:
+    script = f"python3 -m sglang.launch_server --model-path {MODEL} --tp 2"
+    command = read_either(f"docker run --gpus all lmsysorg/sglang:v0.5.9 bash -c '{script}'")
+    assert (command.model, command.engine) == (MODEL, "sglang@0.5.9")
+    assert command.args == {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize("words", ["bash", "/bin/bash start.sh", "bash -c 'echo nothing'"])
+def test_a_shell_without_a_server_is_no_model(words: str) -> None:
+    with pytest.raises(UsageError, match=r"has no server in it|not a server"):
+        read_command(f"docker run {IMAGE} {words}")

@@ -1,6 +1,9 @@
 """The printed Serve line, pasted back, is the plan above it: over random models of the catalog, GPUs and flags."""
 
+import ast
+import inspect
 import random
+import re
 import shlex
 from dataclasses import replace
 from functools import cache
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvplan import catalog, flags
+from kvplan.cli.options import EstimateOptions, engine_args
 from kvplan.errors import KvplanError
 from kvplan.gpu import gpu, gpu_names
 from kvplan.pasted import read_command
@@ -135,3 +139,66 @@ def test_the_command_of_an_sglang_plan_is_that_plan() -> None:
 def test_five_hundred_commands_are_their_plans(seed: int) -> None:
     check(ENGINES, 100 + seed, 100)
     check(("sglang",), 200 + seed, 100)
+
+
+def printable_flags(function: Any) -> list[str]:
+    """Every flag that stands in the source of a function of kvplan/flags.py."""
+    tree = ast.parse(inspect.getsource(function))
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return sorted({text for text in texts if re.fullmatch(r"--[a-z-]+", text)})
+
+
+VLLM_FLAGS = [
+    flag
+    for function in (
+        flags._vllm_command, flags._parallel, flags._cache, flags._switches, flags._inputs, flags._lora, flags._draft,
+    )
+    for flag in printable_flags(function)
+]  # fmt: skip
+SGLANG_FLAGS = printable_flags(flags._sglang_command)
+# Values as the servers take them; every other flag with a value takes a whole number, and the rest are switches.
+VALUES = {
+    "--gpu-memory-utilization": "0.5", "--mem-fraction-static": "0.5", "--swa-full-tokens-ratio": "0.5",
+    "--mamba-full-memory-ratio": "0.5", "--kv-offloading-size": "1.5", "--kv-cache-memory-bytes": "8589934592",
+    "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",
+    "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
+    "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
+    "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
+}  # fmt: skip
+NOT_ARGUMENTS = ("--model-path", "--speculative-config")  # they name models: MODEL, --draft-model
+
+
+def is_switch(flag: str) -> bool:
+    return flag.startswith(("--enable-", "--disable-", "--no-", "--enforce-", "--language-", "--fully-"))
+
+
+def test_the_table_of_flags_is_read_from_the_source() -> None:
+    assert len(VLLM_FLAGS) > 25
+    assert len(SGLANG_FLAGS) > 25
+    assert "--cuda-graph-max-bs-decode" in SGLANG_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", flag) for flag in VLLM_FLAGS] + [("sglang", flag) for flag in SGLANG_FLAGS]
+)
+def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, flag: str) -> None:
+    if flag in NOT_ARGUMENTS:
+        return
+    values = ["bf16", "fp8_e4m3"] if flag == "--kv-cache-dtype" and engine == "sglang" else [VALUES.get(flag, "8")]
+    values = ["fp8"] if flag == "--kv-cache-dtype" and engine == "vllm" else values
+    start = "vllm serve a/b" if engine == "vllm" else "python -m sglang.launch_server --model-path a/b --tp-size 8"
+    for value in values:
+        words = [flag] if is_switch(flag) else [flag, value]
+        more = ["--enable-lora"] if flag in ("--max-loras", "--max-lora-rank") else []
+        command = read_command(f"{start} {shlex.join([*words, *more])}")
+        assert not command.unknown + command.unmodelled + command.ignored, flag
+        pair = f"{flag.removeprefix('--').replace('-', '_')}={'true' if is_switch(flag) else value}"
+        more_pairs = ["enable_lora=true"] if more else []
+        ranks = ["tp_size=8"] if engine == "sglang" else []
+        options = EstimateOptions(engine=engine, engine_arg=[pair, *more_pairs, *ranks])
+        said = engine_args(options, None)
+        assert normal(said) == normal(engine_args(EstimateOptions(engine=engine), command)), flag
+
+
+def normal(args: EngineArgs) -> EngineArgs:
+    return replace(args, kv_cache_dtype={"bf16": "bfloat16"}.get(args.kv_cache_dtype, args.kv_cache_dtype))

@@ -220,3 +220,12 @@ def test_an_override_below_one_request_is_what_is_named(run: Run) -> None:
     assert "--num-gpu-blocks-override 512 is less than the 513 blocks that one request of 8,192 tokens" in short.out
     assert "  --num-gpu-blocks-override 513  " in short.out
     assert run("estimate", *words, "--num-gpu-blocks-override", "513").code == 0
+
+
+@pytest.mark.parametrize("stated", ["0", "0GiB"])
+def test_that_nothing_is_in_use_may_be_stated(run: Run, stated: str) -> None:
+    """GB10 at 0.92 wants 111.95 of 121.69 GiB: a host that takes nothing leaves that, a typical host does not."""
+    asked = ("estimate", "qwen3-32b", "--gpu", "gb10", "--ctx", "8k", "--format", "json")
+    empty, typical = run(*asked, "--memory-in-use", stated).json, run(*asked).json
+    assert (empty["inputs"]["memory_in_use"], typical["inputs"]["memory_in_use"]) == (0, None)
+    assert (empty["fits"], typical["fits"]) == (True, False)

@@ -70,7 +70,8 @@ def read(
     model = model_of(options, command, stated is not None)
     draft_name = options.draft_model or (command.draft_model if command else None)
     draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
-    in_use = None if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use")
+    stated_in_use = options.memory_in_use
+    in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
     release, args, told = environment.applied(command.environment if command else {}, release, args, model.spec)
     splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     loads = {context: load(context, model.spec) for context in contexts}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kvplan import entries
-from kvplan.command import ARGUMENTS, ServeCommand, read_argument, read_pair, switch
+from kvplan.command import ARGUMENTS, ServeCommand, pair_name, read_argument, read_pair, switch
 from kvplan.errors import UsageError
 from kvplan.records import dataclass
 from kvplan.rules.vllm import EngineArgs
@@ -472,6 +472,17 @@ def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
         found["max_loras"] = found.get("max_loras") or 1
 
 
+def engine_pair(text: str) -> tuple[str, Any]:
+    """`--engine-arg k=v`, k being an argument's name or the one that SGLang has for it."""
+    if pair_name(text) not in ARGUMENTS:
+        from kvplan import sglang_command
+
+        pair = sglang_command.read_pair(text)
+        if pair is not None:
+            return pair
+    return read_pair(text)
+
+
 def engine_pairs(options: PlanOptions) -> dict[str, Any]:
     """What --engine-arg says; a repeated key must say the same."""
     found: dict[str, Any] = {}
@@ -481,7 +492,7 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
             on = switch(said, "--engine-arg enable_lora")
             name, value = "max_loras", (found.get("max_loras") or 1) if on else 0
         else:
-            name, value = read_pair(text)
+            name, value = engine_pair(text)
             if found.get(name, value) != value:
                 raise UsageError(f"--engine-arg {name}: is given twice, {found[name]} and {value}; leave one out")
         found[name] = value
@@ -497,6 +508,10 @@ def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArg
     for name in pairs.keys() & flags.keys():
         refuse_two(name, pairs[name], flags[name])
     found = (dict(command.args) if command else {}) | pairs | flags
+    if "ep" in pairs:
+        from kvplan import sglang_command
+
+        sglang_command.over_experts(found, "--engine-arg ep_size")
     lora_slots(found, options)
     known = {field.name for field in fields(EngineArgs)}
     return replace(EngineArgs(), **{name: value for name, value in found.items() if name in known})

@@ -58,8 +58,8 @@ FIRST_LLAMAS_GRAPHS, LATENT_GRAPHS = 4096, 8192
 # max_running_requests: so many per context that the pool holds, and their limits.
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
 PAGE_SIZES = (1, 16, 32, 64, 128)
-KV_DTYPES = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
-SPARSE_KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3")
+KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+SPARSE_KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
 
 
 def version(number: tuple[int, ...]) -> Version:
@@ -163,6 +163,7 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     Sparse attention keeps fp8 from compute capability 10.0 on and bfloat16 below, whatever the checkpoint says; fp8
     there are 656 bytes a token where the kernel wants its own scales (flashmla_kv; GLM on 12.x).
     """
+    asked = "bfloat16" if asked == "bf16" else asked  # SGLang's name of it
     if not vllm.is_sparse_mla(spec):
         stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
         return stored if asked == "auto" else vllm.resolve_kv_dtype(spec, asked, dtype, sm)

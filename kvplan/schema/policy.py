@@ -91,6 +91,7 @@ def keys(description: str, *required: str, **properties: Schema) -> Schema:
 WORD: Final[Schema] = {"type": ["string", "number"]}
 TOKENS: Final = either(SIZE, "^[0-9]+([kKmM]i?)?$", "Tokens: 32768, or 32k (binary).")
 BYTES_FORM: Final = r"^[0-9]+(\.[0-9]+)? ?([KkMmGgTt][Ii]?)?[Bb]?$"
+BYTES_OR_NONE: Final = either(COUNT, BYTES_FORM, "Bytes: 16GiB (binary), 16GB (decimal); 0 where there are none.")
 BYTES: Final = either(SIZE, BYTES_FORM, "Bytes: 16GiB (binary), 16GB (decimal).")
 SHARE: Final = either({"type": "number", "minimum": 0, "maximum": 1}, r"^[0-9]{1,6}(\.[0-9]{1,6})?%?$", "A share: 5%.")
 ABOVE_0: Final[Schema] = {"type": "number", "exclusiveMinimum": 0}
@@ -105,8 +106,10 @@ def engine_key(name: str) -> Schema:
         return argument(ARGUMENTS[name])
     if name == "engine_arg":
         return {"type": ["string", "array"], "items": TEXT}
-    if name in ("gpu_memory", "memory_in_use", "weights_bytes"):
+    if name in ("gpu_memory", "weights_bytes"):
         return BYTES
+    if name == "memory_in_use":
+        return BYTES_OR_NONE
     if name in LENGTH_KEYS and name != "lengths":
         return SHARE if name == "overflow" else TOKENS
     return WORD
