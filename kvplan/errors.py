@@ -1,10 +1,31 @@
 """Every error kvplan raises on purpose, each with the exit code the command line answers."""
 
+from typing import NamedTuple
+
+
+class Mark(NamedTuple):
+    """A place in a file, line and column from 1; as text `file:line:column`."""
+
+    where: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.where}:{self.line}:{self.column}"
+
 
 class KvplanError(Exception):
-    """Something the user can act on: the message is one line, `<object>: <what is wrong> (<value>); <next step>`."""
+    """Something the user can act on: the message is one line, `<object>: <what is wrong> (<value>); <next step>`.
+
+    problem  the message without its place
+    mark     its place in a file, where it has one
+    """
 
     exit_code = 2
+
+    def __init__(self, problem: str, mark: Mark | None = None) -> None:
+        super().__init__(problem if mark is None else f"{mark}: {problem}")
+        self.problem, self.mark = problem, mark
 
 
 class UsageError(KvplanError):
@@ -25,4 +46,5 @@ class EnvironmentProblem(KvplanError):
     exit_code = 3
 
 
+BUG = 70  # exit code of an exception that nobody raised on purpose
 INTERRUPTED, TERMINATED = 130, 143  # exit codes after SIGINT and SIGTERM, as shells count them

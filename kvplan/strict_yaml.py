@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvplan.errors import InvalidInputError, UsageError
+from kvplan.errors import Mark as Mark  # what readers of YAML know it by
 from kvplan.files import printable, read_text, shown
 
 if TYPE_CHECKING:
@@ -45,18 +46,6 @@ ODD: Final = tuple(
         (r"[-+]?\.inf|\.nan", "is no finite number", "write a number"),
     )
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in a file, line and column from 1; as text `file:line:column`."""
-
-    where: str
-    line: int
-    column: int
-
-    def __str__(self) -> str:
-        return f"{self.where}:{self.line}:{self.column}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +81,7 @@ Node = Scalar | Items | Table
 
 def wrong(mark: Mark, what: str) -> InvalidInputError:
     """The error for a fault at a place: `what` says the fault and the next step."""
-    return InvalidInputError(f"{mark}: {what}")
+    return InvalidInputError(what, mark)
 
 
 def read(path: Path) -> Table:

@@ -98,18 +98,22 @@ def runs_after(condition: str, folder: Path) -> bool:
     return all(holds(part) for part in expression.split(" && "))
 
 
-def test_a_broken_policy_is_the_only_error_of_the_workflow(
+def test_a_broken_policy_is_told_wherever_a_kept_one_is(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Annotation, comment and code scanning: none keeps the answer of an earlier, readable policy."""
     steps = steps_of_check()
     at = next(i for i, step in enumerate(steps) if step.get("run", "").startswith("kvplan"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kvplan.policy.yaml").write_text("version: 1\ntargets: [{id: a, modle: x}]\n", encoding="utf-8")
     ran = run(*kvplan_words(steps[at]["run"]))
-    assert (ran.code, ran.out) == (2, "")
-    assert [path.name for path in tmp_path.iterdir()] == ["kvplan.policy.yaml"]
-    assert len(steps[at + 1 :]) == 2
-    assert not any(runs_after(step["if"], tmp_path) for step in steps[at + 1 :])
+    assert (ran.code, ran.out.splitlines()) == (
+        2,
+        ["::error file=kvplan.policy.yaml,line=2,col=19,title=kvplan::target: has no key 'modle'; did you mean model?"],
+    )
+    assert all(runs_after(step["if"], tmp_path) for step in steps[at + 1 :])
+    assert "has no key 'modle'" in (tmp_path / "kvplan.md").read_text(encoding="utf-8")
+    assert '"executionSuccessful": false' in (tmp_path / "kvplan.sarif").read_text(encoding="utf-8")
 
 
 FAKE_GH = """#!/usr/bin/env bash

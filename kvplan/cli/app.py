@@ -12,10 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvplan.cli import output
-from kvplan.errors import INTERRUPTED, KvplanError, UsageError
+from kvplan.errors import BUG, INTERRUPTED, KvplanError, UsageError
 from kvplan.records import dataclass
-
-BUG = 70
 
 # What typer raises for a bad command line. The class lies in click or in typer's copy of it, by typer's version.
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

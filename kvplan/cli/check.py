@@ -3,7 +3,8 @@
 import datetime
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.command import ServeCommand
-from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
-from kvplan.files import load_json, printable
+from kvplan.errors import BUG, EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.files import load_json, printable, shown
 from kvplan.pasted import read_command
 from kvplan.plan import Load, Plan, plan
 from kvplan.policy import file as policy_file
@@ -25,10 +26,12 @@ from kvplan.policy.judge import Against, Evidence
 from kvplan.policy.result import (
     OUTCOMES,
     CheckResult,
+    Failure,
     Figures,
     Finding,
     TargetResult,
     check_document,
+    failure_document,
     figures_by_target,
 )
 from kvplan.report.lines import Line, line, write
@@ -47,19 +50,24 @@ def check(options: CheckOptions) -> int:
         from kvplan.cli.check_init import init
 
         return init(options)
-    refuse_plan_options(options)
     path = Path(options.model or DEFAULT_NAME)
-    if options.model is None and not exists(path):
-        raise UsageError(
-            f"./{DEFAULT_NAME}: no such file; name a policy, or write one with `kvplan check --init MODEL --gpu NAME`"
-        )
-    with output.report_files(options.report or [], "--report", SUFFIXES) as reports:
-        result = checked(
-            path, today=today_of(options), offline=options.offline, quiet=options.quiet, update=options.update_baseline
-        )
-        for report in reports:
-            report.save(rendered(report.format, result))
-        show(result, options)
+    with failure_told(path, lambda failure: show_failure(failure, options.format)):
+        refuse_plan_options(options)
+        refuse_no_policy(options, path)
+        with (
+            output.report_files(options.report or [], "--report", SUFFIXES) as reports,
+            failure_told(path, lambda failure: save_failure(failure, reports)),
+        ):
+            result = checked(
+                path,
+                today=today_of(options),
+                offline=options.offline,
+                quiet=options.quiet,
+                update=options.update_baseline,
+            )
+            for report in reports:
+                report.save(rendered(report.format, result))
+    show(result, options)
     if not options.quiet:
         for warning in result.warnings:
             output.tell("warning", warning)
@@ -73,6 +81,13 @@ def refuse_plan_options(options: CheckOptions) -> None:
         if field.name in own and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
             raise UsageError(f"{flag}: goes with --init only; say it in the policy's target instead")
+
+
+def refuse_no_policy(options: CheckOptions, path: Path) -> None:
+    if options.model is None and not exists(path):
+        raise UsageError(
+            f"./{DEFAULT_NAME}: no such file; name a policy, or write one with `kvplan check --init MODEL --gpu NAME`"
+        )
 
 
 def today_of(options: CheckOptions) -> datetime.date:
@@ -197,8 +212,8 @@ def located(error: KvplanError, target: Target) -> KvplanError:
     told = str(error)
     if target.command is not None:  # what the reader calls it has no place in a policy
         told = re.sub(r"^--from-command\b", "command:", told).replace("command::", "command:", 1)
-    text = f"{place_of(str(error), target)}: target {target.id}: {told}"
-    return EnvironmentProblem(text) if isinstance(error, EnvironmentProblem) else InvalidInputError(text)
+    kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
+    return kind(f"target {target.id}: {told}", place_of(str(error), target))
 
 
 NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
@@ -320,7 +335,7 @@ def read_baseline(policy: Policy) -> Mapping[str, Figures] | None:
     try:
         return figures_by_target(load_json(policy.baseline.path), printable(str(policy.baseline.path), 200))
     except KvplanError as error:
-        raise type(error)(f"{policy.baseline.mark}: baseline: {error}") from error
+        raise type(error)(f"baseline: {error}", policy.baseline.mark) from error
 
 
 def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
@@ -369,6 +384,57 @@ def rendered(format: str, result: CheckResult) -> str:
     raise AssertionError(format)
 
 
+@contextmanager
+def failure_told(path: Path, tell: Callable[[Failure], None]) -> Iterator[None]:
+    """Hand on why a check cannot be made, whatever it is; then the error goes its way, to its line and exit code."""
+    try:
+        yield
+    except KvplanError as error:
+        tell(Failure(shown(path), error.problem, error.exit_code, error.mark))
+        raise
+    except Exception as error:
+        kind = f"{type(error).__name__}: {error}"[:200]
+        tell(Failure(shown(path), f"internal error: {kind}; a bug in kvplan, please report it", BUG))
+        raise
+
+
+def show_failure(failure: Failure, format: str) -> None:
+    """On standard output for whoever reads a machine format there; a person reads standard error."""
+    if format == "table":
+        return
+    output.write(rendered_failure(format, failure))
+    if format == "github":
+        append_summary(rendered_failure("markdown", failure))
+
+
+def save_failure(failure: Failure, reports: Sequence[output.ReportFile]) -> None:
+    for report in reports:
+        report.save(rendered_failure(report.format, failure))
+
+
+def rendered_failure(format: str, failure: Failure) -> str:
+    match format:
+        case "json":
+            return as_json(failure_document(failure))
+        case "markdown":
+            from kvplan.report.policy_text import failure_markdown
+
+            return failure_markdown(failure)
+        case "junit":
+            from kvplan.report.junit import failure_xml
+
+            return failure_xml(failure)
+        case "sarif":
+            from kvplan.report.sarif import failure_sarif
+
+            return as_json(failure_sarif(failure))
+        case "github":
+            from kvplan.report.github import failure_line
+
+            return f"{failure_line(failure)}\n"
+    raise AssertionError(format)
+
+
 def as_json(document: Mapping[str, Any]) -> str:
     import json
 
@@ -382,16 +448,18 @@ def show(result: CheckResult, options: CheckOptions) -> None:
         return
     output.write(rendered(options.format, result))
     if options.format == "github":
-        append_summary(result)
+        from kvplan.report.github import step_summary
+
+        append_summary(step_summary(result))
 
 
-def append_summary(result: CheckResult) -> None:
-    """The full table to the summary of the step, where GitHub runs this; a failure to write it is no failed check."""
+def append_summary(text: str) -> None:
+    """To the summary of the step, where GitHub runs this; a failure to write it is no failed check."""
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if path:
         from kvplan.report import github
 
-        problem = github.append_summary(path, github.step_summary(result))
+        problem = github.append_summary(path, text)
         if problem is not None:
             output.tell("warning", problem)
 

@@ -437,7 +437,7 @@ class SchemaOptions:
         typer.Argument(
             metavar="NAME",
             help="A command that prints one (estimate, check, diff, sweep, recommend, simulate), or plans, policy, "
-            "trace, workload, log-reconciliation (`reconcile --log`).",
+            "check-failure, trace, workload, log-reconciliation (`reconcile --log`).",
         ),
     ]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from kvplan.errors import InvalidInputError
+from kvplan.errors import InvalidInputError, Mark
 from kvplan.files import printable
 
 CHECK: Final = "kvplan/check@1"
+FAILURE: Final = "kvplan/check-failure@1"
 
 Outcome = Literal["pass", "warn", "fail", "skip"]
 OUTCOMES: Final[tuple[Outcome, ...]] = ("pass", "warn", "fail", "skip")
@@ -135,6 +136,29 @@ class CheckResult:
         return 1 if any(finding.outcome in refused for finding in self.findings) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A check that could not be made: no rule was judged, and nothing passed.
+
+    path     of the policy, as messages name it
+    message  what kept it, in one line without its place
+    mark     the place in a file that it is about; None: not known
+    """
+
+    path: str
+    message: str
+    exit_code: int
+    mark: Mark | None = None
+
+    @property
+    def file(self) -> str:
+        return self.path if self.mark is None else self.mark.where
+
+    def __str__(self) -> str:
+        """As the one line on standard error has it."""
+        return self.message if self.mark is None else f"{self.mark}: {self.message}"
+
+
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +186,20 @@ def _target(result: TargetResult) -> dict[str, Any]:
 
 def _values(record: Finding | Figures) -> Iterator[tuple[str, Any]]:
     return ((field.name, getattr(record, field.name)) for field in fields(record))
+
+
+def failure_document(failure: Failure) -> dict[str, Any]:
+    """A check that could not be made as JSON values (kvplan/check-failure@1); no reader can take it for an answer."""
+    mark = failure.mark
+    return {
+        "schema": FAILURE,
+        "policy": failure.path,
+        "file": failure.file,
+        "line": None if mark is None else mark.line,
+        "column": None if mark is None else mark.column,
+        "message": failure.message,
+        "exit_code": failure.exit_code,
+    }
 
 
 def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figures]:

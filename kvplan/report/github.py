@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.files import printable
-from kvplan.policy.result import CheckResult, Finding, Outcome
+from kvplan.policy.result import CheckResult, Failure, Finding, Outcome
 from kvplan.report.policy_text import counts_text, document
 
 MOST_ANNOTATIONS: Final = 10  # GitHub shows so many of a kind for one step and drops the rest unsaid
@@ -35,13 +35,23 @@ def _absolute(path: Path) -> Path:
 def github_lines(result: CheckResult) -> list[str]:
     """At most 10 workflow commands, the worst findings first, the last of which may say how many more there are; then
     the counts."""
-    file = repository_path(result.path) or Path(result.path).as_posix()
+    file = annotated_file(result.path)
     told = groups(result)
     shown = len(told) if len(told) <= MOST_ANNOTATIONS else MOST_ANNOTATIONS - 1
     lines = [annotation(group, file) for group in told[:shown]]
     if more := sum(len(group) for group in told[shown:]):
         lines.append(f"::notice title=kvplan check::{more:,} more: the full table is in the summary of this step")
     return [*lines, f"kvplan check: {counts_text(result)}"]
+
+
+def annotated_file(path: str) -> str:
+    return repository_path(path) or Path(path).as_posix()
+
+
+def failure_line(failure: Failure) -> str:
+    """One workflow command for a check that could not be made, at its place where that is known."""
+    place = "" if failure.mark is None else f",line={failure.mark.line},col={failure.mark.column}"
+    return f"::error file={_property(annotated_file(failure.file))}{place},title=kvplan::{_data(failure.message)}"
 
 
 def groups(result: CheckResult) -> list[list[Finding]]:

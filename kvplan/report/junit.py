@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvplan.files import printable
-from kvplan.policy.result import CheckResult, Finding, TargetResult
+from kvplan.policy.result import CheckResult, Failure, Finding, TargetResult
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
@@ -18,6 +18,26 @@ def junit_xml(result: CheckResult) -> str:
     root = ElementTree.Element("testsuites", {"name": "kvplan check", **_counts(result.findings)})
     for target in result.targets:
         root.append(_suite(target, result.path))
+    return _document(root)
+
+
+def failure_xml(failure: Failure) -> str:
+    """A check that could not be made: one suite with one case, which is in error."""
+    from xml.etree.ElementTree import Element, SubElement
+
+    counts = {"tests": "1", "failures": "0", "errors": "1", "skipped": "0", "time": "0"}
+    path = _text(failure.path)
+    root = Element("testsuites", {"name": "kvplan check", **counts})
+    suite = SubElement(root, "testsuite", {"name": path, **counts})
+    case = SubElement(suite, "testcase", classname=path, name="policy", time="0")
+    error = SubElement(case, "error", message=_text(failure.message), type=f"exit code {failure.exit_code}")
+    error.text = _text(str(failure))
+    return _document(root)
+
+
+def _document(root: "Element") -> str:
+    from xml.etree import ElementTree
+
     ElementTree.indent(root)
     body = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from kvplan.policy.result import CheckResult, Figures, Finding, Outcome, TargetResult
+from kvplan.policy.result import CheckResult, Failure, Figures, Finding, Outcome, TargetResult
 from kvplan.report import text
 from kvplan.units import format_gib, format_size
 
@@ -19,6 +19,12 @@ WORDS: Final[dict[Outcome, str]] = {"fail": "failed", "warn": "warned", "skip": 
 def markdown(result: CheckResult) -> str:
     """The comment; it begins with `marker(result.path)`, by which an earlier one is found and replaced."""
     return document(result, MAX_COMMENT_BYTES)
+
+
+def failure_markdown(failure: Failure) -> str:
+    """The comment of a check that could not be made; it replaces an earlier one, as no answer is up to date."""
+    heading = "### kvplan check: not made, no rule was judged"
+    return f"{marker(failure.path)}\n{heading}\n\n**error**: {shown(str(failure)[:8000])}\n"
 
 
 def marker(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from kvplan.files import printable
-from kvplan.policy.result import RULES, CheckResult, Finding
+from kvplan.policy.result import RULES, CheckResult, Failure, Finding
 from kvplan.report.github import repository_path
 
 Document = dict[str, Any]
@@ -26,9 +26,30 @@ def sarif(result: CheckResult) -> Document:
         seen[finding.target, finding.name] += 1
         if finding.outcome != "pass":
             results.append(_result(finding, result.path, seen[finding.target, finding.name]))
+    return _log({"executionSuccessful": True, "toolExecutionNotifications": _notifications(result)}, results)
+
+
+def failure_sarif(failure: Failure) -> Document:
+    """A run that failed, and a notification that says why; no results, as nothing was judged."""
+    mark = failure.mark
+    region = {} if mark is None else {"region": {"startLine": mark.line, "startColumn": mark.column}}
+    notification = {
+        "level": "error",
+        "message": {"text": _text(failure.message)},
+        "locations": [{"physicalLocation": {"artifactLocation": _artifact(failure.file), **region}}],
+    }
+    invocation = {
+        "executionSuccessful": False,
+        "exitCode": failure.exit_code,
+        "toolExecutionNotifications": [notification],
+    }
+    return _log(invocation, [])
+
+
+def _log(invocation: Document, results: list[Document]) -> Document:
     run: Document = {
         "tool": {"driver": _driver()},
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": _notifications(result)}],
+        "invocations": [invocation],
         "columnKind": "unicodeCodePoints",
         "results": results,
     }

@@ -13,7 +13,7 @@ from kvplan.policy.file import (
     TARGET_RULES,
     WORKLOAD_KEYS,
 )
-from kvplan.policy.result import CHECK, OUTCOMES, RULES
+from kvplan.policy.result import CHECK, FAILURE, OUTCOMES, RULES
 from kvplan.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, WHOLE, Schema, maybe, record, rows
 
 # --- what a check says ------------------------------------------------------------------------------------------------
@@ -66,6 +66,17 @@ CHECK_SCHEMA: Final = record(
         "In the order of the file.",
     ),
     warnings=TEXTS,
+)
+
+FAILURE_SCHEMA: Final = record(
+    "A check that could not be made (kvplan check --format json, exit code 2, 3 or 70): no rule was judged.",
+    schema={"const": FAILURE},
+    policy=TEXT,
+    file=TEXT,
+    line=maybe(SIZE),
+    column=maybe(SIZE),
+    message=TEXT,
+    exit_code=COUNT,
 )
 
 # --- a policy file ----------------------------------------------------------------------------------------------------
@@ -208,4 +219,8 @@ POLICY_SCHEMA: Final[dict[str, Any]] = keys(
         ),
     },
 )
-SCHEMAS: Final[dict[str, Schema]] = {"check": CHECK_SCHEMA, "policy": POLICY_SCHEMA}
+SCHEMAS: Final[dict[str, Schema]] = {
+    "check": CHECK_SCHEMA,
+    "check-failure": FAILURE_SCHEMA,
+    "policy": POLICY_SCHEMA,
+}
