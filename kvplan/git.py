@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -89,15 +89,15 @@ def top_of(folder: Path) -> Path:
     return Path(os.fsdecode(done.stdout.rstrip(b"\n")))
 
 
-def revision(text: str, folder: Path) -> Revision:
-    """A branch, tag or commit by any name git knows it by."""
+def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists them") -> Revision:
+    """A branch, tag or commit by any name git knows it by; `cure` is the next step where it knows none."""
     shown = printable(text, 80)
     if not text or text.startswith("-") or len(text) > MAX_REVISION or not text.isprintable():
         raise UsageError(f"revision '{shown}': is not the name of one; write a branch, a tag or a commit: main, HEAD~1")
     top = top_of(folder)
     done = git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"], top)
     if done.returncode:
-        raise UsageError(f"revision '{shown}': git knows no such commit; `git log --oneline` lists them")
+        raise UsageError(f"revision '{shown}': git knows no such commit; {cure}")
     return Revision(text, done.stdout.decode("ascii").strip(), top)
 
 
@@ -160,6 +160,52 @@ def from_top(at: Revision, path: str) -> str | None:
     here = Path(os.path.realpath(path)) if Path(path).is_absolute() else Path.cwd().resolve() / path
     found = os.path.relpath(os.path.normpath(here), at.top.resolve())
     return None if found == ".." or found.startswith(f"..{os.sep}") else Path(found).as_posix()
+
+
+def place(at: Revision, path: Path) -> str:
+    """A file's path from the top, by its name: which links it passes through, the revision's own tree says."""
+    top = at.top.resolve()
+    for here in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):  # noqa: PTH100 -- no link followed
+        if here.is_relative_to(top):
+            return here.relative_to(top).as_posix()
+    raise UsageError(f"{printable(str(path), 200)}: lies outside the repository; name a file inside it")
+
+
+MAX_LINKS: Final = 40  # as Linux has it
+
+
+def copy(at: Revision, name: str, target: Path) -> bool:
+    """Write a file below `target` under its path from the top, links on the way followed; False: there is no such
+    file in the tree."""
+    todo, num_links = name.split("/"), 0
+    done: list[str] = []
+    entry: Entry | None = None
+    while todo:
+        part = todo.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not done:
+                return False
+            done.pop()
+            continue
+        entry = next(iter(entries(at, ["/".join([*done, part])])), None)
+        if entry is None or num_links > MAX_LINKS:
+            return False
+        if entry.is_link:
+            num_links += 1
+            link = os.fsdecode(content(at, replace(entry, is_link=False)))
+            if link.startswith("/"):
+                return False
+            todo = [*link.split("/"), *todo]
+        else:
+            done.append(part)
+    if entry is None or entry.kind != "blob" or entry.is_link:
+        return False
+    file = target / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content(at, entry))
+    return True
 
 
 def split(text: str) -> tuple[str, str] | None:

@@ -64,6 +64,7 @@ def check(options: CheckOptions) -> int:
                 offline=options.offline,
                 quiet=options.quiet,
                 update=options.update_baseline,
+                base=options.base,
             )
             for report in reports:
                 report.save(rendered(report.format, result))
@@ -108,10 +109,12 @@ def checked(
     offline: bool = False,
     quiet: bool = False,
     update: bool = False,
+    base: str | None = None,
 ) -> CheckResult:
     """The policy in a file, judged. Raises InvalidInputError for a fault in it, with its line.
 
     update  the policy's baseline file is written anew, and the rules are judged against that
+    base    a revision: what is weaker than there is judged, too
     """
     policy = policy_file.read(path)
     loads: Loads = {}
@@ -121,14 +124,19 @@ def checked(
         evidence = evidence_of(policy, cases)
     against = Against(
         today=today or datetime.datetime.now(datetime.UTC).date(),
-        baseline={case.target.id: judge.figures(case) for case in cases} if update else read_baseline(policy),
+        baseline={case.target.id: judge.figures(case) for case in cases} if update else baseline_figures(policy),
         evidence=evidence,
         preemption_rate=preemption_rate,
     )
     result = judge.judge(policy, cases, against)
+    changed: tuple[TargetResult, ...] = ()
+    if base is not None:
+        from kvplan.cli.check_base import since_base
+
+        changed = (since_base(base, policy, path, cases, against.baseline),)
     if update:
         write_baseline(policy, result, quiet=quiet)
-    return result
+    return replace(result, targets=(*result.targets, *changed))
 
 
 def evidence_of(policy: Policy, cases: list[Case]) -> Evidence:
@@ -328,7 +336,7 @@ def overruled_model(target: Target) -> tuple[str, str] | None:
 # --- baseline ---------------------------------------------------------------------------------------------------------
 
 
-def read_baseline(policy: Policy) -> Mapping[str, Figures] | None:
+def baseline_figures(policy: Policy) -> Mapping[str, Figures] | None:
     """The baseline's figures by target; None where there is no such file (yet)."""
     if policy.baseline is None or not exists(policy.baseline.path):
         return None
@@ -464,9 +472,9 @@ def append_summary(text: str) -> None:
             output.tell("warning", problem)
 
 
-STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+STYLES = {"pass": "green", "note": "cyan", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 MOST_TARGETS_NAMED = 3  # in one line
-WORDS = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
+WORDS = {"pass": "passed", "note": "noted", "warn": "warned", "fail": "failed", "skip": "skipped"}
 
 
 def table_lines(result: CheckResult) -> list[Line]:

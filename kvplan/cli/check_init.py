@@ -16,7 +16,8 @@ from kvplan.policy import init as policy_init
 from kvplan.policy.file import READING_SWITCHES
 from kvplan.policy.init import Stated, from_folder, quoted
 
-JUDGING = ("strict", "today", "update_baseline", "report")  # options that mean nothing while a policy is written
+# Options that mean nothing while a policy is written.
+JUDGING = ("strict", "today", "base", "update_baseline", "report")
 
 
 def init(options: CheckOptions) -> int:

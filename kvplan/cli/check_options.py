@@ -39,6 +39,15 @@ class CheckOptions(WorkloadOptions):
     today: Annotated[
         Text, option("--today", help="The day that waivers and ages are counted from: 2027-01-31.", metavar="DATE")
     ] = None
+    base: Annotated[
+        Text,
+        option(
+            "--base",
+            help="Also compare the policy and its baseline with those of a revision, say origin/main; what is weaker "
+            "fails.",
+            metavar="REV",
+        ),
+    ] = None
     update_baseline: Annotated[
         bool, typer.Option("--update-baseline", help="Write today's figures to the policy's baseline file.")
     ] = False

@@ -16,7 +16,7 @@ from kvplan import strict_yaml
 from kvplan.command import ARGUMENTS, MAX_COMMAND_CHARS, read_argument, stated_bytes, too_long
 from kvplan.errors import UsageError
 from kvplan.files import printable, shown
-from kvplan.policy.result import RULES
+from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind
 from kvplan.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
 from kvplan.units import parse_count, parse_fraction, parse_size, parse_tokens
 
@@ -39,7 +39,7 @@ ENGINE_KEYS: Final = (
 )  # fmt: skip
 TARGET_KEYS: Final = ("id", "command", *ENGINE_KEYS, "workload", "rules", "severity")
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")
-TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers")
+TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers", "allow_changes")
 WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", *LENGTH_KEYS)
 TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name != "max_age")
 GROWTH: Final = ("weights", "kv_bytes_per_token", "lora")
@@ -147,6 +147,7 @@ class Policy:
     measured: Measured | None
     severity: Mapping[str, Severity]
     waivers: tuple[Waiver, ...]
+    allow_changes: tuple[ChangeKind, ...] = ()
 
 
 def read(path: Path) -> Policy:
@@ -176,6 +177,7 @@ def policy_of(top: Table, path: Path) -> Policy:
         measured=None if measured is None else _measured(measured, folder),
         severity=_severity(top.values.get("severity")),
         waivers=_waivers(top.values.get("waivers")),
+        allow_changes=_allowed(top.values.get("allow_changes")),
     )
 
 
@@ -515,7 +517,7 @@ def _measured(node: Node, folder: Path) -> Measured:
 def _severity(node: Node | None) -> dict[str, Severity]:
     if node is None:
         return {}
-    table = strict_yaml.table(node, "severity", tuple(RULES), HINTS)
+    table = strict_yaml.table(node, "severity", OWN_RULES, HINTS)
     found: dict[str, Severity] = {}
     for name, inner in table.values.items():
         match strict_yaml.text(inner, f"severity: {name}"):
@@ -541,10 +543,26 @@ def _waiver(node: Node) -> Waiver:
     target, slash, rule = pattern.text.partition("/")
     if not slash or not target or not rule:
         raise wrong(pattern.mark, f"waiver: rule is {printable(pattern.text, 60)!r}; write TARGET/RULE")
-    if "*" not in rule and rule not in RULES:
-        raise wrong(pattern.mark, f"waiver: there is no rule {printable(rule, 60)!r}; {_near(rule, tuple(RULES))}")
+    if "*" not in rule and rule not in OWN_RULES:
+        raise wrong(pattern.mark, f"waiver: there is no rule {printable(rule, 60)!r}; {_near(rule, OWN_RULES)}")
     reason = strict_yaml.text(_needed(table, "reason", "waiver"), "waiver: reason")
     if not reason.strip():
         raise wrong(table.values["reason"].mark, "waiver: reason is empty; say why")
     expires = strict_yaml.date(_needed(table, "expires", "waiver"), "waiver: expires")
     return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark)
+
+
+# --- what the base revision lets a change do --------------------------------------------------------------------------
+
+
+def _allowed(node: Node | None) -> tuple[ChangeKind, ...]:
+    if node is None:
+        return ()
+    known: dict[str, ChangeKind] = {kind: kind for kind in CHANGE_KINDS}
+    allowed: list[ChangeKind] = []
+    for item in strict_yaml.items(node, "allow_changes"):
+        kind = strict_yaml.text(item, "allow_changes")
+        if kind not in known:
+            raise wrong(item.mark, f"allow_changes: has no kind {printable(kind, 60)!r}; {_near(kind, CHANGE_KINDS)}")
+        allowed.append(known[kind])
+    return tuple(allowed)

@@ -14,8 +14,11 @@ from kvplan.files import printable
 CHECK: Final = "kvplan/check@1"
 FAILURE: Final = "kvplan/check-failure@1"
 
-Outcome = Literal["pass", "warn", "fail", "skip"]
-OUTCOMES: Final[tuple[Outcome, ...]] = ("pass", "warn", "fail", "skip")
+Outcome = Literal["pass", "note", "warn", "fail", "skip"]  # a note is to be read, and never fails
+OUTCOMES: Final[tuple[Outcome, ...]] = ("pass", "note", "warn", "fail", "skip")
+ChangeKind = Literal["target", "rule", "limit", "severity", "waiver", "baseline"]
+# What a change to a policy may weaken; `allow_changes:` of the base revision's policy names those that may pass.
+CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = ("target", "rule", "limit", "severity", "waiver", "baseline")
 
 # Rule -> (its code, what it promises). A code never changes its meaning: other tools keep them.
 RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
@@ -41,8 +44,20 @@ RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         ),
         "baseline.concurrency": ("KVP106", "Concurrency has dropped by at most this share since the baseline."),
         "baseline.headroom": ("KVP107", "The memory left over has shrunk by at most this share since the baseline."),
+        "change.base": ("KVP200", "The policy and its baseline are compared with those of the base revision."),
+        "change.target": ("KVP201", "Every target of the base revision is still there under its id."),
+        "change.rule": ("KVP202", "Every rule of the base revision is still stated."),
+        "change.limit": ("KVP203", "No limit is looser than at the base revision."),
+        "change.severity": ("KVP204", "No rule that failed at the base revision only warns."),
+        "change.waiver": ("KVP205", "No waiver is new or longer than at the base revision."),
+        "change.baseline": ("KVP206", "The baseline is the base revision's file, with figures no worse."),
+        "change.server": ("KVP207", "An id stands for the server that it stood for at the base revision."),
     }
 )
+
+
+# Rules that a policy may name in its severities and waivers: what the base revision decides is not among them.
+OWN_RULES: Final = tuple(name for name in RULES if not name.startswith("change."))
 
 
 @dataclass(frozen=True, slots=True)

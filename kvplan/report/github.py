@@ -12,7 +12,7 @@ from kvplan.report.policy_text import counts_text, document
 MOST_ANNOTATIONS: Final = 10  # GitHub shows so many of a kind for one step and drops the rest unsaid
 MAX_SUMMARY_BYTES: Final = 1 << 20  # of one step; GitHub drops a larger summary whole
 
-COMMANDS: Final[Mapping[Outcome, str]] = {"fail": "error", "warn": "warning", "skip": "notice"}
+COMMANDS: Final[Mapping[Outcome, str]] = {"fail": "error", "warn": "warning", "note": "notice", "skip": "notice"}
 
 
 def repository_path(path: str) -> str | None:

@@ -13,7 +13,9 @@ from kvplan.units import format_gib, format_size
 
 MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
 NOTE_BYTES: Final = 400  # kept free for the note that says what was cut
-WORDS: Final[dict[Outcome, str]] = {"fail": "failed", "warn": "warned", "skip": "skipped", "pass": "passed"}
+WORDS: Final[dict[Outcome, str]] = {
+    "fail": "failed", "warn": "warned", "note": "noted", "skip": "skipped", "pass": "passed",
+}  # fmt: skip
 
 
 def markdown(result: CheckResult) -> str:
@@ -71,7 +73,7 @@ def blocks(result: CheckResult) -> Iterator[Block]:
     yield Block((marker(result.path), f"### kvplan check: {counts_text(result)}", "", shown(result.path)))
     if result.warnings:
         yield Block((), tuple(f"- {shown(warning)}" for warning in result.warnings), what="warnings")
-    unmet = [_unmet_row(it) for outcome in ("fail", "warn") for it in result.findings if it.outcome == outcome]
+    unmet = [_unmet_row(it) for outcome in ("fail", "warn", "note") for it in result.findings if it.outcome == outcome]
     unmet += _skipped_rows(result)
     if unmet:
         yield Block(_header(("", "rule", "target", "what is", "what would help")), tuple(unmet))

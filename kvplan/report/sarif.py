@@ -15,7 +15,10 @@ Document = dict[str, Any]
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT: Final = "kvplanTargetRule/v1"
 # 3.27.9, 3.27.10: "open" is a rule that lacks the facts to be judged; what is not "fail" has the level "none".
-KINDS: Final = {"fail": ("fail", "error"), "warn": ("fail", "warning"), "skip": ("open", "none")}
+# 3.27.9: "informational" is what is no problem.
+KINDS: Final = {
+    "fail": ("fail", "error"), "warn": ("fail", "warning"), "skip": ("open", "none"), "note": ("informational", "none"),
+}  # fmt: skip
 
 
 def sarif(result: CheckResult) -> Document:

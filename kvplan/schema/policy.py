@@ -13,7 +13,7 @@ from kvplan.policy.file import (
     TARGET_RULES,
     WORKLOAD_KEYS,
 )
-from kvplan.policy.result import CHECK, FAILURE, OUTCOMES, RULES
+from kvplan.policy.result import CHANGE_KINDS, CHECK, FAILURE, OUTCOMES, OWN_RULES, RULES
 from kvplan.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, WHOLE, Schema, maybe, record, rows
 
 # --- what a check says ------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ WORKLOAD_VALUES: Final[dict[str, Schema]] = {"profile": TEXT, "trace": TEXT, "ra
 WORKLOAD: Final = keys(
     "What the target serves.", **{name: WORKLOAD_VALUES.get(name) or ENGINE[name] for name in WORKLOAD_KEYS}
 )
-SEVERITIES: Final = keys("Of a rule that is not met: fail, if nothing is said.", **dict.fromkeys(RULES, SEVERITY))
+SEVERITIES: Final = keys("Of a rule that is not met: fail, if nothing is said.", **dict.fromkeys(OWN_RULES, SEVERITY))
 TARGET: Final = keys(
     "A server: a model on a GPU with its engine's arguments, or the command that starts it.",
     "id",
@@ -217,6 +217,11 @@ POLICY_SCHEMA: Final[dict[str, Any]] = keys(
             reason={"type": "string", "minLength": 1},
             expires={"type": "string", "format": "date"},
         ),
+    },
+    allow_changes={
+        "type": "array",
+        "description": "What a later change may weaken under `kvplan check --base`, read at the base revision only.",
+        "items": {"enum": list(CHANGE_KINDS)},
     },
 )
 SCHEMAS: Final[dict[str, Schema]] = {

@@ -1,0 +1,301 @@
+"""What a change makes weaker in a policy and its baseline, beside those of a base revision.
+
+Only the base revision's policy says what may become weaker (`allow_changes:`): a change cannot permit itself.
+"""
+
+import datetime
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.files import printable
+from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Target, Waiver
+from kvplan.policy.judge import FIGURES, GROWING, covers
+from kvplan.policy.result import RULES, ChangeKind, Figures, Finding, Outcome, TargetResult
+from kvplan.strict_yaml import Items, Mark, Node, Scalar
+
+CHANGES_ID: Final = "(policy)"  # what findings about the policy itself are filed under; no target can have this id
+MOST_NAMED: Final = 3  # targets in one line
+BASELINE: Final = "baseline"
+MEASURED: Final = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A policy with the figures of its baseline file; None: there is no such file."""
+
+    policy: Policy
+    figures: Mapping[str, Figures] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something weaker than it was.
+
+    subjects  what it is about: "target chat"; those that change alike are one Change
+    mark      where it stands now; None: nowhere
+    """
+
+    kind: ChangeKind
+    subjects: tuple[str, ...]
+    text: str
+    mark: Mark | None
+
+
+def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[Change]:
+    """Everything that is weaker now than at the base revision.
+
+    gpu_bytes  memory of each target's GPU: of what a share of headroom is one
+    """
+    return grouped(
+        [
+            *_targets(base.policy, now.policy),
+            *_rules(base.policy, now.policy, gpu_bytes),
+            *_severities(base.policy, now.policy),
+            *_waivers(base.policy, now.policy),
+            *_baseline(base, now),
+        ]
+    )
+
+
+def grouped(changes: Iterable[Change]) -> list[Change]:
+    """Changes that differ in their subject only as one: a default speaks for many targets."""
+    subjects: dict[tuple[ChangeKind, str, Mark | None], list[str]] = {}
+    for change in changes:
+        subjects.setdefault((change.kind, change.text, change.mark), []).extend(change.subjects)
+    return [Change(kind, tuple(names), text, mark) for (kind, text, mark), names in subjects.items()]
+
+
+# --- as findings ------------------------------------------------------------------------------------------------------
+
+
+def changes_result(policy: Policy, base: Policy, revision: str, changes: Iterable[Change]) -> TargetResult:
+    """The changes judged: each fails, unless the base revision's policy allows its kind."""
+    findings = [_finding(change, revision, change.kind in base.allow_changes) for change in changes]
+    if not findings:
+        findings = [finding("base", "pass", f"no target, rule, limit, waiver or baseline is weaker than at {revision}")]
+    return result(policy.path, revision, findings)
+
+
+def result(path: str, revision: str, findings: Iterable[Finding]) -> TargetResult:
+    return TargetResult(CHANGES_ID, 1, f"{path} since {revision}", tuple(findings), None, None)
+
+
+def finding(name: str, outcome: Outcome, message: str, mark: Mark | None = None, fix: str | None = None) -> Finding:
+    rule = f"change.{name}"
+    return Finding(
+        code=RULES[rule][0],
+        rule=rule,
+        target=CHANGES_ID,
+        outcome=outcome,
+        message=message,
+        fix=fix,
+        line=1 if mark is None else mark.line,
+        column=1 if mark is None else mark.column,
+        limit=None,
+        actual=None,
+        unit="",
+    )
+
+
+def _finding(change: Change, revision: str, is_allowed: bool) -> Finding:
+    message = f"{named(change.subjects)}: {change.text}"
+    if is_allowed:
+        return finding(change.kind, "note", f"{message} ({revision} allows it)", change.mark)
+    cure = f"undo it, or let {revision} allow it first: allow_changes: [{change.kind}]"
+    return finding(change.kind, "fail", message, change.mark, cure)
+
+
+def named(subjects: tuple[str, ...]) -> str:
+    shown = ", ".join(subjects[:MOST_NAMED])
+    more = len(subjects) - MOST_NAMED
+    return shown if more <= 0 else f"{shown} and {more:,} more"
+
+
+# --- targets and their rules ------------------------------------------------------------------------------------------
+
+
+def _targets(base: Policy, now: Policy) -> Iterator[Change]:
+    before = {target.id for target in base.targets}
+    kept = {target.id for target in now.targets}
+    added = [target for target in now.targets if target.id not in before]
+    for target in base.targets:
+        if target.id not in kept:
+            twin = next((other for other in added if said(other) == said(target)), None)
+            text = "is gone" if twin is None else f"is now named {twin.id}"
+            yield Change("target", (_subject(target),), text, None if twin is None else twin.mark)
+
+
+def said(target: Target) -> dict[str, str]:
+    """What a target says of its server, as text by key."""
+    nodes: dict[str, Node] = {**target.defaults, **target.own}
+    if target.command is not None:
+        nodes["command"] = target.command
+    return {key: _text(node) for key, node in nodes.items()}
+
+
+def _text(node: Node) -> str:
+    match node:
+        case Scalar():
+            return node.text
+        case Items():
+            return " ".join(map(_text, node.values))
+        case _:
+            return " ".join(f"{key} {_text(value)}" for key, value in node.values.items())
+
+
+def _subject(target: Target) -> str:
+    return f"target {target.id}"
+
+
+Scope = tuple[Mark, Mapping[tuple[str, str], Rule]]  # where it stands, and its rules by name and key
+
+
+def _scopes(policy: Policy) -> dict[str, Scope]:
+    """All rules of a policy by what states them: its targets, the baseline, the measurement."""
+    scopes: dict[str, Scope] = {_subject(target): (target.mark, _by_name(target.rules)) for target in policy.targets}
+    if policy.baseline is not None:
+        scopes[BASELINE] = (policy.baseline.mark, _by_name(policy.baseline.rules))
+    if policy.measured is not None:
+        scopes[MEASURED] = (policy.measured.mark, _by_name(_measured_rules(policy)))
+    return scopes
+
+
+def _by_name(rules: Iterable[Rule]) -> dict[tuple[str, str], Rule]:
+    return {(rule.name, rule.key): rule for rule in rules}
+
+
+def _measured_rules(policy: Policy) -> list[Rule]:
+    measured = policy.measured
+    rules = () if measured is None else (measured.max_error, measured.max_age)
+    return [rule for rule in rules if rule is not None]
+
+
+def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[Change]:
+    """Rules that were dropped, and limits that are looser. The rules of a target that is gone are gone with it."""
+    scopes = _scopes(now)
+    of_target = {_subject(target): gpu_bytes.get(target.id, 0) for target in now.targets}
+    for subject, (_, rules) in _scopes(base).items():
+        if subject not in scopes and subject not in (BASELINE, MEASURED):
+            continue
+        mark, kept = scopes.get(subject, (None, {}))
+        for name, rule in rules.items():
+            if name not in kept:
+                yield Change("rule", (subject,), f"{_shown(rule)} is no longer required", mark)
+            elif is_looser(rule, kept[name], of_target.get(subject, 0)):
+                text = f"{_shown(rule)} is looser: {_limit(rule)} -> {_limit(kept[name])}"
+                yield Change("limit", (subject,), text, kept[name].mark)
+
+
+def is_looser(before: Rule, now: Rule, gpu_bytes: int) -> bool:
+    """Whether a limit admits what it did not; a share and a size are compared on the target's GPU."""
+    old, new = before.limit, now.limit
+    if before.is_share != now.is_share:
+        old, new = (rule.limit * gpu_bytes if rule.is_share else rule.limit for rule in (before, now))
+    return new < old if now.name.startswith("min_") else new > old
+
+
+def _shown(rule: Rule) -> str:
+    """ "min_users.p99", "max_drop.kv_tokens": as the policy has it."""
+    if rule.name.startswith("baseline."):
+        figure = rule.name.removeprefix("baseline.")
+        return f"{'max_growth' if figure in GROWING else 'max_drop'}.{figure}"
+    return f"{rule.name}.{rule.key}" if rule.key else rule.name
+
+
+def _limit(rule: Rule) -> str:
+    return printable(rule.text, 20)
+
+
+# --- severities and waivers -------------------------------------------------------------------------------------------
+
+
+def _severities(base: Policy, now: Policy) -> Iterator[Change]:
+    """Rules that failed and now warn; those of the baseline are judged for each target."""
+    after = {target.id: target for target in now.targets}
+    for target in base.targets:
+        if target.id in after:
+            yield from _lowered(base, target, now, after[target.id])
+    measured = {rule.name: rule for rule in _measured_rules(now)}
+    for rule in _measured_rules(base):
+        if rule.name in measured and base.severity.get(rule.name) != "warn" and now.severity.get(rule.name) == "warn":
+            yield Change("severity", (MEASURED,), f"{rule.name} warns where it failed", measured[rule.name].mark)
+
+
+def _lowered(base: Policy, target: Target, now: Policy, after: Target) -> Iterator[Change]:
+    kept = {rule.name: rule for rule in _all_rules(now, after)}
+    for name in {rule.name: None for rule in _all_rules(base, target)}:
+        warned = _warns(base, target, name)
+        if name in kept and not warned and _warns(now, after, name):
+            rule = kept[name]
+            shown = _shown(rule) if name.startswith("baseline.") else name
+            yield Change("severity", (_subject(target),), f"{shown} warns where it failed", rule.mark)
+
+
+def _all_rules(policy: Policy, target: Target) -> list[Rule]:
+    return [*target.rules, *(policy.baseline.rules if policy.baseline else ())]
+
+
+def _warns(policy: Policy, target: Target, rule: str) -> bool:
+    return (target.severity.get(rule) or policy.severity.get(rule)) == "warn"
+
+
+def _waivers(base: Policy, now: Policy) -> Iterator[Change]:
+    """Waivers that excuse a rule which was not excused, or for longer."""
+    pairs = {(target.id, rule.name) for target in now.targets for rule in _all_rules(now, target)}
+    pairs |= {(EVIDENCE_ID, rule.name) for rule in _measured_rules(now)}
+    for waiver in now.waivers:
+        same = [old.expires for old in base.waivers if (old.target, old.rule) == (waiver.target, waiver.rule)]
+        if same and max(same) >= waiver.expires:
+            continue
+        if not any(_is_new(waiver, pair, base.waivers) for pair in pairs):
+            continue
+        name = printable(f"{waiver.target}/{waiver.rule}", 200)
+        text = f"is new, until {waiver.expires}" if not same else f"is extended: {max(same)} -> {waiver.expires}"
+        yield Change("waiver", (f"waiver {name}",), text, waiver.mark)
+
+
+def _is_new(waiver: Waiver, pair: tuple[str, str], before: Iterable[Waiver]) -> bool:
+    if not covers(waiver, *pair):
+        return False
+    until = max((old.expires for old in before if covers(old, *pair)), default=datetime.date.min)
+    return waiver.expires > until
+
+
+# --- baseline ---------------------------------------------------------------------------------------------------------
+
+
+def _baseline(base: State, now: State) -> Iterator[Change]:
+    """The baseline replaced, deleted, or with figures that are worse; where there was no file, none is needed."""
+    old, new = base.policy.baseline, now.policy.baseline
+    if old is None or base.figures is None:
+        return
+    name = f"{BASELINE} {printable(old.text, 200)}"
+    if new is None:
+        yield Change("baseline", (name,), "is no longer named", None)
+        return
+    if os.path.normpath(old.text) != os.path.normpath(new.text):
+        yield Change("baseline", (name,), f"is replaced by {printable(new.text, 200)}", new.mark)
+    elif now.figures is None:
+        yield Change("baseline", (name,), "is deleted", new.mark)
+    ids = {target.id for target in now.policy.targets}
+    for target, figures in base.figures.items():
+        if now.figures is not None and target in ids:
+            for text in _worse(old.rules, figures, now.figures.get(target)):
+                yield Change("baseline", (f"{BASELINE} of target {target}",), text, new.mark)
+
+
+def _worse(rules: Iterable[Rule], before: Figures, now: Figures | None) -> Iterator[str]:
+    """The figures that a rule bounds and that a baseline has made easier to keep."""
+    if now is None:
+        yield "has no figures any more"
+        return
+    if before.fits and not now.fits:
+        yield "fitted, and no longer does"
+    for rule in rules:
+        figure = rule.name.removeprefix("baseline.")
+        old, new = round(getattr(before, figure), 12), round(getattr(now, figure), 12)
+        if (new > old) if figure in GROWING else (new < old):
+            name, _, text = FIGURES[figure]
+            yield f"{name} {text(old)} -> {text(new)}"

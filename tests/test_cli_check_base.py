@@ -1,0 +1,266 @@
+"""`kvplan check --base REV`: a change cannot make the gate weaker by itself. Each test has a git repository."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli import Ran, Run, config_file, refused
+from tests.cli import run as run  # the fixture
+
+POLICY = """\
+version: 1
+targets:
+- id: a
+  model: ./model
+  gpu: h100-80g
+  max_model_len: 8k
+  rules: {fits: true, min_headroom: 5%, min_users: {mean: 10, p99: 4}}
+baseline: {file: baseline.json, max_growth: {kv_bytes_per_token: 0%}, max_drop: {kv_tokens: 5%}}
+"""
+
+
+def git(folder: Path, *argv: str) -> None:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *settings, *argv], cwd=folder, check=True, capture_output=True, timeout=900)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "change")
+
+
+def rewrite(folder: Path, *pairs: tuple[str, str]) -> None:
+    """Change the policy's text; each text that goes must stand there."""
+    path = folder / "kvplan.policy.yaml"
+    text = path.read_text(encoding="utf-8")
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture
+def repository(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Branch `main` with a model, a policy that it keeps, and the baseline that kvplan wrote; the user stands in it."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    folder = tmp_path / "repository"
+    config_file_in(folder)
+    (folder / "kvplan.policy.yaml").write_text(POLICY, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    assert run("check", "--update-baseline", "--quiet").code == 0
+    git(folder, "init", "-q", "-b", "main")
+    commit(folder)
+    git(folder, "checkout", "-qb", "change")
+    return folder
+
+
+def config_file_in(folder: Path, **changes: Any) -> None:
+    folder.mkdir(exist_ok=True)
+    config_file(folder / "model", changes)
+
+
+def check(run: Run, *flags: str) -> Ran:
+    return run("check", "--base", "main", "--format", "json", *flags)
+
+
+def changes(ran: Ran) -> list[tuple[str, str, str]]:
+    """(outcome, kind of change, message) of what is said about the policy itself."""
+    (policy,) = [target for target in ran.json["targets"] if target["id"] == "(policy)"]
+    return [(it["outcome"], it["rule"].removeprefix("change."), it["message"]) for it in policy["findings"]]
+
+
+def failed(ran: Ran) -> list[tuple[str, str]]:
+    assert ran.code == 1, ran
+    return [(kind, message) for outcome, kind, message in changes(ran) if outcome == "fail"]
+
+
+def test_a_change_that_weakens_nothing_passes(run: Run, repository: Path) -> None:
+    ran = check(run)
+    assert ran.code == 0
+    ((outcome, kind, message),) = changes(ran)
+    assert (outcome, kind) == ("pass", "base")
+    assert "is weaker than at main (" in message
+
+
+# --- the smuggles: an honest regression of 61 % of the tokens, made to pass -------------------------------------------
+
+
+def regress(folder: Path) -> None:
+    """Twice the layers: twice the KV bytes of a token, 61 % fewer tokens."""
+    config_file_in(folder, num_hidden_layers=64)
+
+
+def test_an_honest_regression_fails_by_its_own_rules(run: Run, repository: Path) -> None:
+    regress(repository)
+    ran = check(run)
+    assert ran.code == 1
+    assert not [it for it in changes(ran) if it[0] == "fail"]
+
+
+def test_a_renamed_target_does_not_leave_its_baseline_behind(run: Run, repository: Path) -> None:
+    regress(repository)
+    rewrite(repository, ("id: a", "id: a2"))
+    assert run("check").code == 0  # what passed before there was --base
+    assert failed(check(run)) == [("target", "target a: is now named a2")]
+
+
+def test_a_new_baseline_file_or_none_is_no_way_out(run: Run, repository: Path) -> None:
+    regress(repository)
+    rewrite(repository, ("file: baseline.json", "file: other.json"))
+    assert run("check").code == 0
+    assert failed(check(run)) == [("baseline", "baseline baseline.json: is replaced by other.json")]
+    rewrite(repository, ("file: other.json", "file: baseline.json"))
+    (repository / "baseline.json").unlink()
+    assert run("check").code == 0
+    assert failed(check(run)) == [("baseline", "baseline baseline.json: is deleted")]
+
+
+def test_an_updated_baseline_must_not_be_worse(run: Run, repository: Path) -> None:
+    regress(repository)
+    assert run("check", "--update-baseline", "--quiet").code == 0
+    assert run("check").code == 0
+    found = failed(check(run))
+    # 2 (K and V) * 8 heads * 128 * 2 bytes = 4 KiB for each of 32 and of 64 layers
+    assert found[0] == ("baseline", "baseline of target a: KV per token 128 KiB -> 256 KiB")
+    assert [kind for kind, _ in found] == ["baseline"] * 2
+    assert found[1][1].startswith("baseline of target a: tokens in the KV cache ")
+
+
+def test_a_lower_severity_and_a_waiver_are_no_way_out(run: Run, repository: Path) -> None:
+    regress(repository)
+    warned = "severity: {baseline.kv_tokens: warn, baseline.kv_bytes_per_token: warn}\n"
+    rewrite(repository, (POLICY, POLICY + warned))
+    assert run("check").code == 0
+    assert [kind for kind, _ in failed(check(run))] == ["severity", "severity"]
+    waived = "waivers: [{rule: a/baseline.*, reason: later, expires: 2027-01-31}]\n"
+    rewrite(repository, (warned, waived))
+    assert run("check", "--today", "2026-11-22").code == 0
+    assert failed(check(run, "--today", "2026-11-22")) == [("waiver", "waiver a/baseline.*: is new, until 2027-01-31")]
+
+
+def test_an_honest_improvement_passes_with_its_new_baseline(run: Run, repository: Path) -> None:
+    rewrite(repository, ("max_model_len: 8k", "max_model_len: 8k\n  kv_cache_dtype: fp8"))
+    assert run("check", "--update-baseline", "--quiet").code == 0
+    ran = check(run)
+    assert (ran.code, [it for it in changes(ran) if it[0] == "fail"]) == (0, [])
+
+
+# --- limits and rules -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "message"),
+    [
+        ("min_headroom: 5%", "min_headroom: 4%", "limit", "target a: min_headroom is looser: 5% -> 4%"),
+        ("p99: 4", "p99: 3", "limit", "target a: min_users.p99 is looser: 4 -> 3"),
+        # 5 % of an H100's 79.19 GiB are 3.96 GiB
+        ("min_headroom: 5%", "min_headroom: 3GiB", "limit", "target a: min_headroom is looser: 5% -> 3GiB"),
+        ("kv_tokens: 5%", "kv_tokens: 6%", "limit", "baseline: max_drop.kv_tokens is looser: 5% -> 6%"),
+        (", p99: 4", "", "rule", "target a: min_users.p99 is no longer required"),
+        ("min_headroom: 5%, ", "", "rule", "target a: min_headroom is no longer required"),
+        (", max_drop: {kv_tokens: 5%}", "", "rule", "baseline: max_drop.kv_tokens is no longer required"),
+    ],
+)  # fmt: skip
+def test_a_looser_limit_and_a_dropped_rule_fail(
+    run: Run, repository: Path, old: str, new: str, kind: str, message: str
+) -> None:
+    rewrite(repository, (old, new))
+    assert run("check").code == 0
+    assert failed(check(run)) == [(kind, message)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("min_headroom: 5%", "min_headroom: 6%"),
+        ("min_headroom: 5%", "min_headroom: 4GiB"),
+        ("kv_tokens: 5%", "kv_tokens: 0.5%"),
+        ("fits: true", "fits: true, min_kv_tokens: 1k"),
+        ("baseline:", "- {id: b, model: llama-3.1-8b, gpu: l40s, max_model_len: 4k, rules: {fits: true}}\nbaseline:"),
+    ],
+)
+def test_stricter_limits_new_rules_and_new_targets_are_fine(run: Run, repository: Path, old: str, new: str) -> None:
+    rewrite(repository, (old, new))
+    assert check(run).code == 0
+
+
+# --- what the base allows ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_base_revision_allows_a_change(run: Run, repository: Path) -> None:
+    rewrite(repository, ("p99: 4", "p99: 3"), ("version: 1", "version: 1\nallow_changes: [limit]"))
+    assert [kind for kind, _ in failed(check(run))] == ["limit"]
+    rewrite(repository, ("p99: 3", "p99: 4"))
+    git(repository, "checkout", "-q", "main")
+    commit(repository)
+    rewrite(repository, ("p99: 4", "p99: 3"))
+    ran = check(run, "--strict")
+    assert ran.code == 0
+    ((outcome, kind, message),) = changes(ran)
+    assert (outcome, kind) == ("note", "limit")
+    assert message.startswith("target a: min_users.p99 is looser: 4 -> 3 (main (")
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_format_tells_it(run: Run, repository: Path) -> None:
+    rewrite(repository, ("p99: 4", "p99: 3"))
+    text = "target a: min_users.p99 is looser: 4 -> 3"
+    table = run("check", "--base", "main")
+    assert (table.code, table.err) == (1, "")
+    assert re.search(
+        rf"^  fail  KVP203 change\.limit +{re.escape(text)}; undo it, or let main \(", table.out, re.MULTILINE
+    )
+    annotated = run("check", "--base", "main", "--format", "github").out
+    title = "title=KVP203 change.limit (policy)::"
+    assert annotated.startswith(f"::error file=kvplan.policy.yaml,line=7,col=63,{title}"), annotated
+    sarif = json.loads(run("check", "--base", "main", "--format", "sarif").out)["runs"][0]
+    (found,) = [it for it in sarif["results"] if it["ruleId"] == "KVP203"]
+    assert (found["level"], sarif["tool"]["driver"]["rules"][found["ruleIndex"]]["id"]) == ("error", "KVP203")
+    suites = ElementTree.fromstring(run("check", "--base", "main", "--format", "junit").out)
+    (failure,) = suites.iter("failure")
+    assert (failure.get("type"), failure.get("message")) == ("KVP203", text)
+    assert text in run("check", "--base", "main", "--format", "markdown").out
+
+
+# --- the base itself --------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_that_the_base_does_not_have_is_noted(run: Run, repository: Path) -> None:
+    (repository / "new.policy.yaml").write_text(POLICY.partition("baseline:")[0], encoding="utf-8")
+    ran = run("check", "new.policy.yaml", "--base", "main", "--format", "json", "--strict")
+    assert ran.code == 0
+    ((outcome, kind, message),) = changes(ran)
+    assert (outcome, kind) == ("note", "base")
+    assert message.startswith("there is no policy new.policy.yaml at main (")
+
+
+def test_an_unknown_revision_is_2_and_says_how_to_have_it(run: Run, repository: Path, tmp_path: Path) -> None:
+    message = refused(run("check", "--base", "nope"))
+    assert "revision 'nope': git knows no such commit" in message
+    assert "fetch-depth: 0" in message
+    clone = tmp_path / "clone"
+    commit_more(repository)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", str(clone))
+    assert "fetch-depth: 0" in refused(run("check", clone / "kvplan.policy.yaml", "--base", "HEAD~1"))
+
+
+def commit_more(folder: Path) -> None:
+    (folder / "more").write_text("more", encoding="utf-8")
+    commit(folder)
+
+
+def test_outside_a_repository_base_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    config_file(tmp_path / "model")
+    (tmp_path / "kvplan.policy.yaml").write_text(POLICY, encoding="utf-8")
+    assert "not a git repository" in refused(run("check", "--base", "main"))
