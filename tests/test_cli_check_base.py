@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvplan.report.policy_text import shown
 from tests.cli import Ran, Run, config_file, refused
 from tests.cli import run as run  # the fixture
 
@@ -228,7 +229,7 @@ def test_every_format_tells_it(run: Run, repository: Path) -> None:
     suites = ElementTree.fromstring(run("check", "--base", "main", "--format", "junit").out)
     (failure,) = suites.iter("failure")
     assert (failure.get("type"), failure.get("message")) == ("KVP203", text)
-    assert text in run("check", "--base", "main", "--format", "markdown").out
+    assert f"| (policy) | {shown(text)} |" in run("check", "--base", "main", "--format", "markdown").out
 
 
 # --- the base itself --------------------------------------------------------------------------------------------------
