@@ -4,8 +4,6 @@ A server's own numbers come from its /metrics page (kvplan/server_metrics.py), w
 page that cannot be had, or not yet, is part of a reading, and the others go on.
 """
 
-import csv
-import io
 import os
 import threading
 import time
@@ -15,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvplan.csv_text import csv_text
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import open_regular, printable
 from kvplan.nvml import Device, DeviceSample, HostMemory, host_memory
@@ -319,6 +318,4 @@ class CsvLog:
 
 
 def _line(cells: Sequence[Any]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode("utf-8", "backslashreplace")
+    return csv_text([cells]).encode("utf-8", "backslashreplace")

@@ -16,6 +16,7 @@ ORDER = (
     "units",
     "entries",
     "files",
+    "csv_text",  # rows as CSV
     "git",  # a repository's files at a revision
     "strict_yaml",
     "limits",

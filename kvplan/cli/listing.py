@@ -1,7 +1,5 @@
 """`kvplan models` and `kvplan gpus`: lists as a quick reference, and everything known of one entry."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from typing import Any, assert_never
@@ -9,6 +7,7 @@ from typing import Any, assert_never
 from kvplan import catalog, entries
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
+from kvplan.csv_text import csv_text
 from kvplan.disk import stored_dtype
 from kvplan.errors import UsageError
 from kvplan.files import printable
@@ -241,11 +240,7 @@ def rendered(rows: Sequence[Row], format: str, what: str) -> str:
         return to_json({"schema": f"kvplan/{what}@1", what: list(rows)})
     headers = list(rows[0])
     if format == "csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, headers, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        return csv_text([headers, *([row[name] for name in headers] for row in rows)])
     cells = [[str("" if row[key] is None else row[key]).replace("|", "\\|") for key in headers] for row in rows]
     table = [headers, ["---"] * len(headers), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in table)

@@ -1,7 +1,5 @@
 """`kvplan reconcile`: a run directory -> predicted beside measured, and the exit code it means."""
 
-import csv
-import io
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,6 +9,7 @@ from kvplan import calibration
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
+from kvplan.csv_text import csv_text
 from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.limits import read as limits_of
@@ -167,18 +166,15 @@ def capacity_cells(row: CapacityRow) -> tuple[str, str, str, str]:
 
 def as_csv(result: Reconciliation) -> str:
     """Components, the pool's figures, and what each allocator served, by `kind`."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("kind", "name", "predicted", "measured", "error", "relative"))
+    rows: list[tuple[Any, ...]] = [("kind", "name", "predicted", "measured", "error", "relative")]
     for row in (*result.rows, result.total):
-        writer.writerow(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
+        rows.append(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
     for figure in result.capacity:
-        writer.writerow((figure.unit, figure.name, _whole(figure.predicted), _whole(figure.measured), None, None))
-    for one in served(result.run):
-        for name, value in asdict(one).items():
-            if name != "allocator":
-                writer.writerow((printable(one.allocator, 40), name, None, value, None, None))
-    return text.getvalue()
+        rows.append((figure.unit, figure.name, _whole(figure.predicted), _whole(figure.measured), None, None))
+    for part in served(result.run):
+        figures = {name: value for name, value in asdict(part).items() if name != "allocator"}
+        rows += ((printable(part.allocator, 40), name, None, value, None, None) for name, value in figures.items())
+    return csv_text(rows)
 
 
 def _whole(value: float | None) -> float | int | None:

@@ -1,7 +1,5 @@
 """`kvplan reconcile --log` and `--metrics`: what a server says of itself -> the plan for it, row by row beside it."""
 
-import csv
-import io
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ from kvplan.cli.asked import Asked
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.command import ARGUMENTS
+from kvplan.csv_text import csv_text
 from kvplan.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec, with_memory
@@ -341,14 +340,14 @@ def error_text(row: LogRow) -> str:
 
 
 def as_csv(result: LogReconciliation) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("from", "name", "unit", "predicted", "low", "high", "logged", "error", "relative", "kind", "why"))
-    for source, rows in (("inputs", result.rows), ("logged pool", result.given)):
-        for row in rows:
-            figures = (row.predicted, row.low, row.high, row.logged, row.error, row.relative)
-            writer.writerow((source, row.name, row.unit, *figures, row.kind, row.why))
-    return text.getvalue()
+    headers = ("from", "name", "unit", "predicted", "low", "high", "logged", "error", "relative", "kind", "why")
+    rows = [
+        (source, row.name, row.unit, row.predicted, row.low, row.high, row.logged, row.error, row.relative, row.kind,
+         row.why)
+        for source, part in (("inputs", result.rows), ("logged pool", result.given))
+        for row in part
+    ]  # fmt: skip
+    return csv_text([headers, *rows])
 
 
 def as_markdown(result: LogReconciliation) -> str:

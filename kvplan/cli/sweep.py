@@ -16,6 +16,7 @@ from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_tw
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.command import read_argument
+from kvplan.csv_text import csv_text
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
 from kvplan.plan import Request
@@ -205,7 +206,7 @@ class Sink:
 
     def rows(self, rows: list[Row]) -> None:
         if self.format == "csv":
-            self.put(text.csv_rows(rows))
+            self.put(csv_text(rows))
         elif self.format == "json":
             self.put(text.json_rows(rows, first=not self.has_rows))
         self.has_rows = self.has_rows or bool(rows)

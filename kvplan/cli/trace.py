@@ -1,8 +1,6 @@
 """`kvplan trace`: what a trace looks like, in another form, or a part of it; and the workloads known by name."""
 
-import csv
 import gzip
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from kvplan.cli.trace_options import (
     TraceSampleOptions,
     TraceStatsOptions,
 )
+from kvplan.csv_text import csv_text
 from kvplan.errors import UsageError
 from kvplan.files import printable
 from kvplan.report.lines import Line, columns, line, write
@@ -179,20 +178,12 @@ def show(document: Document, lines: list[Line], options: TraceStatsOptions) -> N
 
 def figures_text(document: Document, form: str) -> str:
     """Two columns: the path of each figure in the JSON document, and its value; nothing where there is none."""
-    rows = [("figure", "value"), *((path, cell(value)) for path, value in flat(document))]
+    rows = [("figure", "value"), *flat(document)]
     if form == "markdown":
         from kvplan.report.text import escaped, rows_of
 
-        return rows_of(rows[0], [(path, escaped(value)) for path, value in rows[1:]])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def cell(value: Any) -> str:
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):  # a spreadsheet would run it as a formula
-        return f"'{value}"
-    return "" if value is None else str(value)
+        return rows_of(rows[0], [(path, escaped("" if value is None else str(value))) for path, value in rows[1:]])
+    return csv_text(rows)
 
 
 def flat(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,10 +1,9 @@
 """A difference on one screen, as Markdown and as CSV; the same numbers as kvplan/diff@1."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 
 from kvplan.attribute import Change, Kind, Number, Step
+from kvplan.csv_text import csv_text
 from kvplan.diff import (
     LABELS,
     Comparison,
@@ -304,14 +303,12 @@ COLUMNS = ("comparison", "part", "name", "unit", "old", "new", "delta")
 
 def diff_csv(result: Difference) -> str:
     """A row for each change, figure and step's effect, by `part`; what only one side has is a row of its own."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for it in result.comparisons:
-        writer.writerows([_safe(cell) for cell in (it.new.key, *row)] for row in _csv_rows(it))
+    rows: list[tuple[object, ...]] = [COLUMNS]
+    for each in result.comparisons:
+        rows += ((each.new.key, *row) for row in _csv_rows(each))
     for name, keys in (("only_old", result.only_old), ("only_new", result.only_new)):
-        writer.writerows([_safe(key), name, *[""] * 5] for key in keys)
-    return out.getvalue()
+        rows += ((key, name, *[""] * 5) for key in keys)
+    return csv_text(rows)
 
 
 def _csv_rows(it: Comparison) -> Iterator[tuple[object, ...]]:
@@ -330,8 +327,3 @@ def _csv_rows(it: Comparison) -> Iterator[tuple[object, ...]]:
 
 def _word(side: Side) -> str:
     return str(side.fits).lower()
-
-
-def _safe(cell: object) -> object:
-    """Text that a spreadsheet would run as a formula, quoted."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell

@@ -1,19 +1,18 @@
 """A recommendation as JSON, CSV, Markdown and a table; all from one document."""
 
-import csv
-import io
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from kvplan.artifact import Document
+from kvplan.csv_text import csv_text
 from kvplan.files import printable
 from kvplan.flags import model_id, serve_command
 from kvplan.held import running_users
 from kvplan.plan import Plan, Request
 from kvplan.recommend import STAGES, Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.report.lines import Line, columns, line
-from kvplan.report.text import code, csv_cell, escaped, rows_of
+from kvplan.report.text import code, escaped, rows_of
 from kvplan.units import GIB, format_gib, plural
 
 RECOMMENDATION = "kvplan/recommendation@1"
@@ -489,8 +488,4 @@ def rows_csv(doc: Document) -> str:
 
 
 def _csv(headers: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows([csv_cell(row.get(name)) for name in headers] for row in rows)
-    return out.getvalue()
+    return csv_text([headers, *([row.get(name) for name in headers] for row in rows)])

@@ -1,11 +1,10 @@
 """A report as Markdown for a pull request, as JSON and as CSV: the numbers of the HTML, in the same tables."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.csv_text import csv_text
 from kvplan.report.run_cells import Table, Value, cell_text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.text import escaped, rows_of
@@ -54,31 +53,22 @@ def shared_tables(data: ReportData) -> list[Table]:
 
 def report_csv(data: ReportData) -> str:
     """One line per cell, so that tables of all shapes go into one file; `row` counts from 1 in each table."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    rows: list[tuple[Value, ...]] = [CSV_COLUMNS]
     for run in data.runs:
-        said = {"answer": run.answer, "banner": run.banner, "notes": "; ".join(run.notes) or None}
-        writer.writerows((guarded(run.label), "", 1, name, "text", guarded(value)) for name, value in said.items())
+        texts = {"answer": run.answer, "banner": run.banner, "notes": "; ".join(run.notes) or None}
+        rows += ((run.label, "", 1, name, "text", value) for name, value in texts.items())
         for table in run.tables.values():
-            writer.writerows(csv_lines(table, run.label))
+            rows += csv_lines(table, run.label)
     for table in shared_tables(data):
-        writer.writerows(csv_lines(table, ""))
-    return out.getvalue()
+        rows += csv_lines(table, "")
+    return csv_text(rows)
 
 
 def csv_lines(table: Table, label: str) -> Iterable[tuple[Value, ...]]:
     for number, row in enumerate(table.rows, 1):
         for i, column in enumerate(table.columns):
             unit = "text" if isinstance(row[i], str) else table.unit(row, i)
-            yield guarded(label), table.name, number, column.name, unit, guarded(row[i])
-
-
-def guarded(value: Value) -> Value:
-    """Text that a spreadsheet would run as a formula is quoted; None is an empty cell."""
-    if value is None:
-        return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+            yield label, table.name, number, column.name, unit, row[i]
 
 
 # --- markdown ---------------------------------------------------------------------------------------------------------

@@ -1,15 +1,14 @@
 """A simulation as a table, Markdown, CSV and JSON; its timeline and requests as CSV."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvplan.artifact import num_gpus
+from kvplan.csv_text import csv_text
 from kvplan.flags import model_id
 from kvplan.report.lines import Line, columns, line, write
-from kvplan.report.text import csv_cell, escaped, rows_of
+from kvplan.report.text import escaped, rows_of
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import Result, Spread
@@ -203,12 +202,10 @@ def markdown(answer: Answer) -> str:
 
 def figures_csv(answer: Answer) -> str:
     """A row per figure and variant."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["variant", "metric", "value"])
+    rows: list[tuple[Any, ...]] = [("variant", "metric", "value")]
     for variant in answer.variants:
-        writer.writerows([variant.name, name, value] for name, value in flat(result_document(answer, variant)))
-    return text.getvalue()
+        rows += ((variant.name, name, value) for name, value in flat(result_document(answer, variant)))
+    return csv_text(rows)
 
 
 def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -216,7 +213,7 @@ def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]
         if isinstance(value, dict):
             yield from flat(value, f"{before}{key}.")
         elif not isinstance(value, list) and key != "name":
-            yield f"{before}{key}", csv_cell(value)
+            yield f"{before}{key}", value
 
 
 def document(answer: Answer) -> dict[str, Any]:
@@ -286,29 +283,25 @@ def result_document(answer: Answer, variant: Variant) -> dict[str, Any]:
 
 def timeline_csv(simulation: Simulation) -> str:
     """A row per stretch of time: averages of the steps that began in it, the highest of each, tokens given."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"])
+    rows: list[list[Any]] = [
+        ["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
+    ]
     timeline = simulation.timeline
-    for at, bucket in enumerate(timeline.buckets):
+    for number, bucket in enumerate(timeline.buckets):
         means = [each / bucket.seconds if bucket.seconds else 0.0 for each in bucket.sums]
         cells = [cell for pair in zip(means, bucket.peaks, strict=True) for cell in pair]
-        writer.writerow([at * timeline.width_s, *cells, bucket.tokens])
-    return text.getvalue()
+        rows.append([number * timeline.width_s, *cells, bucket.tokens])
+    return csv_text(rows)
 
 
 def requests_csv(simulation: Simulation) -> str:
     records = simulation.records
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",
-         "cached_tokens", "loaded_tokens", "preemptions"]
+    headers = (
+        "number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",
+        "cached_tokens", "loaded_tokens", "preemptions",
     )  # fmt: skip
-    writer.writerows(
-        zip(
-            records.number, records.arrival, records.admitted, records.first_token, records.ended, records.prompt,
-            records.output, records.cached, records.loaded, records.preemptions, strict=True,
-        )
+    rows = zip(
+        records.number, records.arrival, records.admitted, records.first_token, records.ended, records.prompt,
+        records.output, records.cached, records.loaded, records.preemptions, strict=True,
     )  # fmt: skip
-    return text.getvalue()
+    return csv_text([headers, *rows])

@@ -1,18 +1,17 @@
 """A sweep's rows as CSV and JSON, written part by part, and as a table of those columns that vary."""
 
-import csv
 import heapq
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvplan.csv_text import csv_text
 from kvplan.files import printable
 from kvplan.report.console import format_kib
 from kvplan.report.lines import Line, columns, line
-from kvplan.report.text import csv_cell, escaped, rows_of
+from kvplan.report.text import escaped, rows_of
 from kvplan.sweep import Grid, Row
 from kvplan.units import format_gib, plural
 
@@ -53,24 +52,7 @@ class Tally:
 
 
 def csv_head() -> str:
-    return ",".join(Row._fields) + "\n"
-
-
-# Columns of text from outside and of booleans: escaped, or written as true and false.
-_TYPED = ("model", "dtype", "quantization", "kv_cache_dtype", "reason", "fits")
-_TO_SHOW = tuple(Row._fields.index(name) for name in _TYPED)
-
-
-def csv_rows(rows: Iterable[Row]) -> str:
-    """One line per row; null is an empty cell, booleans are true and false."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    for row in rows:
-        cells: list[Any] = list(row)
-        for i in _TO_SHOW:
-            cells[i] = csv_cell(cells[i])
-        writer.writerow(cells)
-    return out.getvalue()
+    return csv_text([Row._fields])
 
 
 def json_head(prices: str | None, *, pareto: bool) -> str:

@@ -1,11 +1,10 @@
 """Plans as CSV, one row each, and as Markdown for a pull request; the same numbers as the JSON."""
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
 from kvplan.artifact import Document, plan_document
+from kvplan.csv_text import csv_text
 from kvplan.explain import explain as explained
 from kvplan.files import printable
 from kvplan.plan import MemoryBreakdown, Plan
@@ -84,26 +83,8 @@ def value_at(document: Document, path: str) -> Any:
 
 def plans_csv(plans: Sequence[Plan]) -> str:
     """A header and one row per plan; null is an empty cell, booleans are true and false."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for plan in plans:
-        document = plan_document(plan)
-        writer.writerow([csv_cell(value_at(document, path)) for path in COLUMNS])
-    return out.getvalue()
-
-
-def csv_cell(value: Any) -> Any:
-    """A value as a spreadsheet reads it: null is empty, booleans are true and false, and no text is a formula."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return str(value).lower()
-        case str() if value.startswith(("=", "+", "-", "@")):  # a spreadsheet would run it as a formula
-            return f"'{value}"
-        case _:
-            return value
+    documents = map(plan_document, plans)
+    return csv_text([COLUMNS, *([value_at(document, path) for path in COLUMNS] for document in documents)])
 
 
 # --- markdown ---------------------------------------------------------------------------------------------------------
