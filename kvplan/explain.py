@@ -168,8 +168,9 @@ def _cache_line(plan: Plan, cache: LayerCache, count: int) -> str:
             return f"{count} x cross attention (the encoder's tokens): {_heads(heads, k, v, dtype, tp)} {tail}"
         case LatentAttention(latent, rope):
             return f"{count} x latent (MLA), whole on every rank: {latent} latent + {rope} rope in {dtype} {tail}"
-        case SparseIndexer(dim):
-            return f"{count} x sparse indexer: {dim} fp8 + one fp32 scale per 128 {tail}"
+        case SparseIndexer(dim, pool):
+            shared = f", one key per {pool} tokens" if pool > 1 else ""
+            return f"{count} x sparse indexer: {dim} fp8 + one fp32 scale per 128{shared} {tail}"
         case WindowLatent(dim, rope, window):
             return f"{count} x latent of the last {window:,} tokens: {dim} wide, {rope} of it rope {tail}"
         case CompressedLatent(dim, rope, ratio, index):
@@ -318,6 +319,8 @@ def _charge(plan: Plan, group: KVGroup) -> str:
             rule = f"a state for every block of its context, ceil({context:,} / {spec.block_size:,}){drafts}"
         case "state":
             rule = "the state, drafts and checkpoints"
+        case "ring":
+            rule = "one ring of keys that are not pooled yet"
         case "cross":
             rule = f"ceil({plan.settings.max_num_batched_tokens:,} / {spec.block_size:,})"
         case _:

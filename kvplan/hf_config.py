@@ -51,6 +51,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
+    "glm5_next": ("glm5_next_text", "glm5_next"),
     "encoder_decoder": ("whisper",),
 }  # fmt: skip
 MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
@@ -142,6 +143,7 @@ LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
     "mamba": (RecurrentState,),
     "conv": (RecurrentState,),
     "deepseek_sparse_attention": (LatentAttention,),
+    "indexed_attention": (LatentAttention,),
 }
 WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever layer_types says
 

@@ -24,6 +24,7 @@ from kvplan.spec import (
 )
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+DS_MLA_ROPE = 64  # elements of a rope key in vLLM's fp8_ds_mla layout
 INDEXER_SCALE_GROUP = 128  # DeepSeek's indexer keeps one fp32 scale per 128 fp8 elements
 TURBOQUANT_BITS = {"turboquant_4bit_nc": (4, 4), "turboquant_k3v4_nc": (3, 4), "turboquant_3bit_nc": (3, 3)}
 KV_DTYPES = (
@@ -70,8 +71,8 @@ def cell_bytes(dtype: str, k_dim: int, v_dim: int) -> int:
 def latent_bytes(dtype: str, latent: int, rope: int) -> int:
     """Bytes of one token of an MLA layer: the latent and the rope key, whole on every rank."""
     match dtype:
-        case "fp8_ds_mla":  # 512 fp8 + 4 fp32 scales + 64 bf16 rope
-            return latent + 4 * cdiv(latent, 128) + 2 * rope
+        case "fp8_ds_mla":  # 512 fp8 + 4 fp32 scales + 64 bf16 rope, whose room is there without a rope key too
+            return latent + 4 * cdiv(latent, 128) + 2 * (rope or DS_MLA_ROPE)
         case "nvfp4_ds_mla":  # 512 in 4 bits + an fp8 scale per 16, 64 in fp8: 352 for DeepSeek
             return latent // 2 + latent // 16 + rope
         case "bfloat16" | "float16" | "float32" | "fp8" | "fp8_e4m3" | "fp8_e5m2":
@@ -122,8 +123,8 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
             return local_kv_heads(heads, tp) * cell_bytes(dtype, k, v)
         case LatentAttention(latent, rope):
             return latent_bytes(dtype, latent, rope)
-        case SparseIndexer(dim):
-            return dim + cdiv(dim, INDEXER_SCALE_GROUP) * 4
+        case SparseIndexer(dim, pool):
+            return cdiv(index_key_bytes(dim), pool)
         case KeyIndex(dim):
             return dim * 2
         case WindowLatent(dim, rope):
@@ -135,6 +136,16 @@ def token_bytes(cache: LayerCache, dtype: str, tp: int) -> int:
             return 0
         case _:
             assert_never(cache)
+
+
+def index_key_bytes(dim: int) -> int:
+    """An index key in fp8 and its scales."""
+    return dim + cdiv(dim, INDEXER_SCALE_GROUP) * 4
+
+
+def ring_bytes(cache: LayerCache) -> int:
+    """Bytes of a request's keys and gates, in bfloat16, that an indexer has not pooled yet."""
+    return cache.pool * 2 * cache.head_dim * 2 if isinstance(cache, SparseIndexer) and cache.pool > 1 else 0
 
 
 def v4_latent_bytes(head_dim: int, rope: int) -> int:

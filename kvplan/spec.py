@@ -82,9 +82,13 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class SparseIndexer:
-    """The fp8 index keys of DeepSeek sparse attention: one vector and one fp32 scale per 128 elements."""
+    """The fp8 index keys of DeepSeek sparse attention: one vector and one fp32 scale per 128 elements.
+
+    pool  tokens that share a key (GLM-5.3-Flash); above 1, a request also keeps the raw keys and gates of the last ones
+    """
 
     head_dim: int
+    pool: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,8 @@ def cache_text(cache: LayerCache) -> str:
             return f"latent of {width} + {rope}, window of {window:,} tokens"
         case CompressedLatent(width, rope, ratio, _):
             return f"latent of {width} + {rope} for every {ratio} tokens"
+        case SparseIndexer(width, pool) if pool > 1:
+            return f"index keys of {width} for every {pool} tokens"
         case SparseIndexer(width) | KeyIndex(width):
             return f"index keys of {width}"
         case RecurrentState(kind="short_conv", conv_kernel=kernel, convolution=parts):

@@ -29,7 +29,7 @@ def latent_attention(config: Config, hidden: int, *, output_gate: bool = False) 
     output_gate  the heads' outputs are gated by a projection of the input, fused with the latents' where there are two
     """
     heads = config.count("num_attention_heads")
-    nope, rotary = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    nope, rotary = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim", low=0)
     latent, v_dim = config.count("kv_lora_rank"), config.count("v_head_dim")
     q_rank = config.maybe_count("q_lora_rank")
     bias = config.flag("attention_bias")

@@ -107,6 +107,24 @@ def kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int) -> Mixer:
     return weights, RecurrentState("kda", kernel, (width, width, width), heads, (head_dim, head_dim), "float32")
 
 
+def fused_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bounded: bool) -> Mixer:
+    """GLM-5.3-Flash's KDA: Kimi Linear's, its input projections in one tensor whose low-rank parts each rank has."""
+    width = Part(heads, head_dim)
+    sources = tuple(f"self_attn.{x}_proj" for x in ("q", "k", "v", "b", "f_a", "g_a"))
+    parts = (width, width, width, Part(heads), replicated(head_dim), replicated(head_dim))
+    weights, state = kimi_delta(hidden, heads, head_dim, kernel)
+    weights = (
+        column("self_attn.in_proj_qkvbfg_a", hidden, parts, "attention", sources=sources),
+        *(weight for weight in weights if weight.name not in sources),
+    )
+    return weights, replace(state, kind=kda_kind(head_dim, bounded=bounded))
+
+
+def kda_kind(head_dim: int, *, bounded: bool) -> Literal["bounded_kda", "kda"]:
+    """A bounded gate has kernels of its own, at one head width."""
+    return "bounded_kda" if bounded and head_dim == FLASH_KDA_HEAD else "kda"
+
+
 def gated_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bounded: bool) -> Mixer:
     """Kimi K3's KDA: a gate of full rank, all input projections in one, its rows padded to 16 on each rank."""
     width = Part(heads, head_dim)
@@ -121,5 +139,5 @@ def gated_kimi_delta(hidden: int, heads: int, head_dim: int, kernel: int, *, bou
         norm("self_attn.o_norm", head_dim),
         row("self_attn.o_proj", heads * head_dim, hidden, "attention"),
     )
-    kind: Literal["bounded_kda", "kda"] = "bounded_kda" if bounded and head_dim == FLASH_KDA_HEAD else "kda"
+    kind = kda_kind(head_dim, bounded=bounded)
     return weights, RecurrentState(kind, kernel, (width, width, width), heads, (head_dim, head_dim), "float32")

@@ -14,6 +14,7 @@ TOWERS: dict[str, tuple[str, str]] = {
     "gemma3": ("towers_vision", "gemma3"),
     "gemma3n": ("towers_gemma", "gemma3n"),
     "gemma4": ("towers_gemma", "gemma4"),
+    "glm5_next": ("towers_vision", "glm5_next"),
     "kimi_k25": ("towers_vision", "kimi_k25"),
     "kimi_k3": ("towers_vision", "kimi_k3"),
     "llama4": ("towers_vision", "llama4"),
@@ -37,6 +38,7 @@ SERVES: dict[str, tuple[str, ...]] = {
     "gemma3": IMAGES,
     "gemma3n": IMAGES,
     "gemma4": IMAGES_AND_VIDEOS,
+    "glm5_next": IMAGES_AND_VIDEOS,
     "kimi_k25": ("vision_chunk",),
     "kimi_k3": IMAGES,
     "llama4": IMAGES,
@@ -57,6 +59,7 @@ HEARING = ("audio_tower.", "embed_audio.")  # parts of a model that both sees an
 # Towers whose ranks can share the batch and not the weights, each with its parts that stay split all the same.
 # Source: vLLM 0.33 (supports_encoder_tp_data), and the parameters it holds per rank.
 BY_DATA: dict[str, tuple[str, ...]] = {
+    "glm5_next": (),
     "kimi_k25": (),
     "kimi_k3": (),
     "llama4": ("multi_modal_projector.",),

@@ -371,3 +371,27 @@ def minimax_m3(outer: Config) -> list[Weight]:
         column("patch_merge_mlp.linear_1", text * merge_area(grouping), middle),
         row("patch_merge_mlp.linear_2", middle, text),
     ]
+
+
+def glm5_next(outer: Config) -> list[Weight]:
+    """GLM-5.3-Flash: rotary blocks with normed queries and keys, patches merged by a convolution, a gated merger."""
+    config = outer.sub("vision_config")
+    hidden, inner = config.count("hidden_size", default=1024), config.count("intermediate_size", default=4096)
+    heads, depth = config.count("num_heads", default=16), depth_of(config, "depth", default=24)
+    out, middle = config.count("out_hidden_size", default=4096), config.count("projection_intermediate_size")
+    width = hidden // check_heads(config, hidden, heads)
+    one = (
+        *block(config, hidden, heads, inner, norm_bias=False, gated=True),
+        vector("visual.blocks.attn.q_norm", width),
+        vector("visual.blocks.attn.k_norm", width),
+    )
+    return [
+        linear("visual.patch_embed.proj", video_patch(config, 14), hidden, bias=True),
+        *one * depth,
+        vector("visual.post_layernorm", hidden),
+        linear("visual.downsample", hidden * merge_area(config), out, bias=True),
+        column("visual.merger.proj", out, out, bias=False),
+        layer_norm("visual.merger.post_projection_norm", out),
+        linear("visual.merger.gate_up_proj", out, (Part(middle), Part(middle)), "outputs"),
+        row("visual.merger.down_proj", middle, out, bias=False),
+    ]

@@ -352,8 +352,18 @@ LAST_RELEASE = {
 }  # fmt: skip
 
 
+# The first release whose caches are sized as it does, where earlier ones page them in another way or lack the model.
+FIRST_SIZED = {"Glm5NextForConditionalGeneration": (0, 33), "Glm5NextForCausalLM": (0, 33)}
+
+
 def check_architecture(spec: ModelSpec, release: Version) -> None:
-    """Refuse what a release no longer runs."""
+    """Refuse what a release no longer runs, or runs in a way that is not modelled."""
+    first = FIRST_SIZED.get(spec.architecture)
+    if first is not None and release.number < first:
+        raise UnsupportedModelError(
+            f"{spec.name}: how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is "
+            f"not modelled; use --engine vllm@{first[0]}.{first[1]}"
+        )
     last = LAST_RELEASE.get(spec.architecture)
     if last is not None and release.number > last:
         raise UnsupportedModelError(
@@ -390,6 +400,14 @@ V4_KV_DTYPES = (
 )  # DeepSeek-V4 has one cache layout, whichever of these is asked
 
 
+FP8_ON_BLACKWELL = ("glm_moe_dsa", "glm5_next_text", "glm5_next")  # model_executor/models/config.py
+
+
+def has_rope_key(spec: ModelSpec) -> bool:
+    """Whether latents carry a rope key, as the 656-byte layout does; GLM-5.3-Flash's do not."""
+    return any(isinstance(c, LatentAttention) and c.qk_rope_head_dim for caches in spec.layers for c in caches)
+
+
 def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
     carries scales for an fp8 cache.
@@ -406,10 +424,10 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     name = asked
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
-        if is_sparse_mla(spec) and spec.model_type == "glm_moe_dsa" and 100 <= sm < 120:
+        if is_sparse_mla(spec) and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
             name = "fp8"
     if name in ("fp8", "fp8_e4m3") and is_sparse_mla(spec):
-        return "fp8" if 100 <= sm < 120 else "fp8_ds_mla"
+        return "fp8" if 100 <= sm < 120 or not has_rope_key(spec) else "fp8_ds_mla"
     if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and is_mla(spec):
         raise UsageError(
             f"--kv-cache-dtype {name}: vLLM refuses it for the latent attention of {spec.name}; use fp8, or "

@@ -7,11 +7,11 @@ equal to the server's own capacity code on every case compared (tests/oracles.py
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import lcm
+from math import gcd, lcm
 from typing import Any, Literal, assert_never
 
 from kvplan.errors import UnsupportedModelError
-from kvplan.layout import cdiv, state_bytes, token_bytes
+from kvplan.layout import cdiv, index_key_bytes, ring_bytes, state_bytes, token_bytes
 from kvplan.records import dataclass
 from kvplan.rules import vllm
 from kvplan.rules.releases import Version
@@ -32,7 +32,7 @@ from kvplan.spec import (
 )
 from kvplan.weights import stage_layers
 
-Kind = Literal["full", "latent", "sliding", "chunked", "state", "cross"]
+Kind = Literal["full", "latent", "sliding", "chunked", "state", "cross", "ring"]
 FLASH_KDA_ALIGNMENT = 16  # tokens between checkpoints of KDA with a bounded gate
 MLA_STATE_BLOCK = 128  # smallest block of a model that mixes MLA with states
 FLASHINFER_GDN_ALIGNMENT = 64
@@ -48,6 +48,7 @@ class KVSpec:
     bound       the window or chunk, in tokens; None for no bound
     blocks      blocks a state, or an encoder's tokens, take per request; None for caches that grow, `extra` beside
     shape       what else must agree for two layers to share a group
+    stride      bytes that packed blocks must be a multiple of apart for this layer's kernel
     """
 
     kind: Kind
@@ -57,6 +58,7 @@ class KVSpec:
     blocks: int | None = None
     extra: int = 0
     shape: tuple[object, ...] = ()
+    stride: int = 1
 
 
 def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> int:
@@ -71,7 +73,7 @@ def charged_blocks(spec: KVSpec, context: int, settings: Settings, dcp: int) -> 
         case "chunked":
             assert spec.bound is not None
             return cdiv(min(spec.bound + flight, context), block)
-        case "state" | "cross":
+        case "state" | "cross" | "ring":
             return spec.blocks if spec.blocks is not None else cdiv(context, block) + spec.extra
         case _:
             assert_never(spec.kind)
@@ -87,10 +89,10 @@ def held_blocks(spec: KVSpec, num_tokens: int, dcp: int) -> int:
         case "chunked":
             assert spec.bound is not None
             return min(cdiv(num_tokens, block), cdiv(spec.bound, block) + (spec.bound % block > 1))
-        case "state" | "cross" if spec.blocks is not None:
+        case "state" | "cross" | "ring" if spec.blocks is not None:
             # A cached state is charged more: what a step leaves behind, and what a prompt does.
-            return spec.blocks if spec.kind == "cross" else min(spec.blocks, 1 + spec.extra)
-        case "state" | "cross":
+            return spec.blocks if spec.kind != "state" else min(spec.blocks, 1 + spec.extra)
+        case "state" | "cross" | "ring":
             return cdiv(num_tokens, block) + spec.extra
         case _:
             return cdiv(cdiv(num_tokens, dcp), block)
@@ -261,11 +263,16 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     attentions = {c for caches in spec.layers for c in caches if not isinstance(c, RecurrentState)}
     if not attentions:  # pure Mamba: prefix caching stays off, one block per request
         return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
-    per_token = {token_bytes(cache, how.kv_dtype, how.tp) for cache in attentions}
+    kv_dtype = how.kv_dtype
+    if is_pooled(spec):  # its latents alone decide, in plain fp8 even where their pages are 656 bytes a token
+        attentions = {cache for cache in attentions if isinstance(cache, LatentAttention)}
+        kv_dtype = "fp8" if kv_dtype == "fp8_ds_mla" else kv_dtype
+    per_token = {token_bytes(cache, kv_dtype, how.tp) for cache in attentions}
     if len(per_token) > 1:
         raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
     token = per_token.pop()
-    smallest = max(16, how.block_size or 16, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
+    kernel = pooled_block(spec, how.sm)
+    smallest = max(16, how.block_size or kernel, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
     aligned = {s: state_alignment(s, how.sm) if s.kind in how.checkpoints else (1, 0) for s in states}
     grows = how.prefix_caching and bool({s.kind for s in states} & how.every_block)
     unit = smallest
@@ -274,6 +281,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     elif how.prefix_caching:
         unit = lcm(smallest, *(aligned[s][0] for s in states))
     block = unit * cdiv(max(1, *sizes.values()), unit * token)
+    block = kernel * cdiv(block, kernel)
     specs = {}
     for state in states:
         own_block = block if how.prefix_caching else how.context
@@ -281,6 +289,39 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
         specs[state] = fixed if grows else replace(fixed, blocks=1 + how.spec_tokens + checkpoints)
     return block, specs
+
+
+def is_pooled(spec: ModelSpec) -> bool:
+    """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
+    return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for caches in spec.layers for cache in caches)
+
+
+def pooled_block(spec: ModelSpec, sm: int) -> int:
+    """Tokens of the smallest block that a pooled index and its attention both take; 16 for any other model.
+
+    Source: vLLM 0.33 v1/attention/backends/mla/indexer.py (Glm5NextIndexerBackend): 32 or 64 keys, 64 alone on 12.x.
+    """
+    pools = [c.pool for caches in spec.layers for c in caches if isinstance(c, SparseIndexer) and c.pool > 1]
+    return lcm(*(pool * (64 if sm >= 120 else 32) for pool in pools), 64) if pools else 16
+
+
+def pooled_specs(cache: LayerCache, block: int, how: Paging) -> list[KVSpec]:
+    """A latent, or pooled index keys with the ring of those that are not pooled yet, as they lie packed in a block.
+
+    Source: vLLM 0.33 models/glm5next/common/attention.py; customize_spec of the backends it chooses.
+    """
+    if isinstance(cache, LatentAttention):
+        token = token_bytes(cache, how.kv_dtype, how.tp)
+        rows = 64 if how.sm >= 120 else 32 if how.sm >= 100 else 1  # what the kernels read at once
+        return [KVSpec("latent", block, block * token, shape=("latent", how.kv_dtype), stride=rows * token)]
+    assert isinstance(cache, SparseIndexer)
+    entry, pool = index_key_bytes(cache.head_dim), cache.pool
+    kernel = gcd(64 * pool, block)
+    stride = 1 if kernel == block else kernel // pool * entry
+    return [
+        KVSpec("latent", block, block // pool * entry, shape=("pooled index", pool), stride=stride),
+        KVSpec("ring", pool, ring_bytes(cache), blocks=1, shape=("ring", pool)),
+    ]
 
 
 def mamba_chunk(spec: ModelSpec) -> int:
@@ -302,6 +343,13 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     states: dict[RecurrentState, KVSpec] = {}
     if vllm.has_states(spec):
         block, states = state_specs(spec, how)
+    if is_pooled(spec):
+        return [
+            (i, each)
+            for i, caches in enumerate(spec.layers)
+            for c in caches
+            for each in ([states[c]] if isinstance(c, RecurrentState) else pooled_specs(c, block, how))
+        ]
     dtypes = layer_dtypes(spec, how)
     flat = how.flat and len(vllm.caches_of(spec)) > 1
     paged = partial(attention_spec, block=block, tp=how.tp, flat=flat, encoder=how.encoder, model_type=spec.model_type)

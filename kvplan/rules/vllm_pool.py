@@ -11,16 +11,18 @@ from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv
 from kvplan.records import dataclass
 from kvplan.rules.vllm import EngineArgs, Settings
+from kvplan.rules.vllm_packed import block_bytes, packed_groups
 from kvplan.rules.vllm_pages import (
     KVSpec,
     Paging,
     charged_blocks,
     held_blocks,
+    is_pooled,
     layer_specs,
     moving_blocks,
     prefilling_blocks,
 )
-from kvplan.rules.vllm_v4 import is_v4, v4_buckets, v4_specs
+from kvplan.rules.vllm_v4 import is_v4, v4_specs
 from kvplan.spec import ModelSpec
 from kvplan.weights import stage_layers
 
@@ -75,7 +77,7 @@ class Pool:
 
     @property
     def block_size(self) -> int:
-        return min(group.first.block_size for group in self.groups)
+        return min(group.first.block_size for group in self.groups if group.first.kind != "ring")
 
     def charged(self, context: int, settings: Settings) -> int:
         return sum(group.charged(context, settings, self.dcp) for group in self.groups)
@@ -150,15 +152,13 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
         layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:
         raise UnsupportedModelError(f"{spec.name}: no layer keeps a cache; there is no KV pool to size")
-    cut = v4_buckets(layers) if is_v4(spec) else group_layers(layers, spec.name)
+    packed = is_v4(spec) or is_pooled(spec)
+    cut = packed_groups(layers) if packed else group_layers(layers, spec.name)
     groups = tuple(KVGroup(tuple(part), tuple(dict.fromkeys(paged for _, paged in part))) for part in cut)
     stages: list[range] = stage_layers(spec.num_layers, how.pp)
     if draft is not None:
         stages = [range(spec.num_layers + draft.num_layers)]
-    stage_bytes = tuple(
-        max(sum(s.page for index, s in group.layers if index in stage) for group in groups) for stage in stages
-    )
-    return Pool(groups, stage_bytes, how)
+    return Pool(groups, tuple(block_bytes(cut, stage) for stage in stages), how)
 
 
 @dataclass(frozen=True, slots=True)

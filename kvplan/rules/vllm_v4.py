@@ -54,25 +54,3 @@ def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
                 case _:
                     raise AssertionError("a DeepSeek-V4 layer keeps no other cache")
     return found
-
-
-def v4_buckets(layers: list[tuple[int, KVSpec]]) -> list[list[tuple[int, KVSpec]]]:
-    """Buckets of one kind, window and block; a bucket of one page size is split to about the size of the mixed ones.
-
-    The size is the one, at least as large as any page repeats in a mixed bucket, that rounds up least over all
-    buckets of one page size, the larger of equals. Source: vLLM 0.33 kv_cache_planning.py (packed groups).
-    """
-    buckets: dict[tuple[object, ...], list[tuple[int, KVSpec]]] = {}
-    for index, spec in layers:
-        buckets.setdefault((spec.kind, spec.bound, spec.block_size), []).append((index, spec))
-    mixed = [b for b in buckets.values() if len({s.page for _, s in b}) > 1]
-    plain = [b for b in buckets.values() if len({s.page for _, s in b}) == 1]
-    repeats = [sum(s.page == page for _, s in b) for b in mixed for page in {s.page for _, s in b}]
-    least = max(repeats, default=1)
-    sizes = range(least, max([least, *map(len, plain)]) + 1)
-    size = min(sizes, key=lambda d: (sum(cdiv(len(b), d) * d - len(b) for b in plain), -d))
-    cut: list[list[tuple[int, KVSpec]]] = []
-    for bucket in buckets.values():
-        count = cdiv(len(bucket), size) if bucket in plain else 1
-        cut += [bucket[i::count] for i in range(count)]
-    return cut

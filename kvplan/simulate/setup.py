@@ -109,6 +109,8 @@ def _group(group: KVGroup, name: str) -> Group:
             )
         case "state":
             return MambaGroup(first.block_size)
+        case "ring":
+            raise UnsupportedModelError(f"simulate: {name}: a ring of index keys is not modelled in time")
         case "cross":
             raise UnsupportedModelError(f"simulate: {name}: an encoder's tokens are not modelled in time")
         case _:
