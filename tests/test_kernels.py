@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import torch_backend, triton_backend
+from engine.kernels import fp8, torch_backend, triton_backend
 from kvplan.errors import EnvironmentProblem
 from tests.interpreter_cases import CASES, FULL_CASES
 from tests.line_process import LineProcess
@@ -92,6 +92,39 @@ def test_a_planted_fault_is_seen(interpreter: LineProcess, fault: str) -> None:
 )
 def test_a_wrong_argument_is_refused_by_name(interpreter: LineProcess, argument: str, message: str) -> None:
     assert interpreter.ask(f"refused {argument}") == {"error": message}
+
+
+# --- products with fp8 weights in rows --------------------------------------------------------------------------------
+
+
+def test_rows_are_scaled_after_a_product_that_cannot_scale_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 refuses scales of rows on a CPU: the result is the same to one rounding of bfloat16."""
+    product = torch._scaled_mm
+
+    def of_tensors_only(*args: Any, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> torch.Tensor:
+        if scale_a.numel() > 1 or scale_b.numel() > 1:
+            raise RuntimeError("Now _scaled_mm only supports per-tensor scaling for CPU backend.")
+        return product(*args, scale_a=scale_a, scale_b=scale_b, **options)
+
+    source = torch.Generator().manual_seed(0)
+    x, values = ((torch.randn(rows, 64, generator=source) * 100).clamp(-448, 448).to(FP8) for rows in (5, 48))
+    x_scales, row_scales = torch.rand(5, 1, generator=source), torch.rand(48, generator=source)
+    terms = x.double() * x_scales.double(), (values.double() * row_scales.double()[:, None]).T
+    monkeypatch.setattr(torch, "_scaled_mm", of_tensors_only)
+    fp8.scales_rows.cache_clear()
+    try:
+        got = fp8.scaled_product(x, x_scales, values, row_scales, BF16)
+    finally:
+        fp8.scales_rows.cache_clear()
+    assert got.dtype == BF16
+    exact = terms[0] @ terms[1]
+    # bfloat16 keeps 8 bits, float32 24; a sum of 64 terms and two scalings round 66 times in float32
+    allowed = exact.abs() * 2**-8 + (terms[0].abs() @ terms[1].abs()) * 66 * 2**-24
+    assert bool(((got.double() - exact).abs() <= allowed).all())
+
+
+def test_a_gpu_that_multiplies_fp8_scales_rows_itself() -> None:
+    assert fp8.scales_rows("cuda")
 
 
 # --- products with fp8 weights in blocks ------------------------------------------------------------------------------

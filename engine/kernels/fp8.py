@@ -2,6 +2,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # A Triton kernel's parameters have no Python types.
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -94,8 +96,25 @@ def scaled_product(
     x       [num_tokens, inputs] fp8; x_scales [num_tokens, 1] float32
     values  [outputs, inputs] fp8; row_scales [outputs] float32
     """
-    if dtype == torch.bfloat16:  # the one dtype for which every torch and GPU scales rows inside the product
+    if dtype == torch.bfloat16 and scales_rows(x.device.type):
         return torch._scaled_mm(x, values.T, scale_a=x_scales, scale_b=row_scales[None], out_dtype=dtype)
     one = torch.ones((), device=x.device)
     y = torch._scaled_mm(x, values.T, scale_a=one, scale_b=one, out_dtype=torch.float32)
     return (y * x_scales * row_scales).to(dtype)
+
+
+@cache
+def scales_rows(device_type: str) -> bool:
+    """Whether torch scales rows inside a product in bfloat16: on GPUs always, on a CPU not in torch 2.11.
+
+    bfloat16 is the one dtype for which every GPU does.
+    """
+    if device_type != "cpu":
+        return True
+    x = torch.zeros((ALIGNMENT, ALIGNMENT), device="cpu").to(FP8)
+    scales = torch.ones((ALIGNMENT, 1), device="cpu")
+    try:
+        torch._scaled_mm(x, x.T, scale_a=scales, scale_b=scales.T, out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
