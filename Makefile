@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo demo-engine test test-full compile-table gpu
+.PHONY: demo demo-engine test test-full compile-table gpu constraints
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
 	.venv/bin/kvplan estimate llama-3.1-8b --ctx 32k --gpu a100-80g
@@ -46,6 +46,14 @@ gpu:
 	.venv/bin/pip install --quiet .
 	touch $@
 
-.venv/dev.stamp: pyproject.toml | .venv/bin/pip
-	.venv/bin/pip install --quiet -e '.[dev]'
+# With the versions that CI installed last where they are recorded for this Python, else within the bounds of pyproject.toml.
+RECORDED = constraints/py$(shell .venv/bin/python -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
+.venv/dev.stamp: pyproject.toml $(wildcard constraints/*.txt) | .venv/bin/pip
+	.venv/bin/pip install --quiet $(addprefix -c ,$(wildcard $(RECORDED))) -e '.[dev]'
 	touch $@
+
+# Records what is installed, for the next installs. A build's name (+cpu) is left out: another machine has another.
+constraints: .venv/dev.stamp
+	.venv/bin/pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev]'
+	{ echo '# What CI installed last. `make constraints` upgrades everything within the bounds of pyproject.toml and writes this.'; \
+		.venv/bin/pip freeze --exclude-editable | sed -E '/ @ /d; s/\+.*//'; } > $(RECORDED)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -94,11 +94,17 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package kvplan uses; `version` is None where it is missing, `extra` what brings it."""
+    """A package kvplan uses: `version` is None where it is missing, `extra` what brings it.
+
+    bounds  the versions that kvplan's own metadata admits, such as ">=2.11,<2.14"; None where it says nothing
+    fits    whether the version is one of them; None where either is unknown
+    """
 
     name: str
     version: str | None
     extra: str | None
+    bounds: str | None = None
+    fits: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +185,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What does not work, and what would make it."""
+    """What does not work, and what would make it; `problem` is None where it is missing."""
 
     missing: str
     needed_for: str
     cure: str
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +214,7 @@ class Checkup:
 
 def checkup() -> Checkup:
     """Look at everything; what cannot be looked at says so in its place."""
-    packages = tuple(Package(name, installed(name), extra) for name, extra in PACKAGES.items())
+    packages = package_facts()
     torch, driver = torch_facts(), driver_facts()
     facts = (
         facts_file("models.yaml", lambda: len(catalog.model_names())),
@@ -226,7 +233,12 @@ def checkup() -> Checkup:
         disks=(disk("temporary files", tempfile.gettempdir()), disk("current folder", ".")),
         facts=facts,
         settings=tuple(setting(name) for name in SETTINGS),
-        advice=(*missing_packages(packages), *broken_files(facts), *gpu_advice(torch, driver)),
+        advice=(
+            *missing_packages(packages),
+            *misfits(packages),
+            *broken_files(facts),
+            *gpu_advice(torch, driver),
+        ),
     )
 
 
@@ -243,6 +255,71 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def package_facts() -> tuple[Package, ...]:
+    bounds = own_bounds()
+    packages = []
+    for name, extra in PACKAGES.items():
+        number, admitted = installed(name), bounds.get((canonical(name), extra))
+        fits = None if number is None or admitted is None else within(number, admitted)
+        packages.append(Package(name, number, extra, admitted, fits))
+    return tuple(packages)
+
+
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
+_EXTRA = re.compile(r"""extra == ['"]([\w.-]+)['"]""")
+_RELEASE = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
+_BOUND = re.compile(rf"\s*(>=|==|<)\s*({_RELEASE.pattern})\s*")
+
+
+def own_bounds() -> dict[tuple[str, str | None], str]:
+    """(package, extra) -> the versions that kvplan's metadata admits; empty where kvplan is not installed."""
+    try:
+        requirements = requires("kvplan") or []
+    except PackageNotFoundError:
+        return {}
+    bounds = {}
+    for requirement in requirements:
+        if (parts := _REQUIREMENT.fullmatch(requirement)) is None:
+            continue
+        name, specifiers, marker = parts.groups()
+        extra = _EXTRA.search(marker or "")
+        if specifiers.strip():
+            ordered = sorted((each.strip() for each in specifiers.split(",")), reverse=True)  # ">=" before "<"
+            bounds[canonical(name), extra and extra[1]] = ",".join(ordered)
+    return bounds
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def within(number: str, bounds: str) -> bool | None:
+    """Whether a release lies within bounds of the forms >=, == and <; None where one has another form.
+
+    A pre-release or local build counts as its release, as `packaging` is not among what kvplan installs.
+    """
+    admitted = True
+    for each in bounds.split(","):
+        parts = _BOUND.fullmatch(each)
+        release = _RELEASE.match(number)
+        if parts is None or release is None:
+            return None
+        has, limit = release_key(release[0]), release_key(parts[2])
+        match parts[1]:
+            case ">=":
+                admitted &= has >= limit
+            case "==":
+                admitted &= has == limit
+            case _:
+                admitted &= has < limit
+    return admitted
+
+
+def release_key(release: str) -> tuple[int, ...]:
+    """A release's numbers, without zeros at the end: 2.14 is 2.14.0."""
+    return tuple(int(digits) for digits in re.sub(r"(\.0+)*$", "", release).split("."))
 
 
 def torch_facts() -> Torch | None:
@@ -362,6 +439,20 @@ def missing_packages(packages: tuple[Package, ...]) -> list[Advice]:
             what = "." if extra is None else f"'.[{extra}]'"
             found.append(Advice(", ".join(missing), needed_for, f"pip install {what} in kvplan's sources"))
     return found
+
+
+def misfits(packages: tuple[Package, ...]) -> list[Advice]:
+    """Each package whose version kvplan's own metadata does not admit."""
+    return [
+        Advice(
+            package.name,
+            _REQUIRED_FOR if package.extra is None else NEEDED_FOR.get(package.extra, "kvplan's own tests"),
+            f"pip install '{package.name}{package.bounds}'",
+            f"{package.version} is outside kvplan's bounds ({package.bounds})",
+        )
+        for package in packages
+        if package.fits is False
+    ]
 
 
 def broken_files(facts: tuple[FactsFile, ...]) -> list[Advice]:

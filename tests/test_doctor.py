@@ -5,11 +5,16 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from kvplan import doctor
 from kvplan.doctor import Driver, Torch, ask_torch, cuda_build, gpu_advice, memory_limit
@@ -40,21 +45,25 @@ KEYS = {
     "python": TEXT,
     "python_path": TEXT,
     "platform": TEXT,
-    "packages": {"type": "array", "items": {"type": "object", "required": ["name", "version", "extra"]}},
+    "packages": {
+        "type": "array",
+        "items": {"type": "object", "required": ["name", "version", "extra", "bounds", "fits"]},
+    },
     "torch": {"anyOf": [{"type": "object", "required": ["version", "cuda_build", "cuda_available"]}, OR_NULL]},
     "nvml": {"type": "object", "required": ["status", "problem", "driver_version", "cuda_version", "gpus", "warnings"]},
     "host": {"type": "object", "required": ["num_cores", "memory_total", "memory_available", "memory_limit"]},
     "disks": {"type": "array", "items": {"type": "object", "required": ["use", "path", "total", "free"]}},
     "facts": {"type": "array", "items": {"type": "object", "required": ["name", "path", "num_entries"]}},
     "settings": {"type": "array", "items": {"type": "object", "required": ["name", "value", "origin", "meaning"]}},
-    "advice": {"type": "array", "items": {"type": "object", "required": ["missing", "needed_for", "cure"]}},
+    "advice": {"type": "array", "items": {"type": "object", "required": ["missing", "needed_for", "cure", "problem"]}},
 }
 
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch is asked in a process of its own only by the tests about that."""
+    """Torch is asked in a process of its own, and kvplan's metadata for bounds, only by the tests about that."""
     monkeypatch.setattr(doctor, "ask_torch", lambda number, build: Torch(number, build, False, 0, None))
+    monkeypatch.setattr(doctor, "requires", lambda name: [])
 
 
 def row(out: str, name: str, section: str = "") -> str:
@@ -246,6 +255,123 @@ def test_nothing_heavy_is_loaded() -> None:
     heavy = ["torch", "triton", "transformers", "pandas", "matplotlib", "numpy"]
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+NEEDS = [
+    Requirement(need)
+    for needs in (
+        PROJECT["build-system"]["requires"],
+        PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"].values(),
+    )
+    for need in needs
+]
+
+
+@pytest.mark.parametrize("need", [need for need in NEEDS if need.name != "kvplan"], ids=str)
+def test_every_dependency_has_a_bound_above_that_doctor_reads(need: Requirement) -> None:
+    """So a new major version is first tried here."""
+    assert {each.operator for each in need.specifier} <= {">=", "<", "=="}
+    assert any(each.operator in ("<", "==") for each in need.specifier)
+
+
+def test_ci_records_a_version_within_the_bounds_of_every_dependency() -> None:
+    lines = (ROOT / "constraints/py311.txt").read_text(encoding="utf-8").splitlines()
+    recorded = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    versions = {canonicalize_name(each.name): str(each.specifier).removeprefix("==") for each in recorded}
+    assert len(versions) == len(recorded)
+    assert not [each for each in versions.values() if "+" in each or "/" in each]  # no build or path of one machine
+    for need in NEEDS:
+        if need.name != "kvplan":
+            assert versions[canonicalize_name(need.name)] in need.specifier, need
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([">=", "<", "=="]), st.lists(st.integers(0, 12), min_size=1, max_size=4))),
+    st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    st.sampled_from(["", "+cpu"]),
+)
+def test_releases_are_compared_as_packaging_does(
+    bounds: list[tuple[str, list[int]]], release: list[int], build: str
+) -> None:
+    text = ",".join(operator + ".".join(map(str, numbers)) for operator, numbers in bounds) or ">=0"
+    number = ".".join(map(str, release)) + build
+    assert doctor.within(number, text) is (number in SpecifierSet(text))
+
+
+def test_bounds_of_another_form_are_not_judged() -> None:
+    assert doctor.within("2.0", "~=1.4") is None
+    assert doctor.within("2.0", ">=1.*") is None
+    assert doctor.within("unknown", ">=1.4") is None
+
+
+def plant(folder: Path, name: str, number: str, *needs: str) -> None:
+    info = folder / f"{name}-{number}.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {number}", *(f"Requires-Dist: {n}" for n in needs)]
+    (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose metadata of distributions are seen before the installed ones'."""
+    monkeypatch.setattr(doctor, "requires", requires)
+    monkeypatch.setattr(doctor, "torch_facts", lambda: None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+# As hatchling writes them.
+METADATA = (
+    "rich<16,>=13.9",
+    "kvplan[engine,gguf,hub,metrics,report]; extra == 'all'",
+    "triton==3.6.0; (sys_platform == 'linux') and extra == 'dev'",
+    "torch<2.14,>=2.11; extra == 'engine'",
+    "triton<4,>=3.6; (sys_platform == 'linux') and extra == 'engine'",
+    "huggingface-hub<3,>=0.34; extra == 'hub'",
+    "jinja2; extra == 'report'",
+)
+
+
+def test_a_version_outside_the_bounds_is_a_thing_to_do(run: Run, no_driver: None, planted: Path) -> None:
+    plant(planted, "kvplan", "0.1.0", *METADATA)
+    plant(planted, "torch", "2.15.0+cu130")
+    plant(planted, "triton", "3.9.0")  # what the tests are written against binds nobody else
+    plant(planted, "rich", "13.8.1")
+    plant(planted, "huggingface_hub", "2.99.0")
+    out = run("doctor").out
+    assert row(out, "torch", "packages") == "2.15.0+cu130 (outside >=2.11,<2.14)"
+    assert row(out, "triton", "packages") == "3.9.0"
+    assert row(out, "huggingface_hub", "packages") == "2.99.0"
+    assert row(out, "rich", "to do") == (
+        "13.8.1 is outside kvplan's bounds (>=13.9,<16); needed for kvplan itself: pip install 'rich>=13.9,<16'"
+    )
+    assert row(out, "torch", "to do") == (
+        "2.15.0+cu130 is outside kvplan's bounds (>=2.11,<2.14); needed for kvplan profile, kvplan watch --pid: "
+        "pip install 'torch>=2.11,<2.14'"
+    )
+    document = run("doctor", "--format", "json").json
+    packages = {package["name"]: (package["bounds"], package["fits"]) for package in document["packages"]}
+    assert packages["torch"] == (">=2.11,<2.14", False)
+    assert packages["triton"] == (">=3.6,<4", True)
+    assert packages["huggingface_hub"] == (">=0.34,<3", True)
+    assert packages["jinja2"] == (None, None)
+    problems = {each["missing"]: each["problem"] for each in document["advice"] if each["problem"]}
+    assert set(problems) == {"rich", "torch"}
+
+
+def test_a_checkout_that_is_not_installed_has_no_bounds(
+    run: Run, no_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "requires", absent)
+    ran = run("doctor", "--format", "json")
+    assert {package["fits"] for package in ran.json["packages"]} == {None}
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------

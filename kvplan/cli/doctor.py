@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from kvplan.cli import output
 from kvplan.cli.run_options import DoctorOptions
-from kvplan.doctor import Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
+from kvplan.doctor import Advice, Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
 from kvplan.files import printable
 from kvplan.report.lines import Line, line, write
 from kvplan.units import format_gib
@@ -113,7 +113,7 @@ def packages(found: Checkup) -> list[Line]:
 
 def package_text(package: Package) -> str:
     if package.version is not None:
-        return package.version
+        return package.version + (f" (outside {package.bounds})" if package.fits is False else "")
     return "missing" if package.extra is None else f"missing (extra: {package.extra})"
 
 
@@ -135,8 +135,12 @@ def settings(found: Checkup) -> list[Line]:
 def advice(found: Checkup) -> list[Line]:
     if not found.advice:
         return [line(nothing_missing(found), "green")]
-    rows = ((each.missing, f"missing for {each.needed_for}: {each.cure}") for each in found.advice)
-    return section("to do", rows)
+    return section("to do", ((each.missing, advice_text(each)) for each in found.advice))
+
+
+def advice_text(advice: Advice) -> str:
+    problem = "missing for" if advice.problem is None else f"{advice.problem}; needed for"
+    return f"{problem} {advice.needed_for}: {advice.cure}"
 
 
 def nothing_missing(found: Checkup) -> str:
