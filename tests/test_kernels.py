@@ -6,7 +6,7 @@ The kernels run in Triton's interpreter, in a process of its own: triton decides
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_a_wrong_argument_is_refused_by_name(interpreter: LineProcess, argument:
 
 def test_rows_are_scaled_after_a_product_that_cannot_scale_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.11 refuses scales of rows on a CPU: the result is the same to one rounding of bfloat16."""
-    product = torch._scaled_mm
+    product: Callable[..., torch.Tensor] = torch._scaled_mm
 
     def of_tensors_only(*args: Any, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> torch.Tensor:
         if scale_a.numel() > 1 or scale_b.numel() > 1:
