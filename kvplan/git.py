@@ -101,6 +101,12 @@ def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists the
     return Revision(text, done.stdout.decode("ascii").strip(), top)
 
 
+def has_commits(folder: Path) -> bool:
+    """Whether a repository has any commit: the first one is compared with nothing."""
+    done = git(["rev-list", "--all", "--max-count=1"], folder)
+    return done.returncode != 0 or bool(done.stdout.strip())
+
+
 def entries(at: Revision, paths: Sequence[str]) -> list[Entry]:
     """What stands in the tree at these paths (from the top, `/` between names); a path that ends in / is a folder whose
     names are listed. What is not there is left out."""

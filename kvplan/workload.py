@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 
 from kvplan.errors import InvalidInputError, UsageError
 from kvplan.files import open_regular, os_problem, printable
@@ -83,6 +83,9 @@ class Lengths:
 def in_flight(prompt: int, output: int) -> int:
     """Mean tokens held by a request that decodes steadily: its prompt and half of its output, rounded up."""
     return prompt + -(-output // 2)
+
+
+DISTRIBUTIONS: Final = ("const", "uniform", "lognormal")  # anything else names a file
 
 
 def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] | None" = None) -> Lengths:

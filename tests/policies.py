@@ -12,6 +12,7 @@ from tests.cli import Ran
 from tests.readme_blocks import ROOT
 
 EXAMPLE = ROOT / "examples" / "kvplan.policy.yaml"
+EXAMPLE_DAY = "2027-01-31"  # its waiver holds then, and ends within a year
 LLAMA_8B = "  model: llama-3.1-8b\n  gpu: a100-80g\n  max_model_len: 32k\n"
 SCHEMA = jsonschema.Draft202012Validator(document_schema("policy"))
 

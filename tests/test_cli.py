@@ -57,10 +57,11 @@ def test_machine_formats_are_utf_8_whatever_the_locale(tmp_path: Path, form: str
     path = tmp_path / "p.yaml"
     path.write_text(
         "version: 1\ntargets:\n- {id: t, model: llama-3.1-70b, gpu: l4, max_model_len: 8k, rules: {fits: true}}\n"
-        f"waivers:\n- {{rule: t/fits, reason: {reason}, expires: 2099-01-01}}\n",
+        f"waivers:\n- {{rule: t/fits, reason: {reason}, expires: 2027-01-01}}\n",
         encoding="utf-8",
     )
-    running = process("check", str(path), "--format", form, PYTHONUTF8="0", PYTHONIOENCODING=encoding)
+    day = ("--today", "2026-12-31")
+    running = process("check", str(path), "--format", form, *day, PYTHONUTF8="0", PYTHONIOENCODING=encoding)
     code, out, err = finish(running)
     assert (code, err) == (0, b"")
     text = out.decode("utf-8")

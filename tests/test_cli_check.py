@@ -12,7 +12,7 @@ import pytest
 from kvplan.artifact import document_schema
 from tests.cli import Run, config_file, refused
 from tests.cli import run as run  # the fixture
-from tests.policies import EXAMPLE, LLAMA_8B, findings, policy
+from tests.policies import EXAMPLE, EXAMPLE_DAY, LLAMA_8B, findings, policy
 
 # --- answers and exit codes -------------------------------------------------------------------------------------------
 
@@ -30,8 +30,8 @@ def test_a_policy_that_is_kept_is_0_and_one_that_is_broken_1(run: Run, tmp_path:
 
 
 def test_a_line_for_each_target_and_each_finding(run: Run) -> None:
-    lines = run("check", EXAMPLE).out.splitlines()
-    found = run("check", EXAMPLE, "--format", "json").json
+    lines = run("check", EXAMPLE, "--today", EXAMPLE_DAY).out.splitlines()
+    found = run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", "json").json
     outcomes = [finding["outcome"] for target in found["targets"] for finding in target["findings"]]
     assert outcomes.count("skip") == 3  # the baseline of three targets, which one line tells
     assert len([line for line in lines if line.startswith("  ")]) == len(outcomes) - 3
@@ -331,7 +331,7 @@ def test_preemption_is_simulated_on_the_targets_own_pool(run: Run, tmp_path: Pat
 
 
 def test_json_follows_its_schema(run: Run) -> None:
-    ran = run("check", EXAMPLE, "--format", "json")
+    ran = run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", "json")
     jsonschema.Draft202012Validator(document_schema("check")).validate(ran.json)
     assert (ran.code, ran.json["counts"]["fail"] > 0) == (1, True)
 
@@ -341,7 +341,7 @@ def test_json_follows_its_schema(run: Run) -> None:
     [("markdown", "<!-- kvplan"), ("github", "::error file="), ("junit", "<?xml"), ("sarif", "{"), ("json", "{")],
 )
 def test_every_format_holds_the_failure(run: Run, format: str, begins: str) -> None:
-    ran = run("check", EXAMPLE, "--format", format)
+    ran = run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", format)
     assert ran.code == 1
     assert ran.out.startswith(begins)
     assert "--tensor-parallel-size 2" in ran.out
@@ -350,29 +350,29 @@ def test_every_format_holds_the_failure(run: Run, format: str, begins: str) -> N
 
 def test_reports_are_written_beside_the_answer(run: Run, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a.json", "a.md", "a.xml", "a.sarif")]
-    ran = run("check", EXAMPLE, *(word for path in paths for word in ("--report", path)))
+    ran = run("check", EXAMPLE, "--today", EXAMPLE_DAY, *(word for path in paths for word in ("--report", path)))
     assert ran.code == 1
     for path, format in zip(paths, ("json", "markdown", "junit", "sarif"), strict=True):
-        assert path.read_text(encoding="utf-8") == run("check", EXAMPLE, "--format", format).out
+        assert path.read_text(encoding="utf-8") == run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", format).out
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
 def test_a_report_that_cannot_be_written_costs_no_time(run: Run, tmp_path: Path) -> None:
     for name, what in (("a.txt", "suffix"), ("no/a.json", "no such directory")):
-        assert what in refused(run("check", EXAMPLE, "--report", tmp_path / name))
+        assert what in refused(run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--report", tmp_path / name))
 
 
 def test_the_summary_of_a_step_gets_the_table(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    assert run("check", EXAMPLE).code == 1
+    assert run("check", EXAMPLE, "--today", EXAMPLE_DAY).code == 1
     assert summary.read_text() == "before\n"  # only --format github writes it
-    run("check", EXAMPLE, "--format", "github")
+    run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", "github")
     assert summary.read_text().startswith("before\n")
     assert "| agents |" in summary.read_text()
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "such"))
-    ran = run("check", EXAMPLE, "--format", "github")
+    ran = run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--format", "github")
     assert ran.code == 1
     assert "kvplan: warning: $GITHUB_STEP_SUMMARY" in ran.err
 
@@ -381,7 +381,7 @@ def test_a_check_loads_no_heavy_library() -> None:
     heavy = ("torch", "triton", "transformers", "pandas", "matplotlib", "pynvml", "numpy", "rich", "jinja2")
     code = (
         "import sys\nfrom kvplan.cli.main import main\n"
-        f"code = main(['check', {str(EXAMPLE)!r}])\n"
+        f"code = main(['check', {str(EXAMPLE)!r}, '--today', {EXAMPLE_DAY!r}])\n"
         "print(f'exit code {code}; loaded:', *sorted(set(sys.argv[1:]) & set(sys.modules)), file=sys.stderr)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE")}

@@ -13,6 +13,7 @@ import pytest
 from kvplan.report.policy_text import shown
 from tests.cli import Ran, Run, config_file, refused
 from tests.cli import run as run  # the fixture
+from tests.policies import policy
 
 POLICY = """\
 version: 1
@@ -265,3 +266,92 @@ def test_outside_a_repository_base_is_refused(run: Run, tmp_path: Path, monkeypa
     config_file(tmp_path / "model")
     (tmp_path / "kvplan.policy.yaml").write_text(POLICY, encoding="utf-8")
     assert "not a git repository" in refused(run("check", "--base", "main"))
+
+
+# --- waivers end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("today", "last", "too_late"),
+    [
+        ("2026-11-22", "2027-11-22", "2027-11-23"),
+        ("2028-02-29", "2029-02-28", "2029-03-01"),
+        ("2026-11-22", "2026-01-01", "9999-12-31"),  # expired, and never
+    ],
+)
+def test_a_waiver_ends_within_a_year(run: Run, tmp_path: Path, today: str, last: str, too_late: str) -> None:
+    def waived(day: str) -> Path:
+        return policy(tmp_path, more=f"waivers:\n- rule: chat/fits\n  reason: later\n  expires: {day}\n")
+
+    assert run("check", waived(last), "--today", today).code == 0
+    message = refused(run("check", waived(too_late), "--today", today))
+    assert "kvplan.policy.yaml:11:12: waiver: expires: is more than a year away" in message
+
+
+# --- files outside ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("max_model_len: 8k", "max_model_len: 8k\n  lengths: OUTSIDE/secret.txt"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  workload: {trace: OUTSIDE/secret.txt}"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  workload: {lengths: OUTSIDE/secret.txt}"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  calibration: OUTSIDE/secret.txt"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  draft_model: OUTSIDE/secret.json"),
+        ("model: ./model", "model: OUTSIDE"),
+        ("model: ./model", "command: vllm serve OUTSIDE"),
+        ("file: baseline.json", "file: OUTSIDE/secret.json"),
+        ("baseline:", "measured: {file: OUTSIDE/run}\nbaseline:"),
+    ],
+)
+@pytest.mark.parametrize("way", ["absolute", "relative", "link", "git"])
+def test_files_of_a_policy_lie_in_its_repository(
+    run: Run, repository: Path, tmp_path: Path, change: tuple[str, str], way: str
+) -> None:
+    """By a name, or by a link: nothing is opened, so nothing of it is told."""
+    outside = repository / ".git" if way == "git" else tmp_path / "outside"
+    (outside / "run").mkdir(parents=True)
+    for name in ("secret.txt", "secret.json", "config.json", "run/run.json"):
+        (outside / name).write_text("root:x:0:0:root", encoding="utf-8")
+    (repository / "link").symlink_to(outside)
+    text = {"absolute": str(outside), "relative": "../outside", "link": "./link", "git": "./.git"}[way]
+    old, new = change
+    rewrite(repository, (old, new.replace("OUTSIDE", text)))
+    for flags in ((), ("--update-baseline",)):
+        message = refused(run("check", *flags))
+        assert f": leads out of {repository} (" in message
+        assert message.startswith("kvplan.policy.yaml:")
+        assert "root:x" not in message
+    assert (outside / "secret.json").read_text(encoding="utf-8") == "root:x:0:0:root"
+
+
+def test_a_link_in_a_models_folder_leads_nowhere_else(run: Run, repository: Path, tmp_path: Path) -> None:
+    config_file(tmp_path / "outside")
+    (repository / "model" / "config.json").unlink()
+    (repository / "model" / "config.json").symlink_to(tmp_path / "outside" / "config.json")
+    assert "kvplan.policy.yaml:4:10: target a: model: leads out of" in refused(run("check"))
+    (repository / "shared").mkdir()
+    shutil.copy(tmp_path / "outside" / "config.json", repository / "shared")
+    (repository / "model" / "config.json").unlink()
+    (repository / "model" / "config.json").symlink_to("../shared/config.json")
+    assert run("check").code == 0
+
+
+def test_a_policy_that_is_a_link_out_of_its_repository_is_not_read(run: Run, repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root:x:0:0:root", encoding="utf-8")
+    (repository / "kvplan.policy.yaml").unlink()
+    (repository / "kvplan.policy.yaml").symlink_to(tmp_path / "secret")
+    message = refused(run("check"))
+    assert "leads out of" in message
+    assert "root:x" not in message
+
+
+def test_outside_of_a_repository_a_policys_own_folder_is_the_limit(run: Run, tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy"
+    deploy.mkdir()
+    config_file(tmp_path / "model")
+    path = policy(deploy, "  model: ../model\n  gpu: h200\n  max_model_len: 8k\n")
+    assert f"leads out of {deploy}" in refused(run("check", path))
+    git(tmp_path, "init", "-q")
+    assert run("check", path).code == 0

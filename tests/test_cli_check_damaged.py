@@ -32,7 +32,7 @@ WHOLE: dict[str, Any] = {
     "baseline": {"file": "b.json", "max_growth": {"weights": "1%"}, "max_drop": {"kv_tokens": "5%"}},
     "measured": {"file": "run", "max_error": "5%", "max_age": "30d"},
     "severity": {"min_concurrency": "warn"},
-    "waivers": [{"rule": "a/min_users", "reason": "x", "expires": "2099-01-01"}],
+    "waivers": [{"rule": "a/min_users", "reason": "x", "expires": "2026-12-31"}],
 }  # fmt: skip
 DROP, DOUBLE = object(), object()
 BAD: tuple[Any, ...] = (
@@ -177,7 +177,7 @@ def test_every_field_of_a_thousand_characters_is_judged_or_refused(tmp_path: Pat
 def test_a_file_full_of_targets_waivers_or_arguments_is_judged_or_refused(tmp_path: Path) -> None:
     many = {"version": 1, "defaults": {"model": "llama-3.1-8b", "gpu": "l4", "rules": {"min_concurrency": 999}}}
     ids = [{"id": f"t{i}"} for i in range(250)]
-    waivers = [{"rule": f"t{i}*x/fits", "reason": "x", "expires": "2099-01-01"} for i in range(3700)]
+    waivers = [{"rule": f"t{i}*x/fits", "reason": "x", "expires": "2026-12-31"} for i in range(3700)]
     arguments = {"id": "a", "engine_arg": ["max_num_seqs=8"] * 13_000}
     for more in ({"targets": ids}, {"targets": ids, "waivers": waivers}, {"targets": [arguments]}):
         text = yaml.dump({**many, **more}, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))

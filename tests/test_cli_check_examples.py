@@ -17,7 +17,7 @@ from kvplan.artifact import document_schema
 from kvplan.report.policy_text import marker
 from tests.cli import Run, refused
 from tests.cli import run as run  # the fixture
-from tests.policies import EXAMPLE, follows_schema, policy
+from tests.policies import EXAMPLE, EXAMPLE_DAY, follows_schema, policy
 from tests.readme_blocks import ROOT
 
 
@@ -36,7 +36,7 @@ def test_the_example_follows_the_schema_of_a_policy() -> None:
         ("max_num_seqs: 128", "max_num_seqs: many"),
         ("max_weights: 16GiB", "max_weights: 5 potatoes"),
         ("min_headroom: warn", "min_headroom: error"),
-        ("expires: 2099-03-31", "until: 2099-03-31"),
+        ("expires: 2027-03-31", "until: 2027-03-31"),
         ("kv_tokens: 5%", "tokens: 5%"),
     ],
 )
@@ -45,7 +45,7 @@ def test_what_the_reader_refuses_does_not_follow_the_schema(run: Run, tmp_path: 
     text = EXAMPLE.read_text(encoding="utf-8")
     assert right in text
     path.write_text(text.replace(right, wrong), encoding="utf-8")
-    refused(run("check", path))
+    refused(run("check", path, "--today", EXAMPLE_DAY))
     assert not follows_schema(path)
 
 
@@ -60,7 +60,7 @@ def steps_of_check() -> list[dict[str, Any]]:
 
 
 def kvplan_words(command: str) -> list[str]:
-    words = shlex.split(command)
+    words = shlex.split(os.path.expandvars(command))
     assert words[:2] == ["kvplan", "check"]
     return words[1:]
 
@@ -74,7 +74,8 @@ def test_the_workflow_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "kvplan.policy.yaml").write_text(EXAMPLE.read_text(encoding="utf-8"), encoding="utf-8")
-    ran = run(*kvplan_words(command))
+    merge_request(tmp_path, monkeypatch)
+    ran = run(*kvplan_words(command), "--today", EXAMPLE_DAY)
     assert (ran.code, ran.err) == (1, "")
     assert ran.out.startswith("::error file=kvplan.policy.yaml,line=")
     named = {step["with"]["sarif_file"] for step in steps if "sarif_file" in step.get("with", {})}
@@ -83,6 +84,49 @@ def test_the_workflow_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all((tmp_path / name).stat().st_size for name in named)
     assert (tmp_path / "summary.md").stat().st_size
     assert all(runs_after(step["if"], tmp_path) for step in later)
+
+
+def git(folder: Path, *argv: str) -> None:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *settings, *argv], cwd=folder, check=True, capture_output=True, timeout=900)
+
+
+def merge_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder's files on a branch, and a merge of a change into it, as GitHub checks a pull request out."""
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "base")
+    git(folder, "checkout", "-qb", "change")
+    git(folder, "commit", "-qm", "change", "--allow-empty")
+    git(folder, "checkout", "-q", "main")
+    git(folder, "merge", "-q", "--no-ff", "-m", "merge", "change")
+    step = next(step for step in steps_of_check() if step.get("run", "").startswith("kvplan"))
+    assert step["env"] == {"BASE": "${{ github.event_name == 'pull_request' && 'HEAD^1' || 'HEAD' }}"}
+    assert steps_of_check()[0]["with"] == {"fetch-depth": 0}
+    monkeypatch.setenv("BASE", "HEAD^1")
+
+
+def test_the_workflow_refuses_a_pull_request_that_weakens_the_policy(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It allows itself what it does; on the branch that it goes to the same is no change."""
+    monkeypatch.chdir(tmp_path)
+    policy(tmp_path, rules="fits: true, min_concurrency: 12")
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "base")
+    git(tmp_path, "checkout", "-qb", "change")
+    policy(tmp_path, rules="fits: true, min_concurrency: 2", more="allow_changes: [limit]\n")
+    git(tmp_path, "commit", "-qam", "change")
+    git(tmp_path, "checkout", "-q", "main")
+    git(tmp_path, "merge", "-q", "--no-ff", "-m", "merge", "change")
+    (command,) = [step["run"] for step in steps_of_check() if step.get("run", "").startswith("kvplan")]
+    monkeypatch.setenv("BASE", "HEAD^1")
+    ran = run(*kvplan_words(command))
+    assert ran.code == 1
+    assert "::error file=kvplan.policy.yaml,line=7,col=23,title=KVP203 change.limit (policy)::" in ran.out
+    monkeypatch.setenv("BASE", "HEAD")
+    assert run(*kvplan_words(command)).code == 0
 
 
 def runs_after(condition: str, folder: Path) -> bool:
@@ -165,5 +209,13 @@ def test_the_hook_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                          ("README.md", False), ("tsconfig.json", False)):  # fmt: skip
         assert bool(re.search(hook["files"], name)) is wanted
     monkeypatch.chdir(tmp_path)
-    policy(tmp_path)
+    policy(tmp_path, rules="fits: true, min_concurrency: 12")
+    git(tmp_path, "init", "-q", "-b", "main")
+    assert run(*kvplan_words(hook["entry"])).code == 0  # the first commit, which nothing comes before
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "base")
     assert run(*kvplan_words(hook["entry"])).code == 0
+    policy(tmp_path, rules="fits: true, min_concurrency: 2")
+    assert run(*kvplan_words(hook["entry"])).code == 1
+    git(tmp_path, "branch", "other")
+    assert run(*kvplan_words(hook["entry"]), "--base", "other").code == 1  # as `args:` says it

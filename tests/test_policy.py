@@ -41,7 +41,7 @@ LLAMA_TOKEN = 32 * 2 * 8 * 128 * 2  # layers x (K and V) x KV heads x head_dim x
 
 
 def read(text: str) -> Policy:
-    return policy_file.policy_of(strict_yaml.parse(text, "p.yaml"), Path("p.yaml"))
+    return policy_file.policy_of(strict_yaml.parse(text, "p.yaml"), Path("p.yaml"), Path("/"))
 
 
 def refusal(text: str) -> str:

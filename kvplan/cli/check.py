@@ -13,6 +13,7 @@ from kvplan.cli import output
 from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
+from kvplan.cli.resolve import is_path
 from kvplan.command import ServeCommand
 from kvplan.errors import BUG, EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.files import load_json, printable, shown
@@ -20,7 +21,7 @@ from kvplan.pasted import read_command
 from kvplan.plan import Load, Plan, plan
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
-from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists
+from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists, is_within
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Against, Evidence
 from kvplan.policy.result import (
@@ -197,6 +198,7 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
     try:
         command = None if target.command is None else read_command(target.command.text)
         options = options_of(target, command, policy.folder, offline=offline)
+        refuse_files_outside(options, command, policy.root)
         asked = read(options, lambda context, spec: load_at(options, context, spec, known), command)
         request = asked.requests[0]
         found = plan(replace(request, load=replace(request.load, lengths=None)))
@@ -259,6 +261,33 @@ def options_of(target: Target, command: ServeCommand | None, folder: Path, *, of
     if "gpu" not in given and "gpu_memory" not in given:
         raise UsageError("gpu: is missing; name one of `kvplan gpus`")
     return EstimateOptions(**given, offline=offline)
+
+
+def refuse_files_outside(options: EstimateOptions, command: ServeCommand | None, root: Path) -> None:
+    """Refuse files of a target that lie outside the policy's repository."""
+    names = {
+        "model": options.model or (command.model if command else None),
+        "draft_model": options.draft_model or (command.draft_model if command else None),
+        "lengths": options.lengths,
+        "calibration": options.calibration,
+    }
+    for key, text in names.items():
+        if text is not None and is_file(key, text) and not is_within(root, Path(text)):
+            raise UsageError(f"{key}: leads out of {shown(root)} ({printable(text, 200)}); keep it in the repository")
+
+
+def is_file(key: str, text: str) -> bool:
+    """Whether the reader of a key takes its value for a file's name."""
+    from kvplan import catalog
+    from kvplan.workload import DISTRIBUTIONS
+
+    match key:
+        case "lengths":
+            return text.partition(":")[0] not in DISTRIBUTIONS
+        case "calibration":
+            return True
+        case _:
+            return catalog.find(text) is None and is_path(text)
 
 
 def keys_of_command(command: ServeCommand | None) -> set[str]:

@@ -46,9 +46,8 @@ def repository_of(path: Path) -> Path:
 
 
 @contextmanager
-def opened(text: str, path: Path) -> Iterator[Base]:
-    """The revision, read in the repository that the policy lies in; UsageError where there is no such commit."""
-    revision = git.revision(text, repository_of(path), CURE)
+def opened(revision: git.Revision) -> Iterator[Base]:
+    """A revision with a folder for its files, which goes with it."""
     with tempfile.TemporaryDirectory(prefix="kvplan-base-") as folder:
         yield Base(revision, Path(folder).resolve())
 
@@ -60,11 +59,18 @@ def since_base(
 
     figures  those of the baseline file as it is now
     """
-    with opened(text, path) as base:
+    folder = repository_of(path)
+    try:
+        revision = git.revision(text, folder, CURE)
+    except UsageError:
+        if text != "HEAD" or git.has_commits(folder):
+            raise
+        return noted(policy, "HEAD", "there is no commit yet: nothing to compare with")
+    with opened(revision) as base:
         place = git.place(base.revision, path)
         if not git.copy(base.revision, place, base.top):
-            message = f"there is no policy {printable(place, 200)} at {base.name}: nothing to compare with"
-            return policy_changes.result(policy.path, base.name, [policy_changes.finding("base", "note", message)])
+            what = f"there is no policy {printable(place, 200)} at {base.name}: nothing to compare with"
+            return noted(policy, base.name, what)
         try:
             before = state(base, place)
         except KvplanError as error:
@@ -75,11 +81,15 @@ def since_base(
         return changes_result(policy, before.policy, base.name, weaker)
 
 
+def noted(policy: Policy, name: str, what: str) -> TargetResult:
+    return policy_changes.result(policy.path, name, [policy_changes.finding("base", "note", what)])
+
+
 def state(base: Base, place: str) -> State:
     """The policy at the revision, with the figures of the baseline that it names there."""
     file = base.top / place
     shown = f"{printable(base.revision.text, 80)}:{printable(place, 200)}"
-    policy = policy_file.policy_of(strict_yaml.parse(read_text(file, strict_yaml.MAX_BYTES), shown), file)
+    policy = policy_file.policy_of(strict_yaml.parse(read_text(file, strict_yaml.MAX_BYTES), shown), file, Path("/"))
     if policy.baseline is None:
         return State(policy, None)
     baseline = os.path.relpath(os.path.normpath(policy.baseline.path), base.top)

@@ -125,11 +125,15 @@ def exists(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operand is read: `text` as seen from `folder`, which is this one, or that of a copy."""
+    """Where an operand is read: `text` as seen from `folder`, which is this one, or that of a copy.
+
+    top  of a copy: what stands for the repository's top
+    """
 
     operand: Operand
     folder: Path
     text: str
+    top: Path | None = None
 
     def kind(self) -> Kind:
         """What it is by its ending, or by what stands in it; anything that is no file of kvplan's is a model."""
@@ -171,7 +175,7 @@ def located(operand: Operand) -> Iterator[Place]:
         if operand.is_policy:
             with chdir(here), named(operand):
                 git.lay_out(at, named_in(Path(text), str(Path(path).parent)), top)
-        yield Place(operand, here, text)
+        yield Place(operand, here, text, top)
 
 
 PATH_KEYS = ("model", "draft_model", "command", "lengths", "calibration")  # of a target: what may name a file
@@ -214,7 +218,7 @@ def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Asked, list[S
     with chdir(place.folder), named(place.operand):
         match kind:
             case "policy":
-                return Asked([], 0), policy_sides(Path(place.text), options)
+                return Asked([], 0), policy_sides(Path(place.text), options, place.top)
             case "model":
                 return model_sides(place.text, options)
             case _:
@@ -241,11 +245,11 @@ def refuse_plan_options(options: DiffOptions) -> None:
             raise UsageError(f"{flag}: goes with two models only; documents and policies say it themselves")
 
 
-def policy_sides(file: Path, options: DiffOptions) -> list[Side]:
+def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:
     from kvplan.cli.check import planned
     from kvplan.policy import file as policy_file
 
-    policy = policy_file.read(file)
+    policy = policy_file.read(file, top)
     cases = [planned(target, policy, offline=options.offline, quiet=True) for target in policy.targets]
     found = [plan_side(case.plan, case.target.id) for case in cases]
     return [replace(side, title=f"{side.key}: {side.title}") for side in found]

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from kvplan import strict_yaml
 from kvplan.command import ARGUMENTS, MAX_COMMAND_CHARS, read_argument, stated_bytes, too_long
-from kvplan.errors import UsageError
+from kvplan.errors import InvalidInputError, UsageError
 from kvplan.files import printable, shown
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind
 from kvplan.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
@@ -136,12 +136,16 @@ class Waiver:
     reason: str
     expires: datetime.date
     mark: Mark
+    expires_mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
+    """A policy read; every file that it names lies in `root`, links followed."""
+
     path: str
     folder: Path
+    root: Path
     targets: tuple[Target, ...]
     baseline: Baseline | None
     measured: Measured | None
@@ -150,31 +154,89 @@ class Policy:
     allow_changes: tuple[ChangeKind, ...] = ()
 
 
-def read(path: Path) -> Policy:
-    """The policy in a file; InvalidInputError names file, line and column of a fault."""
-    return policy_of(strict_yaml.read(path), path)
+def read(path: Path, root: Path | None = None) -> Policy:
+    """The policy in a file; InvalidInputError names file, line and column of a fault.
+
+    root  what the files that it names must lie in; None: the repository that the policy is in, else its folder
+    """
+    root = root or root_of(path)
+    if not is_within(root, path):
+        raise InvalidInputError(f"{shown(path)}: is a link that leads out of {shown(root)}; name the policy itself")
+    return policy_of(strict_yaml.read(path), path, root)
 
 
-def policy_of(top: Table, path: Path) -> Policy:
-    folder = path.parent
+def root_of(path: Path) -> Path:
+    """The top of the repository that a policy lies in; outside of one its own folder."""
+    try:
+        folder = path.parent.resolve()
+        top = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+        return top or path.resolve().parent
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links
+        return path.parent
+
+
+def is_within(root: Path, path: Path) -> bool:
+    """Whether a path, and each link in a folder that it names, leads to a place below `root`, git's own files aside."""
+    return _leads_into(root, path) and all(_leads_into(root, link) for link in _links(path))
+
+
+def _leads_into(root: Path, path: Path) -> bool:
+    try:
+        real = Path(os.path.realpath(path))
+    except (OSError, ValueError):
+        return True  # names no file at all: its reader says so
+    return real.is_relative_to(root) and ".git" not in real.relative_to(root).parts
+
+
+def refuse_outside(root: Path, path: Path, mark: Mark, what: str) -> None:
+    """Refuse a file that a policy must not read: whoever may change a policy sees what its messages say."""
+    if not is_within(root, path):
+        raise wrong(mark, f"{what}: leads out of {shown(root)} ({shown(path)}); keep the file in the repository")
+
+
+def _links(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_symlink()]
+    except (OSError, ValueError):
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a policy's files lie: named from its folder, and all of them below the root."""
+
+    folder: Path
+    root: Path
+
+    def file(self, text: str, mark: Mark, what: str) -> Path:
+        path = beside(self.folder, text)
+        refuse_outside(self.root, path, mark, what)
+        return path
+
+
+def policy_of(top: Table, path: Path, root: Path | None = None) -> Policy:
+    root, folder = root or root_of(path), path.parent
     _refuse_long(top)
     strict_yaml.table(top, "policy", TOP_KEYS, HINTS)
     _check_version(top)
-    defaults = _Defaults.of(top.values.get("defaults"), folder)
+    place = Place(folder, root)
+    defaults = _Defaults.of(top.values.get("defaults"), place)
     nodes = strict_yaml.items(_needed(top, "targets", "policy"), "targets")
     if not nodes:
         raise wrong(top.values["targets"].mark, "targets: is empty; write at least one, or `kvplan check --init`")
     if len(nodes) > MAX_TARGETS:
         raise wrong(nodes[MAX_TARGETS].mark, f"targets: more than {MAX_TARGETS:,}; split the file")
-    targets = tuple(_target(node, defaults, folder) for node in nodes)
+    targets = tuple(_target(node, defaults, place) for node in nodes)
     _refuse_twins(targets)
     baseline, measured = (top.values.get(name) for name in ("baseline", "measured"))
     return Policy(
         path=shown(path),
         folder=folder,
+        root=root,
         targets=targets,
-        baseline=None if baseline is None else _baseline(baseline, folder),
-        measured=None if measured is None else _measured(measured, folder),
+        baseline=None if baseline is None else _baseline(baseline, place),
+        measured=None if measured is None else _measured(measured, place),
         severity=_severity(top.values.get("severity")),
         waivers=_waivers(top.values.get("waivers")),
         allow_changes=_allowed(top.values.get("allow_changes")),
@@ -236,19 +298,19 @@ class _Defaults:
     rules: tuple[Rule, ...] = ()
 
     @classmethod
-    def of(cls, node: Node | None, folder: Path) -> "_Defaults":
+    def of(cls, node: Node | None, place: Place) -> "_Defaults":
         if node is None:
             return cls()
         table = strict_yaml.table(node, "defaults", DEFAULT_KEYS, HINTS)
-        engine, workload = _engine(table, "defaults", folder)
+        engine, workload = _engine(table, "defaults", place)
         return cls(engine, workload, _rules(table.values.get("rules"), "defaults"))
 
 
-def _target(node: Node, defaults: _Defaults, folder: Path) -> Target:
+def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
     table = strict_yaml.table(node, "target", TARGET_KEYS, HINTS)
     target_id = _target_id(_needed(table, "id", "target"))
     what = f"target {target_id}"
-    engine, workload = _engine(table, what, folder)
+    engine, workload = _engine(table, what, place)
     own = _rules(table.values.get("rules"), what)
     said = {rule.name for rule in own}
     return Target(
@@ -281,7 +343,7 @@ def _target_id(node: Node) -> str:
     return text
 
 
-def _engine(table: Table, what: str, folder: Path) -> tuple[dict[str, Node], Workload | None]:
+def _engine(table: Table, what: str, place: Place) -> tuple[dict[str, Node], Workload | None]:
     """(engine keys as written, workload); lengths of the workload count as the target's own."""
     found = {key: node for key, node in table.values.items() if key in ENGINE_KEYS}
     workload = None
@@ -292,7 +354,7 @@ def _engine(table: Table, what: str, folder: Path) -> tuple[dict[str, Node], Wor
                 raise wrong(inner.keys[key], f"{what}: {key} is stated twice; keep one of them")
             if key in inner.values:
                 found[key] = inner.values[key]
-        workload = _workload(inner, what, folder)
+        workload = _workload(inner, what, place)
     for key, node in found.items():
         check_engine_value(key, node, what)
     return found, workload
@@ -318,7 +380,7 @@ def check_engine_value(key: str, node: Node, what: str) -> None:
             read_argument(key, text, name)
 
 
-def _workload(table: Table, what: str, folder: Path) -> Workload:
+def _workload(table: Table, what: str, place: Place) -> Workload:
     def value(key: str, reading: Callable[[str, str], Any]) -> Any:
         node = table.values.get(key)
         if node is None:
@@ -330,7 +392,7 @@ def _workload(table: Table, what: str, folder: Path) -> Workload:
         raise wrong(table.keys["trace"], f"{what}: workload: names a profile and a trace; keep one of them")
     return Workload(
         profile=value("profile", lambda text, _: text),
-        trace=value("trace", lambda text, _: beside(folder, text)),
+        trace=value("trace", lambda text, _: place.file(text, table.values["trace"].mark, f"{what}: workload: trace")),
         rate_per_s=value("rate", _rate),
         tpot_s=value("tpot", _seconds),
         mark=table.mark,
@@ -467,7 +529,7 @@ LIMITS: Final[Mapping[str, Callable[[str, str], Limit | Share]]] = {
 # --- baseline, evidence, severities, waivers --------------------------------------------------------------------------
 
 
-def _baseline(node: Node, folder: Path) -> Baseline:
+def _baseline(node: Node, place: Place) -> Baseline:
     table = strict_yaml.table(node, "baseline", ("file", "max_growth", "max_drop"))
     text = strict_yaml.text(_needed(table, "file", "baseline"), "baseline: file")
     rules: list[Rule] = []
@@ -483,7 +545,8 @@ def _baseline(node: Node, folder: Path) -> Baseline:
                 raise wrong(inner.keys[figure], f"baseline: {key}: has no figure {shown_figure!r}; {moved}")
             option = f"baseline: {key}: {figure}"
             rules.append(_limited(f"baseline.{figure}", inner.values[figure], inner.keys[figure], option))
-    return Baseline(beside(folder, _path(text, table)), text, tuple(rules), table.keys["file"])
+    path = place.file(_path(text, table), table.values["file"].mark, "baseline: file")
+    return Baseline(path, text, tuple(rules), table.keys["file"])
 
 
 def _near(name: str, known: tuple[str, ...]) -> str:
@@ -496,7 +559,7 @@ def _path(text: str, table: Table) -> str:
     return text
 
 
-def _measured(node: Node, folder: Path) -> Measured:
+def _measured(node: Node, place: Place) -> Measured:
     table = strict_yaml.table(node, "measured", ("file", "max_error", "max_age"))
     text = strict_yaml.text(_needed(table, "file", "measured"), "measured: file")
 
@@ -505,8 +568,11 @@ def _measured(node: Node, folder: Path) -> Measured:
             return None
         return _limited(name, table.values[key], table.keys[key], f"measured: {key}")
 
+    path = place.file(_path(text, table), table.values["file"].mark, "measured: file")
+    for name in ("run.json", "samples.jsonl", "events.jsonl"):  # may lie beside it
+        refuse_outside(place.root, path.parent / name, table.values["file"].mark, "measured: file")
     return Measured(
-        beside(folder, _path(text, table)),
+        path,
         text,
         rule("max_error", "max_prediction_error"),
         rule("max_age", "max_age"),
@@ -549,7 +615,7 @@ def _waiver(node: Node) -> Waiver:
     if not reason.strip():
         raise wrong(table.values["reason"].mark, "waiver: reason is empty; say why")
     expires = strict_yaml.date(_needed(table, "expires", "waiver"), "waiver: expires")
-    return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark)
+    return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark, table.values["expires"].mark)
 
 
 # --- what the base revision lets a change do --------------------------------------------------------------------------

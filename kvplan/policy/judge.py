@@ -94,8 +94,9 @@ class Verdict:
 def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResult:
     """Every rule of every target, in the order of the file.
 
-    Raises InvalidInputError for a target without a rule and for a waiver that matches none.
+    Raises InvalidInputError for a target without a rule, and for a waiver that matches none or outlasts a year.
     """
+    refuse_long_waivers(policy.waivers, against.today)
     results = []
     num_cured = 0
     for case in cases:
@@ -316,6 +317,20 @@ def covers(waiver: Waiver, target: str, rule: str) -> bool:
 @lru_cache(maxsize=16_384)  # more than a policy has room for: fnmatch itself keeps 256, and compiles the rest each time
 def pattern(text: str) -> re.Pattern[str]:
     return re.compile(translate(text))
+
+
+def refuse_long_waivers(waivers: Sequence[Waiver], today: datetime.date) -> None:
+    """Refuse a waiver of more than a year: nobody would look at it again."""
+    try:
+        latest = today.replace(year=today.year + 1)
+    except ValueError:  # the 29th of February, or the year 9999
+        latest = today + datetime.timedelta(days=min(365, (datetime.date.max - today).days))
+    for waiver in waivers:
+        if waiver.expires > latest:
+            raise wrong(
+                waiver.expires_mark,
+                f"waiver: expires: is more than a year away ({waiver.expires}); write {latest} or a day before",
+            )
 
 
 def refuse_idle(policy: Policy, results: Sequence[TargetResult]) -> None:
