@@ -3,8 +3,8 @@
     python benchmarks/configs.py FOLDER [--tp 8] [--gpu b200]
 
 FOLDER holds `<model>/config.json`. Prints the ten slowest: user CPU seconds of the process, their ratio to the same
-command on llama-3.1-8b, and how often a pattern of the quantization's lists was tried on a name. The ratio is what may
-be compared between machines.
+command on llama-3.1-8b, and how many names the patterns of the quantization's lists were matched against, all at once.
+The ratio is what may be compared between machines.
 """
 
 import argparse
@@ -14,8 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvplan import hf_config, listed
+from kvplan import hf_config
 from kvplan.errors import KvplanError
+from kvplan.patterns import Patterns
 from kvplan.weights import Layout, total_weights
 
 SLOWEST = 10
@@ -30,16 +31,16 @@ def user_seconds(model: str, tp: int, gpu: str) -> float:
 
 
 def tries(folder: Path, tp: int) -> int:
-    """How often a pattern meets a name while the config is read and sized for each of four layouts."""
+    """How often the patterns meet a name while the config is read and sized for each of four layouts."""
     count = 0
-    real = listed.matches
+    real = Patterns.matching
 
-    def counting(pattern: str, name: str) -> bool:
+    def counting(self: Patterns, name: str) -> frozenset[int]:
         nonlocal count
         count += 1
-        return real(pattern, name)
+        return real(self, name)
 
-    listed.matches = counting
+    Patterns.matching = counting  # type: ignore[method-assign]
     try:
         spec = hf_config.load_spec(folder)
         for ranks in sorted({1, 2, 4, tp}):
@@ -47,7 +48,7 @@ def tries(folder: Path, tp: int) -> int:
     except KvplanError:
         pass  # a config that is refused costs what it costs until then
     finally:
-        listed.matches = real
+        Patterns.matching = real  # type: ignore[method-assign]
     return count
 
 

@@ -33,6 +33,7 @@ PACKAGES: Mapping[str, str | None] = {
     "rich": None,
     "PyYAML": None,
     "nvidia-ml-py": None,
+    "google-re2": None,
     "torch": "engine",
     "triton": "engine",
     "safetensors": "engine",

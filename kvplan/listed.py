@@ -2,17 +2,15 @@
 
 An entry is a module's name, a glob, or `re:` and a regular expression. Entries that leave a module in the model's dtype
 go before those that give it a scheme, as in vLLM 0.33 (ModelOpt's and compressed-tensors' lists).
-
-A config's patterns come from strangers: `matches` is the one place where a pattern meets a name.
 """
 
-import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import field
 from functools import lru_cache
 
 from kvplan.names import LAYER_PREFIXES, OUTER_PREFIXES, in_layer, spellings, usual
+from kvplan.patterns import WILD, Patterns, is_pattern
 from kvplan.records import dataclass
 from kvplan.spec import ModelSpec, Quantization, Scheme, Weight
 
@@ -23,24 +21,8 @@ _ELSEWHERE = re.compile(r"vis|audio|image|speech|talker|code2wav|encoder|project
 # Modules that no server quantizes, whether the facts name them or not; transformers lists `indexers_proj` for GLM-5's
 # `indexer.weights_proj`.
 _NEVER = re.compile(r"(norm|bias|rotary_emb|inv_freq|conv1d|indexers_proj|(^|\.)(gate|router|attn|A_log|D|dt_bias))$")
-_DIGIT = re.compile(r"\d|\\[Nxu]|\(\?P=")  # what could tell one layer's number from another's
-_WILD = re.compile(r"[*?\[]")
+_DIGIT = re.compile(r"\d|\\x")  # what could tell one layer's number from another's
 _EXPERT = re.compile(r"(experts\\?\.)\d+(?=\\?\.|\*|\$|$)")  # one expert by its number
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Whether an entry's pattern names a module: `re:` from the beginning of the name, a glob all of it."""
-    return _compiled(pattern).match(name) is not None
-
-
-@lru_cache(maxsize=8192)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Raises re.error for what is not a regular expression."""
-    return re.compile(pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern))
-
-
-def is_pattern(entry: str) -> bool:
-    return entry.startswith("re:") or _WILD.search(entry) is not None
 
 
 def own_layer(pattern: str) -> int | None:
@@ -50,7 +32,7 @@ def own_layer(pattern: str) -> int | None:
     is a plain one, or a letter follows.
     """
     if not pattern.startswith("re:"):
-        head = _WILD.split(pattern, maxsplit=1)[0]
+        head = WILD.split(pattern, maxsplit=1)[0]
         _, mark, tail = head.rpartition("layers.")
         index, dot, _ = tail.partition(".")
         return int(index) if mark and dot and index.isdecimal() and len(index) < 6 else None
@@ -66,21 +48,19 @@ class Table:
 
     modules   layer -> role by its usual name -> entry
     experts   entries that name an expert by number, by what they say of the first, which stands for all
-    trees     layer -> entries `role*`: everything whose name begins so
-    single    layer -> patterns that match in no other layer
-    shaped    patterns that hold no digit: alike for all layers whose numbers have as many digits
-    others    patterns left over
+    trees     layer -> `role` of an entry `role*` -> its place, text and scheme: everything whose name begins so
+    patterns  all other patterns
     outside   names of modules that stand in no layer
     """
 
     modules: dict[int, dict[str, tuple[str, Scheme | None]]] = field(default_factory=dict)
     experts: dict[str, list[str]] = field(default_factory=dict)
-    trees: dict[int, list[tuple[str, str, Scheme | None]]] = field(default_factory=dict)
-    single: dict[int, list[tuple[str, Scheme | None]]] = field(default_factory=dict)
-    shaped: list[tuple[str, Scheme | None]] = field(default_factory=list)
-    others: list[tuple[str, Scheme | None]] = field(default_factory=list)
+    trees: dict[int, dict[str, tuple[int, str, Scheme | None]]] = field(default_factory=dict)
+    patterns: list[tuple[str, Scheme | None]] = field(default_factory=list)
     outside: dict[str, Scheme | None] = field(default_factory=dict)
-    memo: dict[tuple[str, int], Answer | None] = field(default_factory=dict)
+    matcher: Patterns = field(default_factory=lambda: Patterns(()))
+    matched: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
+    has_digits: bool = False
 
     def add_name(self, name: str, scheme: Scheme | None) -> None:
         place = in_layer(name)
@@ -100,21 +80,23 @@ class Table:
             self.experts[f"{layer}.{known}"].append(name)
 
     def add_pattern(self, pattern: str, scheme: Scheme | None) -> None:
-        layer = own_layer(pattern)
         first, numbers = _EXPERT.subn(r"\g<1>0", pattern)
         if numbers:
             same = self.experts.setdefault(first, [])
             same.append(pattern)
             if len(same) > 1:
                 return
-        pattern = first
-        tree = in_layer(pattern[:-1]) if layer is not None and not is_pattern(pattern[:-1]) else None
-        if tree is not None:
-            self.trees.setdefault(tree[0], []).append((tree[1], pattern, scheme))
-        elif layer is not None:
-            self.single.setdefault(layer, []).append((pattern, scheme))
+        is_tree = own_layer(first) is not None and not is_pattern(first[:-1])
+        if is_tree and (place := in_layer(first[:-1])):
+            heads = self.trees.setdefault(place[0], {})
+            heads.setdefault(place[1], (len(heads), first, scheme))
         else:
-            (self.others if _DIGIT.search(pattern) else self.shaped).append((pattern, scheme))
+            self.patterns.append((first, scheme))
+            self.has_digits = self.has_digits or _DIGIT.search(first) is not None
+
+    def compile(self) -> None:
+        """Raises UnsupportedModelError naming a pattern that cannot be matched."""
+        self.matcher = Patterns([pattern for pattern, _ in self.patterns])
 
     def find(self, layer: int, role: str) -> Answer | None:
         """What the entries say of a module of a layer; None: nothing."""
@@ -124,16 +106,11 @@ class Table:
             for name in parents(known):
                 if name in named:
                     return (named[name][1],)
-        for head, _, scheme in self.trees.get(layer, ()):
-            if starts(known, head):
-                return (scheme,)
-        answer = first_match(self.single.get(layer, ()), layer, role)
-        if answer is None:
-            key = (role, len(str(layer)))
-            if key not in self.memo:
-                self.memo[key] = first_match(self.shaped, layer, role)
-            answer = self.memo[key] or first_match(self.others, layer, role)
-        return answer
+        heads = self.trees.get(layer, {})
+        if heads and (trees := [heads[head] for head in beginnings(known) if head in heads]):
+            return (min(trees, key=lambda tree: tree[0])[2],)
+        places = self.matching(layer, role)
+        return (self.patterns[min(places)][1],) if places else None
 
     def find_outside(self, name: str) -> Answer | None:
         """What the entries say of a module that stands in no layer, whatever stands before its name."""
@@ -141,15 +118,43 @@ class Table:
         for listed, scheme in self.outside.items():
             if listed.rpartition(".")[2] == leaf:
                 return (scheme,)
-        for pattern, scheme in (*self.shaped, *self.others):
-            if any(matches(pattern, prefix + leaf) for prefix in OUTER_PREFIXES):
-                return (scheme,)
-        return None
+        places = self.matching_outside(leaf)
+        return (self.patterns[min(places)][1],) if places else None
+
+    def matching(self, layer: int, role: str) -> frozenset[int]:
+        """The places of the patterns that match a module of a layer.
+
+        A glob that does not speak of experts does not single out a part of them: a server holds them as one module.
+        """
+        # Patterns without digits do not tell layers apart whose numbers have as many.
+        key = (role, layer if self.has_digits else -len(str(layer)))
+        if key not in self.matched:
+            places = self._matching(full_names(layer, role))
+            whole, dot, _ = role.partition(".experts.0.")
+            if dot:
+                in_parts = {place for place in places if sees_experts(self.patterns[place][0])}
+                of_whole = self._matching(full_names(layer, f"{whole}.experts"))
+                places = frozenset(
+                    in_parts | {place for place in of_whole if not sees_experts(self.patterns[place][0])}
+                )
+            self.matched[key] = places
+        return self.matched[key]
+
+    def matching_outside(self, leaf: str) -> frozenset[int]:
+        return self._matching(prefix + leaf for prefix in OUTER_PREFIXES)
+
+    def _matching(self, names: Iterable[str]) -> frozenset[int]:
+        return frozenset[int]().union(*map(self.matcher.matching, names)) if self.patterns else frozenset()
 
 
-def starts(role: str, head: str) -> bool:
-    """Whether a module's name begins with the text of a tree, under any of its spellings."""
-    return any(name.startswith(head) for name in spellings(role))
+def sees_experts(pattern: str) -> bool:
+    return pattern.startswith("re:") or "expert" in pattern
+
+
+@lru_cache(maxsize=65536)
+def beginnings(role: str) -> frozenset[str]:
+    """Every text that a module's name begins with, under any of its spellings."""
+    return frozenset(name[:end] for name in spellings(role) for end in range(len(name) + 1))
 
 
 def parents(role: str) -> Iterator[str]:
@@ -160,23 +165,11 @@ def parents(role: str) -> Iterator[str]:
     yield ""
 
 
-def full_names(pattern: str, layer: int, role: str) -> Iterator[str]:
-    """The names under which a pattern may know a module of a layer.
-
-    A glob that does not speak of experts does not single out a part of them: a server holds them as one module.
-    """
-    if not pattern.startswith("re:") and "expert" not in pattern:
-        role = role.partition(".experts.0.")[0] + ".experts" if ".experts.0." in role else role
+def full_names(layer: int, role: str) -> Iterator[str]:
+    """The names under which a pattern may know a module of a layer."""
     for prefix in LAYER_PREFIXES:
         for name in spellings(role):
             yield f"{prefix}{layer}.{name}"
-
-
-def first_match(patterns: Iterable[tuple[str, Scheme | None]], layer: int, role: str) -> Answer | None:
-    for pattern, scheme in patterns:
-        if any(matches(pattern, name) for name in full_names(pattern, layer, role)):
-            return (scheme,)
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +188,14 @@ class Lists:
 
 @lru_cache(maxsize=64)
 def lists(quantization: Quantization) -> Lists:
+    """Raises UnsupportedModelError naming a pattern that cannot be matched."""
     tables = Lists(Table(), Table())
     for name, scheme in quantization.names.items():
         (tables.kept if scheme is None else tables.chosen).add_name(name, scheme)
     for pattern, scheme in quantization.patterns:
         (tables.kept if scheme is None else tables.chosen).add_pattern(pattern, scheme)
+    tables.kept.compile()
+    tables.chosen.compile()
     return tables
 
 
@@ -228,9 +224,7 @@ def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
             is_layer = re.search(r"(layers|h)\.\d+\.", name) is not None
             if (is_layer or scheme is not None) and not _ELSEWHERE.search(name) and not is_outer(spec, name):
                 yield name
-    for pattern, scheme in (*tables.chosen.shaped, *tables.chosen.others):
-        if scheme is not None and not _ELSEWHERE.search(pattern) and not is_used(spec, pattern):
-            yield pattern
+    yield from unused(spec, tables.chosen)
 
 
 def some_experts(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
@@ -249,12 +243,14 @@ def unmatched_in(table: Table, layer: int, roles: frozenset[str]) -> Iterator[st
         name, scheme = named[role]
         if scheme is not None or not _NEVER.search(name):
             yield name
-    for head, text, scheme in table.trees.get(layer, ()):
-        if not any(starts(role, head) for role in roles) and (scheme is not None or not _NEVER.search(head)):
+    heads = table.trees.get(layer, {})
+    known = frozenset[str]().union(*map(beginnings, roles)) if heads else frozenset()
+    for head, (_, text, scheme) in heads.items():
+        if head not in known and (scheme is not None or not _NEVER.search(head)):
             yield text
-    for text, _ in table.single.get(layer, ()):
-        if not any(matches(text, name) for role in roles for name in full_names(text, layer, role)):
-            yield text
+    if own := [place for place, (pattern, _) in enumerate(table.patterns) if own_layer(pattern) == layer]:
+        matched = frozenset[int]().union(*(table.matching(layer, role) for role in roles))
+        yield from (table.patterns[place][0] for place in own if place not in matched)
 
 
 def is_outer(spec: ModelSpec, name: str) -> bool:
@@ -263,15 +259,20 @@ def is_outer(spec: ModelSpec, name: str) -> bool:
     return leaf in ("lm_head", "head") or any(weight.name.rpartition(".")[2] == leaf for weight in spec.other_weights)
 
 
-def is_used(spec: ModelSpec, pattern: str) -> bool:
-    seen: set[int] = set()
+def unused(spec: ModelSpec, table: Table) -> Iterator[str]:
+    """Patterns of no layer in particular that match no weight."""
+    left = {
+        place: pattern
+        for place, (pattern, _) in enumerate(table.patterns)
+        if own_layer(pattern) is None and not _ELSEWHERE.search(pattern)
+    }
+    for leaf in ("lm_head", *(weight.name.rpartition(".")[2] for weight in spec.other_weights)):
+        for place in table.matching_outside(leaf):
+            left.pop(place, None)
     for index, weights in enumerate(spec.layer_weights):
-        if id(weights) in seen and not _DIGIT.search(pattern):
-            continue
-        seen.add(id(weights))
-        for weight in weights:
-            for role in (weight.name, *weight.sources):
-                if any(matches(pattern, name) for name in full_names(pattern, index, role)):
-                    return True
-    leaves = {"lm_head", *(weight.name.rpartition(".")[2] for weight in spec.other_weights)}
-    return any(matches(pattern, prefix + leaf) for leaf in leaves for prefix in OUTER_PREFIXES)
+        if not left:
+            return
+        for role in (role for weight in weights for role in (weight.name, *weight.sources)):
+            for place in table.matching(index, role):
+                left.pop(place, None)
+    yield from left.values()

@@ -1,13 +1,13 @@
 """A config's quantization_config -> Quantization: which scheme which layer is stored in."""
 
-import re
 from dataclasses import replace
 
 from kvplan.errors import UnsupportedModelError
 from kvplan.families.config import Config
 from kvplan.files import printable
-from kvplan.listed import is_pattern, lists, matches, some_experts, unmatched
+from kvplan.listed import lists, some_experts, unmatched
 from kvplan.names import in_layer
+from kvplan.patterns import is_pattern
 from kvplan.spec import ModelSpec, Quantization, Scheme
 
 
@@ -26,7 +26,10 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
     method = config.text("quant_method", "modelopt" if "quant_algo" in config else "").lower()
     kv_dtype = stated_kv_dtype(config)
     try:
-        return by_method(config, inner, method, kv_dtype)
+        quantization = by_method(config, inner, method, kv_dtype)
+        if quantization is not None:
+            lists(quantization)  # refuses patterns that cannot be matched
+        return quantization
     except UnsupportedModelError as scheme:
         method = f"{printable(method, 40)} ({scheme})"
         problem = f"quantization method {method!r} is not one kvplan can size"
@@ -133,7 +136,7 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
             if change:
                 raise UnsupportedModelError(f"dynamic: other settings for {printable(name, 40)}")
             continue
-        patterns += ((checked_pattern("re:" + name[2:]), None),)
+        patterns += (("re:" + name[2:], None),)
     patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))
     return replace(found, default=None if listed else scheme, patterns=patterns)
 
@@ -150,18 +153,7 @@ def anywhere(names: list[str]) -> list[str]:
 def exceptions(names: list[str]) -> tuple[dict[str, Scheme | None], tuple[tuple[str, Scheme | None], ...]]:
     """Module names that are not quantised: exact ones, and patterns (`re:...` or with `*`)."""
     exact = {name: None for name in names if not is_pattern(name)}
-    return dict(exact), tuple((checked_pattern(name), None) for name in names if is_pattern(name))
-
-
-def checked_pattern(pattern: str) -> str:
-    """The pattern, or the error that says it is none."""
-    try:
-        matches(pattern, "")
-    except re.error as error:
-        raise UnsupportedModelError(
-            f"quantization_config: {printable(pattern, 60)!r} is not a regular expression ({error})"
-        ) from None
-    return pattern
+    return dict(exact), tuple((name, None) for name in names if is_pattern(name))
 
 
 EXPERTS = r"re:.*\.experts(\..*)?$"
@@ -228,7 +220,7 @@ def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
             if target in ("Linear", "FusedMoE"):
                 default = scheme
             elif target.startswith("re:"):
-                ordered.append((checked_pattern(target), scheme))
+                ordered.append((target, scheme))
             else:
                 targeted.setdefault(target, scheme)
     return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)

@@ -32,6 +32,7 @@ ORDER = (
     "workload",
     "traces",  # requests as they came, or as a published workload has them
     "families",  # one reader per model family
+    "patterns",  # over names of modules, from strangers
     "names",  # of modules in checkpoints
     "listed",  # what a quantization_config's lists say about them
     "quant",  # a config's quantization_config

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "triton", "transformers", "pandas", "matplotlib", "pynvml", "numpy")
+HEAVY = ("torch", "triton", "transformers", "pandas", "matplotlib", "pynvml", "numpy", "re2")
 
 ESTIMATE = """
 import sys

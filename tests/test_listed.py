@@ -7,6 +7,7 @@ import pytest
 from kvplan import listed
 from kvplan.errors import UnsupportedModelError
 from kvplan.hf_config import read_config
+from kvplan.patterns import Patterns
 from kvplan.spec import ModelSpec, Scheme
 from kvplan.weights import Layout, num_params, total_weights
 
@@ -180,15 +181,15 @@ def test_a_layers_number_is_not_the_beginning_of_anothers() -> None:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that patterns are tried on from now on."""
+    """The names that patterns are matched against from now on."""
     seen: list[str] = []
-    real = listed.matches
+    real = Patterns.matching
 
-    def matches(pattern: str, name: str) -> bool:
+    def matching(self: Patterns, name: str) -> frozenset[int]:
         seen.append(name)
-        return real(pattern, name)
+        return real(self, name)
 
-    monkeypatch.setattr(listed, "matches", matches)
+    monkeypatch.setattr(Patterns, "matching", matching)
     return seen
 
 

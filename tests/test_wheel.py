@@ -58,4 +58,4 @@ def test_the_wheel_declares_the_command_and_light_dependencies(wheel: zipfile.Zi
     core = {
         line.removeprefix("Requires-Dist: ").split("<")[0].split(">")[0] for line in required if "extra" not in line
     }
-    assert core == {"typer", "rich", "pyyaml", "nvidia-ml-py"}
+    assert core == {"typer", "rich", "pyyaml", "nvidia-ml-py", "google-re2"}
