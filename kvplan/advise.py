@@ -4,9 +4,10 @@ Every cure is a plan that was made and that satisfies what is wanted. Knobs come
 user: a cure is better than another one where its dearest change is smaller.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice
+from heapq import heappop, heappush
+from itertools import combinations, count, islice
 from typing import Any, Literal
 
 from kvplan.errors import KvplanError
@@ -19,6 +20,7 @@ TP_SIZES = (1, 2, 4, 8, 16)
 CONTEXT_STEP = 256  # of a shorter context that is offered, in tokens
 
 Holds = Callable[[Plan], bool]
+Knobs = Callable[[Plan], Iterable["Knob"]]  # what may change a plan for the better
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,15 @@ Levels = tuple[int, ...]  # of each knob: 0 is unchanged, n its n-th change
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """Changes that do together: the flags that make them, and the plan that they give."""
+    """Changes that do together, and the plan that they give."""
 
-    flags: tuple[str, ...]
+    changes: tuple[Change, ...]
     levels: Levels
     plan: Plan
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return tuple(change.flag for change in self.changes)
 
     @property
     def flag(self) -> str:
@@ -153,13 +159,12 @@ class Search:
         return any(is_within(cure.levels, levels) for cure in self.cures)
 
     def cure(self, levels: Levels) -> Cure | None:
-        changes = [knob.changes[level - 1] for knob, level in zip(self.knobs, levels, strict=True) if level]
-        flags = tuple(change.flag for change in changes)
-        key = " ".join(flags)
+        changes = tuple(knob.changes[level - 1] for knob, level in zip(self.knobs, levels, strict=True) if level)
+        key = " ".join(change.flag for change in changes)
         if key not in self.plans:
             self.plans[key] = changed_plan(self.request, changes)
         answer = self.plans[key]
-        return Cure(flags, levels, answer) if answer is not None and self.holds(answer) else None
+        return Cure(changes, levels, answer) if answer is not None and self.holds(answer) else None
 
 
 def set_level(levels: Levels, changed: Mapping[int, int]) -> Levels:
@@ -313,17 +318,109 @@ def is_sure(answer: Plan) -> bool:
     return answer.fits and answer.concurrency.low >= 1
 
 
-def fixes(short: Plan, most: int | None = None, plans: dict[str, Plan | None] | None = None) -> list[Cure]:
+def both(first: Holds, second: Holds) -> Holds:
+    return lambda answer: first(answer) and second(answer)
+
+
+def fixes(
+    short: Plan,
+    most: int | None = None,
+    plans: dict[str, Plan | None] | None = None,
+    also: Holds = lambda answer: True,
+    knobs: Iterable[Knob] | None = None,
+) -> list[Cure]:
     """What makes a plan fit that does not, the best first: what surely does, or without that what likely does.
 
     most   how many are wanted; None: all
     plans  made before, by the flags that change the request
+    also   what is wanted besides
+    knobs  what may be changed; None: all that may help
     """
     plans = {} if plans is None else plans
-    knobs = list(fit_knobs(short))
+    knobs = list(fit_knobs(short) if knobs is None else knobs)
     for holds in (is_sure, lambda answer: answer.fits):
-        results = Search(short.request, knobs, holds, plans).results()
+        results = Search(short.request, knobs, both(holds, also), plans).results()
         cures = list(islice(results, most))
         if cures:
             return sorted(cures, key=lambda cure: cure.cost)
     return []
+
+
+# --- what satisfies several needs at once -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something wanted of a plan: whether a plan has it, and what may give it to one that has not."""
+
+    holds: Holds
+    knobs: Knobs
+
+
+# Flags from what costs the user least to what costs most, in one order that those of all knobs follow.
+DEARNESS = (
+    "--max-num-seqs", "--enforce-eager", "--fully-sharded-loras", "--num-gpu-blocks-override", "--max-total-tokens",
+    "--kv-cache-memory-bytes", "--gpu-memory-utilization", "--kv-cache-dtype", "--max-loras", "--max-lora-rank",
+    "--tensor-parallel-size", "--quantization", "--max-model-len", "--gpu",
+)  # fmt: skip
+MORE_IS_DEARER = ("--max-num-seqs", "--tensor-parallel-size")
+MOST_STATES = 24  # sets of changes that are looked at, each for some dozens of plans
+MOST_STEPS = 4  # cures of one need that are followed
+
+
+def dearness(change: Change) -> tuple[int, float]:
+    """What orders changes by what they cost: the flag, and how far it is turned."""
+    name, _, value = change.flag.partition(" ")
+    rank = DEARNESS.index(name) if name in DEARNESS else -1
+    if change.gpu is not None:
+        return rank, change.gpu.total_memory
+    try:
+        amount = float(value)
+    except ValueError:  # a word: on or off
+        return rank, 0
+    return rank, amount if name in MORE_IS_DEARER else -amount
+
+
+def cost_of(changes: Iterable[Change]) -> list[tuple[int, float]]:
+    """The dearest change first: what orders sets of changes."""
+    return sorted(map(dearness, changes), reverse=True)
+
+
+def together(short: Plan, needs: Sequence[Need], most_states: int = MOST_STATES) -> Cure | None:
+    """The cheapest changes whose plan satisfies every need, of those that curing one need after the other leads to.
+
+    None of them can be left out.
+    """
+    order = count()
+    queue: list[tuple[list[tuple[int, float]], int, tuple[Change, ...], Plan]] = [([], next(order), (), short)]
+    known: set[str] = set()
+    while queue and most_states:
+        most_states -= 1
+        _, _, changes, answer = heappop(queue)
+        need = next((need for need in needs if not need.holds(answer)), None)
+        if need is None:
+            return without_idle(short.request, Cure(changes, (), answer), needs)
+        for cure in islice(Search(answer.request, list(need.knobs(answer)), need.holds).results(), MOST_STEPS):
+            merged = in_order({change.flag.split()[0]: change for change in (*changes, *cure.changes)}.values())
+            key = " ".join(change.flag for change in merged)
+            if key in known:
+                continue
+            known.add(key)
+            made = changed_plan(short.request, merged)
+            if made is not None:
+                heappush(queue, (cost_of(merged), next(order), merged, made))
+    return None
+
+
+def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+    return tuple(sorted(changes, key=dearness))
+
+
+def without_idle(request: Request, cure: Cure, needs: Sequence[Need]) -> Cure:
+    """The cure less what later changes have made needless, the dearest first."""
+    for change in cure.changes[::-1]:
+        fewer = tuple(other for other in cure.changes if other is not change)
+        answer = changed_plan(request, fewer)
+        if answer is not None and all(need.holds(answer) for need in needs):
+            cure = Cure(fewer, (), answer)
+    return cure

@@ -17,7 +17,7 @@ from kvplan.errors import InvalidInputError, KvplanError
 from kvplan.gpu import gpu
 from kvplan.plan import Load, Plan, Request, plan
 from kvplan.policy import file as policy_file
-from kvplan.policy import gauges, judge
+from kvplan.policy import gauges, judge, remedies
 from kvplan.policy.file import ENGINE_KEYS, Policy, Workload
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Against, Evidence
@@ -457,7 +457,7 @@ def test_preemption_is_what_the_simulation_says() -> None:
 
     assert only(text, preemption_rate=rate(0.01)).outcome == "pass"
     failed = only(text, preemption_rate=rate(0.02))
-    assert (failed.outcome, failed.actual, failed.fix) == ("fail", 0.02, judge.NOTHING)
+    assert (failed.outcome, failed.actual, failed.fix) == ("fail", 0.02, remedies.NOTHING)
     assert only(text, preemption_rate=lambda plan, workload: "no clock").message == "no clock"
     assert only(text).outcome == "skip"
     unserved = only(text, planned("llama-3.1-70b", max_model_len=8192), preemption_rate=rate(0.0))
@@ -532,7 +532,7 @@ RULES_TO_CURE = ("fits: true", "min_concurrency: 3", "min_concurrency: 25", "min
 def test_whatever_a_rule_needs_keeps_it(model: str, card: str, rule: str) -> None:
     made = planned(model, max_model_len=32768, card=card)
     finding = only(one(rule), made)
-    if finding.outcome == "pass" or finding.fix == judge.NOTHING:
+    if finding.outcome == "pass" or finding.fix == remedies.NOTHING:
         return
     for flags, value in flags_of(finding):
         cured = only(one(rule), with_flags(made, flags))

@@ -347,3 +347,15 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         fewer_adapters,
     ),
 }
+
+
+# What may cure a figure that is worse than the baseline's, by the rule that bounds the same figure.
+BASELINE_KNOBS: Final[Mapping[str, Knobs]] = {
+    "baseline.weights": less_weight,
+    "baseline.kv_bytes_per_token": smaller_entries,
+    "baseline.lora": fewer_adapters,
+    "baseline.kv_cache": more_kv,
+    "baseline.kv_tokens": more_kv,
+    "baseline.concurrency": more_requests,
+    "baseline.headroom": more_left,
+}

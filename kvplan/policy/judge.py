@@ -16,9 +16,11 @@ from typing import Final
 
 from kvplan import advise
 from kvplan.files import printable
+from kvplan.gpu import split_count
 from kvplan.plan import Plan
-from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Waiver, Workload, exists
+from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload, exists
 from kvplan.policy.gauges import (
+    BASELINE_KNOBS,
     GAUGES,
     Case,
     Gauge,
@@ -34,8 +36,9 @@ from kvplan.policy.gauges import (
     request_tokens,
     users_gauge,
 )
-from kvplan.policy.result import RULES, CheckResult, Figures, Finding, Outcome, TargetResult
-from kvplan.strict_yaml import wrong
+from kvplan.policy.remedies import ACCEPT, Remedies, Wish, remedies
+from kvplan.policy.result import RULES, CheckResult, Cure, Figures, Finding, Outcome, TargetResult
+from kvplan.strict_yaml import Scalar, wrong
 from kvplan.units import format_gib, format_size, plural
 
 # Of a plan that serves a workload, the share of requests that are preempted; a text says why it cannot be told.
@@ -43,7 +46,7 @@ PreemptionRate = Callable[[Plan, Workload], float | str]
 
 MAX_CURED: Final = 100  # targets whose failures get a cure; a cure costs dozens of plans
 SHOWN_CURES: Final = 2
-NOTHING: Final = "nothing tried would do"
+TP: Final = "tensor_parallel_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +151,18 @@ def title(plan: Plan) -> str:
 
 @dataclass(slots=True)
 class _Bench:
-    """One target while it is judged; `plans` keeps those of changes, by flags, which several rules may ask for."""
+    """One target while it is judged.
+
+    plans  those of changes, by flags, which several rules may ask for
+    rates  the share that each plan preempts, by the plan's id; the plan lies beside it, so that the id stays its own
+    """
 
     policy: Policy
     case: Case
     against: Against
     cures: bool
     plans: dict[str, Plan | None] = field(default_factory=dict)
+    rates: dict[int, tuple[Number | str, Plan]] = field(default_factory=dict)
 
     def result(self) -> TargetResult:
         target, plan = self.case.target, self.case.plan
@@ -162,11 +170,15 @@ class _Bench:
         rules = [*target.rules, *(self.policy.baseline.rules if self.policy.baseline else ())]
         if not rules and self.policy.measured is None:
             raise wrong(target.mark, f"target {target.id}: has no rules; write at least rules: {{fits: true}}")
+        verdicts = [self.verdict(rule, before) for rule in rules]
+        remedy = self.remedies(rules, verdicts, before) if self.cures else Remedies({})
         findings = tuple(
-            finding_of(rule, target.id, self.verdict(rule, before), self.policy, self.against.today, target.severity)
-            for rule in rules
+            finding_of(rule, target.id, verdict, self.policy, self.against.today, target.severity)
+            for rule, verdict in zip(rules, verdicts, strict=True)
         )
-        return TargetResult(target.id, target.mark.line, title(plan), findings, figures(self.case), before)
+        findings = tuple(replace(it, fix=remedy.fixes.get(it.name, it.fix)) for it in findings)
+        cure = None if remedy.cure is None else cure_of(remedy.cure, remedy.cured, target)
+        return TargetResult(target.id, target.mark.line, title(plan), findings, figures(self.case), before, cure)
 
     def verdict(self, rule: Rule, before: Figures | None) -> Verdict:
         if rule.name == "fits":
@@ -184,14 +196,10 @@ class _Bench:
         plan = self.case.plan
         if plan.fits:
             return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of the GPU are left", True, True)
-        cures = advise.fixes(plan, SHOWN_CURES, self.plans) if self.cures else []
-        fix = (
-            needs([(cure.flag, plural(cure.plan.concurrency.users, "user")) for cure in cures]) if self.cures else None
-        )
         short = f"does not fit, {format_gib(plan.deficit)} short on each GPU"
         if plan.refusal is not None:
             short = f"does not start: {plan.refusal.text}"
-        return Verdict(False, short, True, False, "", fix)
+        return Verdict(False, short, True, False)
 
     def measured(self, rule: Rule, gauge: Gauge) -> Verdict:
         plan = self.case.plan
@@ -203,8 +211,7 @@ class _Bench:
         if not ok:
             message += f": {gauge.text(abs(limit - actual))} {'short' if gauge.is_floor else 'over'}"
             message += "" if plan.fits or not gauge.is_floor else " (it does not fit)"
-        fix = self.cure(rule, gauge) if not ok and self.cures else None
-        return Verdict(ok, message, limit, actual, gauge.unit, fix)
+        return Verdict(ok, message, limit, actual, gauge.unit)
 
     def gauge(self, rule: Rule) -> Gauge | str:
         """What the rule measures; a text says what is missing."""
@@ -226,13 +233,11 @@ class _Bench:
         if workload.trace is not None and not exists(workload.trace):
             return f"the trace {printable(str(workload.trace), 200)} does not exist"
 
-        seen: dict[int, Number | str] = {}  # by plan, all of which live as long as this target is judged
-
         def rate(plan: Plan) -> Number | str:
-            if id(plan) not in seen:
+            if id(plan) not in self.rates:
                 with located(workload, self.case.target):
-                    seen[id(plan)] = self.against.preemption_rate(plan, workload)
-            return seen[id(plan)]
+                    self.rates[id(plan)] = self.against.preemption_rate(plan, workload), plan
+            return self.rates[id(plan)][0]
 
         def describe(plan: Plan) -> str:
             return f"{percent(number(rate(plan)))} of the requests are preempted"
@@ -257,22 +262,92 @@ class _Bench:
 
     # --- cures
 
-    def cure(self, rule: Rule, gauge: Gauge) -> str:
-        """The best changes that satisfy the rule, each with the value that it gives."""
+    def remedies(self, rules: Sequence[Rule], verdicts: Sequence[Verdict], before: Figures | None) -> Remedies:
+        """What the rules that fail need. What is measured of a server no change of its plan alters."""
+        wishes = [
+            self.wish(rule, verdict, before)
+            for rule, verdict in zip(rules, verdicts, strict=True)
+            if verdict.ok is not None and rule.name != "max_prediction_error"
+        ]
+        num_unmet = sum(verdict.ok is False for verdict in verdicts)
+        return remedies(self.case.plan, wishes, num_unmet, lambda plan: self.sayable(plan, advise.fit_knobs(plan)))
+
+    def wish(self, rule: Rule, verdict: Verdict, before: Figures | None) -> Wish:
+        target, plan = self.case.target, self.case.plan
+        outcome, _ = outcome_of(rule, target.id, verdict, self.policy, self.against.today, target.severity)
 
         def holds(changed: Plan) -> bool:
-            return changed.fits and gauge.holds(rule, changed)
+            return changed.fits and self.of(changed).verdict(rule, before).ok is True
 
+        def knobs(changed: Plan) -> Iterator[advise.Knob]:
+            return self.knobs(rule, changed)
+
+        def alone(also: advise.Holds) -> list[advise.Cure]:
+            if rule.name == "fits":
+                return advise.fixes(plan, SHOWN_CURES, self.plans, also, knobs(plan))
+            search = advise.Search(plan.request, list(knobs(plan)), advise.both(holds, also), self.plans)
+            return sorted(islice(search.results(), SHOWN_CURES), key=lambda cure: cure.cost)
+
+        return Wish(
+            name=f"{rule.name}.{rule.key}" if rule.key else rule.name,
+            outcome=outcome,
+            need=advise.Need(holds, knobs),
+            alone=alone,
+            told=lambda changed: self.of(changed).told(rule),
+            is_baseline=rule.name in BASELINE_KNOBS,
+            is_simulated=rule.name == "max_preemption_rate",
+        )
+
+    def of(self, changed: Plan) -> "_Bench":
+        """The same target with another plan."""
+        return replace(self, case=replace(self.case, plan=changed))
+
+    def knobs(self, rule: Rule, plan: Plan) -> Iterator[advise.Knob]:
+        """What may cure a failure of the rule in a target that has this plan now."""
+        if rule.name == "fits":
+            return self.sayable(plan, advise.fit_knobs(plan))
+        knobs = BASELINE_KNOBS.get(rule.name) or self.known_gauge(rule).knobs
+        return self.sayable(plan, knobs(rule, plan))
+
+    def sayable(self, plan: Plan, knobs: Iterable[advise.Knob]) -> Iterator[advise.Knob]:
+        """Those that keys of the target can say: a GPU whose memory is stated or that was measured stays, as does a
+        context that the lengths end at."""
+        target = self.case.target
+        keeps_gpu = bool(plan.request.measured) or "gpu_memory" in {*target.own, *target.defaults}
+        keeps_context = self.case.lengths is not None
+        for knob in knobs:
+            is_gpu = bool(knob.changes) and knob.changes[0].gpu is not None
+            if not (is_gpu and keeps_gpu) and not (isinstance(knob.changes, advise.Contexts) and keeps_context):
+                yield knob
+
+    def known_gauge(self, rule: Rule) -> Gauge:
+        """The gauge of a rule that is not skipped."""
+        gauge = self.gauge(rule)
+        assert not isinstance(gauge, str)
+        return gauge
+
+    def told(self, rule: Rule) -> str:
+        """What the plan gives for a rule, in a word."""
         plan = self.case.plan
-        search = advise.Search(plan.request, list(gauge.knobs(rule, plan)), holds, self.plans)
-        cures = sorted(islice(search.results(), SHOWN_CURES), key=lambda cure: cure.cost)
-        return needs([(cure.flag, gauge.text(number(gauge.value(cure.plan)))) for cure in cures])
+        if rule.name == "fits":
+            return plural(plan.concurrency.users, "user")
+        if rule.name in BASELINE_KNOBS:
+            _, _, text = FIGURES[_figure(rule)]
+            return text(getattr(figures(self.case), _figure(rule)))
+        gauge = self.known_gauge(rule)
+        return gauge.text(number(gauge.value(plan)))
 
 
-def needs(cures: Iterable[tuple[str, str]]) -> str:
-    """The changes with what each gives: needs --kv-cache-dtype fp8 (28.2) or --tensor-parallel-size 2 (30.3)."""
-    told = [f"{flag} ({value})" for flag, value in cures]
-    return f"needs {' or '.join(told)}" if told else NOTHING
+def cure_of(cure: advise.Cure, cured: tuple[str, ...], target: Target) -> Cure:
+    """The change as keys of the target. A GPU with a number says two of them."""
+    keys: dict[str, int | float | str | bool] = {}
+    for change in cure.changes:
+        keys |= change.args
+        keys |= {} if change.gpu is None else {"gpu": change.gpu.name}
+    card, request = target.own.get("gpu") or target.defaults.get("gpu"), cure.plan.request
+    if isinstance(card, Scalar) and split_count(card.text)[0] is not None and keys.keys() & {"gpu", TP}:
+        keys |= {"gpu": request.gpu.name, TP: request.args.tensor_parallel_size}
+    return Cure(cure.flags, keys, cured)
 
 
 def finding_of(
@@ -283,13 +358,7 @@ def finding_of(
     today: datetime.date,
     own: Mapping[str, Severity],
 ) -> Finding:
-    outcome: Outcome = "skip" if verdict.ok is None else "pass"
-    waiver = None
-    if verdict.ok is False:
-        outcome = own.get(rule.name) or policy.severity.get(rule.name) or "fail"
-        waiver = next((it for it in policy.waivers if covers(it, target, rule.name) and today <= it.expires), None)
-        if waiver is not None:
-            outcome = "warn"
+    outcome, waiver = outcome_of(rule, target, verdict, policy, today, own)
     return Finding(
         code=RULES[rule.name][0],
         rule=rule.name,
@@ -305,6 +374,18 @@ def finding_of(
         key=rule.key,
         waiver=None if waiver is None else f"{waiver.reason} (until {waiver.expires.isoformat()})",
     )
+
+
+def outcome_of(
+    rule: Rule, target: str, verdict: Verdict, policy: Policy, today: datetime.date, own: Mapping[str, Severity]
+) -> tuple[Outcome, Waiver | None]:
+    """What a verdict comes to, and the waiver that makes it a warning."""
+    if verdict.ok is not False:
+        return "skip" if verdict.ok is None else "pass", None
+    waiver = next((it for it in policy.waivers if covers(it, target, rule.name) and today <= it.expires), None)
+    if waiver is not None:
+        return "warn", waiver
+    return own.get(rule.name) or policy.severity.get(rule.name) or "fail", None
 
 
 # --- waivers ----------------------------------------------------------------------------------------------------------
@@ -351,7 +432,6 @@ def _expired(waivers: Sequence[Waiver], today: datetime.date) -> Iterator[str]:
 
 # --- baseline ---------------------------------------------------------------------------------------------------------
 
-ACCEPT: Final = "if that is meant, kvplan check --update-baseline accepts it"
 FIGURES: Final[Mapping[str, tuple[str, str, Callable[[Number], str]]]] = {
     # figure -> (what it is called, unit, its text)
     "weights": ("weights", "bytes", lambda n: format_gib(int(n))),

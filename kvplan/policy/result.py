@@ -113,12 +113,27 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class Cure:
+    """One change after which a target keeps every rule that it keeps now, and those named.
+
+    flags  as the server takes them: "--kv-cache-dtype fp8"
+    keys   the same as keys of the policy's target, which win over its command
+    rules  names of the findings that it cures
+    """
+
+    flags: tuple[str, ...]
+    keys: Mapping[str, int | float | str | bool]
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TargetResult:
     """A target with all its rules judged.
 
     title     "llama-3.1-8b on a100-80g, tp 1, 32,768 tokens"
     figures   None: no plan belongs to it
     baseline  the same of the baseline file, where it has this target
+    cure      None: nothing fails, or no change tried cures it all
     """
 
     target: str
@@ -127,6 +142,7 @@ class TargetResult:
     findings: tuple[Finding, ...]
     figures: Figures | None
     baseline: Figures | None
+    cure: Cure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +211,9 @@ def _target(result: TargetResult) -> dict[str, Any]:
         "title": result.title,
         "figures": None if result.figures is None else dict(_values(result.figures)),
         "baseline": None if result.baseline is None else dict(_values(result.baseline)),
+        "cure": None
+        if result.cure is None
+        else {"flags": list(result.cure.flags), "keys": dict(result.cure.keys), "rules": list(result.cure.rules)},
         "findings": [{name: value for name, value in _values(it) if name != "target"} for it in result.findings],
     }
 

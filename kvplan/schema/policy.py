@@ -47,6 +47,16 @@ FINDING: Final = record(
     key={"enum": ["", "mean", "p99"]},
     waiver=maybe(TEXT),
 )
+CURE: Final = record(
+    "One change after which the target keeps every rule that it keeps now, and those named (findings' names).",
+    flags=TEXTS,
+    keys={
+        "type": "object",
+        "description": "The change as keys of the policy's target.",
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    },
+    rules=TEXTS,
+)
 MAYBE_FIGURES: Final[Schema] = {"anyOf": [FIGURES, {"type": "null"}]}
 CHECK_SCHEMA: Final = record(
     "A policy, judged (kvplan check --format json; also what a baseline file holds).",
@@ -61,6 +71,7 @@ CHECK_SCHEMA: Final = record(
             title=TEXT,
             figures=MAYBE_FIGURES,
             baseline=MAYBE_FIGURES,
+            cure={"anyOf": [CURE, {"type": "null"}]},
             findings=rows(FINDING, "In the order of the file."),
         ),
         "In the order of the file.",

@@ -1,0 +1,112 @@
+"""What would cure the rules of a target that fail: one change for all of them, where there is one, else one for each.
+
+Every change is a plan that was made, and that satisfies what it is said to; it also keeps the rules that hold now.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan import advise
+from kvplan.plan import Plan
+from kvplan.policy.result import Outcome
+
+NOTHING: Final = "nothing tried would do"
+ACCEPT: Final = "if that is meant, kvplan check --update-baseline accepts it"
+MOST_STATES_SIMULATED: Final = 4  # a simulation takes a second or more
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A rule of a target that is judged.
+
+    name          of its finding: "min_users.p99"
+    outcome       now
+    need          what it wants of a plan
+    alone         its best cures among those that satisfy something more
+    told          the value that a plan gives
+    is_baseline   it bounds a figure that may be accepted as it is
+    is_simulated  whether it holds takes a simulation
+    """
+
+    name: str
+    outcome: Outcome
+    need: advise.Need
+    alone: Callable[[advise.Holds], list[advise.Cure]]
+    told: Callable[[Plan], str]
+    is_baseline: bool = False
+    is_simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """What failing rules need, by the names of their findings; and the change that cures `cured` and breaks nothing."""
+
+    fixes: dict[str, str]
+    cure: advise.Cure | None = None
+    cured: tuple[str, ...] = ()
+
+
+def remedies(plan: Plan, wishes: Sequence[Wish], num_unmet: int, start_knobs: advise.Knobs) -> Remedies:
+    """The remedies of a target.
+
+    num_unmet    rules that fail, with those that no change of a plan cures
+    start_knobs  what may make its server start
+    """
+    unmet = [wish for wish in wishes if wish.outcome in ("fail", "warn")]
+    if len(unmet) == 1:
+        return remedies_of_one(plan, unmet[0], wishes, start_knobs)
+    fixes = {wish.name: needs(wish, wish.alone(anything)) for wish in unmet if not wish.is_baseline}
+    failing = [wish for wish in unmet if wish.outcome == "fail"]
+    for wanted in (unmet, failing) if failing != unmet else (unmet,):
+        if len(wanted) < 2:
+            continue
+        kept = [wish for wish in wishes if wish in wanted or wish.outcome == "pass"]
+        cure = together(plan, kept, start_knobs)
+        if cure is not None:
+            which = "all" if len(wanted) == num_unmet else f"{len(wanted)} of"
+            for wish in wanted:
+                fixes[wish.name] = f"{needs(wish, [cure])}, which cures {which} {num_unmet}"
+                if wish.is_baseline:
+                    fixes[wish.name] += f"; {ACCEPT}"
+            return Remedies(fixes, cure, tuple(wish.name for wish in wanted))
+    for name, fix in fixes.items():
+        if fix != NOTHING:
+            fixes[name] = f"{fix}; no change tried cures all {num_unmet}"
+    return Remedies(fixes)
+
+
+def anything(plan: Plan) -> bool:
+    return True
+
+
+def remedies_of_one(plan: Plan, unmet: Wish, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> Remedies:
+    """Where one rule fails: its cures that keep the others, with a second change if need be; or without those any."""
+    if unmet.is_baseline:
+        return Remedies({})
+    others = [wish for wish in wishes if wish.outcome == "pass"]
+    cures = unmet.alone(lambda answer: all(wish.need.holds(answer) for wish in others))
+    if not cures and others:
+        cures = [cure for cure in [together(plan, [*others, unmet], start_knobs)] if cure is not None]
+    if cures:
+        return Remedies({unmet.name: needs(unmet, cures)}, cures[0], (unmet.name,))
+    fix = needs(unmet, unmet.alone(anything) if others else [])
+    return Remedies({unmet.name: fix if fix == NOTHING else f"{fix}; no change tried keeps the other rules"})
+
+
+def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> advise.Cure | None:
+    """One change that gives all wishes, those that take a simulation asked last. Where the plan does not fit, one that
+    surely does is sought first, then one that likely does."""
+    needed = [wish.need for wish in sorted(wishes, key=lambda wish: wish.is_simulated)]
+    most = MOST_STATES_SIMULATED if any(wish.is_simulated for wish in wishes) else advise.MOST_STATES
+    if plan.fits:
+        return advise.together(plan, needed, most)
+    starts = (advise.Need(holds, start_knobs) for holds in (advise.is_sure, lambda answer: answer.fits))
+    cures = (advise.together(plan, [start, *needed], most) for start in starts)
+    return next((cure for cure in cures if cure is not None), None)
+
+
+def needs(wish: Wish, cures: Iterable[advise.Cure]) -> str:
+    """The changes with what each gives: needs --kv-cache-dtype fp8 (28.2) or --tensor-parallel-size 2 (30.3)."""
+    told = [f"{cure.flag} ({wish.told(cure.plan)})" for cure in cures]
+    return f"needs {' or '.join(told)}" if told else NOTHING
