@@ -1,5 +1,6 @@
 """A check that could not be made says so in every format, and where: none of them reads as a check that passed."""
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.test_policy_reports import NASTY, anything, read_command, rendered
 
 FORMATS = ("json", "markdown", "github", "junit", "sarif")
 
+SOON = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=30)
 # What is wrong -> the policy's text, the place of the fault, and how its one line begins behind that place.
 FAULTS = {
     "an unknown key": ("version: 1\ntargets: [{id: a, modle: x}]\n", (2, 19), "target: has no key 'modle'"),
@@ -40,7 +42,7 @@ FAULTS = {
     ),
     "an idle waiver": (
         "version: 1\ntargets:\n- {id: a, model: llama-3.1-8b, gpu: l4, rules: {fits: true}}\n"
-        "waivers: [{rule: b/fits, reason: x, expires: 2030-01-01}]\n",
+        f"waivers: [{{rule: b/fits, reason: x, expires: {SOON}}}]\n",
         (4, 18), "waiver b/fits: matches no rule",
     ),
     "no file": (None, None, "kvplan.policy.yaml: no such file or directory; check the path"),
