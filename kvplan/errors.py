@@ -17,15 +17,17 @@ class Mark(NamedTuple):
 class KvplanError(Exception):
     """Something the user can act on: the message is one line, `<object>: <what is wrong> (<value>); <next step>`.
 
-    problem  the message without its place
-    mark     its place in a file, where it has one
+    problem   the message without its place
+    mark      its place in a file, where it has one
+    unquoted  the message without what stands in a file, for a log that strangers read
     """
 
     exit_code = 2
 
-    def __init__(self, problem: str, mark: Mark | None = None) -> None:
-        super().__init__(problem if mark is None else f"{mark}: {problem}")
-        self.problem, self.mark = problem, mark
+    def __init__(self, problem: str, mark: Mark | None = None, unquoted: str | None = None) -> None:
+        place = "" if mark is None else f"{mark}: "
+        super().__init__(f"{place}{problem}")
+        self.problem, self.mark, self.unquoted = problem, mark, f"{place}{unquoted or problem}"
 
 
 class UsageError(KvplanError):
@@ -34,6 +36,11 @@ class UsageError(KvplanError):
 
 class InvalidInputError(KvplanError):
     """A file (config.json, weights, policy, trace) that is unreadable, malformed or contradicts itself."""
+
+
+def bad_value(fault: str, value: str, cure: str) -> InvalidInputError:
+    """The error for a value that a file holds."""
+    return InvalidInputError(f"{fault} ({value}); {cure}", unquoted=f"{fault}; {cure}")
 
 
 class UnsupportedModelError(KvplanError):

@@ -131,8 +131,8 @@ def load_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     return parse_json(read_text(path, max_bytes), str(path))
 
 
-def parse_json(text: str, where: str) -> dict[str, Any]:
-    """The JSON object in `text`; `where` names it in the error.
+def parse_json(text: str, where: str, first_line: int = 1) -> dict[str, Any]:
+    """The JSON object in `text`; `where` and the number of its first line place it in the error.
 
     Refused beyond what `json` refuses: duplicate keys, NaN and infinities (but see MAY_BE_INFINITE), integers over 30
     digits, more than 100 levels, text that is not valid Unicode, and a top level that is not an object.
@@ -148,16 +148,18 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
             parse_constant=float,
         )
     except json.JSONDecodeError as error:
-        _refuse(text, where, error.pos, _complaint(text, error))
+        _refuse(text, where, error.pos, _complaint(text, error), first_line)
     except (_Refused, RecursionError):
-        _refuse_first_fault(text, where)
+        _refuse_first_fault(text, where, first_line)
     if not isinstance(parsed, dict):
         kind = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(type(parsed), "a number")
-        raise InvalidInputError(f"{where}: the top level is {kind} (line 1 column 1); expected a JSON object")
+        raise InvalidInputError(
+            f"{where}: the top level is {kind} (line {first_line} column 1); expected a JSON object"
+        )
     if is_deeper_than(parsed, MAX_DEPTH):
-        _refuse_first_fault(text, where)
+        _refuse_first_fault(text, where, first_line)
     if "\\ud" in text.lower():
-        _refuse_lone_surrogates(parsed, text, where)
+        _refuse_lone_surrogates(parsed, text, where, first_line)
     return parsed
 
 
@@ -192,16 +194,19 @@ def _complaint(text: str, error: json.JSONDecodeError) -> str:
     return f"not JSON, {what}; correct it"
 
 
-def _refuse(text: str, where: str, position: int, complaint: str) -> NoReturn:
+def _refuse(
+    text: str, where: str, position: int, complaint: str, first_line: int, unquoted: str | None = None
+) -> NoReturn:
     """Raise for `complaint` (what is wrong, then the next step) at a character of `text`."""
-    line = text.count("\n", 0, position) + 1
+    line = text.count("\n", 0, position) + first_line
     column = position - text.rfind("\n", 0, position)
-    raise InvalidInputError(f"{where}: line {line} column {column}: {complaint}") from None
+    place = f"{where}: line {line} column {column}"
+    raise InvalidInputError(f"{place}: {complaint}", unquoted=f"{place}: {unquoted or complaint}") from None
 
 
-def _refuse_first_fault(text: str, where: str) -> NoReturn:
+def _refuse_first_fault(text: str, where: str, first_line: int) -> NoReturn:
     position, complaint = next(_faults(text), (0, "not JSON; correct it"))
-    _refuse(text, where, position, complaint)
+    _refuse(text, where, position, complaint, first_line, "a key twice, or a number kvplan does not take; correct it")
 
 
 def _faults(text: str) -> Iterator[tuple[int, str]]:
@@ -262,8 +267,10 @@ def is_deeper_than(parsed: object, depth: int) -> bool:
     return any(isinstance(value, dict | list) for value in level)
 
 
-def _refuse_lone_surrogates(parsed: dict[str, Any], text: str, where: str) -> None:
+def _refuse_lone_surrogates(parsed: dict[str, Any], text: str, where: str, first_line: int) -> None:
     try:
         json.dumps(parsed, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        _refuse(text, where, text.lower().find("\\ud"), "half of a surrogate pair, not a character; correct it")
+        _refuse(
+            text, where, text.lower().find("\\ud"), "half of a surrogate pair, not a character; correct it", first_line
+        )

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from kvplan.errors import InvalidInputError, UsageError
+from kvplan.errors import InvalidInputError, UsageError, bad_value
 from kvplan.files import open_regular, os_problem, printable
 from kvplan.units import MAX_TOKENS, MIB, parse_tokens, plural
 
@@ -280,9 +280,10 @@ def _columns(header: list[str], where: str, number: int) -> tuple[int, ...]:
     for total in TOTALS:
         if total in names:
             return (names.index(total),)
-    raise InvalidInputError(
-        f"{where}: line {number}: no column of lengths in the header ({printable(','.join(header), 80)!r}); "
-        "name one tokens, or two prompt_tokens and output_tokens"
+    raise bad_value(
+        f"{where}: line {number}: no column of lengths in the header",
+        repr(printable(",".join(header), 80)),
+        "name one tokens, or two prompt_tokens and output_tokens",
     )
 
 
@@ -292,9 +293,8 @@ def _is_count(field: str) -> bool:
 
 def _count(field: str, where: str, number: int) -> int:
     if not _is_count(field):
-        raise InvalidInputError(
-            f"{where}: line {number}: not a whole number of tokens ({printable(field, 40)!r}); correct the row"
-        )
+        fault = f"{where}: line {number}: not a whole number of tokens"
+        raise bad_value(fault, repr(printable(field, 40)), "correct the row")
     return int(field)
 
 

@@ -355,3 +355,44 @@ def test_outside_of_a_repository_a_policys_own_folder_is_the_limit(run: Run, tmp
     assert f"leads out of {deploy}" in refused(run("check", path))
     git(tmp_path, "init", "-q")
     assert run("check", path).code == 0
+
+
+SECRET = "s3cr3t-t0k3n"
+
+
+@pytest.mark.parametrize("key", ["workload: {trace: ./data.csv}", "lengths: ./data.csv"])
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"{SECRET}\n", 1),
+        (f"{SECRET},x\n1,2\n", 1),
+        (f"prompt_tokens,output_tokens\n1,{SECRET}\n", 2),
+        (f"prompt_tokens,output_tokens,timestamp\n1,1,{SECRET}\n", 2),
+        (f"prompt_tokens,output_tokens,arrival_s\n1,1,{SECRET}\n", 2),
+        (f'{{"input_length": 1, "output_length": 1}}\n{{"input_length": "{SECRET}", "output_length": 1}}\n', 2),
+        (f'{{"{SECRET}": 1, "{SECRET}": 2}}\n', 1),
+        (f'{{"{SECRET}": 1}}\n', 1),
+        (f'{{"input_length": 1, "output_length": 1, "timestamp": "{SECRET}"}}\n', 1),
+    ],
+)
+def test_what_stands_in_a_file_of_a_policy_is_not_quoted(
+    run: Run, repository: Path, key: str, text: str, line: int
+) -> None:
+    """A log may be public, and a checkout holds more than what was committed. The line is named all the same."""
+    (repository / "data.csv").write_text(text, encoding="utf-8")
+    rewrite(repository, ("max_model_len: 8k", f"max_model_len: 8k\n  {key}"))
+    ran = run("check", "--format", "github")
+    if ran.code == 0:  # the time of a request says nothing of its length
+        assert "timestamp" in text or "arrival_s" in text
+    assert SECRET not in ran.out + ran.err
+    if ran.code:
+        assert ran.code == 2
+        assert f"data.csv: line {line}" in ran.err
+
+
+def test_a_config_with_a_key_twice_names_the_place_only(run: Run, repository: Path) -> None:
+    (repository / "model" / "config.json").write_text(f'{{"{SECRET}": 1,\n"{SECRET}": 2}}', encoding="utf-8")
+    message = refused(run("check"))
+    assert "line 2 column 1: a key twice, or a number" in message
+    assert SECRET not in message
+    assert SECRET in refused(run("estimate", "./model", "--gpu", "h200"))

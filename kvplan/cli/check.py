@@ -219,11 +219,11 @@ def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: 
 
 def located(error: KvplanError, target: Target) -> KvplanError:
     """The same error with its place in the policy."""
-    told = str(error)
+    told = error.unquoted
     if target.command is not None:  # what the reader calls it has no place in a policy
         told = re.sub(r"^--from-command\b", "command:", told).replace("command::", "command:", 1)
     kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
-    return kind(f"target {target.id}: {told}", place_of(str(error), target))
+    return kind(f"target {target.id}: {told}", place_of(error.unquoted, target))
 
 
 NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
@@ -372,7 +372,7 @@ def baseline_figures(policy: Policy) -> Mapping[str, Figures] | None:
     try:
         return figures_by_target(load_json(policy.baseline.path), printable(str(policy.baseline.path), 200))
     except KvplanError as error:
-        raise type(error)(f"baseline: {error}", policy.baseline.mark) from error
+        raise type(error)(f"baseline: {error.unquoted}", policy.baseline.mark) from error
 
 
 def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:

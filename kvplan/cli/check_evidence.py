@@ -24,7 +24,7 @@ def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:
     try:
         return _read(measured, cases)
     except KvplanError as error:
-        raise type(error)(f"measured: {error}", measured.mark) from error
+        raise type(error)(f"measured: {error.unquoted}", measured.mark) from error
 
 
 def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:

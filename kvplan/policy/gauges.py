@@ -194,7 +194,7 @@ def located(workload: Workload, target: Target) -> Iterator[None]:
     try:
         yield
     except KvplanError as error:
-        raise wrong(workload.mark, f"target {target.id}: workload: {error}") from error
+        raise wrong(workload.mark, f"target {target.id}: workload: {error.unquoted}") from error
 
 
 def quantile(points: Sequence[tuple[int, float]], share: float) -> int:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvplan.errors import InvalidInputError
+from kvplan.errors import InvalidInputError, bad_value
 from kvplan.files import parse_json, printable
 from kvplan.units import MIB, plural
 from kvplan.workload import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
@@ -126,6 +126,9 @@ class _Rows:
     def fault(self, number: int, what: str) -> InvalidInputError:
         return InvalidInputError(f"{self.where}: {self.noun} {number}: {what}")
 
+    def bad_value(self, number: int, what: str, value: str, cure: str) -> InvalidInputError:
+        return bad_value(f"{self.where}: {self.noun} {number}: {what}", value, cure)
+
     def add(self, number: int, at: float, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:
         """Keep a request, unless it has no output: that is how BurstGPT and vLLM's benchmark record a failed one."""
         if output == 0:
@@ -209,20 +212,19 @@ def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, in
     found = [pair for pair in PAIRS if pair[0] in names and pair[1] in names]
     for pair in found[:1]:
         if names.count(pair[0]) > 1 or names.count(pair[1]) > 1:
-            raise rows.fault(number, f"the header names a column of tokens twice ({shown!r}); leave one")
+            raise rows.bad_value(number, "the header names a column of tokens twice", repr(shown), "leave one")
         return names.index(pair[0]), names.index(pair[1])
     if len(names) > 1 and all(is_number(name) for name in names):
-        raise rows.fault(
-            number,
-            f"{len(names)} columns of numbers and no header ({shown!r}); put a line above that names them: {NAMES}",
-        )
+        what = f"{len(names)} columns of numbers and no header"
+        raise rows.bad_value(number, what, repr(shown), f"put a line above that names them: {NAMES}")
     if any(total in names for total in TOTALS) or all(name.isdigit() for name in names):
-        raise rows.fault(
+        raise rows.bad_value(
             number,
-            f"one length per request and no header of two ({shown!r}); a trace has the columns {NAMES}, and "
-            "`kvplan estimate --lengths` reads plain lengths",
+            "one length per request and no header of two",
+            repr(shown),
+            f"a trace has the columns {NAMES}, and `kvplan estimate --lengths` reads plain lengths",
         )
-    raise rows.fault(number, f"no columns of lengths in the header ({shown!r}); name the columns {NAMES}")
+    raise rows.bad_value(number, "no columns of lengths in the header", repr(shown), f"name the columns {NAMES}")
 
 
 def is_number(text: str) -> bool:
@@ -243,7 +245,7 @@ def _time_column(rows: _Rows, number: int, names: list[str]) -> tuple[int, float
 def _tokens(rows: _Rows, number: int, text: str) -> int:
     text = text.strip()
     if not text.isdigit() or not text.isascii() or len(text) > 20:
-        raise rows.fault(number, f"not a whole number of tokens ({printable(text, 40)!r}); correct the row")
+        raise rows.bad_value(number, "not a whole number of tokens", repr(printable(text, 40)), "correct the row")
     return int(text)
 
 
@@ -263,7 +265,7 @@ class _Clock:
         except ValueError:
             value = -1.0
         if not 0 <= value * unit < MAX_SECONDS:
-            raise self.rows.fault(number, f"not a time of 0 or more ({printable(text, 40)!r}); correct the row")
+            raise self.rows.bad_value(number, "not a time of 0 or more", repr(printable(text, 40)), "correct the row")
         return value * unit
 
     def _of_date(self, text: str, number: int) -> float:
@@ -277,7 +279,7 @@ class _Clock:
                 raise ValueError
             return since
         except (ValueError, TypeError, OverflowError):  # TypeError: some dates with a time zone, some without
-            raise self.rows.fault(number, f"{self._what(text)} ({printable(text, 40)!r}); {self.CURE}") from None
+            raise self.rows.bad_value(number, self._what(text), repr(printable(text, 40)), self.CURE) from None
 
     CURE = "write 2023-11-16 18:15:46.68, or name a column of seconds arrival_s, of milliseconds arrival_ms"
 
@@ -337,10 +339,7 @@ def _record(rows: _Rows, number: int, line: str) -> dict[str, Any]:
             return record
     except (ValueError, RecursionError):
         pass
-    try:
-        return parse_json(line, rows.where)
-    except InvalidInputError as error:  # the reader saw one line: say which
-        raise InvalidInputError(str(error).replace("line 1 column", f"line {number} column", 1)) from None
+    return parse_json(line, rows.where, first_line=number)
 
 
 def _read_records(rows: _Rows, number: int, record: dict[str, Any], lines: Iterator[tuple[int, str]]) -> Trace:
@@ -375,7 +374,7 @@ class _Form:
         pair = next((pair for pair in PAIRS if pair[0] in record and pair[1] in record), None)
         if pair is None:
             shown = printable(", ".join(record), 80)
-            raise rows.fault(number, f"no lengths among the keys ({shown}); name them input_length and output_length")
+            raise rows.bad_value(number, "no lengths among the keys", shown, "name them input_length and output_length")
         is_bailian = "chat_id" in record or "parent_chat_id" in record
         time = next((name for name in (*TIMES, "timestamp") if name in record), None)
         unit = TIMES.get(time or "", 1.0 if is_bailian else 0.001)
@@ -422,13 +421,13 @@ class _Form:
 def _count(rows: _Rows, number: int, record: dict[str, Any], key: str) -> int:
     value = record.get(key)
     if type(value) is not int or not 0 <= value < 10**20:
-        raise rows.fault(number, f"{key}: not a whole number of tokens ({printable(repr(value), 40)}); correct it")
+        raise rows.bad_value(number, f"{key}: not a whole number of tokens", printable(repr(value), 40), "correct it")
     return value
 
 
 def _seconds(rows: _Rows, number: int, value: Any, key: str, unit: float) -> float:
     if type(value) not in (int, float) or not 0 <= value < MAX_SECONDS / unit:
-        raise rows.fault(number, f"{key}: not a time of 0 or more ({printable(repr(value), 40)}); correct it")
+        raise rows.bad_value(number, f"{key}: not a time of 0 or more", printable(repr(value), 40), "correct it")
     return float(value) * unit
 
 
