@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo demo-engine test test-full compile-table gpu constraints
+.PHONY: demo demo-engine test test-full compile-table gpu constraints test-twin
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
 	.venv/bin/kvplan estimate llama-3.1-8b --ctx 32k --gpu a100-80g
@@ -25,6 +25,10 @@ test: .venv/dev.stamp
 
 test-full: .venv/dev.stamp
 	.venv/bin/pytest -n 2 -m "full and not gpu" --hypothesis-profile full || test $$? -eq 5 # 5: there is no such test
+
+# The engine's tests with the GPU machines' Python, torch and numpy, where they are to be had; else a line says what is not.
+test-twin:
+	PYTHONPATH=. $(PYTHON) -m tests.twin
 
 compile-table: .venv/dev.stamp
 	.venv/bin/python -m tests.compile_kernels --table

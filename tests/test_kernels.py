@@ -97,8 +97,9 @@ def test_a_wrong_argument_is_refused_by_name(interpreter: LineProcess, argument:
 # --- products with fp8 weights in rows --------------------------------------------------------------------------------
 
 
-def test_rows_are_scaled_after_a_product_that_cannot_scale_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.11 refuses scales of rows on a CPU: the result is the same to one rounding of bfloat16."""
+@pytest.mark.parametrize("torch_lacks", [None, "scales of rows"])
+def test_rows_of_fp8_products_are_scaled_by_any_torch(monkeypatch: pytest.MonkeyPatch, torch_lacks: str | None) -> None:
+    """Torch 2.11 refuses scales of rows on a CPU; the result is the same to one rounding of bfloat16."""
     product: Callable[..., torch.Tensor] = torch._scaled_mm
 
     def of_tensors_only(*args: Any, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -110,7 +111,8 @@ def test_rows_are_scaled_after_a_product_that_cannot_scale_them(monkeypatch: pyt
     x, values = ((torch.randn(rows, 64, generator=source) * 100).clamp(-448, 448).to(FP8) for rows in (5, 48))
     x_scales, row_scales = torch.rand(5, 1, generator=source), torch.rand(48, generator=source)
     terms = x.double() * x_scales.double(), (values.double() * row_scales.double()[:, None]).T
-    monkeypatch.setattr(torch, "_scaled_mm", of_tensors_only)
+    if torch_lacks:
+        monkeypatch.setattr(torch, "_scaled_mm", of_tensors_only)
     fp8.scales_rows.cache_clear()
     try:
         got = fp8.scaled_product(x, x_scales, values, row_scales, BF16)
