@@ -14,7 +14,7 @@ from kvplan.errors import KvplanError
 from kvplan.gpu import GpuSpec
 from kvplan.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.plan import Load, Plan, Request, gate, plan
-from kvplan.units import format_gib
+from kvplan.units import format_apart, format_gib
 from kvplan.users import own_blocks
 from kvplan.workload import Lengths
 
@@ -83,12 +83,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one server on so many of these GPUs holds nobody; `refused`: it cannot be, whatever the memory."""
+    """Why one server on so many of these GPUs holds nobody.
+
+    refused     it cannot be, whatever the memory
+    has_room    one user would fit, and the server does not start all the same
+    """
 
     gpu: str
     num_gpus: int
     reason: str
     refused: bool
+    has_room: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +362,15 @@ def startable_utilization(question: Question, request: Request, hundredths: int)
     return int(100 * refusal.values[0] + 1e-9)
 
 
+def startable(question: Question, request: Request) -> Request:
+    """The request, at the most that starts where nothing is stated and the default utilization does not."""
+    default = round(100 * request.release.utilization)
+    if "gpu_memory_utilization" in question.stated:
+        return request
+    share = startable_utilization(question, request, default)
+    return at_utilization(request, share) if 0 < share < default else request
+
+
 def roomy_utilization(request: Request) -> int:
     """Hundredths that leave the CUDA context its room even when it is at its largest."""
     found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
@@ -415,8 +429,32 @@ def serves(question: Question, request: Request, found: Plan, users: int) -> boo
 def failure(question: Question, request: Request) -> Failure:
     """Why one such server holds nobody."""
     found = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
-    text = shortage(question, found) if isinstance(found, Plan) else str(found)
-    return Failure(request.gpu.name, num_ranks(request), text, refused=not isinstance(found, Plan))
+    if not isinstance(found, Plan):
+        return Failure(request.gpu.name, num_ranks(request), str(found), refused=True, has_room=False)
+    refusal = start_refusal(question, found)
+    text = shortage(question, found) if refusal is None else refusal
+    return Failure(request.gpu.name, num_ranks(request), text, refused=False, has_room=refusal is not None)
+
+
+def start_refusal(question: Question, found: Plan) -> str | None:
+    """Why a server whose KV cache has room does not start, at the end of the range asked for; None where memory
+    lacks."""
+    if found.refusal is not None:
+        return found.refusal.text
+    if not found.fits or starts(found, question.end):
+        return None
+    refusal = gate(found.request, found.settings, found.estimates, 0)
+    if refusal is not None:
+        return f"{refusal.text}, at the {question.end} end of the range"
+    if left_at(question, found) // found.capacity.bytes_per_block <= found.capacity.blocks_per_request:
+        return None
+    seqs = found.settings.max_num_seqs
+    return f"at the {question.end} end of the range the pool has no state block for each of {seqs:,} sequences"
+
+
+def left_at(question: Question, found: Plan) -> int:
+    """Bytes for the pool at the end of the range asked for."""
+    return max(0, {"low": found.available_low, "high": found.available_high}.get(question.end, found.available))
 
 
 def bound(request: Request, found: Plan, end: End) -> int:
@@ -436,27 +474,23 @@ def bound(request: Request, found: Plan, end: End) -> int:
 
 
 def shortage(question: Question, found: Plan) -> str:
-    if found.refusal is not None:
-        return found.refusal.text
+    """What memory lacks for one user."""
     memory, each = found.memory, " of each GPU" if num_gpus(found) > 1 else ""
     budget = f"the budget of {format_gib(memory.budget)}{each}"
     if memory.weights > memory.budget:
         return f"the weights alone, {format_gib(memory.weights)}, are more than {budget}"
     if found.available <= 0:
         return f"weights and overheads leave nothing of {budget}"
-    need = format_gib(found.bytes_per_request + found.capacity.bytes_per_block)
-    context = f"a request of {found.capacity.max_model_len:,} tokens needs {need} of KV cache"
+    wanted, tokens = found.bytes_per_request + found.capacity.bytes_per_block, found.capacity.max_model_len
+
+    def lacks(end: str, left: int) -> str:
+        needs, has = format_apart(wanted, left)
+        return f"a request of {tokens:,} tokens needs {needs} of KV cache, {end}{has} is left{each}"
+
     if not found.fits:
-        return f"{context}, {format_gib(found.available)} is left{each}"
+        return lacks("", found.available)
     if not starts(found, question.end):
-        left = max(0, {"low": found.available_low, "high": found.available_high}.get(question.end, found.available))
-        refusal = gate(found.request, found.settings, found.estimates, 0)
-        if refusal is not None:
-            return f"{refusal.text}, at the {question.end} end of the range"
-        if left // found.capacity.bytes_per_block > found.capacity.blocks_per_request:
-            seqs = found.settings.max_num_seqs
-            return f"at the {question.end} end of the range the pool has no state block for each of {seqs:,} sequences"
-        return f"{context}, and at the {question.end} end of the range {format_gib(left)} is left{each}"
+        return lacks(f"and at the {question.end} end of the range ", left_at(question, found))
     return f"the pool holds no user of this load beside {found.settings.max_num_seqs} sequences"
 
 
@@ -480,6 +514,7 @@ class Fit:
     asked         with the flags as they are
     utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
     context       the longest, a multiple of the block size
+    startable     the utilization of `context` and `kv_dtypes` where the default does not start; None: the default does
     kv_dtypes     each with its answer
     solution      holds the users on the given GPUs at the context and precision asked; None where nothing does
     cures         without a solution: every placement that holds the users and that no other one dominates, best first
@@ -494,6 +529,7 @@ class Fit:
     utilization: Answer | None
     tight: bool
     context: Answer
+    startable: float | None
     kv_dtypes: tuple[Answer, ...]
     solution: Placement | None
     cures: tuple[Placement, ...]
@@ -515,7 +551,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     dtypes: tuple[str, ...] = ("auto", "fp8") if question.fp8_kv and reads_fp8(here) else ("auto",)
     if "kv_cache_dtype" in question.stated:
         dtypes = (request.args.kv_cache_dtype,)
-    formats = [with_args(here, kv_cache_dtype=dtype) for dtype in dtypes]
+    formats = [startable(question, with_args(here, kv_cache_dtype=dtype)) for dtype in dtypes]
     asked = answer(question, here, share, None)
     kv_dtypes = tuple(
         answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
@@ -532,7 +568,8 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
         asked,
         utilization,
         utilization is not None and is_tight(here, utilization),
-        longest_context(question, request, share),
+        longest_context(question, startable(question, request), share),
+        startable(question, here).args.gpu_memory_utilization if utilization is not None else None,
         kv_dtypes,
         solution,
         tuple(ways),
@@ -562,7 +599,7 @@ def cures(question: Question, request: Request, replicas: int) -> Iterator[Place
     for changes, changed in precisions(question, request):
         server = at_any_utilization(question, at_context(changed, context), share)
         if server is None:
-            server = longest_context(question, changed, share).plan
+            server = longest_context(question, startable(question, changed), share).plan
         if server is not None:
             yield Placement(server, replicas, None, changes)
     yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements

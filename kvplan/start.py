@@ -7,7 +7,7 @@ from math import ceil, floor
 from typing import Literal
 
 from kvplan.records import dataclass
-from kvplan.units import format_gib
+from kvplan.units import format_apart, format_gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,8 @@ def free_memory(total: int, utilization: float, free: int, least_free: int, in_u
     if wanted <= free:
         return None
     others = f" (others hold {format_gib(in_use)})" if in_use else ""
-    text = (
-        f"it wants {format_gib(wanted)} free at the start ({utilization:g} of {format_gib(total)}), of which "
-        f"{format_gib(max(0, free))} are{others}"
-    )
+    wants, has = format_apart(wanted, max(0, free))
+    text = f"it wants {wants} free at the start ({utilization:g} of {format_gib(total)}), of which {has} are{others}"
     shares = dict.fromkeys(floor(100 * room / total) / 100 for room in (free, least_free) if 100 * room >= total)
     return Refusal("free_memory", text, "gpu_memory_utilization", tuple(shares), wanted - free)
 
@@ -68,5 +66,6 @@ def stated_pool(stated: int, room: int, most_room: int, argument: str, unit: int
     """
     if stated <= most_room:
         return None
-    text = f"the pool that was stated takes {format_gib(stated)}, and the rest leaves {format_gib(max(0, room))}"
+    takes, left = format_apart(stated, max(0, room))
+    text = f"the pool that was stated takes {takes}, and the rest leaves {left}"
     return Refusal("stated_pool", text, argument, (room // unit,) if room >= unit else (), stated - room)

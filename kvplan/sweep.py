@@ -21,7 +21,7 @@ from kvplan.plan import Plan, Request, plan
 from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import Decoder, ModelSpec
-from kvplan.units import format_gib
+from kvplan.units import format_bytes
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -218,7 +218,7 @@ def _shortage(found: Plan) -> str:
     if found.refusal is not None:
         return f"does not start: {found.refusal.text}"
     each = " on each GPU" if num_gpus(found) > 1 else ""
-    return f"does not fit: {format_gib(found.deficit)} short{each}"
+    return f"does not fit: {format_bytes(found.deficit)} short{each}"
 
 
 def _impossible(request: Request, reason: str) -> Row:

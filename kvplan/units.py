@@ -6,7 +6,7 @@ value and the accepted forms. Nothing is coerced silently: `int()` would accept 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
@@ -278,6 +278,13 @@ def format_size(num_bytes: int) -> str:
 def format_bytes(num_bytes: int) -> str:
     """Bytes as GiB with two decimals, or in the unit that shows them where that would read as nothing: "512 KiB"."""
     return format_gib(num_bytes) if num_bytes == 0 or round(num_bytes / GIB, 2) else format_size(num_bytes)
+
+
+def format_apart(first: int, second: int) -> tuple[str, str]:
+    """Two different sizes so that they read differently: in GiB, where those are alike in MiB, else in bytes."""
+    forms: tuple[Callable[[int], str], ...] = (format_gib, lambda size: f"{size / MIB:,.2f} MiB", lambda s: f"{s:,} B")
+    texts = [(form(first), form(second)) for form in forms]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
 def plural(count: int, noun: str) -> str:

@@ -867,3 +867,43 @@ def test_gpus_without_a_name_and_stages_are_told_in_words(run: Run) -> None:
         r"\n  [0-9]+ x h100-80g and [0-9] pipeline stages +[0-9-]+ users, [0-9]+ servers of TP [0-9] x PP", staged
     )
     assert re.search(r"\nServe \(.*[0-9] pipeline stages.*: each of [0-9]+ on [0-9]+ x h100-80g\)\n", staged)
+
+
+def test_every_setting_of_a_gpu_that_shares_its_memory_is_a_plan_that_starts(run: Run) -> None:
+    """vLLM wants 111.95 GiB of a GB10 free at its default, and posted ones have 110.4 at most: the settings that are
+    sought are planned at what is free, not at the default."""
+    fit = recommended(run, "qwen3-32b", "--users", "4", "--ctx", "8k", "--gpu", "gb10")["fit"]
+    assert (fit["as_asked"]["holds"], fit["as_asked"]["most_users"]) == (False, 0)  # at 0.92
+    for answer in (fit["context"], *fit["kv_dtypes"]):
+        assert answer["holds"]
+        assert answer["settings"]["gpu_memory_utilization"] == fit["startable_utilization"] <= 110.4 / 121.69
+        assert estimated(run, "--from-command", answer["settings"]["command"], "--gpu", "gb10")["fits"]
+    told = run("recommend", "qwen3-32b", "--users", "4", "--ctx", "8k", "--gpu", "gb10").out
+    assert told.count("as the default does not start") == 3
+    discrete = recommended(run, "llama-3.1-8b", "--users", "4", "--ctx", "8k", "--gpu", "h100-80g")["fit"]
+    assert discrete["startable_utilization"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "heading", "others"),
+    [
+        (("qwen3-32b", "--gpus", "gb10", "--gpu-memory-utilization", "0.92"), "Would not start", "Too small"),
+        (("llama-3.1-70b", "--gpus", "t4", "--tp", "2", "--pp", "1"), "Too small for one user", "Would"),
+        (("qwen2.5-7b", "--gpus", "l40s"), "Not possible", "Too small"),  # 28 heads over 8 ranks
+    ],
+)
+@pytest.mark.parametrize("form", ["table", "markdown"])
+def test_what_holds_nobody_stands_under_its_reason(
+    words: tuple[str, ...], heading: str, others: str, form: str, run: Run
+) -> None:
+    told = run("recommend", *words, "--users", "4", "--ctx", "8k", "--format", form).out
+    assert re.search(rf"^{heading}:?$", told, re.MULTILINE), told
+    assert others not in told
+
+
+def test_a_shortage_below_a_hundredth_of_a_gib_is_said_in_a_unit_that_shows_it(run: Run) -> None:
+    """A request takes 2,048 blocks of 2 MiB and the pool one more, the null block: of 2,048 one is missing."""
+    words = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "32k", "--kv-cache-memory-bytes")
+    short = run("estimate", *words, str(2048 * 2**21)).out.splitlines()[0]
+    assert short == "llama-3.1-8b on h100-80g: does not fit at 32,768 tokens, 2 MiB short"
+    assert run("estimate", *words, str(2049 * 2**21), "--format", "json").json["fits"]

@@ -16,6 +16,7 @@ from kvplan.units import (
     dtype_bits,
     dtype_bytes,
     dtype_name,
+    format_apart,
     format_bytes,
     format_count,
     format_gib,
@@ -319,3 +320,15 @@ def _refusal(read: Callable[[str, str], object], text: str) -> str | None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 users"), (1, "1 user"), (2, "2 users"), (12_000, "12,000 users")])
 def test_one_is_no_plural(count: int, text: str) -> None:
     assert plural(count, "user") == text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "texts"),
+    [
+        ((5 * 2**30, 4 * 2**30), ("5.00 GiB", "4.00 GiB")),
+        ((4098 * 2**20, 4096 * 2**20), ("4,098.00 MiB", "4,096.00 MiB")),  # both 4.00 GiB
+        ((2**30 + 1, 2**30), ("1,073,741,825 B", "1,073,741,824 B")),
+    ],
+)
+def test_two_sizes_that_differ_read_differently(sizes: tuple[int, int], texts: tuple[str, str]) -> None:
+    assert format_apart(*sizes) == texts

@@ -17,7 +17,7 @@ from kvplan.policy.gauges import kv_tokens
 from kvplan.policy.judge import title
 from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import ODD
-from kvplan.units import GIB, format_gib, format_size, plural
+from kvplan.units import GIB, format_bytes, format_gib, format_size, plural
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
 GROWTH: Final = 2  # percent above today's figure that a ceiling allows
@@ -34,10 +34,10 @@ def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
     """The policy for plans that fit. `origin`: what wrote it, for its first line."""
     for plan, _ in plans:
         if not plan.fits:
-            short = format_gib(plan.deficit)
-            raise UsageError(
-                f"--init: {title(plan)}: does not fit, {short} short on each GPU; kvplan estimate says what would"
-            )
+            lacks = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
+            if plan.refusal is not None:
+                lacks = f"does not start: {plan.refusal.text}"
+            raise UsageError(f"--init: {title(plan)}: {lacks}; kvplan estimate says what would")
     parts = [HEAD.format(origin=printable(origin, 400), kept=KEPT, growth=GROWTH)]
     parts += [
         "\n".join(target_lines(plan, stated, name)) for (plan, stated), name in zip(plans, ids(plans), strict=True)

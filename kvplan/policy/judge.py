@@ -39,7 +39,7 @@ from kvplan.policy.gauges import (
 from kvplan.policy.remedies import ACCEPT, Remedies, Wish, remedies
 from kvplan.policy.result import RULES, CheckResult, Cure, Figures, Finding, Outcome, TargetResult
 from kvplan.strict_yaml import Scalar, wrong
-from kvplan.units import format_gib, format_size, plural
+from kvplan.units import format_bytes, format_gib, format_size, plural
 
 # Of a plan that serves a workload, the share of requests that are preempted; a text says why it cannot be told.
 PreemptionRate = Callable[[Plan, Workload], float | str]
@@ -196,7 +196,7 @@ class _Bench:
         plan = self.case.plan
         if plan.fits:
             return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of the GPU are left", True, True)
-        short = f"does not fit, {format_gib(plan.deficit)} short on each GPU"
+        short = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
         if plan.refusal is not None:
             short = f"does not start: {plan.refusal.text}"
         return Verdict(False, short, True, False)

@@ -16,7 +16,7 @@ from kvplan.plan import MemoryBreakdown, Plan
 from kvplan.quant import scheme_name
 from kvplan.report.lines import Line, columns, line, takes_blocks, write
 from kvplan.spec import ChunkedAttention, ModelSpec, SlidingWindow
-from kvplan.units import GB, GIB, KIB, TB, format_gib, format_size, plural
+from kvplan.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
 from kvplan.weights import num_params
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def headline(doc: Document) -> str:
     if not doc["fits"]:
         if does_not_start(doc):
             return f"{subject}: does not start at {context}: {doc['refusal']['text']}"
-        short = f"{format_gib(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
+        short = f"{format_bytes(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
         if auto:
             return f"{subject}: does not fit at any context ({short} at {context})"
         return f"{subject}: does not fit at {context}, {short}"
@@ -132,7 +132,7 @@ def does_not_start(doc: Document) -> bool:
 
 def short_text(doc: Document) -> str:
     """What a plan lacks, in a cell of a table."""
-    return "does not start" if does_not_start(doc) else f"{format_gib(doc['deficit'])} short"
+    return "does not start" if does_not_start(doc) else f"{format_bytes(doc['deficit'])} short"
 
 
 def is_capped(doc: Document) -> bool:

@@ -83,7 +83,13 @@ def settings_of(plan: Plan) -> Document:
 
 
 def failure_document(failure: Failure) -> Document:
-    return {"gpu": failure.gpu, "num_gpus": failure.num_gpus, "reason": failure.reason, "refused": failure.refused}
+    return {
+        "gpu": failure.gpu,
+        "num_gpus": failure.num_gpus,
+        "reason": failure.reason,
+        "refused": failure.refused,
+        "has_room": failure.has_room,
+    }
 
 
 def fit_document(fit: Fit, question: Question) -> Document:
@@ -99,6 +105,7 @@ def fit_document(fit: Fit, question: Question) -> Document:
         "utilization": None if fit.utilization is None else answer_document(fit.utilization, fit.replicas),
         "utilization_is_tight": fit.tight,
         "context": answer_document(fit.context, fit.replicas),
+        "startable_utilization": fit.startable,
         "kv_dtypes": [answer_document(each, fit.replicas) for each in fit.kv_dtypes],
         "solution": None if solution is None else cure_document(solution, fit, question.users),
         "cures": [cure_document(cure, fit, question.users) for cure in fit.cures],
@@ -253,21 +260,26 @@ def remarks(doc: Document, limit: int) -> list[str]:
     return texts
 
 
-def reasons(doc: Document) -> list[str]:
-    """Why smaller or other servers hold nobody: the largest of each GPU, and what cannot be on any."""
+TOO_SMALL, NO_START, IMPOSSIBLE = "Too small for one user", "Would not start", "Not possible"
+
+
+def reasons(doc: Document) -> dict[str, list[str]]:
+    """Heading -> why smaller or other servers hold nobody: the largest of each GPU, and what cannot be on any."""
     # The failures of a GPU ascend: the last stays.
+    headed: dict[str, list[str]] = {}
     largest = {failure["gpu"]: failure for failure in doc["failures"] if not failure["refused"]}
-    lines = []
     for name, failure in largest.items():
         fewer = any(not each["refused"] and each["gpu"] == name and each is not failure for each in doc["failures"])
-        lines.append(
-            f"{name} x{failure['num_gpus']}{' and fewer' if fewer else ''}: {printable(failure['reason'], 300)}"
-        )
+        where = f"{name} x{failure['num_gpus']}{' and fewer' if fewer else ''}"
+        heading = NO_START if failure["has_room"] else TOO_SMALL
+        headed.setdefault(heading, []).append(f"{where}: {printable(failure['reason'], 300)}")
     refused: dict[str, list[str]] = {}
     for failure in doc["failures"]:
         if failure["refused"]:
             refused.setdefault(failure["reason"], []).append(f"{failure['gpu']} x{failure['num_gpus']}")
-    return lines + [f"{', '.join(where)}: {printable(text, 300)}" for text, where in refused.items()]
+    if refused:
+        headed[IMPOSSIBLE] = [f"{', '.join(where)}: {printable(text, 300)}" for text, where in refused.items()]
+    return headed
 
 
 def gpus_text(count: int, gpu: str, memory: int) -> str:
@@ -291,10 +303,14 @@ def fit_rows(doc: Document) -> list[tuple[str, str, Document]]:
         text = verdict(answer, f"{answer['value']} or more", "none up to 0.99")
         tight = "; that may leave too little for the CUDA context" if fit["utilization_is_tight"] else ""
         rows.append(("utilization", text + tight, answer))
+    share = fit["startable_utilization"]
+    note = "" if share is None else f"; with utilization {share}, as the default does not start"
     answer = fit["context"]
-    rows.append(("context", verdict(answer, f"up to {answer['value'] or 0:,} tokens", "none is short enough"), answer))
+    text = verdict(answer, f"up to {answer['value'] or 0:,} tokens", "none is short enough")
+    rows.append(("context", text + note, answer))
     for answer in fit["kv_dtypes"]:
-        rows.append(("KV dtype", f"{answer['value']} {verdict(answer, 'holds them', 'does not hold them')}", answer))
+        text = f"{answer['value']} {verdict(answer, 'holds them', 'does not hold them')}"
+        rows.append(("KV dtype", text + note, answer))
     return rows
 
 
@@ -411,9 +427,8 @@ def table_lines(doc: Document, limit: int) -> list[Line]:
         headers, rows = placement_table(doc, limit)
         lines += [line(), *columns(headers, rows), *(line(text) for text in remarks(doc, limit))]
         lines += [line(), line(ranking(doc))]
-    why = reasons(doc)
-    if why:
-        lines += [line(), line("Too small for one user", "bold"), *(line(f"  {text}") for text in why)]
+    for heading, texts in reasons(doc).items():
+        lines += [line(), line(heading, "bold"), *(line(f"  {text}") for text in texts)]
     for what, command in commands(doc):
         lines += [line(), line(f"Serve ({what})" if what else "Serve", "bold"), line(f"  {command}", "cyan")]
     return lines
@@ -442,9 +457,8 @@ def markdown(doc: Document, limit: int) -> str:
         headers, cells = placement_table(doc, limit)
         parts.append(rows_of(headers, [[escaped(text) for text in row] for row in cells]))
         parts += [escaped(text) for text in (*remarks(doc, limit), ranking(doc))]
-    why = [f"- {escaped(text)}" for text in reasons(doc)]
-    if why:
-        parts.append("Too small for one user:\n\n" + "\n".join(why))
+    for heading, texts in reasons(doc).items():
+        parts.append(f"{heading}:\n\n" + "\n".join(f"- {escaped(text)}" for text in texts))
     for what, command in commands(doc):
         parts += [f"Serve ({what}):" if what else "Serve:", code(command)]
     return "\n\n".join(parts) + "\n"

@@ -13,7 +13,7 @@ from kvplan.report.console import format_kib
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import escaped, rows_of
 from kvplan.sweep import Grid, Row
-from kvplan.units import format_gib, plural
+from kvplan.units import format_bytes, format_gib, plural
 
 SWEEP = "kvplan/sweep@1"
 MOST_REASONS = 1_000  # distinct ones that are counted
@@ -192,7 +192,7 @@ def verdict(row: Row) -> str:
     if not row.fits and row.reason is not None and row.reason.startswith("does not start"):
         return "does not start"
     if not row.fits:
-        return f"{format_gib(row.deficit or 0)} short"
+        return f"{format_bytes(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:
         return "may not hold one" if row.engine.startswith("sglang") else "may not start"
     most = row.max_num_seqs or 0

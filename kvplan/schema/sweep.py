@@ -97,6 +97,11 @@ FIT: Final = record(
     utilization={"anyOf": [ANSWER, {"type": "null"}]},
     utilization_is_tight=FLAG,
     context=ANSWER,
+    startable_utilization={
+        **maybe(NUMBER),
+        "description": "The utilization of context and kv_dtypes where the default does not start; null: the default, "
+        "or what was stated.",
+    },
     kv_dtypes=rows(ANSWER, "One for each dtype."),
     solution={
         "anyOf": [CURE, {"type": "null"}],
@@ -126,7 +131,16 @@ RECOMMENDATION: Final = record(
     ),
     placements=rows(PLACEMENT, "The best of each GPU and precision."),
     failures=rows(
-        record("Why one server on so many GPUs holds nobody.", gpu=TEXT, num_gpus=SIZE, reason=TEXT, refused=FLAG), ""
+        record(
+            "Why one server on so many GPUs holds nobody. refused: it cannot be, whatever the memory; has_room: one "
+            "user would fit, and the server does not start all the same.",
+            gpu=TEXT,
+            num_gpus=SIZE,
+            reason=TEXT,
+            refused=FLAG,
+            has_room=FLAG,
+        ),
+        "",
     ),
     fit={"anyOf": [FIT, {"type": "null"}]},
 )
