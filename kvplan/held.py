@@ -38,11 +38,11 @@ def pool_users(plan: Plan, end: End) -> int:
     return users
 
 
-def users_at(plan: Plan, tokens: int, shared_prefix: int = 0) -> int:
+def users_at(plan: Plan, tokens: int, shared_prefix: int = 0, end: End = "likely") -> int:
     """Users that the pool of one replica holds when each is of `tokens`, at most the context, after a common prefix."""
     length = min(tokens, plan.capacity.max_model_len)
     load = users.Load(mean_tokens=length, shared_prefix=min(shared_prefix, length))
-    return _counted(plan, load, plan.capacity.num_blocks)
+    return _counted(plan, load, blocks_at(plan, end))
 
 
 def _counted(plan: Plan, load: users.Load, num_blocks: int) -> int:

@@ -277,13 +277,43 @@ def test_a_floor_is_met_to_the_unit_of_what_estimate_says(name: str) -> None:
     assert (failed.outcome, failed.limit, failed.actual) == ("fail", actual + 1, actual)
 
 
-def test_concurrency_is_the_servers_own_figure() -> None:
-    """14.11, as servers with this model, GPU and context log it within 2 %."""
-    assert only(one("min_concurrency: 14.1")).outcome == "pass"
-    failed = only(one("min_concurrency: 14.2"))
-    assert failed.outcome == "fail"
+def test_concurrency_is_counted_as_every_command_counts_users() -> None:
+    """28,904 blocks less the null block hold 14 requests of 2,048; 256 run at once, and a batch of 8 is a bound."""
+    assert only(one("min_concurrency: 14")).outcome == "pass"
+    failed = only(one("min_concurrency: 14.1"))
+    assert (failed.outcome, failed.actual) == ("fail", 14)
+    assert "14 requests of 32,768 tokens at once (13-14; " in failed.message
+    capped = only(one("min_concurrency: 9"), planned(max_num_seqs=8))
+    assert (capped.outcome, capped.actual) == ("fail", 8)
+    assert "8; --max-num-seqs, the pool holds 14;" in capped.message
+    assert flags_of(capped)[0][0] == "--max-num-seqs 9"
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ("gemma-3-27b", {}), ("deepseek-v4-flash", {"tensor_parallel_size": 2}), ("qwen3.5-27b", {}),
+        ("gpt-oss-20b", {}), ("llama-3.1-8b", {"max_num_seqs": 3}),
+        ("gpt-oss-20b", {"enable_prefix_caching": False, "max_num_seqs": 4}),
+    ],
+)  # fmt: skip
+def test_concurrency_is_the_headlines_number(model: str, args: dict[str, Any]) -> None:
+    made = planned(model, "h200", **{"max_model_len": 16384, **args})
+    users = made.concurrency.users
+    assert made.fits
+    assert users > 0
+    passed, failed = only(one(f"min_concurrency: {users}"), made), only(one(f"min_concurrency: {users + 1}"), made)
+    assert (passed.outcome, failed.outcome) == ("pass", "fail")
+    assert (passed.actual, failed.actual) == (users, users)
+
+
+def test_the_logs_figure_has_a_rule_of_its_own() -> None:
+    """14.11, as servers with this model, GPU and context log it within 2 %; its code is the one it had."""
+    assert only(one("min_logged_concurrency: 14.1")).outcome == "pass"
+    failed = only(one("min_logged_concurrency: 14.2"))
+    assert (failed.outcome, failed.code) == ("fail", "KVP003")
     assert failed.actual == pytest.approx(14.11, abs=0.005)
-    assert "14.11 requests of 32,768 tokens at once" in failed.message
+    assert 'the log will say "Maximum concurrency" 14.11x for 32,768 tokens' in failed.message
     assert "0.09 short" in failed.message
 
 
@@ -375,7 +405,7 @@ def test_a_rule_of_a_server_that_does_not_start_is_cured_by_what_starts_it() -> 
     fits, users, requests = judged(one("fits: true, min_users: 10, min_concurrency: 10"), made).findings
     lower = planned("llama-3.1-8b", "gb10", max_model_len=16384, gpu_memory_utilization=0.83)
     held = lower.concurrency
-    for finding, value in ((fits, f"{held.users} users"), (users, f"{held.users}"), (requests, f"{held.max:.2f}")):
+    for finding, value in ((fits, f"{held.users} users"), (users, f"{held.users}"), (requests, f"{held.users}")):
         assert finding.outcome == "fail"
         assert f"--gpu-memory-utilization 0.83 ({value})" in str(finding.fix)
 
@@ -557,7 +587,7 @@ def test_no_change_that_is_needed_is_idle() -> None:
 
 def test_the_context_that_cures_is_the_longest_in_steps_of_1024() -> None:
     made = planned(tensor_parallel_size=16, kv_cache_dtype="fp8", card="l4")
-    text = one("min_concurrency: 300")
+    text = one("min_concurrency: 250")  # of 256 sequences at most
     (context,) = [flag for flag, _ in flags_of(only(text, made)) if flag.startswith("--max-model-len")]
     longer = f"--max-model-len {int(context.split()[1]) + 1024}"
     assert only(text, with_flags(made, context)).outcome == "pass"
@@ -718,6 +748,14 @@ def test_a_baseline_of_an_earlier_release_says_no_users() -> None:
     document = json.loads(json.dumps(check_document(judged(one("fits: true")))))
     del document["targets"][0]["figures"]["users"]
     assert figures_by_target(document, "b.json")["chat"].users is None
+
+
+@pytest.mark.parametrize(("before", "outcome"), [(14, "pass"), (15, "fail"), (None, "skip")])
+def test_users_may_not_drop_from_the_baselines(before: int | None, outcome: str) -> None:
+    """14 users of 15 are 6.67 % less; a baseline of an earlier release says none."""
+    rules = one("fits: true", "baseline: {file: b.json, max_drop: {users: 6.6%}}")
+    result = judged(rules, baseline={"chat": dataclasses.replace(FIGURES, users=before)})
+    assert [finding.outcome for finding in result.findings] == ["pass", outcome]
 
 
 @pytest.mark.parametrize(("baseline", "what"), [(None, "there is no baseline b.json"), ({}, "not in the baseline")])

@@ -98,7 +98,7 @@ def test_an_annotation_stands_on_the_line_of_its_rule(monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     lines = github_lines(ONE_OF_EACH)
     assert lines[0] == (
-        "::error file=kvplan.policy.yaml,line=12,col=7,title=KVP003 min_concurrency chat::"
+        "::error file=kvplan.policy.yaml,line=12,col=7,title=KVP012 min_concurrency chat::"
         "9.1 full-length requests < 12; needs --kv-cache-dtype fp8 (18.2)"
     )
     assert [line.split(" ")[0] for line in lines[:-1]] == ["::error", "::warning", "::warning", "::notice"]
@@ -114,7 +114,7 @@ def test_what_would_end_a_command_is_escaped_and_read_back_whole() -> None:
     assert "\r" not in line
     assert read_command(line) == (
         "error",
-        {"file": "odd, 5%:x\n.yaml", "line": "12", "col": "7", "title": f"KVP003 min_concurrency {text}"},
+        {"file": "odd, 5%:x\n.yaml", "line": "12", "col": "7", "title": f"KVP012 min_concurrency {text}"},
         text,
     )
 
@@ -251,7 +251,7 @@ def test_the_comment_begins_with_its_mark_and_says_the_worst_first() -> None:
     rows = rendered("\n".join(lines)).rows
     assert rows[0] == ["", "rule", "target", "what is", "what would help"]
     assert rows[1] == [
-        "fail", "KVP003 min_concurrency", "chat", "9.1 full-length requests < 12", "needs --kv-cache-dtype fp8 (18.2)",
+        "fail", "KVP012 min_concurrency", "chat", "9.1 full-length requests < 12", "needs --kv-cache-dtype fp8 (18.2)",
     ]  # fmt: skip
     assert [row[0] for row in rows[1:5]] == ["fail", "warn", "warn", "skip"]
     assert rows[3][3] == "9.1 full-length requests < 12 (waived: until the H200 move, INFRA-12)"
@@ -364,9 +364,9 @@ def test_a_junit_reader_counts_what_was_judged() -> None:
 def test_a_junit_reader_sees_each_rule_as_a_case() -> None:
     cases = {case.name: case for suite in suites_of(junit_xml(ONE_OF_EACH)) for case in suite}
     assert all(isinstance(case, TestCase) for case in cases.values())
-    (failure,) = cases["KVP003 min_concurrency"].result
+    (failure,) = cases["KVP012 min_concurrency"].result
     assert isinstance(failure, Failure)
-    assert (failure.message, failure.type) == ("9.1 full-length requests < 12", "KVP003")
+    assert (failure.message, failure.type) == ("9.1 full-length requests < 12", "KVP012")
     assert failure.text == (
         "kvplan.policy.yaml:12:7: fail: 9.1 full-length requests < 12\nneeds --kv-cache-dtype fp8 (18.2)"
     )
@@ -438,7 +438,7 @@ def test_a_result_names_its_rule_its_place_and_its_level(monkeypatch: pytest.Mon
     told = [(each["ruleId"], each["kind"], each["level"]) for each in run["results"]]
     assert told == [
         ("KVP002", "fail", "warning"),
-        ("KVP003", "fail", "error"),
+        ("KVP012", "fail", "error"),
         ("KVP009", "open", "none"),  # SARIF 2.1.0, 3.27.10: what is not "fail" has the level "none"
         ("KVP006", "fail", "warning"),
     ]

@@ -896,7 +896,7 @@ def test_every_setting_of_a_gpu_that_shares_its_memory_is_a_plan_that_starts(run
 def test_what_holds_nobody_stands_under_its_reason(
     words: tuple[str, ...], heading: str, others: str, form: str, run: Run
 ) -> None:
-    told = run("recommend", *words, "--users", "4", "--ctx", "8k", "--format", form).out
+    told = run("recommend", *words, "--users", "4000", "--ctx", "8k", "--format", form).out
     assert re.search(rf"^{heading}:?$", told, re.MULTILINE), told
     assert others not in told
 

@@ -43,7 +43,7 @@ TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "se
 WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", *LENGTH_KEYS)
 TARGET_RULES: Final = tuple(name for name in RULES if "." not in name and name != "max_age")
 GROWTH: Final = ("weights", "kv_bytes_per_token", "lora")
-DROP: Final = ("kv_cache", "kv_tokens", "concurrency", "headroom")
+DROP: Final = ("kv_cache", "kv_tokens", "users", "concurrency", "headroom")
 
 # Keys that people write for others.
 HINTS: Final[Mapping[str, str]] = {
@@ -513,6 +513,7 @@ LIMITS: Final[Mapping[str, Callable[[str, str], Limit | Share]]] = {
     "fits": _true,
     "min_headroom": _headroom,
     "min_concurrency": _number,
+    "min_logged_concurrency": _number,
     "min_users": parse_count,
     "min_kv_tokens": parse_tokens,
     "max_weights": _stated,

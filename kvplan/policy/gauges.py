@@ -93,13 +93,10 @@ def kv_tokens(plan: Plan) -> int:
     return plan.capacity.tokens if plan.fits else 0
 
 
-def requests_at_once(plan: Plan) -> str:
+def logged_figure(plan: Plan) -> str:
     answer = plan.concurrency
-    told = f"{plain(answer.max)} requests of {plan.capacity.max_model_len:,} tokens at once"
-    if not plan.fits:
-        return told
-    each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
-    return f"{told} ({answer.low:.1f}-{answer.high:.1f}; {each})"
+    told = f'the log will say "Maximum concurrency" {answer.max:.2f}x for {plan.capacity.max_model_len:,} tokens'
+    return f"{told} ({answer.low:.1f}-{answer.high:.1f})" if plan.fits else told
 
 
 def free_bytes(plan: Plan) -> int:
@@ -120,7 +117,7 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
     """Requests of `tokens` at once, a length of this name; the first `prefix` tokens are common, and stored once."""
 
     def value(plan: Plan) -> int:
-        return min(held.users_at(plan, tokens, prefix), plan.settings.max_num_seqs)
+        return served(plan, tokens, prefix)
 
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
@@ -132,6 +129,28 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
         return told if pool == value(plan) else f"{told} (--max-num-seqs; the pool holds {pool:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
+
+
+def served(plan: Plan, tokens: int, prefix: int, end: held.End = "likely") -> int:
+    """Requests of `tokens` that one replica serves at once: what the pool holds, and the scheduler runs."""
+    return min(held.users_at(plan, tokens, prefix, end), plan.settings.max_num_seqs)
+
+
+def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
+    """Requests of the full context of `tokens` at once, counted as every command counts users."""
+
+    def describe(plan: Plan) -> str:
+        count, pool = served(plan, tokens, prefix), held.users_at(plan, tokens, prefix)
+        told = f"{plural(count, 'request')} of {min(tokens, plan.capacity.max_model_len):,} tokens at once"
+        if not plan.fits:
+            return told
+        low, high = served(plan, tokens, prefix, "low"), served(plan, tokens, prefix, "high")
+        spread = f"{low:,}-{high:,}" if low != high else f"{low:,}"
+        capped = f"; --max-num-seqs, the pool holds {pool:,}" if pool != count else ""
+        each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
+        return f"{told} ({spread}{capped}; {each})"
+
+    return Gauge(lambda plan: served(plan, tokens, prefix), "requests", True, plain, describe, more_requests)
 
 
 def shared_blocks(plan: Plan, prefix: int) -> int:
@@ -260,6 +279,9 @@ CONTEXT_STEP: Final = 1024
 
 def more_requests(rule: Rule, plan: Plan) -> Iterator[Knob]:
     """More KV cache, or shorter requests: the longest context, in steps of 1,024 tokens, that satisfies the rule."""
+    if plan.settings.max_num_seqs < rule.limit and rule.name == "min_concurrency":  # the log's figure does not know it
+        seqs = ceil(rule.limit)
+        yield switch(f"--max-num-seqs {seqs}", max_num_seqs=seqs)
     yield from advise.start_knobs(plan, is_sure=True)
     yield advise.fp8_cache(plan.request.args)
     yield advise.more_ranks(plan.request.args)
@@ -316,8 +338,8 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
 
 GAUGES: Final[Mapping[str, Gauge]] = {
     "min_headroom": Gauge(free_bytes, "bytes", True, lambda n: format_bytes(int(n)), headroom, more_left),
-    "min_concurrency": Gauge(
-        lambda plan: plan.concurrency.max, "requests", True, plain, requests_at_once, more_requests
+    "min_logged_concurrency": Gauge(
+        lambda plan: plan.concurrency.max, "requests", True, plain, logged_figure, more_requests
     ),
     "min_kv_tokens": Gauge(
         kv_tokens, "tokens", True, plain, lambda plan: f"the KV cache holds {kv_tokens(plan):,} tokens", more_kv

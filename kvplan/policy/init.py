@@ -13,7 +13,7 @@ from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
 from kvplan.plan import Plan
 from kvplan.policy.file import LENGTH_KEYS
-from kvplan.policy.gauges import kv_tokens
+from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
 from kvplan.rules.vllm import EngineArgs
 from kvplan.strict_yaml import ODD
@@ -128,19 +128,17 @@ def quoted(text: str) -> str:
 
 def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     """(rule, comment with today's figure) of everything that can be said about any plan."""
-    memory, concurrency = plan.memory, plan.concurrency
+    memory = plan.memory
     yield "fits: true", f"{format_gib(memory.unused)} of the GPU are left"
     if memory.unused * 1000 * KEPT // 100 // memory.total > 0:
         share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
         yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"
-    floor = int(concurrency.max * KEPT) / 100
-    if floor > 0:
-        context = f"{plan.capacity.max_model_len:,}"
-        yield f"min_concurrency: {floor:.2f}", f"today {concurrency.max:.2f} requests of {context} tokens at once"
-    if users := plan.concurrency.users:
-        mean = plan.request.load.mean_tokens
-        length = f"{plan.capacity.max_model_len:,} tokens" if mean is None else "the mean length"
-        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {plural(users, 'user')} of {length} at once"
+    load, context = plan.request.load, plan.capacity.max_model_len
+    if requests := served(plan, context, load.shared_prefix):
+        text = f"today {plural(requests, 'request')} of {context:,} tokens at once"
+        yield f"min_concurrency: {max(1, requests * KEPT // 100)}", text
+    if load.mean_tokens is not None and (users := plan.concurrency.users):
+        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {plural(users, 'user')} of the mean length at once"
     yield f"min_kv_tokens: {max(1, kv_tokens(plan) * KEPT // 100)}", f"today {kv_tokens(plan):,}"
     yield f"max_weights: {ceiling(memory.weights)}", f"today {format_gib(memory.weights)} on each GPU"
     if plan.bytes_per_token:

@@ -25,6 +25,7 @@ from kvplan.policy.gauges import (
     Case,
     Gauge,
     Number,
+    concurrency_gauge,
     kv_tokens,
     length_name,
     located,
@@ -221,6 +222,8 @@ class _Bench:
                 if isinstance(tokens, str):
                     return tokens
                 return users_gauge(tokens, length_name(self.case, rule.key), prefix_tokens(self.case))
+            case "min_concurrency":
+                return concurrency_gauge(self.case.plan.capacity.max_model_len, prefix_tokens(self.case))
             case "max_preemption_rate":
                 return self.preemption_gauge()
             case _:
@@ -250,7 +253,11 @@ class _Bench:
             shown = printable(self.policy.baseline.text, 200)
             missing = "there is no baseline" if self.against.baseline is None else "the target is not in the baseline"
             return Verdict(None, f"{missing} {shown} yet (--update-baseline writes it)")
-        return compared(rule, getattr(before, _figure(rule)), getattr(figures(self.case), _figure(rule)))
+        figure = _figure(rule)
+        was, now = getattr(before, figure), getattr(figures(self.case), figure)
+        if was is None or now is None:  # of a distribution of lengths, or a baseline of an earlier release
+            return Verdict(None, f"{figure} of {'the baseline' if was is None else 'this target'} are not known")
+        return compared(rule, was, now)
 
     def predicted(self, rule: Rule) -> Verdict:
         evidence = self.against.evidence
@@ -439,7 +446,8 @@ FIGURES: Final[Mapping[str, tuple[str, str, Callable[[Number], str]]]] = {
     "lora": ("adapter slots", "bytes", lambda n: format_gib(int(n))),
     "kv_cache": ("KV cache", "bytes", lambda n: format_gib(int(n))),
     "kv_tokens": ("tokens in the KV cache", "tokens", plain),
-    "concurrency": ("full-length requests", "requests", plain),
+    "concurrency": ("Maximum concurrency in the log", "requests", plain),
+    "users": ("users", "requests", plain),
     "headroom": ("memory left", "bytes", lambda n: format_gib(int(n))),
 }
 GROWING: Final = ("weights", "kv_bytes_per_token", "lora")

@@ -168,6 +168,7 @@ RULE_VALUES: Final[dict[str, Schema]] = {
     "fits": {"const": True},
     "min_headroom": {"anyOf": [SHARE, BYTES]},
     "min_concurrency": ABOVE_0,
+    "min_logged_concurrency": ABOVE_0,
     "min_users": {"anyOf": [SIZE, keys("By length.", mean=SIZE, p99=SIZE)]},
     "min_kv_tokens": TOKENS,
     "max_weights": BYTES,
