@@ -267,7 +267,10 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     args = plan.request.args
     need = plan.bytes_per_request + capacity.bytes_per_block
     if plan.refusal is not None:
-        yield plan.refusal.by, f"vLLM does not start: {plan.refusal.text}"
+        yield (
+            plan.refusal.by,
+            f"{'SGLang' if plan.request.release.engine == 'sglang' else 'vLLM'} does not start: {plan.refusal.text}",
+        )
     elif capacity.num_blocks == args.num_gpu_blocks_override and capacity.num_blocks <= capacity.blocks_per_request:
         yield (
             "num_gpu_blocks_override",

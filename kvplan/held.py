@@ -129,7 +129,13 @@ def _differences(plan: Plan) -> Iterator[str]:
 
 def running_users(plan: Plan, end: End) -> int:
     """Users of one replica that are served at once: what the pool holds, and the scheduler runs."""
-    return min(pool_users(plan, end), plan.settings.max_num_seqs)
+    return min(pool_users(plan, end), seqs_at(plan, end))
+
+
+def seqs_at(plan: Plan, end: End) -> int:
+    """Sequences that the scheduler runs at most."""
+    answer = plan.concurrency
+    return {"low": answer.seqs_low, "likely": answer.max_num_seqs, "high": answer.seqs_high}[end]
 
 
 def num_gpus(plan: Plan) -> int:

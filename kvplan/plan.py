@@ -85,7 +85,8 @@ class Concurrency:
                     and high where what is estimated is at its worst and best
     pool            users that the pool holds by the load's measure (kvplan.users.users_held); low and high as above,
                     None for a distribution of lengths: each would cost as much again
-    max_num_seqs    requests that the scheduler runs at most
+    max_num_seqs    requests that the scheduler runs at most; seqs_low and seqs_high at both ends: under SGLang slots
+                    for states bound them, which are a share of the memory
     """
 
     max: float
@@ -95,6 +96,8 @@ class Concurrency:
     pool_low: int | None
     pool_high: int | None
     max_num_seqs: int
+    seqs_low: int
+    seqs_high: int
     replicas: int
 
     @property
@@ -104,11 +107,11 @@ class Concurrency:
 
     @property
     def users_low(self) -> int | None:
-        return None if self.pool_low is None else min(self.pool_low, self.max_num_seqs)
+        return None if self.pool_low is None else min(self.pool_low, self.seqs_low)
 
     @property
     def users_high(self) -> int | None:
-        return None if self.pool_high is None else min(self.pool_high, self.max_num_seqs)
+        return None if self.pool_high is None else min(self.pool_high, self.seqs_high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +378,8 @@ def users_of(request: Request, answer: "_Answer", *, fits: bool) -> Concurrency:
         pool_low=low,
         pool_high=high,
         max_num_seqs=answer.settings.max_num_seqs,
+        seqs_low=answer.seqs[0] if answer.seqs is not None else answer.settings.max_num_seqs,
+        seqs_high=answer.seqs[1] if answer.seqs is not None else answer.settings.max_num_seqs,
         replicas=request.args.data_parallel_size,
     )
 
@@ -461,6 +466,7 @@ class _Answer:
     blocks    of the pool when what is estimated is at its worst and best; ends: the server's figure then
     kv_cache  bytes of the pool on the rank that decides
     given_out what of them counts against the budget; None: all
+    seqs      sequences that run at most at both ends; None: as many as the settings say
     """
 
     settings: Settings
@@ -473,6 +479,7 @@ class _Answer:
     notes: tuple[str, ...] = ()
     given_out: int | None = None
     refusal: Refusal | None = None
+    seqs: tuple[int, int] | None = None
 
 
 def vllm_answer(request: Request) -> _Answer:
@@ -560,11 +567,20 @@ def sglang_answer(request: Request) -> _Answer:
     capacity = sglang_pool.capacity(pool, settings, args, rooms[1])
     pages, slots, worst = sglang_pool.pages_in(pool, args, rooms[1])
     most = sglang_pool.max_requests(pool, settings, args, pages, slots)
-    low, high = (sglang_pool.pages_in(pool, args, rooms[end])[0] for end in (0, 2))
+    ends = [sglang_pool.pages_in(pool, args, rooms[end]) for end in (0, 2)]
+    low, high = (pages for pages, _, _ in ends)
+    fewest, largest = (sglang_pool.max_requests(pool, settings, args, *counts[:2]) for counts in ends)
     reserved = int(sglang.reserved_mib(spec, gpu, args, request.release) * MIB)
     taken = sum(stages[worst].estimates[name].likely for name in ("context", "in_use"))
     kept = gpu.total_memory - taken - stages[worst].budget
     images = sglang.image_reservation(spec, gpu, args, request.release)
+    given_out = pool.given_out(pages, slots, worst)
+    refusal = start.kept_back(
+        settings.gpu_memory_utilization,
+        kept + images + rooms[1][worst] - given_out,
+        pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, most),
+        sglang.usual_fraction(spec, gpu, args, request.release),
+    )
     notes = [
         *sglang.notes(args, settings, kept, reserved, images),
         *sglang_pool.pool_notes(pool, spec, args, slots),
@@ -573,7 +589,8 @@ def sglang_answer(request: Request) -> _Answer:
     return _Answer(
         replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request),
-        pool.num_bytes(pages, slots, worst), tuple(notes), given_out=pool.given_out(pages, slots, worst),
+        pool.num_bytes(pages, slots, worst), tuple(notes), given_out=given_out, refusal=refusal,
+        seqs=(fewest, max(1, largest)),
     )  # fmt: skip
 
 

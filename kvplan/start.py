@@ -1,6 +1,7 @@
 """Why a server whose KV cache has room does not start all the same.
 
-Source: vLLM 0.33 v1/worker/utils.py (request_memory) and config/compilation.py (resolve_cudagraph_mode_and_sizes).
+Source: vLLM 0.33 v1/worker/utils.py (request_memory) and config/compilation.py (resolve_cudagraph_mode_and_sizes);
+SGLang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
 """
 
 from math import ceil, floor
@@ -20,7 +21,7 @@ class Refusal:
     deficit   bytes that are missing on each GPU
     """
 
-    by: Literal["free_memory", "state_blocks", "stated_pool"]
+    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back"]
     text: str
     argument: str
     values: tuple[float | int, ...]
@@ -69,3 +70,22 @@ def stated_pool(stated: int, room: int, most_room: int, argument: str, unit: int
     takes, left = format_apart(stated, max(0, room))
     text = f"the pool that was stated takes {takes}, and the rest leaves {left}"
     return Refusal("stated_pool", text, argument, (room // unit,) if room >= unit else (), stated - room)
+
+
+def kept_back(fraction: float, kept: int, needed: int, usual: float | None) -> Refusal | None:
+    """SGLang checks nothing, and turns all but what the fraction keeps back into its pool: where that is less than
+    what is allocated beside the pool, the GPU runs out of memory before the server listens.
+
+    kept    bytes that the fraction keeps back, and what the pool rounds off
+    needed  bytes allocated beside what the pool gives out, at least: CUDA graphs and activations come on top
+    usual   the fraction that SGLang's own rule of thumb gives
+    """
+    if needed <= kept:
+        return None
+    needs, has = format_apart(needed, kept)
+    text = (
+        f"a fraction of {fraction:g} keeps back {has} of what is free at the start, and SGLang's table of requests and "
+        f"the pages it never gives out take {needs}, before CUDA graphs and activations"
+    )
+    values = () if usual is None or usual >= fraction else (floor(1000 * usual) / 1000,)
+    return Refusal("kept_back", text, "mem_fraction_static", values, needed - kept)

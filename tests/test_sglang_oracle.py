@@ -207,3 +207,69 @@ def test_a_stage_with_more_layers_weighs_more() -> None:
     assert isinstance(pool, SglangPool)
     assert pool.full == (30 * 576 * 2, 31 * 576 * 2)  # the oracle's 34,560 and 35,712 bytes a token
     assert answer.stage == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu_name", "args", "requests"),
+    [
+        ("qwen3.5-27b", "h100-80g", {}, (5, 5, 6)),
+        ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 2}, (128, 133, 135)),
+        ("falcon-h1-7b", "h100-80g", {}, (36, 37, 37)),
+        ("granite-4.0-h-small", "h100-80g", {}, (3, 3, 3)),
+        ("qwen3.5-27b", "h200", {"enable_prefix_caching": False, "max_num_seqs": 64}, (64, 64, 64)),
+    ],
+)
+def test_users_that_state_slots_bound_have_a_range(
+    model: str, gpu_name: str, args: dict[str, Any], requests: tuple[int, int, int]
+) -> None:
+    """max_running_requests is SGLang 0.5.23's own answer for the bytes that the plan has at the low end of its range,
+    likely and at the high end: slots are a share of the memory, so the range of that is theirs."""
+    made = sglang_plan(model, gpu_name, max_model_len=8192, **args)
+    answer = made.concurrency
+    assert (answer.seqs_low, answer.max_num_seqs, answer.seqs_high) == requests
+    assert answer.pool.users > answer.max_num_seqs  # what bounds them are the slots
+    assert (answer.users_low, answer.users, answer.users_high) == requests
+
+
+# --- what is kept back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("context", "fraction", "starts"),
+    [
+        (8192, 1.0, False),
+        (8192, 0.99, True),  # 0.79 GiB of 78.68 are kept; the table takes 4,096 x 8,196 x 4 bytes at most, 0.13 GiB
+        (131_072, 0.99, False),  # 2,048 requests x 131,076 tokens x 4 bytes are 1.00 GiB
+        (131_072, 0.98, True),  # 1.57 GiB are kept
+    ],
+)
+def test_a_fraction_that_leaves_no_room_for_the_table_of_requests_does_not_start(
+    context: int, fraction: float, starts: bool
+) -> None:
+    """SGLang checks nothing: what its pool leaves must hold the rest (ReqToTokenPool: int32 of requests x context)."""
+    made = sglang_plan("llama-3.1-8b", "h100-80g", max_model_len=context, mem_fraction_static=fraction)
+    assert made.capacity.fits
+    assert made.fits == starts
+    assert (made.refusal is None) == starts
+    if made.refusal is not None:
+        assert made.refusal.by == "kept_back"
+        assert made.concurrency.users == 0
+        share = float(made.refusal.flag.removeprefix("--mem-fraction-static "))
+        assert sglang_plan("llama-3.1-8b", "h100-80g", max_model_len=context, mem_fraction_static=share).fits
+
+
+def test_a_stated_pool_leaves_what_the_fraction_does_not() -> None:
+    made = sglang_plan(
+        "llama-3.1-8b", "h100-80g", max_model_len=8192, mem_fraction_static=1.0, max_total_tokens=100_000
+    )
+    assert made.fits
+
+
+def test_a_server_that_keeps_nothing_back_is_said_in_sglangs_words(run: Run) -> None:
+    words = ("estimate", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--engine", "sglang")
+    told = run(*words, "--mem-fraction-static", "1.0", "--exit-code")
+    assert told.code == 1
+    assert "does not start at 8,192 tokens: a fraction of 1 keeps back 0.00 GiB" in told.out.splitlines()[0]
+    assert "SGLang does not start" in told.out
+    assert "vLLM" not in told.out
+    assert "--mem-fraction-static 0.83" in told.out

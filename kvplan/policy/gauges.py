@@ -133,7 +133,7 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
 
 def served(plan: Plan, tokens: int, prefix: int, end: held.End = "likely") -> int:
     """Requests of `tokens` that one replica serves at once: what the pool holds, and the scheduler runs."""
-    return min(held.users_at(plan, tokens, prefix, end), plan.settings.max_num_seqs)
+    return min(held.users_at(plan, tokens, prefix, end), held.seqs_at(plan, end))
 
 
 def concurrency_gauge(tokens: int, prefix: int) -> Gauge:

@@ -125,9 +125,12 @@ def users_range(doc: Document) -> str:
     return f"{low:,}-{high:,}" if low != high else f"{low:,}"
 
 
+STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back")  # of plan.refusal
+
+
 def does_not_start(doc: Document) -> bool:
     """Whether the server refuses although its KV cache has room."""
-    return doc["refusal"] is not None and doc["refusal"]["by"] in ("free_memory", "state_blocks", "stated_pool")
+    return doc["refusal"] is not None and doc["refusal"]["by"] in STARTS
 
 
 def short_text(doc: Document) -> str:

@@ -241,6 +241,14 @@ def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: V
     return fraction * vision_factor(spec, args)
 
 
+def usual_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float | None:
+    """The default of mem_fraction_static; None where the rule of thumb leaves nothing."""
+    try:
+        return default_fraction(spec, gpu, args, release)
+    except UsageError:
+        return None
+
+
 def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
     """By which the default is lowered for a model that takes images: by the tower's layers x width squared."""
     shape = sglang_models.tower_shape(spec, VISION_SIZE) if takes_images(spec, args.enable_multimodal) else None

@@ -33,6 +33,7 @@ from kvplan.weights import stage_layers
 
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
 EVICTION_INTERVAL = 128  # tokens beyond its window that a request may keep before they are given back
+SPARE_TOKENS = 4  # of a request's row in the table of tokens, beyond the context
 STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states where the config does not say, whatever the model's
 
 
@@ -109,6 +110,10 @@ class SglangPool(Pool):
         full = (pages + 1) * page * self.full[stage]
         windows = (self.tokens_of_windows(pages) + page) * self.windows[stage] if self.windows[stage] else 0
         return full + windows + ((slots + 1) * self.state[stage] if self.state[stage] else 0)
+
+    def kept_from_requests(self, pages: int, slots: int, stage: int) -> int:
+        """What the buffers take beyond what is given out."""
+        return self.num_bytes(pages, slots, stage) - self.given_out(pages, slots, stage)
 
     def taken_by_states(self, slots: int) -> int:
         """Bytes of all slots, the one that is never given out with them."""
@@ -364,6 +369,11 @@ def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages
     most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
     most = min(args.max_num_seqs or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
     return min(most, slots // layout.slots_each) if layout.slot else most
+
+
+def request_table(settings: Settings, requests: int) -> int:
+    """Bytes of the table of each request's tokens, int32, at least: newer releases have a row more."""
+    return requests * (settings.max_model_len + SPARE_TOKENS) * 4
 
 
 def starts(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> bool:
