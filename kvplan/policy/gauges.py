@@ -378,6 +378,7 @@ BASELINE_KNOBS: Final[Mapping[str, Knobs]] = {
     "baseline.lora": fewer_adapters,
     "baseline.kv_cache": more_kv,
     "baseline.kv_tokens": more_kv,
+    "baseline.users": more_kv,
     "baseline.concurrency": more_requests,
     "baseline.headroom": more_left,
 }
