@@ -129,7 +129,7 @@ def _model(spec: ModelSpec) -> Document:
 
 def _settings(plan: Plan) -> Document:
     """Every setting in effect; an auto-fitted context is the fitted one. What follows from the release is left out."""
-    derived = ("version", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
+    derived = ("version", "backend", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
     settings = {name: value for name, value in values(plan.settings).items() if name not in derived}
     return {**settings, "max_model_len": plan.capacity.max_model_len}
 

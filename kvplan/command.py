@@ -62,6 +62,7 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
     "quantization": Argument("text", ("q",)),
     "kv_cache_dtype": Argument("text"),
     "block_size": Argument("count"),
+    "attention_backend": Argument("text"),
     "gpu_memory_utilization": Argument("fraction"),
     "kv_cache_memory_bytes": Argument("bytes"),
     "num_gpu_blocks_override": Argument("count"),
@@ -110,7 +111,7 @@ REFUSED: Final[Mapping[str, str]] = {
 # Flags that change memory a little, in a row that is estimated anyway: answered as without them, and said so.
 UNMODELLED: Final = frozenset(
     {
-        "all2all_backend", "attention_backend", "attention_config", "calculate_kv_scales",
+        "all2all_backend", "attention_config", "calculate_kv_scales",
         "cuda_graph_sizes", "cudagraph_capture_sizes", "enable_dbo", "enable_eplb", "enable_sleep_mode",
         "kv_offloading_backend", "kv_sharing_fast_prefill", "kv_transfer_config",
         "load_format", "mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode", "max_cudagraph_capture_size",

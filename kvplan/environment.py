@@ -89,6 +89,10 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "vllm", "indexer_logits_mib", "size", "MiB of logits that a sparse indexer makes in the profile run",
         "vLLM 0.19 to 0.33 model_executor/layers/sparse_attn_indexer.py", (0, 19),
     ),
+    "VLLM_ATTENTION_BACKEND": Variable(
+        "vllm", "attention_backend", "text", "the attention backend, as --attention-backend",
+        "vLLM 0.8.5 to 0.14.0 envs.py; 0.16 reads it no more", (0, 6), (0, 16),
+    ),
     "VLLM_MLA_DISABLE": Variable(
         "vllm", "", "on", "1 keeps full keys and values of every head in place of latents",
         "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, _has_mla,
@@ -250,7 +254,7 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
     return number if variable.kind == "size" else (number != 0) == (variable.kind == "on")
 
 
-def assignments(release: Version) -> list[str]:
+def assignments(release: Version, args: EngineArgs) -> list[str]:
     """`NAME=value` for each variable that a server of this plan is started with, as `applied` reads it back."""
     words = []
     for name, variable in VARIABLES.items():
@@ -259,4 +263,6 @@ def assignments(release: Version) -> list[str]:
             continue
         number = value if variable.kind == "size" else int(value == (variable.kind == "on"))
         words.append(f"{name}={number}")
+    if release.engine == "vllm" and args.attention_backend and not release.has("attention_backend_flag"):
+        words.append(f"VLLM_ATTENTION_BACKEND={args.attention_backend}")
     return words

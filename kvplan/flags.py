@@ -28,7 +28,7 @@ def model_id(spec: ModelSpec) -> str:
 
 def serve_command(plan: Plan) -> list[str]:
     """The command as a list of words. What the plan depends on is pinned even where it is this release's default."""
-    variables = environment.assignments(plan.request.release)
+    variables = environment.assignments(plan.request.release, plan.request.args)
     match plan.request.release.engine:
         case "vllm":
             return [*variables, *_vllm_command(plan)]
@@ -99,7 +99,7 @@ def _vllm_command(plan: Plan) -> list[str]:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
-    return words + _cache(args) + _switches(args) + _inputs(args) + _lora(args) + _draft(plan)
+    return words + _cache(args, plan.request.release) + _switches(args) + _inputs(args) + _lora(args) + _draft(plan)
 
 
 def takes_auto_context(release: Version) -> bool:
@@ -125,12 +125,13 @@ def _parallel(args: EngineArgs) -> list[str]:
     return [*words, "--enable-expert-parallel"] if args.enable_expert_parallel else words
 
 
-def _cache(args: EngineArgs) -> list[str]:
+def _cache(args: EngineArgs, release: Version) -> list[str]:
     values = {
         "--dtype": None if args.dtype == "auto" else args.dtype,
         "--quantization": args.quantization,
         "--kv-cache-dtype": None if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
         "--block-size": args.block_size,
+        "--attention-backend": args.attention_backend if release.has("attention_backend_flag") else None,
         "--kv-cache-memory-bytes": args.kv_cache_memory_bytes,
         "--num-gpu-blocks-override": args.num_gpu_blocks_override,
         "--mamba-ssm-cache-dtype": args.mamba_ssm_cache_dtype,

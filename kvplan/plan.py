@@ -441,6 +441,8 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
     """What keeps a server that has room from starting, or from holding what it was told to."""
     args = request.args
     notes = vllm.mm_notes(request.spec, args, request.release)
+    if settings.backend is not None:
+        notes += vllm_pages.backend_notes(request.spec, settings, args, request.gpu.sm)
     unnamed = stage.groups.get("other", 0)
     if args.tensor_parallel_size > 1 and 100 * unnamed > sum(stage.groups.values()):
         notes.append(

@@ -127,7 +127,7 @@ def test_a_key_the_schema_does_not_name_is_refused(cases: dict[str, Plan]) -> No
 
 def test_the_schema_names_every_flag_and_setting() -> None:
     assert list(ARGS["properties"]) == [field.name for field in fields(EngineArgs)]
-    derived = ("version", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
+    derived = ("version", "backend", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
     assert list(SETTINGS["properties"]) == [field.name for field in fields(Settings) if field.name not in derived]
 
 

@@ -248,7 +248,7 @@ def test_a_printed_command_fed_back_is_the_same_server(data: st.DataObject) -> N
     spec = resolve_spec()
     told, args, note = environment.applied({name: text}, release, EngineArgs(), spec)
     assert (note is None) is variable.is_read_by(release)
-    line = shlex.join([*environment.assignments(told), "vllm", "serve", "org/a"])
+    line = shlex.join([*environment.assignments(told, args), "vllm", "serve", "org/a"])
     again, _, _ = environment.applied(read_line(line).environment, release, EngineArgs(), spec)
     assert again == told
     assert parse_engine(told.label) == told

@@ -50,6 +50,7 @@ VLLM = BOTH | {
     "max_loras": (0, 0, 3),
     "kv_offloading_size": (0, 0, 16 * GIB),
     "decode_context_parallel_size": (1, 1, 1, 2),
+    "attention_backend": (None, None, "TRITON_ATTN", "FLASHINFER"),
 }
 SGLANG = BOTH | {
     "mem_fraction_static": (None, None, 0.6, 0.873),

@@ -224,6 +224,9 @@ class PlanOptions:
         Text, option("--num-gpu-blocks-override", help="Blocks of the KV pool.", metavar="N")
     ] = None
     block_size: Annotated[Text, option("--block-size", help="Tokens of one KV block.", metavar="N")] = None
+    attention_backend: Annotated[
+        Text, option("--attention-backend", help="vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", metavar="NAME")
+    ] = None
     kv_offloading_size: Annotated[
         Text, option("--kv-offloading-size", help="Host memory for KV, over all ranks.", metavar="GIB")
     ] = None

@@ -174,7 +174,7 @@ def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[
     release, args, note = environment.applied(logged, request.release, request.args, request.spec)
     notes = [] if note is None else [note]
     if release != request.release:
-        told = " ".join(environment.assignments(release))
+        told = " ".join(environment.assignments(release, args))
         notes.insert(0, f"sized as with {told}: the log's lines or its command say so")
     return replace(request, release=release, args=args), notes
 

@@ -80,6 +80,18 @@ CHANGES = {
         (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
         "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",
     ),
+    "attention_backend_names": Change(
+        (0, 11), "attention backends go by one name; before, the second engine's ended in _VLLM_V1",
+        "vLLM platforms/interface.py (_Backend)", "0.8.5, 0.9.2, 0.10.2, 0.11",
+    ),
+    "attention_backend_flag": Change(
+        (0, 14), "--attention-backend; before, VLLM_ATTENTION_BACKEND",
+        "vLLM engine/arg_utils.py and envs.py", "0.11, 0.14, 0.16 to 0.33",
+    ),
+    "backend_checks_blocks": Change(
+        (0, 18), "an attention backend that was asked for refuses blocks it has no kernel for; before, it changed them",
+        "vLLM platforms/cuda.py (check_and_update_config)", "0.10.2, 0.14, 0.16 to 0.33",
+    ),
     "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
     "indexer_workspace": Change(
         (0, 14), "sparse attention reserves a workspace for the index keys of a prefill: 40 contexts of 132 B a token",
@@ -183,6 +195,10 @@ CHANGES = {
     "null_block": Change(
         (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",
+    ),
+    "flash_attn_pages": Change(
+        (0, 29), "FlashAttention 4 pages heads of 256 by 128 tokens on compute capability 10.x",
+        "vLLM v1/attention/backends/flash_attn.py (FA4_HD256_PAGE_SIZE)", "0.28 to 0.33",
     ),
     "kda_checkpoints": Change(
         (0, 30), "KDA with a bounded gate on compute capability 9.0, 10.x, 12.x: blocks of whole 16 tokens, one more",

@@ -80,6 +80,8 @@ VLLM_ONLY = {
     "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
     "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
     "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
+    "attention_backend": "SGLang has one for each phase here; give --prefill-attention-backend and "
+    "--decode-attention-backend",
     "language_model_only": "SGLang has no such flag; leave it out",
     "limit_mm_per_prompt": "SGLang has no such flag; leave it out",
     "num_speculative_tokens": "drafts in SGLang are not modelled; leave it out",

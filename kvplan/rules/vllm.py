@@ -12,6 +12,7 @@ from kvplan.files import printable
 from kvplan.gpu import GpuSpec
 from kvplan.layout import KV_DTYPES
 from kvplan.records import dataclass
+from kvplan.rules import vllm_backends
 from kvplan.rules.releases import Version, since
 from kvplan.spec import (
     ChunkedAttention,
@@ -21,6 +22,7 @@ from kvplan.spec import (
     ModelSpec,
     RecurrentState,
     SlidingWindow,
+    SparseIndexer,
     WindowLatent,
 )
 from kvplan.units import GIB
@@ -61,6 +63,7 @@ class EngineArgs:
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
     block_size: int | None = None
+    attention_backend: str | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
@@ -111,6 +114,7 @@ class Settings:
     batches           batches scheduled at once; in_flight_tokens are what windows are charged for
     first_engine      it is vLLM's V0 that runs
     runner_v2         it is model runner V2 that runs
+    backend           the attention backend that was asked for, by its plain name; None: the server's choice
     graphs_in_budget  an estimate of the CUDA graphs is subtracted before the KV pool is sized
     prefix_caching    finished blocks are kept for requests that begin alike
     """
@@ -124,6 +128,7 @@ class Settings:
     gpu_memory_utilization: float
     kv_dtype: str
     dtype: str
+    backend: str | None = None
     batches: int = 1
     first_engine: bool = False
     runner_v2: bool = False
@@ -636,6 +641,12 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         cure = "use bfloat16" if stored else "leave it out"
         asked_kv = args.kv_cache_dtype if args.kv_cache_dtype != "auto" else f"auto (the checkpoint's {kv_dtype})"
         raise no_backend(asked_kv, spec, gpu.sm, f"{cure}, or choose a GPU of 8.9 or newer")
+    backend = None
+    if args.attention_backend is not None:
+        need = backend_need(spec, args, dtype, gpu.sm, release)
+        backend = vllm_backends.check(args.attention_backend, need, release)
+        if is_sparse_mla(spec):
+            kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
     if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
         raise UsageError(
             f"--no-enable-chunked-prefill: vLLM refuses it where it caches the states of {spec.name}; leave it out, or "
@@ -651,11 +662,44 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         gpu_memory_utilization=args.gpu_memory_utilization or release.utilization,
         kv_dtype=kv_dtype,
         dtype=dtype,
+        backend=backend,
         batches=batches,
         first_engine=is_v0(release, gpu.sm),
         runner_v2=runner_v2,
         graphs_in_budget=estimates_graphs(release, amd=amd, runner_v2=runner_v2),
         prefix_caching=caches_prefixes(spec, args, release),
+    )
+
+
+def head_dims(spec: ModelSpec) -> frozenset[int]:
+    """Widths of the heads that an attention backend computes; of latent attention, the latent's with its rope key."""
+    found: set[int] = set()
+    for cache in {cache for caches in spec.layers for cache in caches}:
+        match cache:
+            case FullAttention(_, width) | SlidingWindow(_, width) | ChunkedAttention(_, width):
+                found.add(width)
+            case LatentAttention(latent, rope):
+                found.add(latent + rope)
+    return frozenset(found)
+
+
+def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release: Version) -> vllm_backends.Need:
+    """What an attention backend that was asked for has to compute."""
+    asked = args.kv_cache_dtype
+    if asked == "auto" and spec.quantization is not None and spec.quantization.kv_dtype:
+        asked = spec.quantization.kv_dtype
+    return vllm_backends.Need(
+        name=spec.name,
+        latent=is_mla(spec),
+        sparse=is_sparse_mla(spec),
+        dtype=dtype,
+        cache=asked,
+        head_dims=head_dims(spec),
+        sinks=has_sinks(spec),
+        ahead=sees_ahead(spec, args, release),
+        block_size=args.block_size,
+        sm=sm,
+        pooled=any(isinstance(c, SparseIndexer) and c.pool > 1 for caches in spec.layers for c in caches),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, assert_never
 from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv, index_key_bytes, ring_bytes, state_bytes, token_bytes
 from kvplan.records import dataclass
-from kvplan.rules import vllm
+from kvplan.rules import vllm, vllm_backends
 from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.spec import (
@@ -135,6 +135,7 @@ class Paging:
     encoder  tokens that cross-attention layers keep per request (a server's whole step); 0 where there are none
     rest_last  layers that stages cannot share evenly go to the last stages (SGLang)
     ahead    an image's tokens attend to each other both ways
+    backend  tokens of the smallest block of the attention backend that was asked for; 0: the server's choice
     """
 
     sm: int
@@ -155,6 +156,7 @@ class Paging:
     encoder: int
     rest_last: bool = False
     ahead: bool = False
+    backend: int = 0
 
 
 def checkpointed(release: Version) -> frozenset[str]:
@@ -190,7 +192,30 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         context=settings.max_model_len if one_block else 0,
         encoder=settings.max_num_batched_tokens if CrossAttention in vllm.caches_of(spec) else 0,
         ahead=vllm.sees_ahead(spec, args, release),
+        backend=vllm_backends.smallest_block(settings.backend, vllm.head_dims(spec), sm, release),
     )
+
+
+def usual_block(spec: ModelSpec, how: Paging) -> int:
+    """Tokens of the block that attention takes where neither a user nor states ask for more."""
+    usual = vllm.default_block_size(spec, how.kv_dtype, how.sm, ahead=how.ahead)
+    if not how.backend:
+        return usual
+    return lcm(how.backend, 64) if vllm.is_sparse_mla(spec) else how.backend
+
+
+def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> list[str]:
+    """What the attention backend that was asked for changes."""
+    how = paging(spec, settings, args, sm)
+    blocks = [
+        max(paged.block_size for _, paged in layer_specs(spec, each) if paged.kind not in ("state", "ring", "cross"))
+        for each in (how, replace(how, backend=0))
+    ]
+    usual = vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, settings.dtype, sm)
+    note = vllm_backends.note(settings.backend, *blocks)
+    layout = f"attention_backend {settings.backend}: keeps {settings.kv_dtype} in place of {usual}"
+    changed = vllm.is_sparse_mla(spec) and usual != settings.kv_dtype and args.kv_cache_dtype != "fp8_e4m3"
+    return [text for text in (note, layout if changed else None) if text]
 
 
 def attention_spec(
@@ -272,7 +297,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         raise UnsupportedModelError(f"{spec.name}: states beside attention layers of several shapes are not modelled")
     token = per_token.pop()
     kernel = pooled_block(spec, how.sm)
-    smallest = max(16, how.block_size or kernel, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
+    smallest = max(16, how.block_size or kernel, how.backend, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
     aligned = {s: state_alignment(s, how.sm) if s.kind in how.checkpoints else (1, 0) for s in states}
     grows = how.prefix_caching and bool({s.kind for s in states} & how.every_block)
     unit = smallest
@@ -337,7 +362,7 @@ def mamba_chunk(spec: ModelSpec) -> int:
 def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     """Every cache of every layer, paged, in the order of the model."""
     vllm.check_block_size(how.block_size)
-    block = how.block_size or vllm.default_block_size(spec, how.kv_dtype, how.sm, ahead=how.ahead)
+    block = how.block_size or usual_block(spec, how)
     if how.first_engine:
         return first_engine_specs(spec, how, block)
     states: dict[RecurrentState, KVSpec] = {}

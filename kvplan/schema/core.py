@@ -75,6 +75,7 @@ ARGS = record(
     quantization=maybe(TEXT),
     kv_cache_dtype=TEXT,
     block_size=maybe(SIZE),
+    attention_backend=maybe(TEXT),
     gpu_memory_utilization=maybe(NUMBER),
     kv_cache_memory_bytes=maybe(COUNT),
     num_gpu_blocks_override=maybe(COUNT),

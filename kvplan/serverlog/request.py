@@ -47,7 +47,9 @@ SGLANG_VALUES: Final = {
     ("max_num_batched_tokens", "-1"): "",
 }
 # Flags that both servers have by one name, of which SGLang's effect is not modelled.
-NOT_SGLANGS: Final = frozenset({"gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"})
+NOT_SGLANGS: Final = frozenset(
+    {"attention_backend", "gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"}
+)
 # What a server resolved, under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
 # Not taken from a log: it says them for any server, asked for or not.
