@@ -396,3 +396,138 @@ def test_a_config_with_a_key_twice_names_the_place_only(run: Run, repository: Pa
     assert "line 2 column 1: a key twice, or a number" in message
     assert SECRET not in message
     assert SECRET in refused(run("estimate", "./model", "--gpu", "h200"))
+
+
+# --- what an id stands for --------------------------------------------------------------------------------------------
+
+
+def notes(ran: Ran) -> list[tuple[str, str]]:
+    assert ran.code == 0, ran
+    return [(kind, message) for outcome, kind, message in changes(ran) if outcome == "note"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("gpu: h100-80g", "gpu: h200", "GPU h100-80g -> h200"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  kv_cache_dtype: fp8", "--kv-cache-dtype auto -> fp8"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  mean_tokens: 100", "--mean-tokens not given -> 100"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  lengths: const:100", "lengths"),
+        ("max_model_len: 8k", "max_model_len: 8k\n  workload: {rate: 2/s}", "workload: rate not given -> 2.0"),
+        ("max_model_len: 8k", "max_model_len: 8192", None),  # the same number
+    ],
+)
+def test_an_id_that_stands_for_another_server_is_noted(
+    run: Run, repository: Path, old: str, new: str, said: str | None
+) -> None:
+    rewrite(repository, (old, new))
+    assert run("check", "--update-baseline", "--quiet").code == 0
+    message = f"target a stands for something else: {said}"
+    assert notes(check(run)) == ([] if said is None else [("server", message)])
+
+
+def test_a_model_whose_config_changed_is_noted_with_what_changed(run: Run, repository: Path) -> None:
+    config_file_in(repository, num_hidden_layers=16, intermediate_size=8192)
+    message = "target a stands for something else: intermediate_size 14336 -> 8192, num_hidden_layers 32 -> 16"
+    assert notes(check(run)) == [("server", message)]
+    annotated = run("check", "--base", "main", "--format", "github")
+    assert annotated.out.startswith(
+        "::notice file=kvplan.policy.yaml,line=3,col=3,title=KVP207 change.server (policy)::"
+    )
+    # from elsewhere, by its whole path
+    ran = run("check", repository / "kvplan.policy.yaml", "--base", "main", "--format", "json")
+    assert notes(ran) == [("server", message)]
+
+
+def test_a_trace_with_other_rows_is_noted(run: Run, repository: Path) -> None:
+    (repository / "trace.csv").write_text("prompt_tokens,output_tokens\n100,100\n", encoding="utf-8")
+    rewrite(repository, ("max_model_len: 8k", "max_model_len: 8k\n  workload: {trace: trace.csv}"))
+    git(repository, "checkout", "-q", "main")
+    commit(repository)
+    assert notes(check(run)) == []
+    (repository / "trace.csv").write_text("prompt_tokens,output_tokens\n10,10\n", encoding="utf-8")
+    message = "target a stands for something else: workload: what stands in its trace"
+    assert notes(check(run)) == [("server", message)]
+
+
+def test_what_a_change_allows_later_ones_is_noted(run: Run, repository: Path) -> None:
+    rewrite(repository, ("version: 1", "version: 1\nallow_changes: [limit, waiver]"))
+    assert notes(check(run)) == [("base", "allow_changes: a later change may weaken limit, waiver")]
+    rewrite(repository, ("[limit, waiver]", "[limits]"))
+    assert "kvplan.policy.yaml:2:17: allow_changes: has no kind 'limits'; did you mean limit?" in refused(run("check"))
+
+
+# --- names and links --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_became_a_link_is_compared_by_its_name(
+    run: Run, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the policy lay in deploy/, deploy -> lax is no new policy."""
+    deploy = repository / "deploy"
+    shutil.copytree(repository, deploy, ignore=shutil.ignore_patterns(".git"))
+    commit(repository)
+    git(repository, "branch", "-f", "main")
+    deploy.rename(repository / "lax")
+    rewrite(repository / "lax", ("p99: 4", "p99: 3"))
+    deploy.symlink_to("lax")
+    ran = run("check", "deploy/kvplan.policy.yaml", "--base", "main", "--format", "json")
+    assert [kind for kind, _ in failed(ran)] == ["limit"]
+    commit(repository)  # and where it was a link at the base, that is followed
+    ran = run("check", "deploy/kvplan.policy.yaml", "--base", "HEAD", "--format", "json")
+    assert (ran.code, [outcome for outcome, _, _ in changes(ran)]) == (0, ["pass"])
+    (repository / "laxer").mkdir()
+    shutil.copytree(repository / "lax", repository / "laxer", dirs_exist_ok=True)
+    rewrite(repository / "laxer", ("p99: 3", "p99: 2"))
+    deploy.unlink()
+    deploy.symlink_to("laxer")
+    ran = run("check", "deploy/kvplan.policy.yaml", "--base", "HEAD", "--format", "json")
+    assert [kind for kind, _ in failed(ran)] == ["limit"]
+    monkeypatch.chdir(repository / "model")  # from another folder of the same repository
+    ran = run("check", "../deploy/kvplan.policy.yaml", "--base", "HEAD", "--format", "json")
+    assert [kind for kind, _ in failed(ran)] == ["limit"]
+
+
+def test_a_base_policy_that_cannot_be_read_is_skipped_and_strict_fails(run: Run, repository: Path) -> None:
+    good = (repository / "kvplan.policy.yaml").read_text(encoding="utf-8")
+    rewrite(repository, ("version: 1", "version: 1\nextends: other"))
+    commit(repository)
+    (repository / "kvplan.policy.yaml").write_text(good, encoding="utf-8")
+    for flags, code in (((), 0), (("--strict",), 1)):
+        ran = run("check", "--base", "HEAD", "--format", "json", *flags)
+        assert ran.code == code
+        ((outcome, _, message),) = changes(ran)
+        assert (outcome, "HEAD:kvplan.policy.yaml:2:1: policy: has no key 'extends'" in message) == ("skip", True)
+
+
+def test_defaults_that_weaken_many_targets_are_one_finding(run: Run, repository: Path) -> None:
+    ids = "".join(f"- {{id: t{i}}}\n" for i in range(5))
+    defaults = "{model: ./model, gpu: h200, max_model_len: 8k, rules: {min_users: 9}}"
+    text = f"version: 1\ndefaults: {defaults}\ntargets:\n{ids}"
+    (repository / "kvplan.policy.yaml").write_text(text, encoding="utf-8")
+    commit(repository)
+    rewrite(repository, ("min_users: 9", "min_users: 8"))
+    ran = run("check", "--base", "HEAD", "--format", "json")
+    message = "target t0, target t1, target t2 and 2 more: min_users.mean is looser: 9 -> 8"
+    assert failed(ran) == [("limit", message)]
+
+
+def test_a_waiver_that_is_longer_or_wider_fails_and_a_shorter_one_passes(run: Run, repository: Path) -> None:
+    today = ("--today", "2026-11-22")
+    rewrite(repository, ("baseline:", "waivers: [{rule: a/fits, reason: later, expires: 2027-01-31}]\nbaseline:"))
+    commit(repository)
+    git(repository, "branch", "-f", "main")
+    rewrite(repository, ("2027-01-31", "2027-02-28"))
+    assert failed(check(run, *today)) == [("waiver", "waiver a/fits: is extended: 2027-01-31 -> 2027-02-28")]
+    rewrite(repository, ("2027-02-28", "2027-01-31"), ("a/fits", "a/*"))
+    assert failed(check(run, *today)) == [("waiver", "waiver a/*: is new, until 2027-01-31")]
+    rewrite(repository, ("2027-01-31", "2026-12-31"), ("a/*", '"*/fits"'))
+    assert check(run, *today).code == 0
+
+
+def test_a_base_that_would_be_an_option_of_git_is_refused(run: Run, repository: Path) -> None:
+    for name in ("--upload-pack=x", "", "-x", "a\nb"):
+        assert "is not the name of one" in refused(run("check", f"--base={name}"))
+    assert "--base: judges a policy" in refused(
+        run("check", "--init", "llama-3.1-8b", "--gpu", "h200", "--base", "main")
+    )

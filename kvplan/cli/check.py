@@ -134,7 +134,7 @@ def checked(
     if base is not None:
         from kvplan.cli.check_base import since_base
 
-        changed = (since_base(base, policy, path, cases, against.baseline),)
+        changed = (since_base(base, policy, path, cases, against.baseline, offline=offline),)
     if update:
         write_baseline(policy, result, quiet=quiet)
     return replace(result, targets=(*result.targets, *changed))

@@ -1,37 +1,92 @@
 """`kvplan check --base REV`: the policy and its baseline as they are at a revision, and what is weaker since."""
 
+import filecmp
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kvplan import git, strict_yaml
-from kvplan.cli.check import baseline_figures
+from kvplan.attribute import Change, moves
+from kvplan.cli.check import baseline_figures, planned
+from kvplan.cli.diff import PATH_KEYS, words
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable, read_text
 from kvplan.policy import changes as policy_changes
 from kvplan.policy import file as policy_file
-from kvplan.policy.changes import State, changes_result
-from kvplan.policy.file import Policy
+from kvplan.policy.changes import State, changes_result, finding
+from kvplan.policy.file import Policy, Target
 from kvplan.policy.gauges import Case
-from kvplan.policy.result import Figures, TargetResult
+from kvplan.policy.result import Figures, Finding, TargetResult
 
-CURE = "fetch it: `git fetch --unshallow` in a shallow clone, in GitHub Actions `fetch-depth: 0` under actions/checkout"
+CURE: Final = (
+    "fetch it: `git fetch --unshallow` in a shallow clone, in GitHub Actions `fetch-depth: 0` under actions/checkout"
+)
+MOST_CHANGES: Final = 6  # of one server, in one line
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Files of the base revision in a folder of their own: `top` stands for the repository's."""
+    """Files of the base revision below `top`, which stands for the top of the repository.
+
+    place   of the policy, from the top
+    folder  what stands for the folder that the user is in; `path` names the policy from there
+    """
 
     revision: git.Revision
     top: Path
+    place: str
+    folder: Path
+    path: Path
 
     @property
     def name(self) -> str:
         """ "main (1a2b3c4d5e)"."""
         return f"{printable(self.revision.text, 80)} ({self.revision.oid[:10]})"
+
+
+def since_base(
+    text: str,
+    policy: Policy,
+    path: Path,
+    cases: Sequence[Case],
+    figures: Mapping[str, Figures] | None,
+    *,
+    offline: bool,
+) -> TargetResult:
+    """What is weaker in the policy than at the revision, as findings. Raises UsageError for a revision there is not.
+
+    figures  those of the baseline file as it is now
+    """
+    folder = repository_of(path)
+    try:
+        revision = git.revision(text, folder, CURE)
+    except UsageError:
+        if text != "HEAD" or git.has_commits(folder):
+            raise
+        return noted(policy, "HEAD", "there is no commit yet: nothing to compare with")
+    with opened(revision, path) as base:
+        if not git.copy(revision, base.place, base.top):
+            what = f"there is no policy {printable(base.place, 200)} at {base.name}: nothing to compare with"
+            return noted(policy, base.name, what)
+        with chdir(base.folder):
+            try:
+                before = state(base)
+            except KvplanError as error:
+                what = f"the policy of {base.name} cannot be read: {error}"
+                return policy_changes.result(policy.path, base.name, [finding("base", "skip", what)])
+            servers = [note for case in cases for note in server_notes(base, before.policy, case, policy, offline)]
+        gpu_bytes = {case.target.id: case.plan.memory.total for case in cases}
+        weaker = policy_changes.changes(before, State(policy, figures), gpu_bytes)
+        notes = [*servers, *policy_changes.notes(before.policy, policy)]
+        return changes_result(policy, before.policy, base.name, weaker, notes)
+
+
+def noted(policy: Policy, name: str, what: str) -> TargetResult:
+    return policy_changes.result(policy.path, name, [finding("base", "note", what)])
 
 
 def repository_of(path: Path) -> Path:
@@ -46,53 +101,104 @@ def repository_of(path: Path) -> Path:
 
 
 @contextmanager
-def opened(revision: git.Revision) -> Iterator[Base]:
+def opened(revision: git.Revision, path: Path) -> Iterator[Base]:
     """A revision with a folder for its files, which goes with it."""
-    with tempfile.TemporaryDirectory(prefix="kvplan-base-") as folder:
-        yield Base(revision, Path(folder).resolve())
+    here, top = Path.cwd().resolve(), revision.top.resolve()
+    place = git.place(revision, path)
+    with tempfile.TemporaryDirectory(prefix="kvplan-base-") as name:
+        copy = Path(name).resolve()
+        if path.is_absolute() or not here.is_relative_to(top):
+            yield Base(revision, copy, place, here, copy / place)
+            return
+        folder = copy / here.relative_to(top)  # from there every path reads as it does here
+        folder.mkdir(parents=True, exist_ok=True)
+        yield Base(revision, copy, place, folder, path)
 
 
-def since_base(
-    text: str, policy: Policy, path: Path, cases: Sequence[Case], figures: Mapping[str, Figures] | None
-) -> TargetResult:
-    """What is weaker in the policy than at the revision, as findings. Raises UsageError for a revision there is not.
-
-    figures  those of the baseline file as it is now
-    """
-    folder = repository_of(path)
-    try:
-        revision = git.revision(text, folder, CURE)
-    except UsageError:
-        if text != "HEAD" or git.has_commits(folder):
-            raise
-        return noted(policy, "HEAD", "there is no commit yet: nothing to compare with")
-    with opened(revision) as base:
-        place = git.place(base.revision, path)
-        if not git.copy(base.revision, place, base.top):
-            what = f"there is no policy {printable(place, 200)} at {base.name}: nothing to compare with"
-            return noted(policy, base.name, what)
-        try:
-            before = state(base, place)
-        except KvplanError as error:
-            message = f"the policy of {base.name} cannot be read: {error}"
-            return policy_changes.result(policy.path, base.name, [policy_changes.finding("base", "skip", message)])
-        gpu_bytes = {case.target.id: case.plan.memory.total for case in cases}
-        weaker = policy_changes.changes(before, State(policy, figures), gpu_bytes)
-        return changes_result(policy, before.policy, base.name, weaker)
-
-
-def noted(policy: Policy, name: str, what: str) -> TargetResult:
-    return policy_changes.result(policy.path, name, [policy_changes.finding("base", "note", what)])
-
-
-def state(base: Base, place: str) -> State:
+def state(base: Base) -> State:
     """The policy at the revision, with the figures of the baseline that it names there."""
-    file = base.top / place
-    shown = f"{printable(base.revision.text, 80)}:{printable(place, 200)}"
-    policy = policy_file.policy_of(strict_yaml.parse(read_text(file, strict_yaml.MAX_BYTES), shown), file, Path("/"))
+    shown = f"{printable(base.revision.text, 80)}:{printable(base.place, 200)}"
+    text = read_text(base.top / base.place, strict_yaml.MAX_BYTES)
+    policy = policy_file.policy_of(strict_yaml.parse(text, shown), base.path, Path("/"))
     if policy.baseline is None:
         return State(policy, None)
-    baseline = os.path.relpath(os.path.normpath(policy.baseline.path), base.top)
+    baseline = os.path.normpath(Path(base.place).parent / policy.baseline.text)
     if git.is_inside(baseline):
         git.copy(base.revision, baseline, base.top)
     return State(policy, baseline_figures(policy))
+
+
+# --- what an id stands for --------------------------------------------------------------------------------------------
+
+
+def server_notes(base: Base, before: Policy, case: Case, now: Policy, offline: bool) -> Iterator[Finding]:
+    """A note where a target's id stands for another server than at the revision, or for other requests."""
+    target = case.target
+    old = next((each for each in before.targets if each.id == target.id), None)
+    if old is None:
+        return
+    try:
+        files = files_of(base, old)
+        workload = workload_changes(base, old, target, now)
+        if not workload and is_same(base, files) and policy_changes.said(old) == policy_changes.said(target):
+            return
+        changes = server_changes(planned(old, before, offline=offline), case) + workload
+    except KvplanError as error:
+        text = f"target {target.id}: what its server was cannot be told: {error.unquoted}"
+        yield finding("server", "note", text, target.mark)
+        return
+    if changes:
+        more = f" and {len(changes) - MOST_CHANGES:,} more" if len(changes) > MOST_CHANGES else ""
+        text = f"target {target.id} stands for something else: {', '.join(changes[:MOST_CHANGES])}{more}"
+        yield finding("server", "note", text, target.mark)
+
+
+def files_of(base: Base, target: Target) -> set[str]:
+    """The files of the revision that a target's words name, from the top; they are written below the copy's."""
+    nodes = [node for key, node in {**target.defaults, **target.own}.items() if key in PATH_KEYS]
+    texts = [*words([*nodes, *([target.command] if target.command else [])])]
+    if target.workload is not None and target.workload.trace is not None:
+        texts.append(os.path.relpath(target.workload.trace, base.path.parent))
+    return git.lay_out(base.revision, git.names_of(texts, str(Path(base.place).parent)), base.top)
+
+
+def is_same(base: Base, files: set[str]) -> bool:
+    """Whether these files and folders of the revision hold what they hold now."""
+    for name in files:
+        place = base.top / name
+        for file in (place, *place.rglob("*")):
+            now = base.revision.top / file.relative_to(base.top)
+            if file.is_file() and not (now.is_file() and filecmp.cmp(file, now, shallow=False)):
+                return False
+    return True
+
+
+def server_changes(before: Case, now: Case) -> list[str]:
+    """What differs of a target's server and its requests' lengths: "num_hidden_layers 32 -> 64"."""
+    steps = [change for move in moves(before.plan.request, now.plan.request) for change in move.changes]
+    changes = [text for text in map(shown, steps) if text is not None]
+    points = [None if case.lengths is None else case.lengths.points for case in (before, now)]
+    return changes + (["lengths"] if points[0] != points[1] else [])
+
+
+def workload_changes(base: Base, before: Target, now: Target, policy: Policy) -> list[str]:
+    """What differs of the requests that a target serves."""
+    old, new = ({} if each.workload is None else each.workload.facts() for each in (before, now))
+    traces = [None if each.workload is None else each.workload.trace for each in (before, now)]
+    folders = (base.path.parent, policy.folder)
+    names = [trace and os.path.relpath(trace, folder) for trace, folder in zip(traces, folders, strict=True)]
+    changes = [
+        f"workload: {key} {old.get(key, 'not given')} -> {new.get(key, 'not given')}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key)
+    ]
+    if names[0] != names[1]:
+        changes.append(f"workload: trace {names[0] or 'not given'} -> {names[1] or 'not given'}")
+    elif names[0] is not None and not is_same(base, {os.path.normpath(Path(base.place).parent / names[0])}):
+        changes.append("workload: what stands in its trace")
+    return [printable(change, 200) for change in changes]
+
+
+def shown(change: Change) -> str | None:
+    old, new = change.old or "not given", change.new or "not given"
+    return None if old == new else f"{change.name} {old} -> {new}"

@@ -70,12 +70,14 @@ def grouped(changes: Iterable[Change]) -> list[Change]:
 # --- as findings ------------------------------------------------------------------------------------------------------
 
 
-def changes_result(policy: Policy, base: Policy, revision: str, changes: Iterable[Change]) -> TargetResult:
-    """The changes judged: each fails, unless the base revision's policy allows its kind."""
+def changes_result(
+    policy: Policy, base: Policy, revision: str, changes: Iterable[Change], notes: Iterable[Finding] = ()
+) -> TargetResult:
+    """The changes judged: each fails, unless the base revision's policy allows its kind. Notes stand below."""
     findings = [_finding(change, revision, change.kind in base.allow_changes) for change in changes]
     if not findings:
         findings = [finding("base", "pass", f"no target, rule, limit, waiver or baseline is weaker than at {revision}")]
-    return result(policy.path, revision, findings)
+    return result(policy.path, revision, [*findings, *notes])
 
 
 def result(path: str, revision: str, findings: Iterable[Finding]) -> TargetResult:
@@ -111,6 +113,16 @@ def named(subjects: tuple[str, ...]) -> str:
     shown = ", ".join(subjects[:MOST_NAMED])
     more = len(subjects) - MOST_NAMED
     return shown if more <= 0 else f"{shown} and {more:,} more"
+
+
+def notes(base: Policy, now: Policy) -> Iterator[Finding]:
+    """What makes nothing weaker yet, but ought to be read."""
+    if allowed := [kind for kind in now.allow_changes if kind not in base.allow_changes]:
+        yield finding("base", "note", f"allow_changes: a later change may weaken {', '.join(allowed)}")
+    old, new = base.measured, now.measured
+    if old is not None and new is not None and os.path.normpath(old.text) != os.path.normpath(new.text):
+        texts = (printable(each.text, 200) for each in (old, new))
+        yield finding("base", "note", f"measured: the evidence is another file: {' -> '.join(texts)}", new.mark)
 
 
 # --- targets and their rules ------------------------------------------------------------------------------------------

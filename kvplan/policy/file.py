@@ -86,6 +86,11 @@ class Workload:
     tpot_s: float | None
     mark: Mark
 
+    def facts(self) -> dict[str, str]:
+        """What is stated but for the trace, as text by key."""
+        stated = {"profile": self.profile, "rate": self.rate_per_s, "tpot": self.tpot_s}
+        return {key: str(value) for key, value in stated.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

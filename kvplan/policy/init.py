@@ -66,6 +66,7 @@ TAIL: Final = """\
 # severity: {min_headroom: warn} # warn instead of fail
 # waivers: # a failure that is accepted, through the day it expires
 #   - {rule: TARGET/min_headroom, reason: "why, and who removes it", expires: 2027-01-31}
+# allow_changes: [baseline] # what the next change may weaken, where `kvplan check --base` compares it with this file
 """
 
 
