@@ -69,6 +69,9 @@ def test_the_policy_of_a_local_model_names_it_from_its_own_folder(
     monkeypatch.chdir(tmp_path)
     config_file(tmp_path / "model")
     (tmp_path / "deploy").mkdir()
+    alone = refused(run("check", "--init", "./model", "--gpu", "h200", "-o", "deploy/p.yaml"))
+    assert alone.startswith(f"model: leads out of {tmp_path}/deploy (./model)")  # what the check would refuse
+    (tmp_path / ".git").mkdir()
     for model in ("./model", "model", "model/config.json"):
         assert run("check", "--init", model, "--gpu", "h200", "-o", "deploy/p.yaml", "--force").code == 0
         assert "model: ../model" in Path("deploy/p.yaml").read_text()

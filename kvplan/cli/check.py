@@ -263,7 +263,7 @@ def options_of(target: Target, command: ServeCommand | None, folder: Path, *, of
     return EstimateOptions(**given, offline=offline)
 
 
-def refuse_files_outside(options: EstimateOptions, command: ServeCommand | None, root: Path) -> None:
+def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None, root: Path) -> None:
     """Refuse files of a target that lie outside the policy's repository."""
     names = {
         "model": options.model or (command.model if command else None),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.check import refuse_files_outside
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
 from kvplan.command import ServeCommand
 from kvplan.errors import KvplanError, UsageError
@@ -13,7 +14,7 @@ from kvplan.files import printable
 from kvplan.pasted import read_command
 from kvplan.plan import Request, plan
 from kvplan.policy import init as policy_init
-from kvplan.policy.file import READING_SWITCHES
+from kvplan.policy.file import READING_SWITCHES, root_of
 from kvplan.policy.init import Stated, from_folder, quoted
 
 # Options that mean nothing while a policy is written.
@@ -31,6 +32,8 @@ def init(options: CheckOptions) -> int:
     if Path(target).exists() and not options.force:
         raise UsageError(f"{printable(target, 400)}: exists; name another file with -o, or replace it with --force")
     options = with_command(options)
+    command = None if options.from_command is None else read_command(options.from_command)
+    refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them, too
     with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}) as (file,):
         asked = read(options, lambda context, spec: load_of(options, context, spec))
         say(asked, quiet=options.quiet)
