@@ -1,8 +1,9 @@
 """Shared by all tests: `--update` rewrites expected output, `golden` compares with it, hypothesis profiles."""
 
 import difflib
+import faulthandler
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# Plain runs repeat the same examples, so a red run is red for everyone; `make test-full` draws new ones each time.
-settings.register_profile("plain", derandomize=True, deadline=None)
-settings.register_profile("full", max_examples=2_000, deadline=None)
+# Plain runs repeat the same few examples, so a red run is red for everyone; `make test-full` draws many new ones.
+settings.register_profile("plain", max_examples=25, derandomize=True, deadline=None)
+settings.register_profile("full", max_examples=200, deadline=None)
 settings.load_profile("plain")
+
+# No test asserts seconds. One that hangs ends its process, which prints where; the slowest takes a few minutes.
+HANG_S = 3600
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)  # before each test's output is captured
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    faulthandler.dump_traceback_later(HANG_S, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,9 +95,9 @@ def copy_named_files(text: str, folder: Path) -> None:
             shutil.copy2(source, target)
 
 
-def differences(text: str, run: Runner) -> list[str]:
+def differences(checked: Iterable[Command], run: Runner) -> list[str]:
     """One diff for each command that does not print what the text shows."""
-    return [diff for command in commands(text) if (diff := _difference(command, _printed(run, command)))]
+    return [diff for command in checked if (diff := _difference(command, _printed(run, command)))]
 
 
 def _difference(command: Command, printed: str) -> str:

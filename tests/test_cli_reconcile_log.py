@@ -344,7 +344,7 @@ VLLM_FLAGS = ("--model", "llama-3-8b", "--engine", "vllm@0.9")
 
 
 @given(st.data())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_log_says_the_answer_is_rows_or_a_refusal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, data: st.DataObject
 ) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import catalog
@@ -53,7 +53,6 @@ def check_identities(answer: Plan) -> None:
         assert (got.blocks_per_request + null_block) * got.bytes_per_block <= answer.available
 
 
-@settings(max_examples=300)
 @given(
     st.sampled_from(MODELS),
     st.sampled_from(gpu_names()),

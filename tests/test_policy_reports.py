@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from junitparser import JUnitXml, TestCase, TestSuite
 from junitparser.junitparser import Failure, Skipped
@@ -493,7 +493,6 @@ def test_a_result_without_findings_is_written_in_every_format() -> None:
 anything = st.text(st.characters() | st.sampled_from("|`<>&\\\n\r%:,@*_[]()!~$#\ud800\ufffe\x00\x1b"), max_size=60)
 
 
-@settings(max_examples=100, deadline=None)
 @given(anything.filter(bool), anything, anything, anything, anything.filter(lambda path: "\0" not in path))
 def test_any_text_is_written_in_every_format_and_read_back(
     target: str, message: str, fix: str, waiver: str, path: str

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig
@@ -318,49 +319,56 @@ def test_no_run_directory_is_one_line(tmp_path: Path, run: Run) -> None:
 # --- ends before the end ----------------------------------------------------------------------------------------------
 
 
-def begun(folder: Path, stage: str) -> "subprocess.Popen[str]":
-    """A long profile that has reached the stage."""
-    options = ("--output-tokens", "2000", "--num-seqs", "2", "--ctx", "4096", "--num-blocks", "300", "-o", str(folder))
+def serving(folder: Path) -> "subprocess.Popen[str]":
+    """A profile of two requests at a time for an hour, which has sampled tokens."""
+    options = (
+        "--device", "cpu", "--dtype", "float32", "--num-seqs", "2", "--max-num-seqs", "2", "--prompt-tokens", "20",
+        "--output-tokens", "100", "--max-num-batched-tokens", "32", "--interval", "20ms", "--duration", "1h",
+    )  # fmt: skip
     process = subprocess.Popen(
-        [*KVPLAN, "profile", *SMALL[:5], "--max-num-batched-tokens", "32", "--prompt-tokens", "20", *options],
+        [*KVPLAN, "profile", str(model_directory(folder / "model")), *options, "-o", str(folder / "run")],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        events = folder / "events.jsonl"
-        if events.exists() and f'"{stage}"' in events.read_text():
+    samples = folder / "run" / "samples.jsonl"
+    while process.poll() is None:
+        if samples.exists() and re.search('"generation_tokens": [1-9]', samples.read_text()):
             return process
-        time.sleep(0.05)
-    process.kill()
-    raise AssertionError(f"never reached {stage}: {process.communicate()[1]}")
+        time.sleep(0.02)
+    raise AssertionError(f"never served: {process.communicate()[1]}")
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    process = begun(tmp_path / "run", "decode")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+@pytest.mark.parametrize(
+    ("end", "code", "cause"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGKILL, -signal.SIGKILL, None),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGKILL"],
+)
+def test_a_run_that_a_signal_ends_keeps_what_it_measured_and_served(
+    tmp_path: Path, end: signal.Signals, code: int, cause: str | None
+) -> None:
+    process = serving(tmp_path)
+    process.send_signal(end)
+    process.communicate(timeout=900)
     run = load_run(tmp_path / "run")
-    assert process.returncode == 130
-    assert (run.status, run.cause, run.recovered) == ("partial", "interrupted", False)
-    assert document(reconcile(run))["status"] == "partial"
-
-
-def test_a_terminated_run_says_so(tmp_path: Path) -> None:
-    process = begun(tmp_path / "run", "decode")
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert (load_run(tmp_path / "run").status, load_run(tmp_path / "run").cause) == ("partial", "terminated")
-
-
-def test_a_killed_run_is_recovered(tmp_path: Path) -> None:
-    process = begun(tmp_path / "run", "decode")
-    process.kill()
-    process.communicate(timeout=60)
-    run = load_run(tmp_path / "run")
-    assert (run.status, run.recovered) == ("partial", True)
-    rows = {row.component: row for row in reconcile(run).rows}
+    killed = end == signal.SIGKILL
+    assert (process.returncode, run.status, run.recovered) == (code, "partial", killed)
+    assert killed or run.cause == cause
+    comparison = reconcile(run)
+    rows = {row.component: row for row in comparison.rows}
     assert rows["weights"].error == rows["kv_cache"].error == 0
+    results = run.manifest["results"]
+    assert results["is_partial"]
+    assert results["most_running"] == results["densest"]["num_requests_running"] == 2
+    sampled = [sample for sample in run.samples if "num_steps" in sample]
+    assert results["stats"]["generation_tokens"] >= sampled[-1]["generation_tokens"] > 0
+    rate = results["stats"]["generation_tokens"] / results["seconds"]
+    assert results["output_tokens_per_s"] == pytest.approx(rate)
+    assert ("what it served is put together from its samples" in run.notes) == killed
+    assert document(comparison)["status"] == "partial"
+    assert document(comparison)["served"][0]["most_running"] == 2
 
 
 def test_a_model_that_does_not_fit_is_a_result(tmp_path: Path, run: Run) -> None:
@@ -424,7 +432,7 @@ def test_a_duration_keeps_the_batch_full_and_no_queue(tmp_path: Path, run: Run) 
     results = kept.manifest["results"]
     assert results["num_finished"] > 3
     assert results["most_running"] == 2
-    assert 1 <= results["seconds"] < 20
+    assert results["seconds"] >= 1
 
 
 def test_repeats_fill_the_room_and_end_with_the_duration() -> None:
@@ -721,27 +729,6 @@ def test_shared_blocks_and_prefix_hits_are_in_the_results(tmp_path: Path, run: R
 # --- what an early end keeps ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda end: end.name)
-def test_what_was_served_outlives_the_process(tmp_path: Path, end: signal.Signals) -> None:
-    process = begun(tmp_path / "run", "decode")
-    samples = tmp_path / "run" / "samples.jsonl"
-    deadline = time.monotonic() + 60
-    while '"generation_tokens": 2' not in samples.read_text() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(end)
-    process.communicate(timeout=60)
-    run = load_run(tmp_path / "run")
-    results = run.manifest["results"]
-    assert results["is_partial"]
-    assert results["most_running"] == results["densest"]["num_requests_running"] == 2
-    sampled = [sample for sample in run.samples if "num_steps" in sample]
-    assert results["stats"]["generation_tokens"] >= sampled[-1]["generation_tokens"] > 0
-    rate = results["stats"]["generation_tokens"] / results["seconds"]
-    assert results["output_tokens_per_s"] == pytest.approx(rate)
-    assert ("what it served is put together from its samples" in run.notes) == (end == signal.SIGKILL)
-    assert document(reconcile(run))["served"][0]["most_running"] == 2
-
-
 def test_a_failure_keeps_what_was_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step, num_steps = Engine.step, 0
 
@@ -856,7 +843,6 @@ def test_a_pool_that_turns_out_too_small_is_refused_before_anything_is_served(tm
     assert load_run(tmp_path / "run").status == "failed"
 
 
-@settings(max_examples=150)
 @given(
     groups=st.sampled_from([(FullGroup(4),), (WindowGroup(4, 9),), (WindowGroup(4, 6), FullGroup(4), FullGroup(4))]),
     prompt=st.integers(1, 60),

@@ -8,6 +8,7 @@ from tests.conftest import check_golden
 from tests.readme_blocks import (
     ROOT,
     BlockError,
+    Command,
     commands,
     copy_named_files,
     differences,
@@ -18,16 +19,24 @@ from tests.readme_blocks import (
 README = ROOT / "README.md"
 
 
-def test_every_console_block_of_the_readme_shows_what_is_printed(update: bool, tmp_path: Path) -> None:
+def is_search(command: Command) -> bool:
+    """Whether it simulates 2,000 requests a dozen times, which takes most of a minute."""
+    return command.argv[1] == "simulate" and "--slo" in command.argv
+
+
+# That a search prints what it finds, test_cli_simulate.py shows with fewer requests.
+@pytest.mark.parametrize("searches", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_every_console_block_of_the_readme_shows_what_is_printed(update: bool, tmp_path: Path, searches: bool) -> None:
     assert README.exists(), "there is no README.md"
     text = README.read_text(encoding="utf-8")
-    assert commands(text), "README.md has no ```console block, so nothing in it is checked"
+    checked = [command for command in commands(text) if is_search(command) == searches]
+    assert checked, "README.md has no such command, so nothing of the kind is checked"
     copy_named_files(text, tmp_path)
     run = run_kvplan(tmp_path)
     if update:
         README.write_text(rewritten(text, run), encoding="utf-8", newline="\n")
         return
-    wrong = differences(text, run)
+    wrong = differences(checked, run)
     assert not wrong, "\n\n".join([*wrong, "`pytest --update` rewrites the blocks"])
 
 
@@ -76,7 +85,7 @@ def test_commands_and_their_outputs_are_found() -> None:
 
 
 def test_a_right_text_has_no_differences_and_is_left_as_it_is() -> None:
-    assert differences(SAMPLE, _fake) == []
+    assert differences(commands(SAMPLE), _fake) == []
     assert rewritten(SAMPLE, _fake) == SAMPLE
 
 
@@ -92,7 +101,7 @@ def test_a_right_text_has_no_differences_and_is_left_as_it_is() -> None:
 def test_a_planted_wrong_output_is_found_and_put_right(right: str, planted: str, line: int) -> None:
     wrong = SAMPLE.replace(right, planted)
     assert wrong != SAMPLE
-    (diff,) = differences(wrong, _fake)
+    (diff,) = differences(commands(wrong), _fake)
     assert diff.startswith(f"line {line}: $ kvplan")
     assert rewritten(wrong, _fake) == SAMPLE
 
@@ -119,7 +128,7 @@ def test_a_block_that_cannot_be_checked_is_an_error(block: str, fault: str) -> N
 
 def test_an_output_that_would_break_the_block_is_an_error() -> None:
     with pytest.raises(BlockError, match="would end the block"):
-        differences(SAMPLE, lambda argv: "```\n")
+        differences(commands(SAMPLE), lambda argv: "```\n")
 
 
 def test_files_that_a_command_names_are_at_hand(tmp_path: Path) -> None:

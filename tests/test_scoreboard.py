@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.accuracy import fit, report, summary
@@ -405,7 +405,6 @@ FIELDS = (
 ROWS = st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
 @given(ROWS, st.dictionaries(st.sampled_from(MEASURED), ANY, max_size=5))
 def test_no_row_raises(changes: dict[str, Any], measured: dict[str, Any]) -> None:
     row = case_of(1, {**GOOD, **changes, "measured": {**GOOD["measured"], **measured}})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError
@@ -113,7 +113,6 @@ def test_a_cases_figures_are_read_back_from_its_releases_wording(case: dict[str,
 
 
 @given(data=st.data())
-@settings(max_examples=150)
 def test_any_figures_through_any_wording_and_prefix_are_read_back(data: st.DataObject) -> None:
     wording = data.draw(st.sampled_from(sorted(SETS)))
     prefix, rank = data.draw(st.sampled_from(PREFIXES))
@@ -800,7 +799,6 @@ def test_50_mb_of_hostile_lines_are_read_in_bounded_time(tmp_path: Path, name: s
 
 
 @given(st.data())
-@settings(max_examples=300)
 def test_whatever_a_log_holds_it_is_read_or_refused(data: st.DataObject) -> None:
     phrases = [wording.phrase for wording in WORDINGS] + [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
     part = st.one_of(

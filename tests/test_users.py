@@ -86,7 +86,6 @@ def enumerated(lengths: Lengths, n: int, usable: int) -> float:
     st.integers(0, 90),
     st.sampled_from([0.003, 0.05, 0.4]),
 )
-@settings(max_examples=150)
 def test_small_pools_agree_with_enumeration(weights: dict[int, int], usable: int, overflow: float) -> None:
     total = sum(weights.values())
     lengths = Lengths(tuple(sorted((t, w / total) for t, w in weights.items())))

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
@@ -135,7 +135,6 @@ def servers(draw: st.DrawFn, *, states: bool) -> Server:
 
 
 @given(servers(states=False), st.integers(1, 8), st.floats(0.2, 1), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
 def test_users_of_any_lengths_never_wait_nor_give_way_while_one_prompt_at_a_time_comes(
     server: Server, users: int, share: float, seed: int
 ) -> None:
