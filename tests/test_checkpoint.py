@@ -5,7 +5,6 @@ import os
 import pickle
 import struct
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError
 from kvplan.gguf_header import gguf_types
 from kvplan.safetensors_header import SAFETENSORS_BITS
 from kvplan.tensors import Checkpoint, TensorInfo
+from tests.counted_reads import reads_of
 
 Entry = dict[str, Any]
 
@@ -258,15 +258,15 @@ def test_a_git_lfs_pointer_is_told_apart_from_weights(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
-def test_only_headers_are_read(tmp_path: Path) -> None:
-    """A tensor of 1 TiB (sparse: it takes no disk) is sized as fast as a small one."""
+def test_only_headers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of 1 TiB (sparse: it takes no disk) costs no more than its header."""
     header = safetensors_file({"a": tensor("U8", [1 << 40], 0, 1 << 40)})
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(header)
         file.truncate(len(header) + (1 << 40))
-    start = time.monotonic()
+    lengths = reads_of(monkeypatch, "kvplan.safetensors_header")
     assert found(tmp_path).total_bytes == 1 << 40
-    assert time.monotonic() - start < 10
+    assert 0 < sum(lengths) < 2 * len(header)
 
 
 # --- the index -------------------------------------------------------------------------------------------------------
@@ -456,11 +456,13 @@ def test_a_gguf_file_is_sized_as_its_library_sizes_it(tmp_path: Path, alignment:
     assert [(t.name, t.dtype, t.shape, t.num_bytes) for t in checkpoint.tensors] == theirs
 
 
-def test_a_large_vocabulary_is_stepped_over_quickly(tmp_path: Path) -> None:
-    save_gguf(tmp_path / "model.gguf", vocabulary=100_000)
-    start = time.monotonic()
+def test_a_large_vocabulary_is_stepped_over_in_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    save_gguf(path, vocabulary=100_000)
+    lengths = reads_of(monkeypatch, "kvplan.gguf_header")
     assert found(tmp_path).tensors == GGUF_TENSORS
-    assert time.monotonic() - start < 10
+    assert sum(lengths) <= path.stat().st_size
+    assert 0 < len(lengths) < 10  # the buffer doubles
 
 
 def test_split_gguf_files_are_one_model(tmp_path: Path) -> None:
@@ -545,12 +547,10 @@ BAD_GGUF: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_GGUF)
-def test_a_bad_gguf_file_is_refused_at_once(tmp_path: Path, case: str) -> None:
+def test_a_bad_gguf_file_is_refused(tmp_path: Path, case: str) -> None:
     content, said = BAD_GGUF[case]
     (tmp_path / "model.gguf").write_bytes(content)
-    start = time.monotonic()
     assert said in refusal(tmp_path)
-    assert time.monotonic() - start < 10
 
 
 def test_a_gguf_file_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -628,7 +628,6 @@ def test_any_damage_ends_in_a_checkpoint_or_a_refusal(
         damaged[place % len(damaged)] = value
     path = folder / name
     path.write_bytes(damaged)
-    start = time.monotonic()
     try:
         read_checkpoint(path)
     except KvplanError as error:
@@ -636,4 +635,3 @@ def test_any_damage_ends_in_a_checkpoint_or_a_refusal(
     else:
         said = "read"
     assert said.isprintable()
-    assert time.monotonic() - start < 10

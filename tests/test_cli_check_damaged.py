@@ -1,7 +1,6 @@
 """`kvplan check`: whatever a policy holds, it is judged or refused in one short line, and soon."""
 
 import copy
-import time
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,6 @@ BAD: tuple[Any, ...] = (
     "auto", "010", "1e9", "2026-01-01", "vllm@0.1", "nobody/none", "\x1b[31m", "é" * 50, True, False, [], ["a"], {},
     {"a": 1}, [[]], {"fits": True}, "const:1", "lognormal:mean=1,p95=2", "\0", "/dev/null", "vllm serve", "*",
 )  # fmt: skip
-LIMIT_S = 60.0  # of processor time: what is bounded takes two, what is not takes minutes
 
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -72,12 +70,10 @@ def damage(top: Any, path: tuple[Any, ...], value: Any) -> None:
 
 def answer(path: Path) -> CheckResult | KvplanError:
     """The result or the error, checked for what both promise."""
-    before = time.process_time()
     try:
         result: CheckResult | KvplanError = checked(path, offline=True, quiet=True)
     except KvplanError as error:
         result = error
-    assert time.process_time() - before < LIMIT_S
     if isinstance(result, KvplanError):
         assert str(result).isprintable()
         assert len(str(result)) < 1500
@@ -149,7 +145,7 @@ FILLS = {
 
 @pytest.mark.parametrize("fill", FILLS)
 def test_every_field_may_be_as_long_as_a_file_and_is_refused_in_a_short_line(tmp_path: Path, fill: str) -> None:
-    """`answer` checks the time and the length of the message."""
+    """`answer` checks the length of the message."""
     loose = [place for place in paths(WHOLE) if not isinstance(value_at(place), dict | list)]
     for place in loose:
         top = copy.deepcopy(WHOLE)

@@ -1,8 +1,7 @@
-"""A damaged config ends in a plan or in one line of error: never another exception, never NaN, never a long wait."""
+"""A damaged config ends in a plan or in one line of error: never another exception, never NaN."""
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ BAD: tuple[Any, ...] = (
     DROP, None, 0, -1, 1, 7, 2**31 + 1, 2**63, 10**30, 32.0, 1.5, 1e300, math.nan, math.inf, "32", "", True, False,
     [], [1], [None], ["full_attention"], [[1]], {}, {"a": 1},
 )  # fmt: skip
-LIMIT_S = 20.0  # of processor time: what is not bounded takes minutes
 
 
 def damage(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -42,8 +40,8 @@ def is_one_line(error: KvplanError) -> bool:
     return str(error).isprintable() and len(str(error)) < 1000
 
 
-def timed(config: dict[str, Any], name: str) -> tuple[Plan | KvplanError, float]:
-    before = time.process_time()
+def answer(config: dict[str, Any], name: str) -> Plan | KvplanError:
+    """The plan or the error, checked for what both promise."""
     result: Plan | KvplanError
     try:
         spec = read_config(config, "config.json", name)
@@ -52,15 +50,6 @@ def timed(config: dict[str, Any], name: str) -> tuple[Plan | KvplanError, float]
         dumps(plan_document(result))  # refuses NaN and infinities
     except KvplanError as error:
         result = error
-    return result, time.process_time() - before
-
-
-def answer(config: dict[str, Any], name: str) -> Plan | KvplanError:
-    """The plan or the error, checked for what both promise."""
-    result, seconds = timed(config, name)
-    if seconds >= LIMIT_S:  # once more: the garbage collector may have had its turn
-        result, seconds = timed(config, name)
-    assert seconds < LIMIT_S
     if isinstance(result, KvplanError):
         assert is_one_line(result)
     else:

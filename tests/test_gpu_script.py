@@ -125,13 +125,11 @@ def test_a_stage_that_hangs_is_ended_with_its_children_and_keeps_what_it_saved(
     code = """
 import signal, subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)'])
+child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])
 save('as far as this', pid=child.pid)
-time.sleep(60)
+time.sleep(600)
 """
-    begin = time.monotonic()
     assert call([fake("hangs", code, timeout_s=1), fake("good")])[0] == 1
-    assert time.monotonic() - begin < 20
     found = stages_of(tmp_path / "out")
     assert (found["hangs"]["status"], found["hangs"]["error"]) == ("timeout", "ended after 1 s")
     assert found["hangs"]["headline"] == "as far as this"
@@ -177,11 +175,10 @@ def is_running(pid: int) -> bool:
 
 def test_a_stage_gets_no_more_than_the_budget_leaves(call: Any, tmp_path: Path) -> None:
     """12 s less the 10 that are kept for the end: the first stage is ended after 2, the second is not begun."""
-    code, _, _ = call([fake("long", "time.sleep(60)"), fake("later", minimum_s=1)], "--budget", "12")
+    code, _, _ = call([fake("long", "time.sleep(600)"), fake("later", minimum_s=1)], "--budget", "12")
     assert code == 1
     found = stages_of(tmp_path / "out")
     assert found["long"]["status"] == "timeout"
-    assert found["long"]["seconds"] < 6
     assert found["later"]["status"] == "skipped"
     assert found["later"]["error"] == "it needs 1 s, 0 s of the budget are left"
 
@@ -620,7 +617,7 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
         return argparse.Namespace(tried=[]), {}
 
     def run_tests(arguments: Any, junit: Path, limit_s: float) -> int:
-        given.append(time.monotonic() + limit_s)
+        given.append(now_s + limit_s)
         junit.write_text(JUNIT)
         return 0
 
@@ -628,12 +625,14 @@ def test_each_of_the_three_stages_with_a_limit_keeps_to_what_is_left(
     monkeypatch.setattr(tune_kernels, "tune", tune)
     monkeypatch.setattr(tune_kernels, "told", lambda search, new: "nothing")
     monkeypatch.setattr(checks, "run_tests", run_tests)
-    end = time.monotonic() + 70
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    end = now_s + 70
     options = argparse.Namespace(limit=150, end=end)
     kernels_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     tune_stage.run(stage.Task(tmp_path, torch.device("cpu"), options))
     checks.run(stage.Task(tmp_path, torch.device("meta"), options))  # on a CPU it only collects
-    assert given == pytest.approx([end - 15, end - 15, end - 15 - 55 / 2, end - 15], abs=1)
+    assert given == [end - 15, end - 15, end - 15 - 55 / 2, end - 15]
 
 
 @pytest.mark.parametrize(("alone_s", "shared_s"), [(8.0, 67.0), (37.5, 37.5)])
@@ -833,11 +832,9 @@ def test_no_test_is_run_twice_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["one process", "several"])
 def test_tests_that_take_too_long_are_interrupted_and_still_reported(tmp_path: Path, more: tuple[str, ...]) -> None:
     slow = tmp_path / "test_slow.py"
-    slow.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(60)\n")
+    slow.write_text("import time\ndef test_quick(): pass\ndef test_slow(): time.sleep(600)\n")
     arguments = ("-m", "pytest", str(slow), "-p", "no:cacheprovider", "-c", os.devnull, *more)
-    begin = time.monotonic()
     assert checks.run_tests(arguments, tmp_path / "junit.xml", 10) == pytest.ExitCode.INTERRUPTED
-    assert time.monotonic() - begin < 30
     assert checks.outcome(tmp_path / "junit.xml")["not_passed"] == []
     assert checks.outcome(tmp_path / "junit.xml")["tests"] >= 1
 
@@ -845,10 +842,8 @@ def test_tests_that_take_too_long_are_interrupted_and_still_reported(tmp_path: P
 def test_tests_that_hear_no_interruption_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the device answers no more: the tests after them still get their time."""
     monkeypatch.setattr(checks, "REPORTING_S", 0.5)
-    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(30)"
-    begin = time.monotonic()
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
     assert checks.run_tests(("-S", "-c", deaf), tmp_path / "junit.xml", 3) == -signal.SIGKILL
-    assert time.monotonic() - begin < 20
 
 
 def test_a_config_loses_its_quantisation_and_nothing_else() -> None:

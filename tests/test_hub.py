@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,10 +112,8 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 
 
 def refusal(revision: str | None = None, offline: bool = False) -> str:
-    start = time.monotonic()
     with pytest.raises(EnvironmentProblem) as caught:
         resolve_model(MODEL, revision=revision, offline=offline)
-    assert time.monotonic() - start < 10  # no retries behind the user's back
     assert caught.value.exit_code == 3
     assert str(caught.value).isprintable()
     return str(caught.value)
@@ -283,6 +280,7 @@ def test_what_the_hub_refuses_is_one_line_with_its_cure(
 def test_a_hub_that_hangs_is_left_after_the_timeout(hub: Hub) -> None:
     hub.hangs = True
     assert refusal() == (f"{MODEL}: no answer from {hub.url} (timeout after 1 s); retry, or pass a local config.json")
+    assert len(hub.asked) == 1  # no retries behind the user's back
 
 
 def unused_port() -> int:

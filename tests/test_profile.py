@@ -56,6 +56,12 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """SMALL with a model that takes no time, where any will do."""
+    return (str(model_directory(tmp_path_factory.mktemp("tiny") / "model")), *SMALL[1:])
+
+
 @pytest.fixture
 def copied(profiled: tuple[Path, dict[str, Any]], tmp_path: Path) -> Path:
     """A copy of that run to damage."""
@@ -378,8 +384,8 @@ def test_a_model_that_does_not_fit_is_a_result(tmp_path: Path, run: Run) -> None
     assert load_run(tmp_path / "run").status == "failed"
 
 
-def test_a_time_limit_ends_the_run_and_keeps_it(tmp_path: Path, run: Run) -> None:
-    ended = run("profile", *SMALL, "--timeout", "1ms", "-q", "-o", str(tmp_path / "run"))
+def test_a_time_limit_ends_the_run_and_keeps_it(tmp_path: Path, run: Run, tiny: tuple[str, ...]) -> None:
+    ended = run("profile", *tiny, "--timeout", "1ms", "-q", "-o", str(tmp_path / "run"))
     assert ended.code == 4
     assert "not done after 0.001 s (--timeout)" in ended.err
     assert load_run(tmp_path / "run").status == "partial"
@@ -397,24 +403,32 @@ def test_a_time_limit_ends_the_run_and_keeps_it(tmp_path: Path, run: Run) -> Non
     ids=["device", "out of memory", "a fault of torch's caller", "operating system", "without a message"],
 )
 def test_whatever_ends_a_run_is_in_it(
-    error: Exception, code: int, cause: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    code: int,
+    cause: str,
+    tmp_path: Path,
+    run: Run,
+    tiny: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(self: Engine) -> None:
         raise error
 
     monkeypatch.setattr(Engine, "step", fail)
-    assert run("profile", *SMALL, "-q", "-o", str(tmp_path / "run")).code == code
+    assert run("profile", *tiny, "-q", "-o", str(tmp_path / "run")).code == code
     ended = load_run(tmp_path / "run")
     assert (ended.status, ended.cause, ended.recovered) == ("partial", cause, False)
 
 
-def test_a_failing_baseline_leaves_the_first_result(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_baseline_leaves_the_first_result(
+    tmp_path: Path, run: Run, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(spec: Any, config: Any, workload: Any, recorder: runs.Recorder, *rest: Any) -> Any:
         recorder.enter("baseline")
         raise EnvironmentProblem("cpu: no room for a second engine; free some memory")
 
     monkeypatch.setattr(runs, "_baseline", fail)
-    ended = run("profile", *SMALL, "--baseline", "contiguous", "-q", "-o", str(tmp_path / "run"))
+    ended = run("profile", *tiny, "--baseline", "contiguous", "-q", "-o", str(tmp_path / "run"))
     kept = load_run(tmp_path / "run")
     assert (ended.code, kept.status) == (4, "partial")
     assert kept.manifest["results"]["num_finished"] == 3
@@ -447,15 +461,17 @@ def test_repeats_fill_the_room_and_end_with_the_duration() -> None:
     assert feed.is_over(10.0)
 
 
-def test_requests_that_end_in_their_first_step_have_run(tmp_path: Path, run: Run) -> None:
+def test_requests_that_end_in_their_first_step_have_run(tmp_path: Path, run: Run, tiny: tuple[str, ...]) -> None:
     options = ("--output-tokens", "1", "--max-num-batched-tokens", "64", "-q", "-o", str(tmp_path / "run"))
-    assert run("profile", *SMALL, *options).code == 0
+    assert run("profile", *tiny, *options).code == 0
     assert load_run(tmp_path / "run").manifest["results"]["most_running"] == 3  # 3 x 20 tokens are one step
 
 
-def test_failed_requests_are_said(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_requests_are_said(
+    tmp_path: Path, run: Run, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing(monkeypatch, {"request-2", "request-3"})
-    done = run("profile", *SMALL, "-q", "-o", str(tmp_path / "run"))
+    done = run("profile", *tiny, "-q", "-o", str(tmp_path / "run"))
     kept = load_run(tmp_path / "run")
     assert (done.code, kept.status, kept.manifest["results"]["num_failed"]) == (0, "complete", 2)
     assert "warning: profile: 2 of 3 requests failed (request-2: broken)" in done.err
@@ -700,10 +716,10 @@ def test_a_baseline_begins_with_nothing_of_the_first_engine(profiled: tuple[Path
     assert counts[0] < 3 * 4  # what each engine generates in all
 
 
-def test_a_baseline_ends_with_a_sample_of_its_last_step(tmp_path: Path, run: Run) -> None:
+def test_a_baseline_ends_with_a_sample_of_its_last_step(tmp_path: Path, run: Run, tiny: tuple[str, ...]) -> None:
     target = tmp_path / "run"
     # With so long an interval the timer takes no sample: what there is was taken at a stage's begin and end.
-    assert run("profile", *SMALL, "--baseline", "contiguous", "--interval", "1h", "-q", "-o", str(target)).code == 0
+    assert run("profile", *tiny, "--baseline", "contiguous", "--interval", "1h", "-q", "-o", str(target)).code == 0
     last = load_run(target).samples[-1]
     # Three requests of 20 and 4 tokens.
     assert (last["stage"], last["prompt_tokens"], last["generation_tokens"]) == ("baseline", 60, 12)
@@ -804,10 +820,10 @@ def test_every_figure_of_the_engine_is_known_to_who_reads_samples() -> None:
 
 
 def test_when_every_request_fails_the_run_is_no_success(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, {f"request-{n}" for n in range(1, 4)})
-    done = run("profile", *SMALL, "-q", "-o", str(tmp_path / "run"))
+    done = run("profile", *tiny, "-q", "-o", str(tmp_path / "run"))
     kept = load_run(tmp_path / "run")
     assert (done.code, kept.status, done.out) == (4, "partial", "")
     assert kept.cause == "all 3 requests failed: request-1: broken"
@@ -941,10 +957,10 @@ def test_a_disk_that_fills_leaves_the_manifest_and_no_part_of_another(
 
 
 def test_counters_that_find_no_room_cost_only_themselves(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_disk(monkeypatch, ".tmp")
-    done = run("profile", *SMALL, "--perfetto", "--format", "json", "-q", "-o", str(tmp_path / "run"))
+    done = run("profile", *tiny, "--perfetto", "--format", "json", "-q", "-o", str(tmp_path / "run"))
     assert (done.code, len(done.errors)) == (3, 1)
     assert "--perfetto" in done.err
     assert done.json["status"] == "complete"

@@ -17,6 +17,7 @@ from kvplan import catalog
 from kvplan import profile as runs
 from kvplan.cli.profile import refuse_shared
 from kvplan.errors import EnvironmentProblem
+from kvplan.hf_config import read_config
 from kvplan.nvml import open_nvml
 from kvplan.profile import Outcome, PlannedRequest, Workload, profile
 from kvplan.reconcile import reconcile
@@ -27,7 +28,8 @@ from tests.cli import run as run  # the fixture
 from tests.fake_nvml import GIB, MIB, FakeGpu
 from tests.fake_nvml import install as install  # the fixture
 
-SPEC = catalog.load("smollm2-135m")
+CONFIG_JSON = catalog.expand(catalog.facts("smollm2-135m")["config"]) | {"num_hidden_layers": 2, "vocab_size": 1024}
+SPEC = read_config(CONFIG_JSON, "config.json", "two layers")
 CONFIG = EngineConfig(
     device="cpu", dtype="float32", load_format="dummy", num_blocks=9, max_model_len=32, max_num_seqs=2,
     max_num_batched_tokens=16,

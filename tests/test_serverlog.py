@@ -7,7 +7,6 @@ import json
 import random
 import re
 import string
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -767,35 +766,37 @@ READABLE = {
 }
 
 
-def outcome(data: bytes, path: Path) -> tuple[str, float]:
-    """(what it was refused for, seconds); "" where it was read."""
+def outcome(data: bytes, path: Path) -> str:
+    """What it was refused for; "" where it was read."""
     path.write_bytes(data)
-    start = time.perf_counter()
     try:
         read_log(str(path))
     except KvplanError as error:
-        return str(error), time.perf_counter() - start
-    return "", time.perf_counter() - start
+        return str(error)
+    return ""
 
 
 def test_hostile_lines_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    found = {name: outcome(data, tmp_path / "hostile.log")[0] for name, data in hostile(100_000)}
+    found = {name: outcome(data, tmp_path / "hostile.log") for name, data in hostile(100_000)}
     assert {name for name, refusal in found.items() if not refusal} - {"ranks"} == READABLE
     assert all(refusal.isprintable() and "holds no line" in refusal for refusal in found.values() if refusal)
 
 
 def test_more_lines_than_any_servers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "MAX_LINES", 50)
-    assert "more than 50 lines" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")[0]
+    assert "more than 50 lines" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")
     monkeypatch.setattr(server_log, "MAX_LOOKED_AT", 400)
-    assert "lines that could be a server's" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")[0]
+    assert "lines that could be a server's" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name, _ in hostile(1 << 10)])
-def test_50_mb_of_hostile_lines_are_read_in_bounded_time(tmp_path: Path, name: str) -> None:
-    data = dict(hostile(50 * 10**6))[name]
-    assert outcome(data, tmp_path / "hostile.log")[1] < 60  # of processor time: what is not bounded takes minutes
+def test_50_mb_of_hostile_lines_are_read_or_refused(tmp_path: Path, name: str) -> None:
+    """As in 100 kB, if they take not forever; benchmarks/hostile.py says how the time grows."""
+    path = tmp_path / "hostile.log"
+    refusal = outcome(dict(hostile(50 * 10**6))[name], path)
+    assert refusal.isprintable()
+    assert len(refusal) < 1000
 
 
 @given(st.data())
