@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import BatchArrays, BatchBuilder
@@ -166,7 +166,6 @@ LOADS = st.lists(
     [(FullGroup(4),), (FullGroup(4), WindowGroup(4, 8), WindowGroup(4, 8)), (WindowGroup(8, 12),)],
     ids=["full", "hybrid", "window"],
 )
-@settings(max_examples=40)
 @given(load=LOADS, num_blocks=st.integers(16, 60))
 def test_arrays_of_any_load_are_what_the_sequences_say(
     groups: tuple[Group, ...], load: list[tuple[int, int, str]], num_blocks: int

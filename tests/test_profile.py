@@ -326,10 +326,10 @@ def test_no_run_directory_is_one_line(tmp_path: Path, run: Run) -> None:
 
 
 def serving(folder: Path) -> "subprocess.Popen[str]":
-    """A profile of two requests at a time for an hour, which has sampled tokens."""
+    """A profile of two requests at a time for ten minutes, which has sampled tokens."""
     options = (
         "--device", "cpu", "--dtype", "float32", "--num-seqs", "2", "--max-num-seqs", "2", "--prompt-tokens", "20",
-        "--output-tokens", "100", "--max-num-batched-tokens", "32", "--interval", "20ms", "--duration", "1h",
+        "--output-tokens", "100", "--max-num-batched-tokens", "32", "--interval", "20ms", "--duration", "10min",
     )  # fmt: skip
     process = subprocess.Popen(
         [*KVPLAN, "profile", str(model_directory(folder / "model")), *options, "-o", str(folder / "run")],

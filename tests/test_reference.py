@@ -268,7 +268,7 @@ def test_experts_are_mixtrals() -> None:
 
 def test_clamped_experts_with_biases_are_gpt_oss() -> None:
     config = GptOssConfig(hidden_size=24, intermediate_size=20, num_local_experts=5)
-    experts = gpt_oss.GptOssExperts(config).double()  # type: ignore[no-untyped-call]  # transformers' own
+    experts = gpt_oss.GptOssExperts(config).double()
     for parameter in experts.parameters():
         parameter.data = randn(*parameter.shape)
     x, (weights, ids) = randn(7, 24), choices(7, 5, 2)

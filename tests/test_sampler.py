@@ -83,7 +83,8 @@ def transformers_probs(logits: Tensor, options: dict[str, Any]) -> Tensor:
         warpers.append(TopPLogitsWarper(options["top_p"]))
     if "min_p" in options:
         warpers.append(MinPLogitsWarper(options["min_p"]))
-    return warpers(torch.LongTensor([[0]] * len(logits)), torch.FloatTensor(logits)).softmax(-1)
+    left: Tensor = warpers(torch.LongTensor([[0]] * len(logits)), torch.FloatTensor(logits))
+    return left.softmax(-1)
 
 
 @pytest.mark.parametrize("options", FILTERS, ids=[" ".join(f"{k}={v}" for k, v in f.items()) for f in FILTERS])

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import users
@@ -105,7 +105,6 @@ DISTRIBUTIONS = st.sampled_from(
 
 
 @given(DISTRIBUTIONS, st.integers(1, 2000), st.integers(0, 300), st.sampled_from([0.001, 0.01, 0.1]))
-@settings(max_examples=40)
 def test_a_larger_pool_and_a_looser_bound_never_hold_fewer(text: str, usable: int, more: int, overflow: float) -> None:
     lengths = parse_lengths(text, 32_768)
     base = users_for_lengths(paged, usable, lengths, overflow).users
@@ -115,7 +114,6 @@ def test_a_larger_pool_and_a_looser_bound_never_hold_fewer(text: str, usable: in
 
 
 @given(st.integers(0, 500), st.integers(0, 2000))
-@settings(max_examples=40)
 def test_a_shared_prefix_only_helps_by_what_it_saves(shared: int, usable: int) -> None:
     lengths = parse_lengths("uniform:8000-12000", 32_768)
     assert (
