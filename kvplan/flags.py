@@ -99,7 +99,7 @@ def _vllm_command(plan: Plan) -> list[str]:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--max-num-batched-tokens", str(settings.max_num_batched_tokens)]
-    return words + _cache(args, plan.request.release) + _switches(args) + _inputs(args) + _lora(args) + _draft(plan)
+    return words + _cache(args, plan.request.release) + _switches(args) + _inputs(plan) + _lora(args) + _draft(plan)
 
 
 def takes_auto_context(release: Version) -> bool:
@@ -153,8 +153,10 @@ def _switches(args: EngineArgs) -> list[str]:
     return [flag for flag, on in switches.items() if on]
 
 
-def _inputs(args: EngineArgs) -> list[str]:
-    words = ["--language-model-only"] if args.language_model_only else []
+def _inputs(plan: Plan) -> list[str]:
+    args, text_only = plan.request.args, plan.request.spec.text_only
+    text_only = args.language_model_only or (text_only and plan.request.release.has("language_model_only"))
+    words = ["--language-model-only"] if text_only else []
     if limits := mm_limits(args):
         words += ["--limit-mm-per-prompt", json.dumps(limits)]
     return words + (["--mm-encoder-tp-mode", "data"] if args.mm_encoder_tp_mode == "data" else [])

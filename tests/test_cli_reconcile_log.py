@@ -405,3 +405,32 @@ def test_the_gpus_that_stand_for_an_unknown_one_differ() -> None:
     from kvplan.serverlog.request import SAMPLE_GPUS
 
     assert len({gpu(name).sm for name in SAMPLE_GPUS}) >= 4
+
+
+@pytest.mark.parametrize(
+    ("version", "engine", "told"),
+    [
+        (
+            "0.19.1rc1.dev329+gc0ba4f5ba",
+            "vllm@0.19",
+            "after 0.19.0, judged as 0.19: it may already behave as 0.20 does",
+        ),
+        ("0.8.0rc3.dev5+g5eeabc2a.d20250318", "vllm@0.8", "before 0.8.0, judged as 0.8: it may still behave as 0.7"),
+        ("0.9.1", "vllm@0.9", None),
+        ("0.11.0rc1", "vllm@0.11", None),
+    ],
+)
+def test_a_build_between_two_releases_is_judged_by_its_number_and_said(
+    run: Run, log: Log, version: str, engine: str, told: str | None
+) -> None:
+    """329 commits after the tag before 0.19.1rc1, which stands on the way from 0.19.0 to 0.20.0."""
+    lines = H100.replace(version_in(H100), version)
+    ran = run("reconcile", "--log", log(lines), "--gpu", "h100-80g", "--format", "json")
+    assert ran.json["engine"] == engine
+    assert (told in ran.err) if told else ("development build" not in ran.err)
+
+
+def version_in(text: str) -> str:
+    match = re.search(r"version ([0-9][\w.+]*)|\(v([0-9][\w.+]*)\)", text)
+    assert match is not None
+    return match[1] or match[2]

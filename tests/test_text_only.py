@@ -86,3 +86,24 @@ def test_a_text_only_model_equals_its_text_config() -> None:
     inner = read_config(config["text_config"], "config.json", "x")
     assert total_weights(alone, Layout()) == total_weights(inner, Layout())
     assert (alone.layers, alone.multimodal, alone.text_only) == (inner.layers, False, True)
+
+
+@pytest.mark.parametrize(("engine", "printed"), [("vllm@0.33", True), ("vllm@0.17", True), ("vllm@0.16", False)])
+def test_the_command_leaves_the_tower_out_where_the_release_can(run: Run, engine: str, printed: bool) -> None:
+    """vLLM has --language-model-only from 0.17 (its wheel; 0.16's config/multimodal.py lacks it)."""
+    text = run("estimate", "gemma-3-27b", *AT, "--engine", engine, "--text-only", "--format", "json").json
+    command = text["flags"]["command"]
+    assert ("--language-model-only" in command) == printed
+    if printed:
+        again = run(
+            "estimate", "--from-command", command, "--gpu", "h100-80g", "--engine", engine, "--format", "json"
+        ).json
+        assert again["memory"]["weights"] == text["memory"]["weights"]
+        assert again["concurrency"]["users"] == text["concurrency"]["users"]
+
+
+def test_a_tower_that_cannot_be_sized_need_not_be_where_the_command_leaves_it_out(run: Run, folder: Path) -> None:
+    text = run("estimate", folder, *AT, "--text-only", "--format", "json").json
+    again = run("estimate", "--from-command", text["flags"]["command"], "--gpu", "h100-80g", "--format", "json")
+    assert again.json["memory"] == text["memory"]
+    assert "the vision or audio tower is left out" in again.err

@@ -11,7 +11,7 @@ from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
 from kvplan.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
-from kvplan.errors import UsageError
+from kvplan.errors import UnsupportedModelError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.pasted import read_command
@@ -67,7 +67,7 @@ def read(
     contexts = contexts_of(options, args.max_model_len)
     gpus = counted_gpus_of(options)
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
-    model = model_of(options, command, stated is not None)
+    model = model_of(options, command, args)
     draft_name = options.draft_model or (command.draft_model if command else None)
     draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
     stated_in_use = options.memory_in_use
@@ -226,7 +226,7 @@ def source_of(options: PlanOptions, revision: str | None) -> Source:
     return Source(revision, options.offline, options.assume_dense, options.text_only, options.weights_bytes is not None)
 
 
-def model_of(options: PlanOptions, command: ServeCommand | None, weights_stated: bool) -> Resolved:
+def model_of(options: PlanOptions, command: ServeCommand | None, args: EngineArgs) -> Resolved:
     ref = options.model or (command.model if command else None)
     if ref is None:
         raise UsageError(
@@ -234,7 +234,13 @@ def model_of(options: PlanOptions, command: ServeCommand | None, weights_stated:
             "or paste a command with --from-command"
         )
     revision = options.revision or (command.revision if command and options.model is None else None)
-    return resolve(ref, source_of(options, revision))
+    source = source_of(options, revision)
+    try:
+        return resolve(ref, source)
+    except UnsupportedModelError:  # of a tower, perhaps, that this server does not load
+        if not args.language_model_only or source.text_only:
+            raise
+        return resolve(ref, replace(source, text_only=True))
 
 
 def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load:

@@ -27,6 +27,7 @@ from kvplan.serverlog.request import (
     check_gpu,
     check_model,
     derived_context,
+    development_notes,
     draft_of,
     engine_of,
     environment_of,
@@ -96,6 +97,8 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
         raise in_the_logs_words(error, log, wanted.taken) from error
     if len(machines) == 1 and "engine" in wanted.taken:
         gpu_notes += fraction_notes(log, request.args)
+    if "engine" in wanted.taken:
+        gpu_notes += development_notes(log)
     notes = [
         *result.notes,
         *wanted.notes,

@@ -11,7 +11,7 @@ from kvplan.environment import VARIABLES, Environment
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable
 from kvplan.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
-from kvplan.rules import sglang
+from kvplan.rules import sglang, vllm
 from kvplan.rules.releases import Version
 from kvplan.rules.sglang_models import UNKNOWN_BACKEND
 from kvplan.rules.vllm import EngineArgs
@@ -235,6 +235,22 @@ def engine_of(log: ServerLog) -> str | None:
     if found is None or not sglang.OLDEST <= (int(found[1]), int(found[2])) <= sglang.NEWEST:
         return "sglang"
     return f"sglang@{found[0].removeprefix('v')}"
+
+
+def development_notes(log: ServerLog) -> list[str]:
+    """What a build between two releases rests on: 0.19.1rc1.dev329 is 329 commits after the tag before it."""
+    version = log.text("version") or ""
+    match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version)
+    if log.engine != "vllm" or log.release is None or match is None:
+        return []
+    major, minor, patch = (int(field or 0) for field in match.groups())
+    later, other = ("after", minor + 1) if patch else ("before", minor - 1)
+    neighbour = f"{major}.{other}"
+    more = f"; --engine vllm@{neighbour} says so" if (major, other) <= vllm.NEWEST and other >= 0 else ""
+    return [
+        f"version {printable(version, 60)} is a development build {later} {major}.{minor}.0, judged as "
+        f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbour} does{more}"
+    ]
 
 
 def fraction_notes(log: ServerLog, args: EngineArgs) -> list[str]:
