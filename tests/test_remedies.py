@@ -103,7 +103,7 @@ def fixes(rules: str, more: str = "", **options: Any) -> tuple[dict[str, str | N
 
 
 def test_no_part_of_the_change_that_cures_all_is_idle() -> None:
-    """14.11 requests fit, and 6.34 GiB (8 %) are left: more of both takes two changes."""
+    """14 requests fit, and 6.34 GiB (8 %) are left: more of both takes two changes."""
     text = ONE.format("min_concurrency: 20, min_headroom: 12%, max_weights: 10GiB", "")
     (target,) = judged(text, planned()).targets
     assert target.cure is not None
