@@ -12,10 +12,11 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError
+from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 
 MIB = 1024 * 1024
 MAX_CONFIG_BYTES = 10 * MIB
@@ -77,6 +78,7 @@ def open_regular(path: Path) -> BinaryIO:
     where = printable(str(path), _WHERE_LIMIT)
     try:
         _refuse_irregular(where, path.stat().st_mode)
+        _note_input(path)
         # The file may have been replaced since: a FIFO must not block the open, so ask again after it.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
@@ -89,6 +91,41 @@ def open_regular(path: Path) -> BinaryIO:
     except BaseException:
         os.close(handle)
         raise
+
+
+# Files are told apart by device and number, whatever path leads to them.
+_inputs: set[tuple[int, int]] = set()  # read by this command
+_outputs: dict[tuple[int, int], str] = {}  # to be replaced by this command, and what is wrong where it reads one
+
+
+def start_command() -> None:
+    """Forget what the last command of this process has read."""
+    _inputs.clear()
+    _outputs.clear()
+
+
+def announce_output(path: Path, refusal: str) -> None:
+    """Say that an existing file will be replaced. Raises UsageError where this command has read it; what reads it later
+    raises the same."""
+    _outputs[_identity(path)] = refusal
+    if _identity(path) in _inputs:
+        raise UsageError(refusal)
+
+
+def forget_output(path: Path) -> None:
+    with suppress(OSError):
+        _outputs.pop(_identity(path), None)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _note_input(path: Path) -> None:
+    _inputs.add(_identity(path))
+    if refusal := _outputs.get(_identity(path)):
+        raise UsageError(refusal)
 
 
 def _refuse_irregular(where: str, mode: int) -> None:

@@ -586,13 +586,13 @@ def test_reports_are_written_beside_the_answer(run: Run, tmp_path: Path) -> None
     assert ran.code == 0
     assert paths[0].read_text(encoding="utf-8") == run(*FIT, "--format", "json").out
     assert paths[1].read_text(encoding="utf-8") == run(*FIT, "--format", "csv").out
-    assert paths[2].read_text(encoding="utf-8") == run(*FIT, "--format", "markdown").out
+    assert paths[2].read_text(encoding="utf-8") == run(*FIT, "--format", "markdown").out + "<!-- kvplan -->\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.csv", "c.md"]
 
 
 def test_a_report_replaces_the_old_one_and_keeps_its_mode(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text("old", encoding="utf-8")
+    path, old = tmp_path / "a.json", '{"schema": "kvplan/plan@1"}'
+    path.write_text(old, encoding="utf-8")
     path.chmod(0o640)
     run(*FIT, "--report", path)
     assert json.loads(path.read_text(encoding="utf-8"))["schema"] == "kvplan/plan@1"
@@ -605,12 +605,12 @@ def test_a_disk_that_fills_leaves_the_old_report_whole(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    path = tmp_path / "a.json"
-    path.write_text("old", encoding="utf-8")
+    path, old = tmp_path / "a.json", '{"schema": "kvplan/plan@1"}'
+    path.write_text(old, encoding="utf-8")
     monkeypatch.setattr(os, "fsync", full)
     line = refused(run(*FIT, "--report", path), 3)
     assert "No space left on device" in line
-    assert [(p.name, p.read_text(encoding="utf-8")) for p in tmp_path.iterdir()] == [("a.json", "old")]
+    assert [(p.name, p.read_text(encoding="utf-8")) for p in tmp_path.iterdir()] == [("a.json", old)]
 
 
 # --- the other commands -----------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_reports_go_to_files_beside_the_table(tmp_path: Path, run: Run) -> None:
     assert "time to first token" in ran.out
     assert json.loads(names[0].read_text()) == run(*asked, "--format", "json").json
     assert names[1].read_text() == run(*asked, "--format", "csv").out
-    assert names[2].read_text() == run(*asked, "--format", "markdown").out
+    assert names[2].read_text() == run(*asked, "--format", "markdown").out + "<!-- kvplan -->\n"
 
 
 def test_the_files_of_requests_and_of_time_hold_what_the_figures_say(trace: Path, tmp_path: Path, run: Run) -> None:

@@ -462,7 +462,7 @@ def test_without_a_file_the_answer_is_markdown(run: Run, tmp_path: Path) -> None
 
 def test_every_format_is_written_in_one_go_and_files_are_replaced(run: Run, tmp_path: Path) -> None:
     path = cpu_run(tmp_path / "cpu")
-    (tmp_path / "r.md").write_text("old", encoding="utf-8")
+    (tmp_path / "r.md").write_text("old\n<!-- kvplan -->\n", encoding="utf-8")
     outputs = [word for name in ("r.html", "r.md", "r.json", "r.csv") for word in ("-o", tmp_path / name)]
     ran = run("report", path, *outputs, "--title", "A title")
     assert (ran.code, ran.out, ran.err) == (0, "", "")

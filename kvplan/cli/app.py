@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from kvplan import files
 from kvplan.cli import output
 from kvplan.errors import BUG, INTERRUPTED, KvplanError, UsageError
 from kvplan.records import dataclass
@@ -174,6 +175,7 @@ def wanted_command(argv: Sequence[str]) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code; never raises but for a SystemExit of the shell's completion."""
     output.prepare_streams()
+    files.start_command()
     try:
         line = sys.argv[1:] if argv is None else argv
         code: object = 0

@@ -56,7 +56,7 @@ def check(options: CheckOptions) -> int:
         refuse_plan_options(options)
         refuse_no_policy(options, path)
         with (
-            output.report_files(options.report or [], "--report", SUFFIXES) as reports,
+            output.report_files(options.report or [], "--report", SUFFIXES, force=options.force) as reports,
             failure_told(path, lambda failure: save_failure(failure, reports)),
         ):
             result = checked(
@@ -78,7 +78,7 @@ def check(options: CheckOptions) -> int:
 
 def refuse_plan_options(options: CheckOptions) -> None:
     """What a plan is made from stands in the policy; given beside it, it would be ignored."""
-    own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "force", "from_pid"}
+    own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "from_pid"}
     for field in fields(CheckOptions):
         if field.name in own and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
@@ -388,7 +388,7 @@ def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
         raise EnvironmentProblem(
             f"--update-baseline: {where}: cannot be made ({error.strerror}); name another file"
         ) from error
-    with output.report_files([str(path)], "--update-baseline", {path.suffix.lower(): "json"}) as (file,):
+    with output.report_files([str(path)], "--update-baseline", {path.suffix.lower(): "json"}, force=True) as (file,):
         file.save(rendered("json", result))
     if not quiet:
         output.tell("note", f"{printable(str(path), 400)}: written; commit it with the policy")

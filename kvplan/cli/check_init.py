@@ -34,7 +34,7 @@ def init(options: CheckOptions) -> int:
     options = with_command(options)
     command = None if options.from_command is None else read_command(options.from_command)
     refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them, too
-    with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}) as (file,):
+    with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}, force=True) as (file,):
         asked = read(options, lambda context, spec: load_of(options, context, spec))
         say(asked, quiet=options.quiet)
         file.save(text_of(asked, options, Path(target).parent))

@@ -68,7 +68,7 @@ class CheckOptions(WorkloadOptions):
         typer.Option("--init", help="Write a policy for a model and the options above; its rules are today's figures."),
     ] = False
     output: Annotated[Text, option("--output", "-o", help="--init: the file to write.", metavar="PATH")] = None
-    force: Annotated[bool, typer.Option("--force", help="--init: replace the file if it exists.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists: of --report, of --init.")] = False
     from_pid: Annotated[
         Text, option("--from-pid", help="--init: read the command of a running vLLM server (Linux).", metavar="PID")
     ] = None

@@ -48,7 +48,7 @@ class Operand:
 def diff(options: DiffOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where NEW is worse."""
     old, new = operands(options)
-    with output.report_files(options.report or []) as reports:
+    with output.report_files(options.report or [], force=options.force) as reports:
         result = compared(old, new, options)
         for report in reports:
             report.save(rendered(report.format, result))

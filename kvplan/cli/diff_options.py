@@ -7,6 +7,7 @@ import typer
 
 from kvplan.cli.options import (
     ColorOption,
+    ForceOption,
     FormatOption,
     Text,
     Texts,
@@ -66,5 +67,6 @@ class DiffOptions(WorkloadOptions):
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
+    force: ForceOption = False
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False

@@ -18,7 +18,7 @@ Table = list[Outcome]  # one context's, GPU by GPU
 
 def estimate(options: EstimateOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where any estimate shown does not fit."""
-    with output.report_files(options.report or []) as reports:
+    with output.report_files(options.report or [], force=options.force) as reports:
         asked = read(options, lambda context, spec: load_of(options, context, spec))
         say(asked, quiet=options.quiet)
         tables = answer(asked)

@@ -66,6 +66,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How the answer i
 ColorOption = Annotated[
     Color, typer.Option("--color", help="Colours in tables; auto: on a terminal (NO_COLOR counts).")
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that kvplan did not write.")]
 Text = str | None
 Texts = list[str] | None
 Switch = bool | None
@@ -390,6 +391,7 @@ class EstimateOptions(WorkloadOptions):
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
+    force: ForceOption = False
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 1 when any estimate shown does not fit.")
     ] = False

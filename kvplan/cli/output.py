@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from kvplan import files
 from kvplan.errors import EnvironmentProblem, UsageError
 from kvplan.files import printable
 
@@ -98,9 +99,12 @@ def console(color: str) -> "Console | TextIO":
 class ReportFile:
     """A file that is written whole or not at all. Made before the work starts, so that a bad path costs no time."""
 
-    def __init__(self, path: str, flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES) -> None:
-        """flag: what the user said it with; suffixes: which there may be, and the format each means."""
-        self.flag, self.suffixes = flag, suffixes
+    def __init__(
+        self, path: str, flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES, *, force: bool = False
+    ) -> None:
+        """flag: what the user said it with; suffixes: which there may be, and the format each means; force: whatever
+        is there is replaced."""
+        self.flag, self.suffixes, self.force = flag, suffixes, force
         self.shown = printable(path, 400)
         self.format = self._format(path)
         try:
@@ -122,6 +126,9 @@ class ReportFile:
     def _format(self, path: str) -> str:
         suffix = Path(path).suffix.lower()
         if suffix not in self.suffixes:
+            from kvplan.rundir import refuse_run_files
+
+            refuse_run_files(path, self.flag)
             known = ", ".join(self.suffixes)
             raise UsageError(f"{self.flag} {self.shown}: the suffix does not say a format ({suffix!r}); use {known}")
         return self.suffixes[suffix]
@@ -135,13 +142,40 @@ class ReportFile:
             raise UsageError(f"{self.flag} {self.shown}: there is no such directory; make it first")
         if self.target.exists() and not os.access(self.target, os.W_OK):
             raise UsageError(f"{self.flag} {self.shown}: is read-only; make it writable or name another path")
+        if self.target.exists() and not self.force:
+            self._refuse_foreign()
+
+    def _refuse_foreign(self) -> None:
+        """Refuse to write over a file that the command reads, that belongs to a run, or that kvplan did not write."""
+        from kvplan.cli.own import is_own
+        from kvplan.rundir import refuse_run_files
+
+        refuse_run_files(str(self.target), self.flag)
+        if not is_own(self.target):
+            raise UsageError(
+                f"{self.flag} {self.shown}: exists, and kvplan did not write it; name another file, or replace it with "
+                "--force"
+            )
+        self._refuse_input()
+
+    def _refuse_input(self) -> None:
+        message = f"{self.flag} {self.shown}: is an input of this command; name another file"
+        files.announce_output(self.target, message)
 
     def save(self, content: str | bytes | Iterable[bytes]) -> None:
         """Put `content` in place of what is there; on failure the old file stays as it was."""
-        parts = (content.encode("utf-8"),) if isinstance(content, str) else content
+        if self.target.exists() and not self.force:
+            self._refuse_input()
+        if isinstance(content, str | bytes):
+            content = (content.encode("utf-8") if isinstance(content, str) else content,)
+        if self.format == "markdown":
+            from kvplan.cli.own import COMMENT, MARKDOWN
+
+            parts = tuple(content)
+            content = parts if parts[0].startswith(COMMENT) else (*parts, f"{MARKDOWN}\n".encode("ascii"))
         try:
             with self._temporary.open("wb") as file:
-                file.writelines((parts,) if isinstance(parts, bytes) else parts)
+                file.writelines(content)
                 file.flush()
                 os.fsync(file.fileno())
             self._temporary.chmod(self._mode())
@@ -161,22 +195,23 @@ class ReportFile:
         return 0o666 & ~mask
 
     def discard(self) -> None:
+        files.forget_output(self.target)
         with suppress(OSError):
             self._temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def report_files(
-    paths: Iterable[str], flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES
+    paths: Iterable[str], flag: str = "--report", suffixes: Mapping[str, str] = SUFFIXES, *, force: bool = False
 ) -> Iterator[list[ReportFile]]:
     """All report files, each checked before the work starts; whatever happens, no temporary file is left."""
-    files: list[ReportFile] = []
+    reports: list[ReportFile] = []
     try:
         for path in paths:
-            file = ReportFile(path, flag, suffixes)
-            files.append(file)
-            file.create()  # one by one: those made before a bad one must be removed
-        yield files
+            report = ReportFile(path, flag, suffixes, force=force)
+            reports.append(report)
+            report.create()  # one by one: those made before a bad one must be removed
+        yield reports
     finally:
-        for file in files:
-            file.discard()
+        for report in reports:
+            report.discard()

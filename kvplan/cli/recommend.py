@@ -32,7 +32,7 @@ SOUGHT = {
 
 def recommend_command(options: RecommendOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where the answer is no."""
-    with report_files(options.report or []) as reports:
+    with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
         doc = answered(options)
         for report in reports:

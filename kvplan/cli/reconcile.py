@@ -28,7 +28,7 @@ from kvplan.report.lines import Line, columns, line, write
 from kvplan.rules.bundled import predict
 from kvplan.run_capacity import CapacityRow, Served, served
 from kvplan.run_manifest import check_objects, inputs_of, spec_of
-from kvplan.rundir import Run, load_run, refuse_run_files
+from kvplan.rundir import Run, load_run
 from kvplan.spec import FullAttention, LatentAttention
 from kvplan.units import format_size
 
@@ -53,9 +53,8 @@ def reconcile_command(options: ReconcileOptions) -> int:
     if limits is not None:
         limits.check((row.component for row in compared(result)), "--max-error")
     if options.calibrate is not None:
-        refuse_run_files(options.calibrate, "--calibrate")
         measured = {row.component: row.measured for row in result.rows}
-        with output.report_files([options.calibrate], "--calibrate", {".json": "json"}) as (file,):
+        with output.report_files([options.calibrate], "--calibrate", {".json": "json"}, force=options.force) as (file,):
             found = calibration.document(
                 run.manifest, run.status, measured, result.activation_coefficient, str(run.path)
             )

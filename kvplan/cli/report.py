@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvplan.cli import output
 from kvplan.cli.drawing import require_libraries
 from kvplan.cli.run_options import ReportOptions
-from kvplan.rundir import load_run, refuse_run_files
+from kvplan.rundir import load_run
 
 if TYPE_CHECKING:
     from kvplan.report.run_data import ReportData
@@ -18,9 +18,8 @@ NEEDED = ("jinja2", "matplotlib")  # by HTML; the rest is written without any li
 
 def report_command(options: ReportOptions) -> int:
     """Write the report in every format asked for; Markdown to standard output where no file is named."""
-    for path in options.output or []:
-        refuse_run_files(path, "--output")
-    with output.report_files(options.output or [], "--output", SUFFIXES) as files:  # checked before the work starts
+    # checked before the work starts
+    with output.report_files(options.output or [], "--output", SUFFIXES, force=options.force) as files:
         if any(file.format == "html" for file in files):
             require_libraries("report", *NEEDED)
         from kvplan.report.run_data import report_data

@@ -7,6 +7,7 @@ import typer
 
 from kvplan.cli.options import (
     ColorOption,
+    ForceOption,
     PlanOptions,
     Switch,
     Text,
@@ -167,6 +168,7 @@ class ReconcileOptions(PlanOptions):
     calibrate: Annotated[Text, option("--calibrate", help="Write this run's measured constants.", metavar="FILE")] = (
         None
     )
+    force: ForceOption = False
     max_error: Annotated[
         Texts,
         option(
@@ -188,6 +190,7 @@ class ReportOptions:
     output: Annotated[
         Texts, option("--output", "-o", help="File to write; .html, .md, .json or .csv; repeatable.", metavar="FILE")
     ] = None
+    force: ForceOption = False
     title: Annotated[Text, option("--title", help="Heading of the report.", metavar="TEXT")] = None
 
 

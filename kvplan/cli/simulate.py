@@ -2,8 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,10 +40,10 @@ CSV = {".csv": "csv"}
 def simulate(options: SimulateOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where a promise is not kept."""
     with ExitStack() as files:
-        reports = files.enter_context(output.report_files(options.report or []))
-        timeline = files.enter_context(output.report_files(only(options.timeline), "--timeline", CSV))
-        requests = files.enter_context(output.report_files(only(options.requests), "--requests", CSV))
-        figures = files.enter_context(output.report_files(only(options.figure), "--figure", FIGURES))
+        reports = files.enter_context(output.report_files(options.report or [], force=options.force))
+        timeline = files.enter_context(only(options, options.timeline, "--timeline", CSV))
+        requests = files.enter_context(only(options, options.requests, "--requests", CSV))
+        figures = files.enter_context(only(options, options.figure, "--figure", FIGURES))
         if options.figure is not None:
             require_libraries("--figure", "matplotlib")
         the_plan = planned(options)
@@ -70,8 +70,11 @@ def simulate(options: SimulateOptions) -> int:
     return int(options.exit_code and not all(kept.is_kept for kept in answer.variants[0].kept))
 
 
-def only(path: str | None) -> list[str]:
-    return [] if path is None else [path]
+def only(
+    options: SimulateOptions, path: str | None, flag: str, suffixes: Mapping[str, str]
+) -> AbstractContextManager[list[output.ReportFile]]:
+    """The file that a flag names, if it names one."""
+    return output.report_files([] if path is None else [path], flag, suffixes, force=options.force)
 
 
 def planned(options: SimulateOptions) -> Plan:

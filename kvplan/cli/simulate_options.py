@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvplan.cli.options import ColorOption, FormatOption, PlanOptions, Text, complete, complete_gpu, option
+from kvplan.cli.options import ColorOption, ForceOption, FormatOption, PlanOptions, Text, complete, complete_gpu, option
 
 
 def complete_profile(incomplete: str) -> list[str]:
@@ -99,6 +99,7 @@ class SimulateOptions(PlanOptions):
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
+    force: ForceOption = False
     timeline: Annotated[Text, option("--timeline", help="Write what ran and waited over time.", metavar="FILE.csv")] = (
         None
     )

@@ -41,8 +41,9 @@ SPOOL_BYTES = 1 << 26
 def sweep(options: SweepOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where no combination fits."""
     with ExitStack() as stack:
-        reports = stack.enter_context(report_files(options.report or []))
-        pictures = stack.enter_context(report_files([options.figure] if options.figure else [], "--figure", FIGURES))
+        reports = stack.enter_context(report_files(options.report or [], force=options.force))
+        figures = [options.figure] if options.figure else []
+        pictures = stack.enter_context(report_files(figures, "--figure", FIGURES, force=options.force))
         limit = parse_count(options.limit, "--limit") if options.limit is not None else ROWS
         jobs = parse_count(options.jobs, "--jobs", MOST_JOBS) if options.jobs is not None else None
         if pictures:

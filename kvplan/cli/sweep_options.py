@@ -7,6 +7,7 @@ import typer
 
 from kvplan.cli.options import (
     ColorOption,
+    ForceOption,
     FormatOption,
     Text,
     Texts,
@@ -57,6 +58,7 @@ class SweepOptions(WorkloadOptions):
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
+    force: ForceOption = False
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when no combination fits.")] = False
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
@@ -108,6 +110,7 @@ class RecommendOptions(WorkloadOptions):
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
+    force: ForceOption = False
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when the answer is no.")] = False
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False

@@ -61,7 +61,7 @@ def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], T
     """Make a trace and write all of it or nothing; say what was written, and what has no place in it."""
     path = options.output
     form = form_of(path)
-    with output.report_files([path], "--output", SUFFIXES) as (file,):
+    with output.report_files([path], "--output", SUFFIXES, force=True) as (file,):
         if file.target.exists() and not options.force:
             raise UsageError(f"--output {file.shown}: exists; name another file, or replace it with --force")
         trace = make()

@@ -85,9 +85,8 @@ def drawn(answer: Answer, format: str) -> bytes:
         for ax, panel in zip(figure.subplots(3, 1), panels(answer), strict=True):
             draw(ax, panel)
         buffer = io.BytesIO()
-        figure.savefig(
-            buffer, format=format, dpi=150, metadata={"Date": None} if format == "svg" else {"Software": None}
-        )
+        metadata = {"Date": None, "Title": "kvplan"} if format == "svg" else {"Software": "kvplan"}
+        figure.savefig(buffer, format=format, dpi=150, metadata=metadata)
     return buffer.getvalue()
 
 

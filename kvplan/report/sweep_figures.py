@@ -59,7 +59,7 @@ def picture(curves: Curves, format: str) -> bytes:
     with mpl.rc_context(SETTINGS):
         figure = draw(panels(curves))
         buffer = io.BytesIO()
-        metadata = {"Date": None} if format == "svg" else {"Software": None}
+        metadata = {"Date": None, "Title": "kvplan"} if format == "svg" else {"Software": "kvplan"}
         figure.savefig(buffer, format=format, dpi=150, metadata=metadata)
     return buffer.getvalue()
 
