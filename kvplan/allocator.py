@@ -95,6 +95,8 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
     for weight in (*towers, *first):
         yield from loaded(spec, weight, None, layout)
     for rope in spec.ropes:
+        if rope.served:  # as long as the context, which is not known here
+            continue
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
     made: dict[Hashable, list[tuple[int, int]]] = {}

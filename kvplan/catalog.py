@@ -19,7 +19,6 @@ MISSING = {
     "deepseek-v4.1": "its type (deepseek_v41: caches shared between layers, n-gram tables) has no reader yet",
     "deepseek-v4-flash-0731": "no copy of its published config could be had",
     "deepseek-v4-pro-0813": "no copy of its published config could be had",
-    "minimax-m1": "its type (minimax_m1: lightning attention) has no reader; vLLM served it up to 0.22 only",
     "qwen3.8-flash": "its type (qwen4_exp: n-gram tables, pooled index) has no reader yet",
 }
 

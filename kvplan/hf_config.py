@@ -51,6 +51,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gemma": ("gemma3n_text", "gemma4_text"),
     "nas": ("nemotron-nas", "deci"),
     "deepseek_v4": ("deepseek_v4",),
+    "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
     "glm5_next": ("glm5_next_text", "glm5_next"),
     "encoder_decoder": ("whisper",),
 }  # fmt: skip

@@ -85,8 +85,8 @@ def _expert_workspace(weight: Weight, tp: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def rope_elements(spec: ModelSpec) -> int:
-    return sum(rope.positions * rope.dim for rope in spec.ropes)
+def rope_elements(spec: ModelSpec, context: int) -> int:
+    return sum(rope.rows(context) * rope.dim for rope in spec.ropes)
 
 
 @lru_cache(maxsize=4096)
@@ -183,7 +183,7 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     alignment = 0
     if layout is not None and (spec.quantization is None or spec.quantization.known):
         alignment = weights_excess(spec, layout)
-    return Loaded(rope_elements(spec) * element_bytes(settings), latents, alignment)
+    return Loaded(rope_elements(spec, settings.max_model_len) * element_bytes(settings), latents, alignment)
 
 
 INDEXER_BLOCK = 8  # index keys in a gathered latent's place: 576 x 2 B // 132 B

@@ -127,7 +127,7 @@ class RecurrentState:
     ssm_dtype    dtype of the recurrence when the model fixes it; None: the model's dtype
     """
 
-    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "bounded_kda", "short_conv"]
+    kind: Literal["mamba1", "mamba2", "gated_delta_net", "kda", "bounded_kda", "short_conv", "lightning"]
     conv_kernel: int
     convolution: tuple[Part, ...]
     heads: int
@@ -230,10 +230,18 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """One rotary table a server keeps: `positions x dim` elements of the model's dtype."""
+    """One rotary table a server keeps: `positions x dim` elements of the model's dtype.
+
+    served  it is no longer than the context that is served
+    """
 
     dim: int
     positions: int
+    served: bool = False
+
+    def rows(self, context: int) -> int:
+        """Positions of the table of a server of this context."""
+        return min(self.positions, context) if self.served else self.positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def test_an_unknown_name_is_refused_with_near_misses() -> None:
     [
         ("deepseek-v4.1-flash", "deepseek_v41"),
         ("deepseek-ai/DeepSeek-V4-Flash-0731", "no copy of its published config"),
-        ("minimax-m1-80k", "vLLM served it up to 0.22 only"),
+        ("deepseek-ai/DeepSeek-V4-Pro-0813", "no copy of its published config"),
     ],
 )
 def test_a_model_that_is_known_to_be_missing_says_why(name: str, why: str) -> None:

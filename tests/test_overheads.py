@@ -124,7 +124,7 @@ def test_vllm_019_logs_lie_in_the_range_and_near_the_middle(
 ) -> None:
     rows = estimates(logged_019(model, tp))
     peak, buffers = rows["activations"], rows["buffers"]
-    ropes = overheads.rope_elements(catalog.load(model)) * 2  # logged as weights
+    ropes = overheads.rope_elements(catalog.load(model), 8192) * 2  # logged as weights
     assert (peak.likely + buffers.likely - ropes) / GIB == pytest.approx(activation, abs=0.11)
     assert peak.low + buffers.low - ropes <= activation * GIB + 0.01 * GIB
     assert activation * GIB - 0.01 * GIB <= peak.high + buffers.high - ropes
@@ -135,7 +135,9 @@ def test_the_median_error_of_activation_peaks_is_small() -> None:
     errors = []
     for model, tp, activation, _ in LOGGED_019:
         rows = estimates(logged_019(model, tp))
-        found = rows["activations"].likely + rows["buffers"].likely - overheads.rope_elements(catalog.load(model)) * 2
+        found = (
+            rows["activations"].likely + rows["buffers"].likely - overheads.rope_elements(catalog.load(model), 8192) * 2
+        )
         errors.append(abs(found / GIB - activation))
     assert median(errors) < 0.03
 
@@ -238,7 +240,7 @@ def test_buffers_of_llama_by_hand() -> None:
 
 def test_rotary_tables_explain_what_llama_3_1_weighs_more_than_llama_3() -> None:
     # "Model loading took" 14.9888 and 14.9595 GiB; both hold the same parameters
-    tables = [2 * overheads.rope_elements(catalog.load(name)) for name in ("llama-3.1-8b", "llama-3-8b")]
+    tables = [2 * overheads.rope_elements(catalog.load(name), 8192) for name in ("llama-3.1-8b", "llama-3-8b")]
     assert (tables[0] - tables[1]) / GIB == pytest.approx(14.9888 - 14.9595, abs=1e-4)
 
 

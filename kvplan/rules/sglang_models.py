@@ -16,7 +16,7 @@ from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
 
 # model types that SGLang has no class for, and that it cannot run through Transformers either
-NO_CLASS = ("jamba", "falcon", "bloom", "mpt")
+NO_CLASS = ("jamba", "falcon", "bloom", "mpt", "minimax", "minimax_m1", "minimax_text_01")
 # A pool of their own for windows; all other models keep every token of a window (is_hybrid_swa_model).
 WINDOW_POOLS = frozenset(
     {
@@ -92,6 +92,8 @@ def check_class(spec: ModelSpec) -> None:
     """Refuse a model that SGLang cannot run."""
     if spec.model_type in NO_CLASS:
         raise UnsupportedModelError(f"{spec.name}: SGLang has no class for model_type {spec.model_type}; use vllm")
+    if vllm.is_pooled(spec):
+        raise UnsupportedModelError(f"{spec.name}: SGLang's pool of pooled index keys is not modelled; use vllm")
     if spec.model_type in ENCODER_DECODERS:
         raise UnsupportedModelError(f"{spec.name}: SGLang's pool for an encoder's tokens is not modelled; use vllm")
 

@@ -285,6 +285,12 @@ def is_sparse_mla(spec: ModelSpec) -> bool:
 
 
 @lru_cache(maxsize=1024)
+def is_pooled(spec: ModelSpec) -> bool:
+    """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
+    return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
 def has_states(spec: ModelSpec) -> bool:
     return any(isinstance(cache, RecurrentState) for caches in spec.layers for cache in caches)
 
@@ -358,7 +364,13 @@ LAST_RELEASE = {
 
 
 # The first release whose caches are sized as it does, where earlier ones page them in another way or lack the model.
-FIRST_SIZED = {"Glm5NextForConditionalGeneration": (0, 33), "Glm5NextForCausalLM": (0, 33)}
+FIRST_SIZED = {
+    "MiniMaxM1ForCausalLM": (0, 11),
+    "MiniMaxText01ForCausalLM": (0, 11),
+    "MiniMaxForCausalLM": (0, 11),
+    "Glm5NextForConditionalGeneration": (0, 33),
+    "Glm5NextForCausalLM": (0, 33),
+}
 
 
 def check_architecture(spec: ModelSpec, release: Version) -> None:
@@ -699,7 +711,7 @@ def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release
         ahead=sees_ahead(spec, args, release),
         block_size=args.block_size,
         sm=sm,
-        pooled=any(isinstance(c, SparseIndexer) and c.pool > 1 for caches in spec.layers for c in caches),
+        pooled=is_pooled(spec),
     )
 
 

@@ -272,7 +272,7 @@ def state_alignment(state: RecurrentState, sm: int) -> tuple[int, int]:
             return 1, 1
         case "bounded_kda":  # FlashKDA: compute capability 9.0, 10.x and 12.x (models/kimi_k3/nvidia/kda.py)
             return (FLASH_KDA_ALIGNMENT, 1) if sm == 90 or sm // 10 in (10, 12) else (1, 0)
-        case "mamba1" | "kda" | "short_conv":
+        case "mamba1" | "kda" | "short_conv" | "lightning":
             return 1, 0
         case _:
             assert_never(state.kind)
@@ -289,7 +289,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     if not attentions:  # pure Mamba: prefix caching stays off, one block per request
         return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
     kv_dtype = how.kv_dtype
-    if is_pooled(spec):  # its latents alone decide, in plain fp8 even where their pages are 656 bytes a token
+    if vllm.is_pooled(spec):  # its latents alone decide, in plain fp8 even where their pages are 656 bytes a token
         attentions = {cache for cache in attentions if isinstance(cache, LatentAttention)}
         kv_dtype = "fp8" if kv_dtype == "fp8_ds_mla" else kv_dtype
     per_token = {token_bytes(cache, kv_dtype, how.tp) for cache in attentions}
@@ -314,11 +314,6 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         checkpoints = 1 + aligned[state][1] if how.prefix_caching else 0
         specs[state] = fixed if grows else replace(fixed, blocks=1 + how.spec_tokens + checkpoints)
     return block, specs
-
-
-def is_pooled(spec: ModelSpec) -> bool:
-    """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
-    return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for caches in spec.layers for cache in caches)
 
 
 def pooled_block(spec: ModelSpec, sm: int) -> int:
@@ -368,7 +363,7 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     states: dict[RecurrentState, KVSpec] = {}
     if vllm.has_states(spec):
         block, states = state_specs(spec, how)
-    if is_pooled(spec):
+    if vllm.is_pooled(spec):
         return [
             (i, each)
             for i, caches in enumerate(spec.layers)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from kvplan.errors import UnsupportedModelError
 from kvplan.layout import cdiv
 from kvplan.records import dataclass
+from kvplan.rules import vllm
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.rules.vllm_packed import block_bytes, packed_groups
 from kvplan.rules.vllm_pages import (
@@ -17,7 +18,6 @@ from kvplan.rules.vllm_pages import (
     Paging,
     charged_blocks,
     held_blocks,
-    is_pooled,
     layer_specs,
     moving_blocks,
     prefilling_blocks,
@@ -152,7 +152,7 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
         layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:
         raise UnsupportedModelError(f"{spec.name}: no layer keeps a cache; there is no KV pool to size")
-    packed = is_v4(spec) or is_pooled(spec)
+    packed = is_v4(spec) or vllm.is_pooled(spec)
     cut = packed_groups(layers) if packed else group_layers(layers, spec.name)
     groups = tuple(KVGroup(tuple(part), tuple(dict.fromkeys(paged for _, paged in part))) for part in cut)
     stages: list[range] = stage_layers(spec.num_layers, how.pp)
