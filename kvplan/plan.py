@@ -173,6 +173,7 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         rest_last=request.release.engine == "sglang",
         left_out=vllm.left_out(request.spec, args, request.release),
         whole_towers=args.mm_encoder_tp_mode == "data",
+        expert_tile=vllm.expert_tile(request.spec, args, request.gpu.sm, request.release),
     )
 
 

@@ -41,6 +41,7 @@ class Layout:
     rest_last  layers that pipeline stages cannot share evenly go to the last stages (SGLang)
     left_out      inputs that are switched off: a tower that serves no other is not built
     whole_towers  towers are whole on each rank, which share the batch
+    expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing
     """
 
     tp: int = 1
@@ -54,6 +55,7 @@ class Layout:
     rest_last: bool = False
     left_out: frozenset[str] = frozenset()
     whole_towers: bool = False
+    expert_tile: int = 1
 
 
 def cdiv(a: int, b: int) -> int:
@@ -167,6 +169,13 @@ def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, li
     return up(k, inner_to), [up(part, hidden_to) for part in parts]
 
 
+def tiled(k: int, parts: list[int], split: str, tile: int) -> tuple[int, list[int]]:
+    """Plain experts with their inner width padded to the tile of the kernel that reads them."""
+    if split == "outputs":
+        return k, [up(part, tile) for part in parts]
+    return (up(k, tile) if split == "inputs" else k), parts
+
+
 def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
     """(columns, rows of each part) of a weight on one rank."""
     if weight.even and weight.even % tp:
@@ -253,6 +262,9 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
     element = BYTES[held_dtype(weight, layout, spec.dtype)]
     bias = element * sum(parts) if weight.bias else 0
     if scheme is None:
+        if is_expert and layout.expert_tile > 1:
+            k, parts = tiled(k, parts, weight.split, layout.expert_tile)
+            bias = element * sum(parts) if weight.bias else 0
         return element * k * sum(parts) * copies, 0, bias * copies
     if is_expert:
         scheme = expert_scheme(scheme, k, parts, weight.split)

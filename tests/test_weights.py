@@ -1,6 +1,7 @@
 """Weight bytes per rank: storage layouts by hand, real servers' numbers, and laws."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 
 from kvplan import catalog
 from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.gpu import gpu
 from kvplan.hf_config import read_config
+from kvplan.plan import Request, plan, weight_layout
+from kvplan.rules.engines import parse_engine
+from kvplan.rules.vllm import EngineArgs
 from kvplan.spec import Scheme
 from kvplan.weights import (
     Layout,
@@ -155,3 +160,42 @@ def test_every_tensor_is_as_large_as_the_servers(row: dict[str, Any]) -> None:
             sizes = [weight_bytes(spec, weight, index, layout) for weight in spec.layer_weights[index]]
             sizes.append(kv_scale_bytes(spec.layers[index], spec.quantization))
         assert sorted(size for size in sizes if size) == sorted(tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "params"),
+    [
+        ("granite-4.0-h-small", 4, 20_708_404_224),  # 768 / 4 = 192 columns, held as 256
+        ("qwen3-30b-a3b", 4, 20_117_090_304),  # the same
+        ("glm-4.5-air", 4, 58_039_140_864),  # 352 as 384
+        ("qwen3-next-80b-a3b", 8, 39_353_444_192),  # 64 as 128
+        ("deepseek-v2-lite", 2, 15_741_869_056),  # 704: its router does not renormalize, another kernel runs
+    ],
+)
+def test_plain_experts_are_padded_for_the_kernel_that_blackwell_runs(model: str, tp: int, params: int) -> None:
+    """Parameter bytes of a rank that vLLM 0.33's own model has on a B200."""
+    spec, args = catalog.load(model), EngineArgs(tensor_parallel_size=tp)
+    request = Request(spec, gpu("b200"), args)
+    assert total_weights(spec, weight_layout(request, 0)) == params
+    hopper = total_weights(spec, weight_layout(replace(request, gpu=gpu("h200")), 0))
+    earlier = total_weights(spec, weight_layout(replace(request, release=parse_engine("vllm@0.23")), 0))
+    adapters = total_weights(spec, weight_layout(replace(request, args=replace(args, max_loras=1)), 0))
+    assert hopper == earlier == adapters
+    assert (hopper < params) == (model != "deepseek-v2-lite")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_mxfp4_runs_in_bfloat16_alone(dtype: str) -> None:
+    """vLLM 0.33: "torch.float32 is not supported for quantization method gpt_oss_mxfp4"."""
+    request = Request(catalog.load("gpt-oss-20b"), gpu("h100-80g"), EngineArgs(dtype=dtype, max_model_len=4096))
+    with pytest.raises(UsageError, match="MXFP4 in bfloat16 alone"):
+        plan(request)
+    assert plan(replace(request, args=replace(request.args, dtype="bfloat16"))).fits
+
+
+def test_experts_that_vllm_does_not_find_cannot_be_spread() -> None:
+    """vLLM 0.33: "Number of experts in the model must be greater than 0 when expert parallelism is enabled"."""
+    args = EngineArgs(tensor_parallel_size=8, enable_expert_parallel=True, max_model_len=4096)
+    with pytest.raises(UsageError, match="does not find the experts"):
+        plan(Request(catalog.load("dbrx"), gpu("h200"), args))
+    assert plan(Request(catalog.load("dbrx"), gpu("h200"), replace(args, enable_expert_parallel=False))).fits

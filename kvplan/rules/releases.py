@@ -67,6 +67,10 @@ CHANGES = {
         (0, 11), "--mm-encoder-tp-mode data: each rank holds the whole encoder",
         "vLLM model_executor/models (supports_encoder_tp_data)", "0.10.2 and 0.11",
     ),
+    "attention_backend_names": Change(
+        (0, 11), "attention backends go by one name; before, the second engine's ended in _VLLM_V1",
+        "vLLM platforms/interface.py (_Backend)", "0.8.5, 0.9.2, 0.10.2, 0.11",
+    ),
     "async_scheduling": Change(
         (0, 14), "one more batch is scheduled while the last one runs",
         "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
@@ -80,17 +84,9 @@ CHANGES = {
         (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
         "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",
     ),
-    "attention_backend_names": Change(
-        (0, 11), "attention backends go by one name; before, the second engine's ended in _VLLM_V1",
-        "vLLM platforms/interface.py (_Backend)", "0.8.5, 0.9.2, 0.10.2, 0.11",
-    ),
     "attention_backend_flag": Change(
         (0, 14), "--attention-backend; before, VLLM_ATTENTION_BACKEND",
         "vLLM engine/arg_utils.py and envs.py", "0.11, 0.14, 0.16 to 0.33",
-    ),
-    "backend_checks_blocks": Change(
-        (0, 18), "an attention backend that was asked for refuses blocks it has no kernel for; before, it changed them",
-        "vLLM platforms/cuda.py (check_and_update_config)", "0.10.2, 0.14, 0.16 to 0.33",
     ),
     "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
     "indexer_workspace": Change(
@@ -114,6 +110,10 @@ CHANGES = {
     ),
     "all_reduce_buffers": Change(
         (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
+    ),
+    "backend_checks_blocks": Change(
+        (0, 18), "an attention backend that was asked for refuses blocks it has no kernel for; before, it changed them",
+        "vLLM platforms/cuda.py (check_and_update_config)", "0.10.2, 0.14, 0.16 to 0.33",
     ),
     "indexer_logits": Change(
         (0, 19), "sparse attention sets 512 MiB aside for a prefill's scores against the index keys",
@@ -143,6 +143,10 @@ CHANGES = {
     "runner_v2_by_name": Change(
         (0, 22), "model runner V2 for a list of architectures: a table for penalties, a smaller sampling peak",
         "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.21 to 0.33",
+    ),
+    "tiled_experts": Change(
+        (0, 24), "experts in 16 bits are padded to 128 columns a rank for FlashInfer's TRT-LLM kernel on Blackwell",
+        "vLLM model_executor/layers/fused_moe/oracle/unquantized.py", "0.18 to 0.33",
     ),
     "runner_v2_dense": Change(
         (0, 25), "model runner V2 for every dense model without recurrent states",

@@ -327,6 +327,9 @@ def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None 
         raise UsageError(f"--dtype {asked}: needs compute capability 8.0, this GPU has {sm / 10:.1f}; use float16")
     if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
         raise UsageError(f"--dtype {asked}: vLLM refuses {spec.name} in float16; use bfloat16 or float32")
+    is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
+    if is_mxfp4 and name != "bfloat16" and not old and (release is None or release.engine == "vllm"):
+        raise UsageError(f"--dtype {asked}: vLLM runs {spec.name}'s MXFP4 in bfloat16 alone; use that")
     return name
 
 
@@ -747,11 +750,44 @@ def check_block_size(block_size: int | None) -> None:
 NO_STAGES = ("gemma3n_text",)  # their classes have no SupportsPP in vLLM 0.33
 
 
+NO_EXPERT_COUNT = ("dbrx",)  # it stands in ffn_config, where vLLM 0.33's model config does not look
+EXPERT_TILE = 128
+KERNEL_ACTIVATIONS = (None, "silu", "swish", "relu2")
+# Whose routers renormalize the weights of the chosen experts where the config does not say (`norm_topk_prob`): their
+# classes' defaults in transformers 5, or what vLLM's class always does.
+RENORMALIZING = (
+    "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoehybrid", "granitemoeshared",
+    "lfm2_moe", "mixtral", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "solar_open",
+)  # fmt: skip
+
+
+def expert_tile(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> int:
+    """What a rank's share of a plain expert's inner width is padded to: FlashInfer's TRT-LLM kernel wants 128 columns.
+
+    It is taken on compute capability 10.x for routers that renormalize, without adapters; others run in kernels that
+    take any width. Source: vLLM 0.33 fused_moe/oracle/unquantized.py and experts/trtllm_bf16_moe.py.
+    """
+    is_taken = release.engine == "vllm" and release.has("tiled_experts") and sm // 10 == 10 and not args.max_loras
+    return EXPERT_TILE if is_taken and renormalizes(spec) else 1
+
+
+def renormalizes(spec: ModelSpec) -> bool:
+    inner = spec.config.get("text_config")
+    text = inner if isinstance(inner, dict) else spec.config
+    activation = text.get("hidden_act") or text.get("hidden_activation") or text.get("mlp_hidden_act")
+    stated = text.get("norm_topk_prob")
+    if activation not in KERNEL_ACTIVATIONS or not spec.experts_per_token:
+        return False
+    return spec.model_type in RENORMALIZING if stated is None else bool(stated)
+
+
 def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
     """The splits a server refuses at start-up."""
     tp = args.tensor_parallel_size
     if args.enable_expert_parallel and not spec.experts_per_token:
         raise UsageError(f"--enable-expert-parallel: {spec.name} has no experts; leave it out")
+    if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
+        raise UsageError(f"--enable-expert-parallel: vLLM does not find the experts of {spec.name}; leave it out")
     if caches_of(spec) != {RecurrentState} and spec.num_heads % tp:
         raise UsageError(
             f"tensor_parallel_size {tp}: does not divide the {spec.num_heads} attention heads of {spec.name}; "
