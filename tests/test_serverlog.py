@@ -721,6 +721,9 @@ def test_a_mention_of_the_command_says_nothing() -> None:
         parse_log("vllm serve org/a\n")
 
 
+EXAMPLE_LOG = (Path(__file__).resolve().parents[1] / "examples" / "vllm-0.10.log").read_bytes()
+
+
 # --- hostile logs -----------------------------------------------------------------------------------------------------
 
 
@@ -787,6 +790,20 @@ def test_more_lines_than_any_servers_are_refused(tmp_path: Path, monkeypatch: py
     assert "more than 50 lines" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")
     monkeypatch.setattr(server_log, "MAX_LOOKED_AT", 400)
     assert "lines that could be a server's" in outcome(dict(hostile(10_000))["matches"], tmp_path / "hostile.log")
+
+
+def test_lines_of_many_phrases_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's line holds one phrase or two: the work is bounded by phrases, not by lines of a hundred each."""
+    looked_at: list[str] = []
+    monkeypatch.setattr(server_log._Reader, "_look_at", lambda self, text: looked_at.append(text))
+    data = dict(hostile(5 * 10**6))["every phrase on each line"]
+    assert "phrases of servers on " in outcome(data, tmp_path / "hostile.log")[0]
+    assert len(looked_at) * len(WORDINGS) < server_log.MAX_PHRASES
+    # A real start-up's lines hold one each, so that the bound on lines comes first.
+    lines, num_phrases = server_log._lines_of_worth(EXAMPLE_LOG)
+    assert num_phrases == len(lines) > 5
 
 
 @pytest.mark.full

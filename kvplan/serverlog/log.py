@@ -29,6 +29,7 @@ MAX_BYTES: Final = 64 << 20  # of text; of a longer file the first and the last 
 # Of lines that hold a phrase: real logs have some hundreds, a hundred restarts some ten thousand.
 MAX_LINES: Final = 40_000
 MAX_LOOKED_AT: Final = 8 << 20
+MAX_PHRASES: Final = 60_000  # on those lines: a server's line holds one, seldom two
 PIECE: Final = 1 << 20
 _MOST_ON_A_LINE: Final = 4  # of one phrase: messages that were pasted onto one line
 
@@ -302,7 +303,7 @@ class _Reader:
         self._variables: dict[str, str] = {}  # of that command's environment, those with an effect
         self._engines: dict[Engine, int] = {"vllm": 0, "sglang": 0}
         self._line = 1
-        self._num_looked_at = self._looked_at = 0
+        self._num_looked_at = self._looked_at = self._num_phrases = 0
         self._is_first_piece = True
 
     # --- pieces and lines
@@ -331,7 +332,14 @@ class _Reader:
 
     def _look_through(self, piece: bytes) -> None:
         at = 0
-        for start, end in sorted(_lines_of_worth(piece)):
+        lines, num_phrases = _lines_of_worth(piece)
+        self._num_phrases += num_phrases
+        if self._num_phrases > MAX_PHRASES:
+            raise InvalidInputError(
+                f"{self.where}: holds {self._num_phrases:,} phrases of servers on {self._num_looked_at + len(lines):,} "
+                "lines; cut it to one start"
+            )
+        for start, end in sorted(lines):
             self._line += piece.count(b"\n", at, start)
             at = start
             self._num_looked_at += 1
@@ -349,15 +357,15 @@ class _Reader:
 
     def _look_at(self, text: str) -> None:
         found: list[tuple[int, Wording, dict[str, str]]] = []
-        for wording in WORDINGS:
-            at = text.find(wording.phrase)
+        for phrase, pattern, wording in _patterns():
+            at = text.find(phrase)
             for _ in range(_MOST_ON_A_LINE):
                 if at < 0:
                     break
-                match = compiled(wording).search(text, max(0, at - LEAD), at + REACH)
+                match = pattern.search(text, max(0, at - LEAD), at + REACH)
                 if match:
                     found.append((match.start(), wording, match.groupdict()))
-                at = text.find(wording.phrase, at + len(wording.phrase))
+                at = text.find(phrase, at + len(phrase))
         for at, wording, facts in sorted(found, key=lambda each: each[0]):
             self._keep(wording, facts, rank_of(text[:at]))
         for engine, opening in ARGUMENT_LISTS:
@@ -442,6 +450,11 @@ class _Reader:
 
 
 @cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str], Wording], ...]:
+    return tuple((wording.phrase, compiled(wording), wording) for wording in WORDINGS)
+
+
+@cache
 def _phrases() -> tuple[bytes, ...]:
     openings = [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
     plain = dict.fromkeys([*(one.phrase for one in WORDINGS), *openings])
@@ -454,9 +467,11 @@ def _command_phrases() -> frozenset[bytes]:
     return frozenset(phrase.encode() for _, phrase in COMMANDS)
 
 
-def _lines_of_worth(piece: bytes) -> set[tuple[int, int]]:
-    """(start, end) of the lines that hold a phrase; a line beyond MAX_LINE is cut where it is that long."""
+def _lines_of_worth(piece: bytes) -> tuple[set[tuple[int, int]], int]:
+    """(start, end) of the lines that hold a phrase, and how many phrases they hold, each counted once a line; a line
+    beyond MAX_LINE is cut where it is that long."""
     found: set[tuple[int, int]] = set()
+    num_phrases = 0
     for phrase in _phrases():
         at = piece.find(phrase)
         while at >= 0:
@@ -469,5 +484,6 @@ def _lines_of_worth(piece: bytes) -> set[tuple[int, int]]:
                 following = piece.find(b"\n", end + 1, start + MAX_LINE)
                 end = following if following >= 0 else min(len(piece), start + MAX_LINE)
             found.add((start, end))
+            num_phrases += 1
             at = piece.find(phrase, max(end, at + 1))
-    return found
+    return found, num_phrases
