@@ -1,6 +1,6 @@
 """A request from its prompt to its output: parameters, text as it grows, stop strings, what the user gets back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsIndex
@@ -126,7 +126,12 @@ def as_prompts(prompts: Prompt | Many[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    several = [_plain(prompt) for prompt in _plain(prompts)]
+    given = _plain(prompts)
+    if not isinstance(given, Iterable):
+        raise UsageError(
+            f"prompts: {type(given).__name__} is neither a text nor a list; give texts or lists of token ids"
+        )
+    several = [_plain(prompt) for prompt in given]
     is_one = bool(several) and not any(isinstance(prompt, str | Many) for prompt in several)
     return [several] if is_one else several
 

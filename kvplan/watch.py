@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -272,6 +273,7 @@ class CsvLog:
 
     def __init__(self, path: str) -> None:
         self._where = f"--csv {printable(path, 400)}"
+        self._new = None if Path(path).exists() else Path(path)  # until the first row: removed where none came
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
@@ -288,10 +290,14 @@ class CsvLog:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        if self._new is not None:
+            with suppress(OSError):
+                self._new.unlink(missing_ok=True)
 
     def add(self, cells: Sequence[Any]) -> None:
         """Append a row; EnvironmentProblem where it does not go in."""
         self._write(_line(cells))
+        self._new = None
 
     def _missing(self, target: Path) -> bytes:
         """What must be written before the first row: the header of an empty file, the end of a torn last line."""

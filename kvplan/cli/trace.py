@@ -42,7 +42,7 @@ def profile_named(text: str) -> Profile | None:
 
 def exists(text: str) -> bool:
     try:
-        return text != "" and Path(text).exists()
+        return text != "" and (Path(text).exists() or Path(text).is_symlink())  # a loop of links is no profile
     except (OSError, ValueError):  # a name too long, or with a NUL
         return False
 

@@ -40,7 +40,7 @@ def rate_text(rate: float) -> str:
     """Three or four digits, never an exponent: "5.53", "1,000,000", "0.000001"."""
     if rate >= 1000:
         return f"{rate:,.0f}"
-    return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0")
+    return f"{rate:.4g}" if rate >= 1e-3 else f"{rate:.9f}".rstrip("0").rstrip(".")
 
 
 def percent(share: float) -> str:
