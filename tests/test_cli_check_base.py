@@ -531,3 +531,23 @@ def test_a_base_that_would_be_an_option_of_git_is_refused(run: Run, repository: 
     assert "--base: judges a policy" in refused(
         run("check", "--init", "llama-3.1-8b", "--gpu", "h200", "--base", "main")
     )
+
+
+def test_a_model_that_is_read_otherwise_is_noted_by_its_key(run: Run, repository: Path) -> None:
+    """Text only: Qwen3.5's config is the same, and its tower is left out."""
+    policy(repository, "  model: qwen3.5-9b\n  gpu: h100-80g\n  max_model_len: 8k\n")
+    commit(repository)
+    rewrite(repository, ("model: qwen3.5-9b", "model: qwen3.5-9b\n  text_only: true"))
+    message = "target chat stands for something else: text_only not given -> true"
+    assert notes(run("check", "--base", "HEAD", "--format", "json")) == [("server", message)]
+
+
+def test_a_baseline_that_was_damaged_does_not_hide_what_is_weaker(run: Run, repository: Path) -> None:
+    good = (repository / "baseline.json").read_text(encoding="utf-8")
+    (repository / "baseline.json").write_text("{", encoding="utf-8")
+    commit(repository)
+    (repository / "baseline.json").write_text(good, encoding="utf-8")
+    rewrite(repository, ("p99: 4", "p99: 3"))
+    ran = run("check", "--base", "HEAD", "--format", "json")
+    assert [kind for kind, _ in failed(ran)] == ["limit"]
+    assert [(outcome, kind) for outcome, kind, _ in changes(ran)] == [("fail", "limit"), ("skip", "baseline")]

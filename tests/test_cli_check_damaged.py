@@ -31,6 +31,7 @@ WHOLE: dict[str, Any] = {
     "baseline": {"file": "b.json", "max_growth": {"weights": "1%"}, "max_drop": {"kv_tokens": "5%"}},
     "measured": {"file": "run", "max_error": "5%", "max_age": "30d"},
     "severity": {"min_concurrency": "warn"},
+    "allow_changes": ["limit", "baseline"],
     "waivers": [{"rule": "a/min_users", "reason": "x", "expires": "2026-12-31"}],
 }  # fmt: skip
 DROP, DOUBLE = object(), object()

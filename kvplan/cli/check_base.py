@@ -17,6 +17,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.files import printable, read_text
 from kvplan.policy import changes as policy_changes
 from kvplan.policy import file as policy_file
+from kvplan.policy import judge
 from kvplan.policy.changes import State, changes_result, finding
 from kvplan.policy.file import Policy, Target
 from kvplan.policy.gauges import Case
@@ -74,15 +75,17 @@ def since_base(
             return noted(policy, base.name, what)
         with chdir(base.folder):
             try:
-                before = state(base)
+                before = policy_of(base)
             except KvplanError as error:
                 what = f"the policy of {base.name} cannot be read: {error}"
                 return policy_changes.result(policy.path, base.name, [finding("base", "skip", what)])
-            servers = [note for case in cases for note in server_notes(base, before.policy, case, policy, offline)]
+            old_figures, problems = figures_of(base, before)
+            names = known(base, before)
+            servers = [note for case in cases for note in server_notes(base, before, case, policy, names, offline)]
         gpu_bytes = {case.target.id: case.plan.memory.total for case in cases}
-        weaker = policy_changes.changes(before, State(policy, figures), gpu_bytes)
-        notes = [*servers, *policy_changes.notes(before.policy, policy)]
-        return changes_result(policy, before.policy, base.name, weaker, notes)
+        weaker = policy_changes.changes(State(before, old_figures), State(policy, figures), gpu_bytes)
+        notes = [*problems, *servers, *policy_changes.notes(before, policy)]
+        return changes_result(policy, before, base.name, weaker, notes)
 
 
 def noted(policy: Policy, name: str, what: str) -> TargetResult:
@@ -115,34 +118,46 @@ def opened(revision: git.Revision, path: Path) -> Iterator[Base]:
         yield Base(revision, copy, place, folder, path)
 
 
-def state(base: Base) -> State:
-    """The policy at the revision, with the figures of the baseline that it names there."""
+def policy_of(base: Base) -> Policy:
+    """The policy at the revision."""
     shown = f"{printable(base.revision.text, 80)}:{printable(base.place, 200)}"
     text = read_text(base.top / base.place, strict_yaml.MAX_BYTES)
-    policy = policy_file.policy_of(strict_yaml.parse(text, shown), base.path, Path("/"))
+    return policy_file.policy_of(strict_yaml.parse(text, shown), base.path, Path("/"))
+
+
+def figures_of(base: Base, policy: Policy) -> tuple[Mapping[str, Figures] | None, list[Finding]]:
+    """The figures of the baseline that the policy names at the revision; what keeps them from being read, is a skip."""
     if policy.baseline is None:
-        return State(policy, None)
-    baseline = os.path.normpath(Path(base.place).parent / policy.baseline.text)
-    if git.is_inside(baseline):
-        git.copy(base.revision, baseline, base.top)
-    return State(policy, baseline_figures(policy))
+        return None, []
+    try:
+        baseline = os.path.normpath(Path(base.place).parent / policy.baseline.text)
+        if git.is_inside(baseline):
+            git.copy(base.revision, baseline, base.top)
+        return baseline_figures(policy), []
+    except KvplanError as error:
+        return None, [finding("baseline", "skip", f"the baseline of {base.name} cannot be read: {error.unquoted}")]
 
 
 # --- what an id stands for --------------------------------------------------------------------------------------------
 
 
-def server_notes(base: Base, before: Policy, case: Case, now: Policy, offline: bool) -> Iterator[Finding]:
+def server_notes(
+    base: Base, before: Policy, case: Case, now: Policy, names: set[str], offline: bool
+) -> Iterator[Finding]:
     """A note where a target's id stands for another server than at the revision, or for other requests."""
     target = case.target
     old = next((each for each in before.targets if each.id == target.id), None)
     if old is None:
         return
     try:
-        files = files_of(base, old)
+        files = git.lay_out(base.revision, names.intersection(names_of(base, old)), base.top)
         workload = workload_changes(base, old, target, now)
         if not workload and is_same(base, files) and policy_changes.said(old) == policy_changes.said(target):
             return
-        changes = server_changes(planned(old, before, offline=offline), case) + workload
+        was = planned(old, before, offline=offline)
+        changes = server_changes(was, case) + workload
+        if not changes and judge.figures(was) != judge.figures(case):
+            changes = text_changes(old, target)
     except KvplanError as error:
         text = f"target {target.id}: what its server was cannot be told: {error.unquoted}"
         yield finding("server", "note", text, target.mark)
@@ -153,13 +168,19 @@ def server_notes(base: Base, before: Policy, case: Case, now: Policy, offline: b
         yield finding("server", "note", text, target.mark)
 
 
-def files_of(base: Base, target: Target) -> set[str]:
-    """The files of the revision that a target's words name, from the top; they are written below the copy's."""
+def known(base: Base, policy: Policy) -> set[str]:
+    """The files and folders of the revision that the words of its policy's targets name, from the top."""
+    names = {name for target in policy.targets for name in names_of(base, target)}
+    return {entry.path for entry in git.entries(base.revision, sorted(names))}
+
+
+def names_of(base: Base, target: Target) -> Iterator[str]:
+    """Words of a target that may be files of the repository, as paths from the top."""
     nodes = [node for key, node in {**target.defaults, **target.own}.items() if key in PATH_KEYS]
     texts = [*words([*nodes, *([target.command] if target.command else [])])]
     if target.workload is not None and target.workload.trace is not None:
         texts.append(os.path.relpath(target.workload.trace, base.path.parent))
-    return git.lay_out(base.revision, git.names_of(texts, str(Path(base.place).parent)), base.top)
+    return git.names_of(texts, str(Path(base.place).parent))
 
 
 def is_same(base: Base, files: set[str]) -> bool:
@@ -179,6 +200,16 @@ def server_changes(before: Case, now: Case) -> list[str]:
     changes = [text for text in map(shown, steps) if text is not None]
     points = [None if case.lengths is None else case.lengths.points for case in (before, now)]
     return changes + (["lengths"] if points[0] != points[1] else [])
+
+
+def text_changes(old: Target, now: Target) -> list[str]:
+    """Keys that say another thing, where the plans' inputs do not tell: a model read as text only."""
+    before, after = policy_changes.said(old), policy_changes.said(now)
+    return [
+        f"{key} {printable(before.get(key, 'not given'), 80)} -> {printable(after.get(key, 'not given'), 80)}"
+        for key in dict.fromkeys((*before, *after))
+        if before.get(key) != after.get(key)
+    ]
 
 
 def workload_changes(base: Base, before: Target, now: Target, policy: Policy) -> list[str]:
