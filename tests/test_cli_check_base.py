@@ -14,6 +14,7 @@ from kvplan.report.policy_text import shown
 from tests.cli import Ran, Run, config_file, refused
 from tests.cli import run as run  # the fixture
 from tests.policies import policy
+from tests.recorded_runs import cpu_run
 
 POLICY = """\
 version: 1
@@ -551,3 +552,21 @@ def test_a_baseline_that_was_damaged_does_not_hide_what_is_weaker(run: Run, repo
     ran = run("check", "--base", "HEAD", "--format", "json")
     assert [kind for kind, _ in failed(ran)] == ["limit"]
     assert [(outcome, kind) for outcome, kind, _ in changes(ran)] == [("fail", "limit"), ("skip", "baseline")]
+
+
+def test_a_run_that_is_deleted_or_named_otherwise_takes_its_rules_with_it(run: Run, repository: Path) -> None:
+    """Where it never was there, nothing is lost."""
+    measured = "measured: {file: runs/latest, max_age: 30w}\nbaseline:"
+    rewrite(repository, ("baseline:", measured))
+    commit(repository)
+    assert run("check", "--base", "HEAD").code == 0
+    cpu_run(repository / "runs" / "latest")
+    commit(repository)
+    assert run("check", "--base", "HEAD").code == 0
+    rewrite(repository, ("runs/latest", "runs/other"))
+    assert run("check").code == 0
+    text = "measured: runs/other is not there, where the base has its run: no rule of it is judged"
+    assert failed(run("check", "--base", "HEAD", "--format", "json")) == [("rule", text)]
+    (repository / "runs" / "latest").rename(repository / "runs" / "other")
+    ran = run("check", "--base", "HEAD", "--format", "json")
+    assert notes(ran) == [("base", "measured: the evidence is another file: runs/latest -> runs/other")]

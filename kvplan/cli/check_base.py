@@ -19,7 +19,7 @@ from kvplan.policy import changes as policy_changes
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
 from kvplan.policy.changes import State, changes_result, finding
-from kvplan.policy.file import Policy, Target
+from kvplan.policy.file import Policy, Target, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.result import Figures, Finding, TargetResult
 
@@ -83,7 +83,8 @@ def since_base(
             names = known(base, before)
             servers = [note for case in cases for note in server_notes(base, before, case, policy, names, offline)]
         gpu_bytes = {case.target.id: case.plan.memory.total for case in cases}
-        weaker = policy_changes.changes(State(before, old_figures), State(policy, figures), gpu_bytes)
+        now = State(policy, figures, policy.measured is not None and exists(policy.measured.path))
+        weaker = policy_changes.changes(State(before, old_figures, has_evidence(base, before)), now, gpu_bytes)
         notes = [*problems, *servers, *policy_changes.notes(before, policy)]
         return changes_result(policy, before, base.name, weaker, notes)
 
@@ -123,6 +124,14 @@ def policy_of(base: Base) -> Policy:
     shown = f"{printable(base.revision.text, 80)}:{printable(base.place, 200)}"
     text = read_text(base.top / base.place, strict_yaml.MAX_BYTES)
     return policy_file.policy_of(strict_yaml.parse(text, shown), base.path, Path("/"))
+
+
+def has_evidence(base: Base, policy: Policy) -> bool:
+    """Whether the run that the policy names as measured is there at the revision."""
+    if policy.measured is None:
+        return False
+    name = os.path.normpath(Path(base.place).parent / policy.measured.text)
+    return git.is_inside(name) and bool(git.entries(base.revision, [name]))
 
 
 def figures_of(base: Base, policy: Policy) -> tuple[Mapping[str, Figures] | None, list[Finding]]:

@@ -23,10 +23,15 @@ MEASURED: Final = "measured"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A policy with the figures of its baseline file; None: there is no such file."""
+    """A policy with what lies beside it.
+
+    figures       of its baseline file; None: there is no such file
+    has_evidence  whether the run that it names as measured is there
+    """
 
     policy: Policy
     figures: Mapping[str, Figures] | None
+    has_evidence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ def changes(base: State, now: State, gpu_bytes: Mapping[str, int]) -> list[Chang
             *_severities(base.policy, now.policy),
             *_waivers(base.policy, now.policy),
             *_baseline(base, now),
+            *_evidence(base, now),
         ]
     )
 
@@ -296,6 +302,14 @@ def _baseline(base: State, now: State) -> Iterator[Change]:
         if now.figures is not None and target in ids:
             for text in _worse(old.rules, figures, now.figures.get(target)):
                 yield Change("baseline", (f"{BASELINE} of target {target}",), text, new.mark)
+
+
+def _evidence(base: State, now: State) -> Iterator[Change]:
+    """A run that is no longer there: its rules would be skipped."""
+    measured = now.policy.measured
+    if base.has_evidence and measured is not None and not now.has_evidence:
+        text = f"{printable(measured.text, 200)} is not there, where the base has its run: no rule of it is judged"
+        yield Change("rule", (MEASURED,), text, measured.mark)
 
 
 def _worse(rules: Iterable[Rule], before: Figures, now: Figures | None) -> Iterator[str]:
