@@ -83,7 +83,7 @@ def only(text: str, *plans: Plan, **against: Any) -> Finding:
 def test_a_target_may_say_all_that_an_estimate_may() -> None:
     """But for what concerns the answer; `command` is --from-command."""
     said = {field.name for field in dataclasses.fields(EstimateOptions)}
-    answer = {"explain", "format", "report", "exit_code", "color", "quiet", "offline", "from_command"}
+    answer = {"force", "explain", "format", "report", "exit_code", "color", "quiet", "offline", "from_command"}
     assert set(ENGINE_KEYS) == said - answer
 
 
