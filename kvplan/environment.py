@@ -93,6 +93,10 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "vllm", "attention_backend", "text", "the attention backend, as --attention-backend",
         "vLLM 0.8.5 to 0.14.0 envs.py; 0.16 reads it no more", (0, 6), (0, 16),
     ),
+    "VLLM_FUSED_MOE_CHUNK_SIZE": Variable(
+        "vllm", "expert_tokens", "size", "tokens that go through fused experts at once",
+        "vLLM 0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17 envs.py; 0.18 has it no more", (0, 8), (0, 18),
+    ),
     "VLLM_MLA_DISABLE": Variable(
         "vllm", "", "on", "1 keeps full keys and values of every head in place of latents",
         "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, _has_mla,
@@ -250,7 +254,8 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
         raise UsageError(f"{name}: is not a whole number, as {variable.server} wants it; write 0 or 1, or leave it out")
     number = int(text)
     if variable.kind == "size" and number not in SIZES_MIB:
-        raise UsageError(f"{name}: is not a size from 1 to {SIZES_MIB[-1]:,} MiB; write one, or leave it out")
+        unit = " MiB" if name.endswith("_MB") else ""
+        raise UsageError(f"{name}: is not a size from 1 to {SIZES_MIB[-1]:,}{unit}; write one, or leave it out")
     return number if variable.kind == "size" else (number != 0) == (variable.kind == "on")
 
 

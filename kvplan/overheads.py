@@ -149,7 +149,8 @@ WORKSPACE_RANGE = (0.5, 2.0)
 # NVFP4 experts on Blackwell take [tokens, hidden] (FlashInfer's CUTLASS kernels) or nothing (TensorRT-LLM's). Source:
 # vLLM 0.20, 0.25 and 0.33 fused_moe/flashinfer_cutlass_moe.py and oracle/nvfp4.py; GLM-5.1-NVFP4 on RTX PRO 6000.
 BLACKWELL = 100
-EXPERT_TOKENS = 32_768  # more tokens than that go through fused experts in turns (vLLM envs.py, FUSED_MOE_CHUNK_SIZE)
+# More tokens than that go through fused experts in turns, until 0.17 (vLLM envs.py, VLLM_FUSED_MOE_CHUNK_SIZE).
+EXPERT_TOKENS, SMALL_EXPERT_TOKENS = 32_768, 16_384
 BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe, torch's allocator; {EVIDENCE}buffers"
 
 
@@ -227,6 +228,14 @@ def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
     return settings.version.indexer_logits_mib * MIB if has else 0
 
 
+def expert_tokens(tokens: int, release: Version) -> int:
+    """Tokens of a step that go through fused experts at once."""
+    if release.has("whole_expert_batches"):
+        return tokens
+    usual = SMALL_EXPERT_TOKENS if release.has("small_expert_chunks") else EXPERT_TOKENS
+    return min(tokens, release.expert_tokens or usual)
+
+
 def buffers(
     spec: ModelSpec,
     settings: Settings,
@@ -260,7 +269,7 @@ def buffers(
     gathered, gathered_text = indexer_workspace(spec, settings)
     if spec.experts_per_token:
         per_choice = widths(spec, tp, expert_ranks(args)).workspace
-        at_once = min(tokens, EXPERT_TOKENS)
+        at_once = expert_tokens(tokens, settings.version)
         workspace = element * at_once * spec.experts_per_token * per_choice
         shown = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
         if spec.quantization is not None and spec.quantization.method == "mxfp4":

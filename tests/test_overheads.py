@@ -13,7 +13,9 @@ from kvplan import gpu as gpus
 from kvplan.errors import UsageError
 from kvplan.gpu import GpuSpec
 from kvplan.overheads import Estimate, Range, Sampler
+from kvplan.plan import Request, plan
 from kvplan.rules import vllm
+from kvplan.rules.releases import Version
 from kvplan.rules.vllm import EngineArgs, Settings
 from kvplan.spec import ModelSpec, Quantization, Scheme
 from kvplan.units import GIB, MIB
@@ -462,3 +464,23 @@ def test_estimates_of_a_model_seen_before_do_not_walk_its_layers_again(model: st
         sys.setprofile(None)
     # 32 and 61 layers of some ten weights each would be hundreds; a sweep makes a thousand plans
     assert calls < 100
+
+
+@pytest.mark.parametrize(
+    ("number", "stated", "at_once"),
+    [((0, 11), None, 32_768), ((0, 14), None, 16_384), ((0, 17), 8192, 8192), ((0, 18), None, 40_000)],
+)
+def test_tokens_that_experts_take_at_once_are_those_of_the_release(
+    number: tuple[int, int], stated: int | None, at_once: int
+) -> None:
+    """VLLM_FUSED_MOE_CHUNK_SIZE in the envs.py of vLLM 0.11, 0.14, 0.17; 0.18 has it no more."""
+    assert overheads.expert_tokens(40_000, Version(number, expert_tokens=stated)) == at_once
+    formula = rows_of_experts(number, stated)
+    assert f"{at_once:,} x 8 experts" in formula
+
+
+def rows_of_experts(number: tuple[int, int], stated: int | None) -> str:
+    args = EngineArgs(max_num_batched_tokens=40_000, max_model_len=32_768, tensor_parallel_size=2)
+    release = Version(number, expert_tokens=stated)
+    answer = plan(Request(catalog.load("qwen3-30b-a3b"), gpus.gpu("h100"), args, release=release))
+    return answer.estimates["buffers"].formula

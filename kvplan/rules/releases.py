@@ -84,6 +84,10 @@ CHANGES = {
         (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
         "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",
     ),
+    "small_expert_chunks": Change(
+        (0, 14), "fused experts take 16,384 tokens at once; before, 32,768",
+        "vLLM envs.py (VLLM_FUSED_MOE_CHUNK_SIZE)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17",
+    ),
     "attention_backend_flag": Change(
         (0, 14), "--attention-backend; before, VLLM_ATTENTION_BACKEND",
         "vLLM engine/arg_utils.py and envs.py", "0.11, 0.14, 0.16 to 0.33",
@@ -108,12 +112,16 @@ CHANGES = {
         (0, 17), "sampling takes 15 bytes a sequence and vocabulary entry, not 38",
         "llm-d-planner: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17",
     ),
-    "all_reduce_buffers": Change(
-        (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
+    "whole_expert_batches": Change(
+        (0, 18), "fused experts take a whole batch at once; VLLM_FUSED_MOE_CHUNK_SIZE is gone",
+        "vLLM envs.py and layers/fused_moe/modular_kernel.py", "0.17 to 0.20, 0.22, 0.26, 0.30, 0.32, 0.33",
     ),
     "backend_checks_blocks": Change(
         (0, 18), "an attention backend that was asked for refuses blocks it has no kernel for; before, it changed them",
         "vLLM platforms/cuda.py (check_and_update_config)", "0.10.2, 0.14, 0.16 to 0.33",
+    ),
+    "all_reduce_buffers": Change(
+        (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
     ),
     "indexer_logits": Change(
         (0, 19), "sparse attention sets 512 MiB aside for a prefill's scores against the index keys",
@@ -293,6 +301,11 @@ TOLD: Final[dict[str, tuple[str, bool, str | None, str | None]]] = {
     "runner-v2": ("runner_v2", True, "runner_v2_by_name", None),
     "no-graph-estimate": ("estimates_graphs", False, "graphs_in_budget", None),
 }
+# Sizes that a label says, `indexer-256`: word -> (field of Version, the releases it can be said of).
+TOLD_SIZES: Final[dict[str, tuple[str, str | None, str | None]]] = {
+    "indexer": ("indexer_logits_mib", None, None),
+    "experts": ("expert_tokens", None, "whole_expert_batches"),
+}
 INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
 SIZES_MIB: Final = range(1, 10**6)  # of it: up to a terabyte
 # The releases whose own answers the rules were compared with, case by case (tests/oracles.py).
@@ -312,6 +325,7 @@ class Version:
     flashinfer          FlashInfer samples: it is in container images of 0.8 to 0.10, `pip install vllm` leaves it out
     runner_v2           VLLM_USE_V2_MODEL_RUNNER
     indexer_logits_mib  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
+    expert_tokens       VLLM_FUSED_MOE_CHUNK_SIZE
     """
 
     number: Number
@@ -322,6 +336,7 @@ class Version:
     flashinfer: bool | None = None
     runner_v2: bool | None = None
     indexer_logits_mib: int = INDEXER_LOGITS_MIB
+    expert_tokens: int | None = None
 
     @property
     def label(self) -> str:
@@ -329,6 +344,8 @@ class Version:
         told = [f"+{word}" for word, (name, value, *_) in TOLD.items() if getattr(self, name) is value]
         if self.indexer_logits_mib != INDEXER_LOGITS_MIB:
             told.append(f"+indexer-{self.indexer_logits_mib}")
+        if self.expert_tokens is not None:
+            told.append(f"+experts-{self.expert_tokens}")
         patch = "" if self.patch is None else f".{self.patch}"
         return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(told)}"
 
@@ -376,15 +393,23 @@ def told(release: Version, words: list[str]) -> Version:
 
 def field_of(release: Version, word: str) -> tuple[str, bool | int]:
     """(field of Version, its value) that a word of a label stands for."""
-    size = word.removeprefix("indexer-")
-    if size != word and size.isascii() and size.isdigit() and len(size) < 7 and int(size) in SIZES_MIB:
-        return "indexer_logits_mib", int(size)
+    kind, _, size = word.partition("-")
+    if kind in TOLD_SIZES and size.isascii() and size.isdigit() and len(size) < 7 and int(size) in SIZES_MIB:
+        name, first, last = TOLD_SIZES[kind]
+        check_told(release, word, first, last)
+        return name, int(size)
     if word not in TOLD:
         raise UsageError(
             f"--engine {release.label}+{printable(word, 40)}: is not a word kvplan knows; "
-            f"use {', '.join(TOLD)} or indexer-MIB"
+            f"use {', '.join(TOLD)}, indexer-MIB or experts-TOKENS"
         )
     name, value, first, last = TOLD[word]
+    check_told(release, word, first, last)
+    return name, value
+
+
+def check_told(release: Version, word: str, first: str | None, last: str | None) -> None:
+    """Refuse a word for a release before the change `first`, or from `last` on."""
     if first and release.number < since(first):
         raise UsageError(
             f"--engine {release.label}+{word}: can be said of vLLM from {number_text(since(first))} on; leave it out"
@@ -393,7 +418,6 @@ def field_of(release: Version, word: str) -> tuple[str, bool | int]:
         raise UsageError(
             f"--engine {release.label}+{word}: can be said of vLLM before {number_text(since(last))}; leave it out"
         )
-    return name, value
 
 
 def number_text(number: tuple[int, ...]) -> str:
