@@ -273,3 +273,12 @@ def test_a_server_that_keeps_nothing_back_is_said_in_sglangs_words(run: Run) -> 
     assert "SGLang does not start" in told.out
     assert "vLLM" not in told.out
     assert "--mem-fraction-static 0.83" in told.out
+
+
+@pytest.mark.parametrize(("gpu_name", "fraction"), [("h200", 0.841498125), ("b200", 0.7992825)])
+def test_kimi_k3_captures_no_prefills_and_its_tower_is_read_by_its_own_names(gpu_name: str, fraction: float) -> None:
+    """SGLang 0.5.23's own default for the catalog's config over 8 ranks: KDA layers switch prefill graphs off, and the
+    tower has 27 layers of 1,024."""
+    args = EngineArgs(tensor_parallel_size=8, max_model_len=8192)
+    spec, release = catalog.load("kimi-k3"), parse_engine("sglang")
+    assert sglang.default_fraction(spec, gpu(gpu_name), args, release) == pytest.approx(fraction, abs=1e-12)

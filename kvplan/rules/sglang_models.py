@@ -193,9 +193,16 @@ def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, asked: b
 TOWER_CLASSES: Mapping[str, tuple[int, int]] = {
     "gemma3": (12, 768), "gemma3n": (24, 2048), "gemma4": (16, 768), "llama4": (34, 768), "llava": (12, 768),
     "mistral3": (24, 1024), "mllama": (32, 1280), "kimi_k25": (27, 1152),
+    "kimi_k3": (27, 1024),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), (24, 3584)),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), (24, 1152)),
 }  # fmt: skip
+
+
+TOWER_KEYS = ("num_hidden_layers", "hidden_size")
+OWN_TOWER_KEYS = {"kimi_k3": ("vt_num_hidden_layers", "vt_hidden_size")}  # which its class gives the usual names
+KDA = {"kda", "bounded_kda"}
+CAPTURED_WITH_KDA = "Glm5NextForConditionalGeneration"
 
 
 def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | None:
@@ -206,7 +213,7 @@ def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | No
     default = TOWER_CLASSES.get(kind, usual)
     layers, width = (
         tower[key] if isinstance(tower.get(key), int) else other
-        for key, other in zip(("num_hidden_layers", "hidden_size"), default, strict=True)
+        for key, other in zip(OWN_TOWER_KEYS.get(kind, TOWER_KEYS), default, strict=True)
     )
     return layers, width
 
@@ -216,7 +223,7 @@ def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
     if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1:
         return False
     kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
-    if "kda" in kinds:
+    if kinds & KDA and spec.architecture != CAPTURED_WITH_KDA:
         return False
     return not takes_images(spec, args.enable_multimodal) or spec.architecture in CAPTURED_WITH_IMAGES
 
