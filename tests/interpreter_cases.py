@@ -250,7 +250,7 @@ def _decode() -> list[Case]:
     return [
         *(
             Decode(dtype, stored, head_dim=head_dim, chunk=chunk)
-            for (dtype, stored), head_dim, chunk in product(DTYPES, (64, 128), (0, 64))
+            for (dtype, stored), head_dim, chunk in (*product(DTYPES, (64,), (0, 64)), (DTYPES[2], 128, 64))
         ),
         *(Decode(heads=heads, kv_heads=1, lens=(1, 37)) for heads in (1, 2, 3, 5, 6, 7, 8)),
         *(Decode(heads=heads, kv_heads=4, lens=(1, 37)) for heads in (4, 32)),
@@ -271,7 +271,8 @@ def _decode() -> list[Case]:
 
 def _prefill() -> list[Case]:
     return [
-        *(Prefill(dtype, stored, head_dim=head_dim) for (dtype, stored), head_dim in product(DTYPES, (64, 128))),
+        *(Prefill(dtype, stored) for dtype, stored in DTYPES),
+        Prefill("bfloat16", head_dim=128),
         *(Prefill(heads=heads, kv_heads=1, queries=((5, 37), (33, 33))) for heads in (1, 2, 3, 5, 6, 7, 8)),
         *(Prefill("bfloat16", head_dim=head_dim, queries=((5, 37), (17, 75))) for head_dim in (80, 96, 256)),
         Prefill(head_dim=192, head_dim_v=128, queries=((5, 37), (17, 75))),
@@ -402,6 +403,8 @@ def _every_combination() -> list[Case]:
     ]
     told = [{f.name: getattr(case, f.name) for f in fields(case)} for case in shared]
     return [
+        *(Decode(dtype, stored, head_dim=128, chunk=chunk) for dtype, stored in DTYPES for chunk in (0, 64)),
+        *(Prefill(dtype, stored, head_dim=128) for dtype, stored in DTYPES),
         *(Decode(**case, chunk=chunk, lens=(1, 33, 130)) for case in told for chunk in (0, 64)),
         *(Prefill(**case, queries=((5, 37), (33, 33))) for case in told),
     ]

@@ -241,7 +241,7 @@ def constant_rates() -> Rates:
 
 def measured(tmp_path: Path, *who: Contender, cases: tuple[Case, ...] = (small(),)) -> Findings:
     found = Findings(constant_rates())
-    timed.measure(Task(tmp_path, CPU, Namespace()), cases, time.monotonic() + 60, found, who)
+    timed.measure(Task(tmp_path, CPU, Namespace()), cases, time.monotonic() + 900, found, who)
     return found
 
 

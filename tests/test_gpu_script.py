@@ -159,8 +159,8 @@ time.sleep(60)
 
 
 def wait_for(path: Path) -> None:
-    """Return when the file is there, or after a minute."""
-    deadline = time.monotonic() + 60
+    """Return when the file is there, or after 15 minutes."""
+    deadline = time.monotonic() + 900
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
 
@@ -475,7 +475,7 @@ sys.exit(gpu.main([{str(tmp_path / "out")!r}, "--device", "cpu", "--commit", "c"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
     wait_for(tmp_path / "begun")
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=900)
     assert process.returncode == 143
     assert b"42 things" in out
     found = stages_of(tmp_path / "out")

@@ -235,8 +235,7 @@ def test_a_baseline_has_a_deadline_of_its_own(tmp_path: Path, monkeypatch: pytes
     assert second is not None
     run = load_run(tmp_path / "run")
     begun = next(event["t"] for event in run.events if event.get("stage") == "drained")
-    assert first < 100 + runs.HANGS_AFTER_S + 1
-    assert second >= begun + 100 + runs.HANGS_AFTER_S  # counted from the end of the first serving
+    assert first < begun + 100 + runs.HANGS_AFTER_S <= second  # counted from the end of the first serving
     assert recorders[0].deadline_s is None
 
 

@@ -17,7 +17,7 @@ from kvplan import reconcile
 from kvplan.report import run_sentences
 from kvplan.report.run_cells import Table, text
 from kvplan.report.run_contexts import blocks_per_request, contexts
-from kvplan.report.run_data import RunData, report_data, run_data
+from kvplan.report.run_data import ReportData, RunData, report_data, run_data
 from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import memory_key
@@ -117,13 +117,19 @@ RUNS: dict[str, Callable[[Path], Path]] = {
 # --- the four formats agree -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_json_csv_html_and_markdown_hold_the_same_numbers(name: str, tmp_path: Path) -> None:
-    data = report_data([load_run(RUNS[name](tmp_path / name))])
+@pytest.fixture(scope="module", params=RUNS)
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportData, str]:
+    """A run's data and its page, which takes a second to draw."""
+    data = report_data([load_run(RUNS[request.param](tmp_path_factory.mktemp("report") / request.param))])
+    return data, report_html(data)
+
+
+def test_json_csv_html_and_markdown_hold_the_same_numbers(report: tuple[ReportData, str]) -> None:
+    data, html = report
     document = json.loads(report_json(data))
     tables = {**document["runs"][0]["tables"], **document["tables"]}
     cells = list(csv.DictReader(io.StringIO(report_csv(data))))
-    page = Page(report_html(data))
+    page = Page(html)
     written = markdown_tables(report_markdown(data))
     assert len(written) == len(tables) == len(page.tables)
     num_numbers = 0
@@ -146,11 +152,10 @@ def test_json_csv_html_and_markdown_hold_the_same_numbers(name: str, tmp_path: P
     assert num_numbers > 40
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_answer_and_what_to_know_first_are_in_every_format(name: str, tmp_path: Path) -> None:
-    data = report_data([load_run(RUNS[name](tmp_path / name))])
+def test_the_answer_and_what_to_know_first_are_in_every_format(report: tuple[ReportData, str]) -> None:
+    data, html = report
     sentences = [data.runs[0].answer, *([data.runs[0].banner] if data.runs[0].banner else [])]
-    page = " ".join(Page(report_html(data)).words).replace("\xa0", " ")
+    page = " ".join(Page(html).words).replace("\xa0", " ")
     plain = re.sub(r"\\(.)", r"\1", report_markdown(data))
     (document,) = json.loads(report_json(data))["runs"]
     cells = [row["value"] for row in csv.DictReader(io.StringIO(report_csv(data)))]
