@@ -3,6 +3,7 @@
 import difflib
 import faulthandler
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 GOLDEN = Path(__file__).parent / "golden"
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Plain runs repeat the same few examples, so a red run is red for everyone; `make test-full` draws many new ones.
 settings.register_profile("plain", max_examples=25, derandomize=True, deadline=None)
