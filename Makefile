@@ -35,10 +35,10 @@ test-full: .venv/dev.stamp # what is marked full, and every property once more w
 
 # The engine's tests with the GPU machines' Python, torch and numpy, where they are to be had; else a line says what is not.
 test-twin:
-	PYTHONPATH=. $(PYTHON) -m tests.twin
+	PYTHONPATH=. $(PYTHON) -m tests.support.twin
 
 compile-table: .venv/dev.stamp
-	.venv/bin/python -m tests.compile_kernels --table
+	.venv/bin/python -m tests.support.compile_kernels --table
 
 # On a machine with a GPU, with its own python3 and torch; goes on where the last call stopped. Where each call gets a fresh
 # copy of the checkout, lay what the last one left into build/gpu (which git ignores: have it copied all the same), name

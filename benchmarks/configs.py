@@ -14,10 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvplan import hf_config
-from kvplan.errors import KvplanError
-from kvplan.patterns import Patterns
-from kvplan.weights import Layout, total_weights
+from kvplan.core.errors import KvplanError
+from kvplan.models import hf_config
+from kvplan.models.patterns import Patterns
+from kvplan.sizing.weights import Layout, total_weights
 
 SLOWEST = 10
 

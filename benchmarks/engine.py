@@ -32,8 +32,8 @@ from benchmarks import goals
 from benchmarks.gpu import INTERRUPTED, STAGES, TERMINATED, exit_code, machine
 from benchmarks.gpu_stages.evidence import write_whole
 from benchmarks.gpu_stages.runner import SUMMARY, Result, Session, Stage, run_stages, table, write_rows
-from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.files import printable, shown
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.files import printable, shown
 
 PARTS = ("decode", "nano-vllm", "generate", "allocators", "overhead", "prefix", "prefill")
 OWN_GOALS = (

@@ -46,7 +46,7 @@ from engine.bench import (
     warm_up,
 )
 from engine.directory import read_spec
-from kvplan import catalog
+from kvplan.models import catalog
 
 MODEL = "smollm2-135m"
 VOCAB_SIZE, BLOCK_SIZE, MAX_MODEL_LEN = 49_152, 16, 1024

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_stages.evidence import write_json, write_whole
-from kvplan.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.files import load_json, printable, shown
+from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import load_json, printable, shown
 
 SCHEMA, SUMMARY_SCHEMA = "kvplan/goals@2", "kvplan/gpu@1"
 REPORTS = Path(__file__).resolve().parents[1] / "reports"

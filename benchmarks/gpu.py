@@ -41,10 +41,10 @@ from benchmarks.gpu_stages.runner import (
     run_stages,
     table,
 )
-from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.files import printable, shown
-from kvplan.git import checkout
-from kvplan.nvml import DeviceError, open_nvml
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.files import printable, shown
+from kvplan.core.git import checkout
+from kvplan.hardware.nvml import DeviceError, open_nvml
 
 MODULES = "benchmarks.gpu_stages"
 PROFILE = ("-m", f"{MODULES}.profiles")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from kvplan.errors import KvplanError
-from kvplan.files import parse_json
-from kvplan.serverlog.log import read_log
-from kvplan.strict_yaml import parse
-from kvplan.traces.trace import read
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import parse_json
+from kvplan.core.strict_yaml import parse
+from kvplan.measure.serverlog.log import read_log
+from kvplan.workloads.trace import read
 
 SIZE = 256 * 1024 - 16
 UNITS = {

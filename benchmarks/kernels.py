@@ -36,7 +36,7 @@ from benchmarks.kernel_bench.cases import cases
 from benchmarks.kernel_bench.figure import draw
 from benchmarks.kernel_bench.problems import Case
 from benchmarks.kernel_bench.timings import Findings, begin, measure
-from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 
 INTERRUPTED, TERMINATED = 130, 143
 

@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from kvplan import catalog
-from kvplan.gpu import gpu
-from kvplan.plan import Request, plan
-from kvplan.rules.vllm import EngineArgs
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.vllm.rules import EngineArgs
 
 ESTIMATE = ["estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "a100-80g"]
 PLANS = 10_000

@@ -23,8 +23,8 @@ from benchmarks.accuracy import fit, report, summary  # noqa: E402 -- after the 
 from benchmarks.accuracy.cases import Case, Malformed, Models, read_cases  # noqa: E402 -- after the path
 from benchmarks.accuracy.scoring import Refused, Scored, score_case  # noqa: E402 -- after the path
 from benchmarks.accuracy.summary import Board  # noqa: E402 -- after the path
-from kvplan.errors import KvplanError, UsageError  # noqa: E402 -- after the path
-from kvplan.files import os_problem, shown  # noqa: E402 -- after the path
+from kvplan.core.errors import KvplanError, UsageError  # noqa: E402 -- after the path
+from kvplan.core.files import os_problem, shown  # noqa: E402 -- after the path
 
 FACTS = ROOT / "tests" / "facts" / "server_cases.csv"
 

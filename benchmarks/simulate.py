@@ -3,7 +3,7 @@
     python -m benchmarks.simulate [--runs 3] [--csv FILE]
 
 19,366 requests of the profile azure-2023-conv at its own 5.53 per second, on one core; beside it the same run with
-every step taken singly, which gives the same figures (tests/test_simulate_exact.py).
+every step taken singly, which gives the same figures (tests/simulate/test_simulate_exact.py).
 """
 
 import argparse
@@ -18,15 +18,15 @@ if sys.path[0] == str(Path(__file__).resolve().parent):  # run by path: engine.p
     sys.path.pop(0)
 
 from benchmarks.planner import HEADER, measured_with
-from kvplan import catalog
-from kvplan.gpu import gpu
-from kvplan.plan import Request, plan
-from kvplan.rules.vllm import EngineArgs
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.steptime import Shares, roofline
-from kvplan.traces.profiles import profile
+from kvplan.workloads.profiles import profile
 
 NUM_REQUESTS = 19_366
 Row = tuple[str, str, float, float, float, int]

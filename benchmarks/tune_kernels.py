@@ -65,9 +65,9 @@ from benchmarks.kernel_bench.problems import (
 )
 from engine.kernels import configs
 from engine.kernels.tiles import AttentionTile, Entry, Found, Kernel, Key, document_of, read_tiles
-from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
-from tests.compile_kernels import MULTIPROCESSORS
-from tests.compile_kernels import Row as CompiledRow
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from tests.support.compile_kernels import MULTIPROCESSORS
+from tests.support.compile_kernels import Row as CompiledRow
 
 TRIAL = "kvplan/tiles-trial@1"  # what the engine refuses to read: no GPU has timed it
 NO_GPU = "none: Triton's interpreter"
@@ -233,7 +233,7 @@ class Compiler:
         import triton
         from triton.runtime.jit import JITFunction
 
-        from tests.compile_kernels import AbsentGpu
+        from tests.support.compile_kernels import AbsentGpu
 
         self._gpu = AbsentGpu()
         triton.runtime.driver.set_active(self._gpu)

@@ -27,9 +27,9 @@ from engine.directory import read_spec
 from engine.engine import Engine
 from engine.model_runner import DTYPES as TORCH_DTYPES
 from engine.request import RequestOutput, TokenUpdate
-from kvplan import catalog
-from kvplan.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
-from kvplan.spec import ModelSpec
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.models import catalog
+from kvplan.models.spec import ModelSpec
 
 Backend = Literal["paged", "contiguous", "transformers"]
 BACKENDS = get_args(Backend)

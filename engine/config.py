@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, TypeGuard
 
-from kvplan.errors import UsageError
+from kvplan.core.errors import UsageError
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvplan import hf_config
-from kvplan.errors import InvalidInputError
-from kvplan.spec import ModelSpec
+from kvplan.core.errors import InvalidInputError
+from kvplan.models import hf_config
+from kvplan.models.spec import ModelSpec
 
 
 def read_spec(directory: Path) -> ModelSpec:

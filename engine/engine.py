@@ -33,8 +33,8 @@ from engine.sampler import SampledAhead, SampledTokens, TokenLogprobs
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from engine.tp import join, local_rank
-from kvplan.errors import EnvironmentProblem, UsageError
-from kvplan.spec import ModelSpec
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

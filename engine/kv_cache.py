@@ -10,8 +10,8 @@ import torch
 
 from engine.block_manager import FullGroup, Group, WindowGroup, cdiv
 from engine.tp import TensorParallel
-from kvplan.errors import UnsupportedModelError
-from kvplan.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.spec import FullAttention, LatentAttention, LayerCache, ModelSpec, SlidingWindow
 
 
 @dataclass(frozen=True, slots=True)

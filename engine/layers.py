@@ -17,8 +17,8 @@ from engine.loader import WeightSource
 from engine.quantized import Matrix, Piece
 from engine.step import StepTensors
 from engine.tp import TensorParallel
-from kvplan.quant import scheme_of
-from kvplan.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp, Quantization, Scheme
+from kvplan.models.quant import scheme_of
+from kvplan.models.spec import GatedMlp, HeadAttention, LatentHeads, MoeMlp, Quantization, Scheme
 
 LATENT_NORM_EPS = 1e-6  # DeepSeek's own code and transformers' norm latents with it, whatever rms_norm_eps says
 VOCAB_PAD = 64  # rows of a vocabulary table are padded to a multiple of this, so that GEMMs stay aligned

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvplan.errors import InvalidInputError, UnsupportedModelError
+from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 
 Part = tuple[slice, ...]
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names

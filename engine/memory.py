@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kvplan.errors import EnvironmentProblem
+from kvplan.core.errors import EnvironmentProblem
 
 MEMINFO = Path("/proc/meminfo")
 

@@ -24,8 +24,8 @@ from engine.staging import Inbox, Outbox
 from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
 from engine.warm_up import blank_step, lengths, samplings
-from kvplan.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from kvplan.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
+from kvplan.core.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from kvplan.models.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
 
 DTYPES = {
     "float32": torch.float32,

@@ -1,4 +1,4 @@
-"""One decoder for all families: what kvplan.spec.ModelSpec says it is, on this rank."""
+"""One decoder for all families: what kvplan.models.spec.ModelSpec says it is, on this rank."""
 
 from types import ModuleType
 
@@ -11,8 +11,8 @@ from engine.quantized import check_runs
 from engine.rotary import rotary_table
 from engine.step import StepTensors
 from engine.tp import TensorParallel
-from kvplan.errors import UnsupportedModelError
-from kvplan.spec import (
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.spec import (
     FullAttention,
     GatedMlp,
     HeadAttention,

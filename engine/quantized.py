@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from engine.loader import WeightSource
-from kvplan.errors import InvalidInputError, UnsupportedModelError, UsageError
-from kvplan.quant import scheme_of
-from kvplan.spec import LatentHeads, ModelSpec, Quantization, Scheme
+from kvplan.core.errors import InvalidInputError, UnsupportedModelError, UsageError
+from kvplan.models.quant import scheme_of
+from kvplan.models.spec import LatentHeads, ModelSpec, Quantization, Scheme
 
 ALL = slice(None)
 FP8 = torch.float8_e4m3fn

@@ -9,7 +9,7 @@ from engine.config import SamplingParams
 from engine.detokenizer import Detokenizer
 from engine.sampler import TokenLogprobs
 from engine.sequence import FinishReason, Sequence
-from kvplan.errors import InvalidInputError, UsageError
+from kvplan.core.errors import InvalidInputError, UsageError
 
 
 class IntArray(Protocol):

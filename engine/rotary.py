@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from kvplan.spec import LinearScaling, Llama3Scaling, Rotary, YarnScaling
+from kvplan.models.spec import LinearScaling, Llama3Scaling, Rotary, YarnScaling
 
 
 def rotary_table(rotary: Rotary, num_positions: int, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Literal, assert_never
 from engine.block_manager import BlockManager, Group, MambaGroup, PrefixHit
 from engine.contiguous import ContiguousManager
 from engine.sequence import FinishReason, Sequence
-from kvplan.errors import InvalidInputError
+from kvplan.core.errors import InvalidInputError
 
 Allocator = BlockManager | ContiguousManager
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from kvplan.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 
 T = TypeVar("T")
 

@@ -21,17 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
-from kvplan import hf_config, sglang_command
-from kvplan.command import read_command
-from kvplan.errors import KvplanError, UsageError
-from kvplan.gpu import gpu
-from kvplan.plan import Request, plan, rank_weights, weight_layout
-from kvplan.rules import sglang, sglang_models, sglang_pool, vllm_pool
-from kvplan.rules.engines import parse_engine
-from kvplan.rules.sglang_pool import SglangPool
-from kvplan.rules.vllm import EngineArgs
-from kvplan.rules.vllm_pool import Capacity
-from kvplan.spec import (
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.hardware.gpu import gpu
+from kvplan.models import hf_config
+from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
     CrossAttention,
@@ -45,7 +38,18 @@ from kvplan.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.weights import total_weights
+from kvplan.planning.plan import Request, plan, rank_weights, weight_layout
+from kvplan.servers.command import read_command
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.sglang import command as sglang_command
+from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang import pool as sglang_pool
+from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.vllm import pool as vllm_pool
+from kvplan.servers.vllm.pool import Capacity
+from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.sizing.weights import total_weights
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
 NOT_ASKED = "not within the oracle's reach"

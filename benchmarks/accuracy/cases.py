@@ -16,16 +16,17 @@ from typing import Any
 
 import yaml
 
-from kvplan import catalog, environment, hf_config
-from kvplan.errors import InvalidInputError
-from kvplan.files import printable, read_text
-from kvplan.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
-from kvplan.plan import ONLINE_METHODS
-from kvplan.rules import vllm
-from kvplan.rules.releases import Version
-from kvplan.rules.vllm import EngineArgs
-from kvplan.spec import ModelSpec
-from kvplan.units import GIB
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import printable, read_text
+from kvplan.core.units import GIB
+from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.models import catalog, hf_config
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import ONLINE_METHODS
+from kvplan.servers import environment
+from kvplan.servers.releases import Version
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.rules import EngineArgs
 
 KNOWN = Path(__file__).with_name("known.yaml")
 SCORABLE = ("high", "medium")

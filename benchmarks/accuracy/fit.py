@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.accuracy.cases import Case, Models, NotStated, check_budget
 from benchmarks.accuracy.scoring import Refused, Score, Scored, score_case
-from kvplan import overheads
-from kvplan.errors import KvplanError
-from kvplan.plan import Plan, Request, plan
-from kvplan.serverlog.rows import activation_peak
-from kvplan.units import GIB
+from kvplan.core.errors import KvplanError
+from kvplan.core.units import GIB
+from kvplan.measure.serverlog.rows import activation_peak
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.vllm import overheads
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from statistics import mean
 from textwrap import fill
 
 from benchmarks.accuracy.summary import Bad, Board, Line, Prediction, as_json, percent
-from kvplan.errors import InvalidInputError
-from kvplan.files import shown
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import shown
 
 COMMAND = "python benchmarks/scoreboard.py tests/facts/server_cases.csv --report"
 BEGIN, END = "<!-- accuracy: written by `{}` -->", "<!-- accuracy: end -->"

@@ -6,18 +6,11 @@ from dataclasses import dataclass, replace
 from math import isclose
 
 from benchmarks.accuracy.cases import Case, Inputs, Models, NotAsked, NotStated, Unscorable, check_budget, inputs_of
-from kvplan.allocator import weights_reserved
-from kvplan.errors import KvplanError
-from kvplan.gpu import GpuSpec, custom_gpu
-from kvplan.layout import bytes_per_token
-from kvplan.plan import Plan, Request, plan, rank_weights, weight_layout
-from kvplan.rules import sglang, vllm, vllm_pages, vllm_pool
-from kvplan.rules.engines import parse_engine
-from kvplan.rules.releases import Version, since
-from kvplan.rules.sglang_pool import SglangPool, pages_in
-from kvplan.rules.vllm import OLDEST, EngineArgs, Settings
-from kvplan.serverlog.rows import activation_peak, loaded_weights
-from kvplan.spec import (
+from kvplan.core.errors import KvplanError
+from kvplan.core.units import GIB
+from kvplan.hardware.gpu import GpuSpec, custom_gpu
+from kvplan.measure.serverlog.rows import activation_peak, loaded_weights
+from kvplan.models.spec import (
     ChunkedAttention,
     FullAttention,
     LatentAttention,
@@ -25,7 +18,17 @@ from kvplan.spec import (
     RecurrentState,
     SlidingWindow,
 )
-from kvplan.units import GIB
+from kvplan.planning.plan import Plan, Request, plan, rank_weights, weight_layout
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.releases import Version, since
+from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang.pool import SglangPool, pages_in
+from kvplan.servers.vllm import pages as vllm_pages
+from kvplan.servers.vllm import pool as vllm_pool
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.rules import OLDEST, EngineArgs, Settings
+from kvplan.sizing.allocator import weights_reserved
+from kvplan.sizing.layout import bytes_per_token
 
 # What a log calls a size. The first four and the pool's are predicted from the inputs alone; `given` from the KV bytes
 # (or blocks, or tokens) that the same log prints.

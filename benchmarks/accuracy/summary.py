@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.accuracy.cases import Inputs, Malformed, known
 from benchmarks.accuracy.fit import Constant, Validated, points_of
 from benchmarks.accuracy.scoring import GIVEN, PARTS, UNNAMED, Refused, Score, Scored
-from kvplan.files import printable
-from kvplan.quant import scheme_name
-from kvplan.rules import vllm
+from kvplan.core.files import printable
+from kvplan.models.quant import scheme_name
+from kvplan.servers.vllm import rules as vllm
 
 
 @dataclass(frozen=True, slots=True)

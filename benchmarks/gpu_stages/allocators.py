@@ -1,6 +1,6 @@
 """Paged memory against a contiguous reservation of 8,192 tokens per request, in the same pool: requests per second.
 
-Lengths are those of azure-2023-conv (kvplan/workloads.yaml), all submitted at once. The pools are what Llama-3.1-8B
+Lengths are those of azure-2023-conv (kvplan/workloads/workloads.yaml), all submitted at once. The pools are what Llama-3.1-8B
 leaves of a 24 GB and of a 40 GB GPU, in whole reservations (`kvplan estimate llama-3.1-8b --ctx 8192 --gpu rtx-4090`,
 and a100-40g): where memory is scarce, how it is given out decides. Both ways serve from one engine: weights, pool and
 graphs are the same, the scheduler is another. The empty part of a pool is, over all steps, the share of slots that
@@ -17,7 +17,7 @@ from benchmarks.gpu_stages.stage import Row, Task, parser, row, task
 from engine import Engine
 from engine.bench import BenchRequest, Figures, figures, run_engine, run_warm_up
 from engine.engine import Stats
-from kvplan.traces.profiles import profile
+from kvplan.workloads.profiles import profile
 
 WORKLOAD = "azure-2023-conv"
 BLOCK_SIZE = 16

@@ -19,14 +19,19 @@ from benchmarks.gpu_stages.runner import FAILURES
 from benchmarks.gpu_stages.stage import Task, parser, task
 
 # Those with tests marked gpu.
-TESTS = ("tests/test_overlap.py", "tests/test_on_gpu.py", "tests/test_quantized.py", "tests/test_layers.py")
+TESTS = (
+    "tests/engine/test_overlap.py",
+    "tests/engine/test_on_gpu.py",
+    "tests/engine/test_quantized.py",
+    "tests/engine/test_layers.py",
+)
 # Tests of the device's memory: what another process holds there would count as theirs.
 ALONE = (
-    "tests/test_on_gpu.py::test_the_reports_rows_are_what_the_allocator_holds",
-    "tests/test_on_gpu.py::test_no_step_holds_more_than_the_profile_run_saw",
-    "tests/test_on_gpu.py::test_the_workspaces_of_libraries_are_in_the_report",
-    "tests/test_on_gpu.py::test_what_the_pool_leaves_is_what_the_device_has_free",
-    "tests/test_on_gpu.py::test_capturing_graphs_is_in_the_report",
+    "tests/engine/test_on_gpu.py::test_the_reports_rows_are_what_the_allocator_holds",
+    "tests/engine/test_on_gpu.py::test_no_step_holds_more_than_the_profile_run_saw",
+    "tests/engine/test_on_gpu.py::test_the_workspaces_of_libraries_are_in_the_report",
+    "tests/engine/test_on_gpu.py::test_what_the_pool_leaves_is_what_the_device_has_free",
+    "tests/engine/test_on_gpu.py::test_capturing_graphs_is_in_the_report",
 )
 # Without a cache folder, whatever plugins are there; another version's deprecation is no failure here.
 PYTEST = ("-m", "pytest", "-m", "gpu", "-v", "-p", "no:cacheprovider", "-W", "default", "--tb=short")

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.gpu_stages.runner import FAILURES
 from benchmarks.gpu_stages.stage import Row, Task, config_of, parser, row, task, write_config
-from kvplan import catalog
+from kvplan.models import catalog
 
 SERVER = ("--ctx", "8192", "--max-num-seqs", "256", "--max-num-batched-tokens", "8192")
 ALIKE = ("--num-seqs", "128", "--prompt-tokens", "512", "--output-tokens", "64")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from benchmarks.gpu_stages.stage import row
 from benchmarks.gpu_stages.timing import copy_bandwidths, matmul_rates
 from engine import Engine
-from kvplan.spec import FullAttention
+from kvplan.models.spec import FullAttention
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from benchmarks.gpu_stages.evidence import pack, unpack, write_json
-from kvplan.errors import InvalidInputError, UsageError
-from kvplan.files import load_json, printable, shown
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.files import load_json, printable, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = "kvplan/gpu@1"

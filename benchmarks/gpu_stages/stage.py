@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_stages.evidence import write_json
-from kvplan import catalog, hf_config
-from kvplan.spec import ModelSpec
+from kvplan.models import catalog, hf_config
+from kvplan.models.spec import ModelSpec
 
 RESULT = "result.json"
 SAVING_S = 15.0  # before a stage is ended: what is under way comes to its end, and what is known is saved

@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-from kvplan.errors import UsageError
+from kvplan.core.errors import UsageError
 
 BACKENDS = {"triton": "engine.kernels.triton_backend", "torch": "engine.kernels.torch_backend"}
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from engine.kernels.checks import FLOATS, need, need_rows
 from engine.kernels.numerics import cast, sigmoid, tanh
-from kvplan.spec import Activation
+from kvplan.models.spec import Activation
 
 ACTIVATIONS = get_args(Activation)
 BLOCK = 1024

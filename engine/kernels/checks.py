@@ -5,7 +5,7 @@ A model calls this some hundred times per step, so nothing is put into words bef
 
 import torch
 
-from kvplan.errors import EnvironmentProblem
+from kvplan.core.errors import EnvironmentProblem
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 STORED = (*FLOATS, torch.float8_e4m3fn)

@@ -12,7 +12,7 @@ from engine.kernels import configs
 from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
 from engine.kernels.numerics import cast, dot, dot_dtype
-from kvplan.spec import Activation
+from kvplan.models.spec import Activation
 
 ROWS_AT_ONCE = 2048  # of a decode step all
 

@@ -9,7 +9,7 @@ from math import exp, fsum
 import torch
 import torch.nn.functional as F
 
-from kvplan.spec import Activation
+from kvplan.models.spec import Activation
 
 FP8_MAX = 448.0  # the largest finite float8_e4m3fn
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from kvplan.errors import InvalidInputError
+from kvplan.core.errors import InvalidInputError
 
 SCHEMA = "kvplan/tiles@1"
 PROGRAMS_PER_PROCESSOR = 3  # decode programs that run at once on one multiprocessor, by their shared memory

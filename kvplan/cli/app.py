@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kvplan import files
 from kvplan.cli import output
-from kvplan.errors import BUG, INTERRUPTED, KvplanError, UsageError
-from kvplan.records import dataclass
+from kvplan.core import files
+from kvplan.core.errors import BUG, INTERRUPTED, KvplanError, UsageError
+from kvplan.core.records import dataclass
 
 # What typer raises for a bad command line. The class lies in click or in typer's copy of it, by typer's version.
 ParserError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

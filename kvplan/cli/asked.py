@@ -6,20 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kvplan import environment
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
-from kvplan.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
-from kvplan.errors import UnsupportedModelError, UsageError
-from kvplan.files import printable
-from kvplan.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
-from kvplan.pasted import read_command
-from kvplan.plan import Load, Request
-from kvplan.rules.engines import parse_engine
-from kvplan.rules.vllm import EngineArgs
-from kvplan.spec import ModelSpec
-from kvplan.units import (
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import (
     AUTO,
     MAX_TOKENS,
     MIB,
@@ -29,9 +21,17 @@ from kvplan.units import (
     parse_size,
     parse_tokens,
 )
+from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import Load, Request
+from kvplan.servers import environment
+from kvplan.servers.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.pasted import read_command
+from kvplan.servers.vllm.rules import EngineArgs
 
 if TYPE_CHECKING:
-    from kvplan.overheads import Estimate
+    from kvplan.servers.vllm.overheads import Estimate
 
 # One of each size that people rent or own, smallest first: the table where no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -106,7 +106,7 @@ def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
     """The constants of --calibration, where it was measured on such a GPU."""
     if options.calibration is None:
         return {}
-    from kvplan import calibration
+    from kvplan.servers import calibration
 
     return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
 
@@ -127,7 +127,7 @@ def default_context(request: Request) -> int:
     """The context that the server takes when none is asked for."""
     if request.release.engine == "vllm":
         return request.spec.max_model_len
-    from kvplan.rules.sglang_models import context_length
+    from kvplan.servers.sglang.models import context_length
 
     return context_length(request.spec)
 
@@ -252,8 +252,8 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
         mean = prompt_and_output(options)
     lengths = None
     if options.lengths is not None:
-        from kvplan.traces.trace import read_full_lengths
-        from kvplan.workload import parse_lengths
+        from kvplan.workloads.lengths import parse_lengths
+        from kvplan.workloads.trace import read_full_lengths
 
         limit = context if isinstance(context, int) else spec.max_model_len
         lengths = parse_lengths(options.lengths, limit, read_full_lengths)
@@ -268,7 +268,7 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
 
 def prompt_and_output(options: WorkloadOptions) -> int:
     """Tokens held on average: the prompt, and half the answer, as it grows from nothing to all while it is written."""
-    from kvplan.workload import in_flight
+    from kvplan.workloads.lengths import in_flight
 
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError("--prompt-tokens and --output-tokens: go together; give both, or --mean-tokens")

@@ -14,11 +14,11 @@ from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.cli.resolve import is_path
-from kvplan.command import ServeCommand
-from kvplan.errors import BUG, EnvironmentProblem, InvalidInputError, KvplanError, UsageError
-from kvplan.files import load_json, printable, shown
-from kvplan.pasted import read_command
-from kvplan.plan import Load, Plan, plan
+from kvplan.core.errors import BUG, EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import load_json, printable, shown
+from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import Load, Plan, plan
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge
 from kvplan.policy.file import ENGINE_KEYS, LENGTH_KEYS, SWITCH_KEYS, Policy, Target, Workload, exists, is_within
@@ -36,8 +36,8 @@ from kvplan.policy.result import (
     figures_by_target,
 )
 from kvplan.report.lines import Line, line, write
-from kvplan.spec import ModelSpec
-from kvplan.strict_yaml import Items, Mark, Node, Scalar
+from kvplan.servers.command import ServeCommand
+from kvplan.servers.pasted import read_command
 
 Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
 
@@ -171,11 +171,11 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
 
     source: Source
     if workload.trace is not None:
-        from kvplan.traces import trace
+        from kvplan.workloads import trace
 
         source = from_trace(trace.read(workload.trace), None)
     elif workload.profile is not None:
-        from kvplan.traces.profiles import profile
+        from kvplan.workloads.profiles import profile
 
         source = from_profile(profile(workload.profile), SIMULATED_REQUESTS, seed=0, shared_prefix=None)
     else:
@@ -278,8 +278,8 @@ def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None,
 
 def is_file(key: str, text: str) -> bool:
     """Whether the reader of a key takes its value for a file's name."""
-    from kvplan import catalog
-    from kvplan.workload import DISTRIBUTIONS
+    from kvplan.models import catalog
+    from kvplan.workloads.lengths import DISTRIBUTIONS
 
     match key:
         case "lengths":
@@ -326,7 +326,7 @@ def path_in(folder: Path, text: str) -> str:
 
 def is_path_in(folder: Path, text: str) -> bool:
     """Whether a name is meant as a path: it looks like one, or there is such a file beside the policy."""
-    from kvplan import catalog
+    from kvplan.models import catalog
 
     if text.startswith((".", "/")) or text.endswith((".json", ".csv", ".csv.gz", ".txt")):
         return True
@@ -350,7 +350,7 @@ def say(target: Target, asked: Asked) -> None:
 
 def overruled_model(target: Target) -> tuple[str, str] | None:
     """(the target's own model, its command's) where they are not one and the same."""
-    from kvplan import catalog
+    from kvplan.models import catalog
 
     node = target.own.get("model")
     if target.command is None or not isinstance(node, Scalar):

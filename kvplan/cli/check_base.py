@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvplan import git, strict_yaml
-from kvplan.attribute import Change, moves
 from kvplan.cli.check import baseline_figures, planned
 from kvplan.cli.diff import PATH_KEYS, words
-from kvplan.errors import KvplanError, UsageError
-from kvplan.files import printable, read_text
+from kvplan.core import git, strict_yaml
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable, read_text
+from kvplan.planning.attribute import Change, moves
 from kvplan.policy import changes as policy_changes
 from kvplan.policy import file as policy_file
 from kvplan.policy import judge

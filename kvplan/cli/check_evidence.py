@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan import catalog
-from kvplan.errors import InvalidInputError, KvplanError
-from kvplan.files import load_json, printable, shown
-from kvplan.plan import Plan
+from kvplan.core.errors import InvalidInputError, KvplanError
+from kvplan.core.files import load_json, printable, shown
+from kvplan.measure.reconcile import RECONCILIATION, reconcile
+from kvplan.measure.run_manifest import spec_of
+from kvplan.measure.rundir import MANIFEST, Run, load_run
+from kvplan.models import catalog
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import Plan
 from kvplan.policy.file import Measured, exists
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Evidence
-from kvplan.reconcile import RECONCILIATION, reconcile
-from kvplan.run_manifest import spec_of
-from kvplan.rundir import MANIFEST, Run, load_run
-from kvplan.spec import ModelSpec
 
 
 def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:

@@ -8,14 +8,14 @@ from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.check import refuse_files_outside
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
-from kvplan.command import ServeCommand
-from kvplan.errors import KvplanError, UsageError
-from kvplan.files import printable
-from kvplan.pasted import read_command
-from kvplan.plan import Request, plan
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.planning.plan import Request, plan
 from kvplan.policy import init as policy_init
 from kvplan.policy.file import READING_SWITCHES, root_of
 from kvplan.policy.init import Stated, from_folder, quoted
+from kvplan.servers.command import ServeCommand
+from kvplan.servers.pasted import read_command
 
 # Options that mean nothing while a policy is written.
 JUDGING = ("strict", "today", "base", "update_baseline", "report")

@@ -8,19 +8,19 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from kvplan import git
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.resolve import WEIGHT_SUFFIXES
-from kvplan.diff import Difference, Side, diff_document, difference, document_sides, plan_side
-from kvplan.errors import KvplanError, UsageError
-from kvplan.files import load_json, printable
-from kvplan.plan import Plan, plan
+from kvplan.core import git
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import load_json, printable
+from kvplan.planning.diff import Difference, Side, diff_document, difference, document_sides, plan_side
+from kvplan.planning.plan import Plan, plan
 
 if TYPE_CHECKING:
-    from kvplan.strict_yaml import Node
+    from kvplan.core.strict_yaml import Node
 
 Kind = Literal["plan", "check", "policy", "model", "other"]
 WHAT = {
@@ -183,8 +183,8 @@ PATH_KEYS = ("model", "draft_model", "command", "lengths", "calibration")  # of 
 
 def named_in(policy: Path, folder: str) -> list[str]:
     """Every word of a policy's targets that may be a file of the repository, as a path from the top."""
-    from kvplan import strict_yaml
-    from kvplan.strict_yaml import Items, Table
+    from kvplan.core import strict_yaml
+    from kvplan.core.strict_yaml import Items, Table
 
     top = strict_yaml.read(policy)
     targets = top.values.get("targets")
@@ -202,7 +202,7 @@ def words(nodes: "Iterable[Node]") -> Iterator[str]:
     """Texts, and of a command each word."""
     import shlex
 
-    from kvplan.strict_yaml import Scalar
+    from kvplan.core.strict_yaml import Scalar
 
     for node in nodes:
         if isinstance(node, Scalar):
@@ -290,7 +290,7 @@ def show(result: Difference, options: DiffOptions) -> None:
 def rendered(format: str, result: Difference) -> str:
     """The answer as text in a machine format."""
     if format == "json":
-        from kvplan.artifact import dumps
+        from kvplan.documents.artifact import dumps
 
         return dumps(diff_document(result)) + "\n"
     from kvplan.report import diff_text

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from kvplan.cli import output
 from kvplan.cli.run_options import DoctorOptions
-from kvplan.doctor import Advice, Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
-from kvplan.files import printable
+from kvplan.core.files import printable
+from kvplan.core.units import format_gib
+from kvplan.measure.doctor import Advice, Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
 from kvplan.report.lines import Line, line, write
-from kvplan.units import format_gib
 
 WIDTH = 22
 

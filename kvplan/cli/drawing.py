@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from kvplan.errors import EnvironmentProblem
+from kvplan.core.errors import EnvironmentProblem
 
 FIGURES = {".png": "png", ".svg": "svg"}  # suffixes that there may be, and the format each means
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, TextIO
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.options import EstimateOptions
-from kvplan.errors import KvplanError
-from kvplan.gpu import GpuSpec
-from kvplan.plan import Plan, Request, plan
+from kvplan.core.errors import KvplanError
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.planning.plan import Plan, Request, plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +100,7 @@ def show_tables(tables: list[Table], console: "Console | TextIO", *, explain: bo
 
 def render(format: str, tables: list[Table], options: EstimateOptions) -> str:
     """The answer as text in a machine format."""
-    from kvplan import artifact
+    from kvplan.documents import artifact
 
     for one, it in dict.fromkeys(
         (one.name, str(it)) for table in tables for one, it in table if isinstance(it, KvplanError)

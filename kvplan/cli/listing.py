@@ -4,17 +4,16 @@ import re
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from kvplan import catalog, entries
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
-from kvplan.csv_text import csv_text
-from kvplan.disk import stored_dtype
-from kvplan.errors import UsageError
-from kvplan.files import printable
-from kvplan.gpu import gpu, gpu_names
-from kvplan.report import console as tables
-from kvplan.report.lines import Line, write
-from kvplan.spec import (
+from kvplan.core import entries
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import GB, format_count, format_gib, format_size
+from kvplan.hardware.gpu import gpu, gpu_names
+from kvplan.models import catalog
+from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
     CrossAttention,
@@ -28,8 +27,10 @@ from kvplan.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.units import GB, format_count, format_gib, format_size
-from kvplan.weights import num_params
+from kvplan.report import console as tables
+from kvplan.report.lines import Line, write
+from kvplan.sizing.disk import stored_dtype
+from kvplan.sizing.weights import num_params
 
 Row = dict[str, Any]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
@@ -250,7 +251,7 @@ def rendered(rows: Sequence[Row], format: str, what: str) -> str:
 
 def schema(options: SchemaOptions) -> int:
     """The JSON Schema of a kind of document."""
-    from kvplan import artifact
+    from kvplan.documents import artifact
 
     output.write(artifact.dumps(artifact.document_schema(options.name)))
     return 0

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
-from kvplan.units import format_gib
+from kvplan.core.units import format_gib
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -2,7 +2,7 @@
 
 import sys
 
-from kvplan.errors import INTERRUPTED, TERMINATED
+from kvplan.core.errors import INTERRUPTED, TERMINATED
 
 
 def main(argv: list[str] | None = None) -> int:

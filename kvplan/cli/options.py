@@ -1,7 +1,7 @@
 """The options of each command: a dataclass per command, from which typer reads names, types, defaults and help.
 
 Values stay text until `engine_args` and its like read them, so that a flag, a pasted command and --engine-arg are read
-and refused by the same code (kvplan/command.py).
+and refused by the same code (kvplan/servers/command.py).
 """
 
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from kvplan import entries
-from kvplan.command import ARGUMENTS, ServeCommand, pair_name, read_argument, read_pair, switch
-from kvplan.errors import UsageError
-from kvplan.records import dataclass
-from kvplan.rules.vllm import EngineArgs
+from kvplan.core import entries
+from kvplan.core.errors import UsageError
+from kvplan.core.records import dataclass
+from kvplan.servers.command import ARGUMENTS, ServeCommand, pair_name, read_argument, read_pair, switch
+from kvplan.servers.vllm.rules import EngineArgs
 
 Format = Literal["table", "json", "csv", "markdown"]
 Color = Literal["auto", "always", "never"]
@@ -33,13 +33,13 @@ def complete_gpu(incomplete: str) -> list[str]:
 
 
 def complete_kv_dtype(incomplete: str) -> list[str]:
-    from kvplan.layout import KV_DTYPES
+    from kvplan.sizing.layout import KV_DTYPES
 
     return [name for name in ("auto", *KV_DTYPES) if name.startswith(incomplete)]
 
 
 def complete_engine(incomplete: str) -> list[str]:
-    from kvplan.rules.vllm import NEWEST, OLDEST
+    from kvplan.servers.vllm.rules import NEWEST, OLDEST
 
     minors = range(NEWEST[1], OLDEST[1] - 1, -1)  # the newest first
     names = ("vllm", *(f"vllm@0.{minor}" for minor in minors), "sglang", "sglang@0.5", "sglang@0.4")
@@ -480,7 +480,7 @@ def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
 def engine_pair(text: str) -> tuple[str, Any]:
     """`--engine-arg k=v`, k being an argument's name or the one that SGLang has for it."""
     if pair_name(text) not in ARGUMENTS:
-        from kvplan import sglang_command
+        from kvplan.servers.sglang import command as sglang_command
 
         pair = sglang_command.read_pair(text)
         if pair is not None:
@@ -514,7 +514,7 @@ def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArg
         refuse_two(name, pairs[name], flags[name])
     found = (dict(command.args) if command else {}) | pairs | flags
     if "ep" in pairs:
-        from kvplan import sglang_command
+        from kvplan.servers.sglang import command as sglang_command
 
         sglang_command.over_experts(found, "--engine-arg ep_size")
     lora_slots(found, options)

@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from kvplan import files
-from kvplan.errors import EnvironmentProblem, UsageError
-from kvplan.files import printable
+from kvplan.core import files
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,7 +126,7 @@ class ReportFile:
     def _format(self, path: str) -> str:
         suffix = Path(path).suffix.lower()
         if suffix not in self.suffixes:
-            from kvplan.rundir import refuse_run_files
+            from kvplan.measure.rundir import refuse_run_files
 
             refuse_run_files(path, self.flag)
             known = ", ".join(self.suffixes)
@@ -148,7 +148,7 @@ class ReportFile:
     def _refuse_foreign(self) -> None:
         """Refuse to write over a file that the command reads, that belongs to a run, or that kvplan did not write."""
         from kvplan.cli.own import is_own
-        from kvplan.rundir import refuse_run_files
+        from kvplan.measure.rundir import refuse_run_files
 
         refuse_run_files(str(self.target), self.flag)
         if not is_own(self.target):

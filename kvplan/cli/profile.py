@@ -9,22 +9,22 @@ from kvplan.cli import output
 from kvplan.cli.live import live_view
 from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
-from kvplan.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.files import printable, shown
-from kvplan.hf_config import load_spec
-from kvplan.rundir import RunWriter, load_run
-from kvplan.spec import ModelSpec
-from kvplan.traces.trace import read as read_trace
-from kvplan.traces.trace import read_full_lengths
-from kvplan.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
-from kvplan.workload import parse_lengths
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.files import printable, shown
+from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.measure.rundir import RunWriter, load_run
+from kvplan.models.hf_config import load_spec
+from kvplan.models.spec import ModelSpec
+from kvplan.workloads.lengths import parse_lengths
+from kvplan.workloads.trace import read as read_trace
+from kvplan.workloads.trace import read_full_lengths
 
 if TYPE_CHECKING:
     import torch
 
     from engine import EngineConfig
-    from kvplan.nvml import Device
-    from kvplan.profile import Outcome, PlannedRequest, Workload
+    from kvplan.hardware.nvml import Device
+    from kvplan.measure.profile import Outcome, PlannedRequest, Workload
 
 # What runs where no model is named and there is no GPU: small enough for any laptop, a real architecture all the same.
 DEMO_MODEL, DEMO_DTYPE = "smollm2-135m", "float32"
@@ -46,7 +46,7 @@ def profile(options: ProfileOptions) -> int:
     check_pool(options, spec, config, workload)
     target = Path(options.run_dir) if options.run_dir else _default_dir(spec.name)
     is_quiet = options.quiet or rank > 0
-    from kvplan import profile as runs
+    from kvplan.measure import profile as runs
 
     with runs.watched_gpu(device) as (nvml, gpu):
         refuse_shared(gpu, allow=options.allow_shared)
@@ -89,7 +89,7 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
             )
     if outcome.exit_code == 0:
         from kvplan.cli.reconcile import show
-        from kvplan.reconcile import reconcile
+        from kvplan.measure.reconcile import reconcile
 
         show(reconcile(load_run(target)), options.format, options.color)
     if options.perfetto:
@@ -141,7 +141,7 @@ def check_input(options: ProfileOptions, device: "torch.device") -> None:
 def check_pool(options: ProfileOptions, spec: ModelSpec, config: "EngineConfig", workload: "Workload") -> None:
     """Refuse a pool of stated size that the longest request does not fit into; what is left of memory is seen later."""
     from engine.kv_cache import group_layers
-    from kvplan.profile import refuse_small_pool
+    from kvplan.measure.profile import refuse_small_pool
 
     if config.num_blocks is not None:
         groups = tuple(group.rule for group in group_layers(spec, config.block_size))
@@ -197,7 +197,7 @@ def _own_gpu(options: ProfileOptions) -> "torch.device":
 
 def _why_no_gpu() -> str:
     """What NVML says about a GPU that torch does not see."""
-    from kvplan.nvml import DeviceError, open_nvml
+    from kvplan.hardware.nvml import DeviceError, open_nvml
 
     try:
         with open_nvml() as nvml:
@@ -243,7 +243,7 @@ def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
 
 def workload_of(options: ProfileOptions) -> "Workload":
     """The requests: of one length, drawn from a distribution, or read from a trace."""
-    from kvplan.profile import PlannedRequest, Workload, from_lengths
+    from kvplan.measure.profile import PlannedRequest, Workload, from_lengths
 
     num_seqs = parse_count(options.num_seqs or str(DEFAULT_SEQS), "--num-seqs", 10**6)
     output_tokens = parse_tokens(options.output_tokens or str(DEFAULT_OUTPUT), "--output-tokens")
@@ -267,7 +267,7 @@ def workload_of(options: ProfileOptions) -> "Workload":
 
 def trace_requests(path: Path) -> "tuple[PlannedRequest, ...]":
     """A trace's requests; what the reader changed, and what a run leaves out, is said."""
-    from kvplan.profile import PlannedRequest
+    from kvplan.measure.profile import PlannedRequest
 
     trace = read_trace(path)
     for note in trace.notes:
@@ -355,7 +355,7 @@ def manifest(
     gpu: "Device | None",
     environment: dict[str, Any],
 ) -> dict[str, Any]:
-    """What run.json says before anything ran; `inputs` are those of kvplan.rules.bundled.EngineInputs."""
+    """What run.json says before anything ran; `inputs` are those of kvplan.servers.bundled.rules.EngineInputs."""
     from engine.kv_cache import group_layers
     from engine.memory import device_memory
 

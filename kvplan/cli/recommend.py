@@ -3,23 +3,23 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-from kvplan import prices as price_file
-from kvplan.artifact import Document, dumps
 from kvplan.cli import output
 from kvplan.cli.asked import COMMON_GPUS, Asked, Context, load_of, read, say, stated_arguments
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.output import report_files
 from kvplan.cli.sweep_options import RecommendOptions
-from kvplan.errors import UsageError
-from kvplan.files import printable
-from kvplan.gpu import gpu, split_count
-from kvplan.pasted import read_command
-from kvplan.plan import Load, Request, check_load
-from kvplan.prices import Prices
-from kvplan.recommend import MOST_USERS, Question, fit, recommend, with_args
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_count
+from kvplan.documents.artifact import Document, dumps
+from kvplan.hardware import prices as price_file
+from kvplan.hardware.gpu import gpu, split_count
+from kvplan.hardware.prices import Prices
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import Load, Request, check_load
+from kvplan.planning.recommend import MOST_USERS, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
-from kvplan.spec import ModelSpec
-from kvplan.units import parse_count
+from kvplan.servers.pasted import read_command
 
 PLACEMENTS = 10
 # What a search decides, or what would make every GPU hold the same.

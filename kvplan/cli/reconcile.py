@@ -5,15 +5,15 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from kvplan import calibration
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions, RunFormat
-from kvplan.csv_text import csv_text
-from kvplan.errors import UsageError
-from kvplan.files import printable
-from kvplan.limits import read as limits_of
-from kvplan.reconcile import (
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.limits import read as limits_of
+from kvplan.core.units import format_size
+from kvplan.measure.reconcile import (
     UNKNOWN,
     Reconciliation,
     Row,
@@ -24,13 +24,13 @@ from kvplan.reconcile import (
     sources_of,
     sums,
 )
+from kvplan.measure.run_capacity import CapacityRow, Served, served
+from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
+from kvplan.measure.rundir import Run, load_run
+from kvplan.models.spec import FullAttention, LatentAttention
 from kvplan.report.lines import Line, columns, line, write
-from kvplan.rules.bundled import predict
-from kvplan.run_capacity import CapacityRow, Served, served
-from kvplan.run_manifest import check_objects, inputs_of, spec_of
-from kvplan.rundir import Run, load_run
-from kvplan.spec import FullAttention, LatentAttention
-from kvplan.units import format_size
+from kvplan.servers import calibration
+from kvplan.servers.bundled.rules import predict
 
 
 def reconcile_command(options: ReconcileOptions) -> int:
@@ -94,7 +94,7 @@ def check_sources(options: ReconcileOptions) -> None:
 
 def step_time(run: Run) -> dict[str, Any] | None:
     """What the run's steps took, for `simulate`; None where its samples do not tell, or its layers read windows."""
-    from kvplan.step_fit import fitted
+    from kvplan.simulate.step_fit import fitted
 
     spec = spec_of(run)
     if any(not isinstance(cache, FullAttention | LatentAttention) for caches in spec.layers for cache in caches):

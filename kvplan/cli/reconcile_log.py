@@ -6,23 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kvplan import catalog, environment
 from kvplan.cli import asked, output
 from kvplan.cli.asked import Asked
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions
-from kvplan.command import ARGUMENTS
-from kvplan.csv_text import csv_text
-from kvplan.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.files import printable
-from kvplan.gpu import GpuSpec, with_memory
-from kvplan.limits import Limits
-from kvplan.plan import Request
-from kvplan.report.lines import Line, columns, line, write
-from kvplan.rules.vllm import NEWEST
-from kvplan.serverlog.compare import LogReconciliation, compared_rows, document, exceeds, reconcile_log
-from kvplan.serverlog.log import ServerLog, read_log
-from kvplan.serverlog.request import (
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.limits import Limits
+from kvplan.core.units import GIB, MIB, format_gib
+from kvplan.hardware.gpu import GpuSpec, with_memory
+from kvplan.measure.serverlog.compare import LogReconciliation, compared_rows, document, exceeds, reconcile_log
+from kvplan.measure.serverlog.log import ServerLog, read_log
+from kvplan.measure.serverlog.request import (
     agrees,
     check_gpu,
     check_model,
@@ -39,9 +35,14 @@ from kvplan.serverlog.request import (
     model_of,
     sample_gpus,
 )
-from kvplan.serverlog.rows import LogRow
-from kvplan.serverlog.vllm import Context
-from kvplan.units import GIB, MIB, format_gib
+from kvplan.measure.serverlog.rows import LogRow
+from kvplan.measure.serverlog.vllm import Context
+from kvplan.models import catalog
+from kvplan.planning.plan import Request
+from kvplan.report.lines import Line, columns, line, write
+from kvplan.servers import environment
+from kvplan.servers.command import ARGUMENTS
+from kvplan.servers.vllm.rules import NEWEST
 
 NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
 ENOUGH_MEMORY = "1TiB"  # stands for a GPU until the log's own is put in its place
@@ -67,7 +68,7 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
 def log_of(options: ReconcileOptions) -> ServerLog:
     if options.log is not None:
         return read_log(options.log)
-    from kvplan.server_metrics import MetricsError, page_text, server_setup, shown_url
+    from kvplan.measure.server_metrics import MetricsError, page_text, server_setup, shown_url
 
     assert options.metrics is not None
     try:

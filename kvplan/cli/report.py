@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kvplan.cli import output
 from kvplan.cli.drawing import require_libraries
 from kvplan.cli.run_options import ReportOptions
-from kvplan.rundir import load_run
+from kvplan.measure.rundir import load_run
 
 if TYPE_CHECKING:
     from kvplan.report.run_data import ReportData

@@ -4,15 +4,15 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvplan import catalog
-from kvplan.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.files import printable
-from kvplan.records import dataclass
-from kvplan.spec import ModelSpec
-from kvplan.units import format_gib
+from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.core.units import format_gib
+from kvplan.models import catalog
+from kvplan.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from kvplan.tensors import Checkpoint
+    from kvplan.models.tensors import Checkpoint
 
 WEIGHT_SUFFIXES = (".gguf", ".safetensors")
 FAR_OFF = 0.02  # headers hold a few buffers that are no parameters; beyond this the config and the files disagree
@@ -109,7 +109,7 @@ def is_path(ref: str) -> bool:
 
 def from_path(ref: str, source: Source) -> Resolved:
     """The facts of a local model, under the path as it was typed: what a server is started with."""
-    from kvplan.hf_config import load_spec
+    from kvplan.models.hf_config import load_spec
 
     path = Path(ref)
     if path.suffix in WEIGHT_SUFFIXES:
@@ -134,7 +134,7 @@ def from_path(ref: str, source: Source) -> Resolved:
 
 def weights_alone(path: Path) -> KvplanError:
     """A file of weights has no config.json: refused, with the size that would do beside one."""
-    from kvplan.checkpoint import read_checkpoint
+    from kvplan.models.checkpoint import read_checkpoint
 
     found = read_checkpoint(path)
     size = found.total_bytes if found else 0
@@ -146,8 +146,8 @@ def weights_alone(path: Path) -> KvplanError:
 
 
 def from_hub(ref: str, source: Source) -> Resolved:
-    from kvplan import hub
-    from kvplan.hf_config import load_spec
+    from kvplan.models import hub
+    from kvplan.models.hf_config import load_spec
 
     model_id = ref.partition("@")[0]
     if "/" not in ref:
@@ -184,7 +184,7 @@ def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
     if found.spec.text_only:
         found.notes.append(f"{printable(where, 200)}: the config is taken, not the files, which hold the tower too")
         return
-    from kvplan.checkpoint import read_checkpoint
+    from kvplan.models.checkpoint import read_checkpoint
 
     stored = read_checkpoint(directory)
     if stored is None:
@@ -201,7 +201,7 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
 
     Raises InvalidInputError for files of less than a bit a parameter, which no format stores.
     """
-    from kvplan.weights import num_params
+    from kvplan.sizing.weights import num_params
 
     parameters = sum(num_params(found.spec).values())
     if 8 * stored.total_bytes < parameters:
@@ -223,12 +223,12 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
 
 def compare(found: Resolved, stored: "Checkpoint", where: str) -> None:
     """A note where the files hold clearly more or less than the config says, once both are in the server's dtype."""
-    from kvplan.weights import Layout, total_weights
+    from kvplan.sizing.weights import Layout, total_weights
 
     layout = Layout(dtype=found.spec.dtype)
     computed, held = total_weights(found.spec, layout), stored.total_bytes
     if found.checkpoint is not None:
-        from kvplan.stored import stored_weights
+        from kvplan.sizing.stored import stored_weights
 
         held = sum(stored_weights(found.spec, found.checkpoint, layout).values())
     if abs(held - computed) > FAR_OFF * computed:

@@ -11,9 +11,10 @@ from kvplan.cli import output
 from kvplan.cli.asked import read, say
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.simulate_options import SimulateOptions
-from kvplan.errors import UsageError
-from kvplan.files import printable
-from kvplan.plan import Plan, plan
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.planning.plan import Plan, plan
 from kvplan.report.simulate_text import rate_text
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals
@@ -24,10 +25,9 @@ from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
-from kvplan.traces.profiles import parse_rate, profile
-from kvplan.traces.trace import read as read_trace
-from kvplan.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
-from kvplan.workload import Lengths, parse_lengths
+from kvplan.workloads.lengths import Lengths, parse_lengths
+from kvplan.workloads.profiles import parse_rate, profile
+from kvplan.workloads.trace import read as read_trace
 
 NUM_REQUESTS = 2000
 PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, where no number is stated

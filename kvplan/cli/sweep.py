@@ -8,23 +8,23 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-from kvplan import prices as price_file
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, gpus_of, load_of, read, say
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
-from kvplan.command import read_argument
-from kvplan.csv_text import csv_text
-from kvplan.errors import EnvironmentProblem, UsageError
-from kvplan.files import printable
-from kvplan.plan import Request
-from kvplan.prices import Prices
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_count, parse_tokens
+from kvplan.hardware import prices as price_file
+from kvplan.hardware.prices import Prices
+from kvplan.planning.plan import Request
+from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.report import sweep_text as text
-from kvplan.rules.engines import parse_engine
-from kvplan.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
-from kvplan.units import parse_count, parse_tokens
+from kvplan.servers.command import read_argument
+from kvplan.servers.engines import parse_engine
 
 # Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL are lists beside them.
 LISTS = (

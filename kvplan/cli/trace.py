@@ -14,14 +14,14 @@ from kvplan.cli.trace_options import (
     TraceSampleOptions,
     TraceStatsOptions,
 )
-from kvplan.csv_text import csv_text
-from kvplan.errors import UsageError
-from kvplan.files import printable
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
 from kvplan.report.lines import Line, columns, line, write
-from kvplan.traces.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
-from kvplan.traces.stats import LengthStats, TraceStats, trace_stats
-from kvplan.traces.trace import WRITERS, Trace, read
-from kvplan.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
+from kvplan.workloads.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
+from kvplan.workloads.stats import LengthStats, TraceStats, trace_stats
+from kvplan.workloads.trace import WRITERS, Trace, read
 
 Document = dict[str, Any]
 DEFAULT_REQUESTS = 1000  # of a profile
@@ -118,7 +118,7 @@ def prefix_tokens(text: str) -> int:
 
 
 def sample(options: TraceSampleOptions) -> int:
-    from kvplan.traces.sample import share_of, span_of, thinned
+    from kvplan.workloads.sample import share_of, span_of, thinned
 
     asked = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
     if len(asked) != 1:

@@ -11,13 +11,12 @@ from typing import TextIO
 
 from kvplan.cli import output
 from kvplan.cli.run_options import WatchOptions
-from kvplan.errors import EnvironmentProblem, InvalidInputError, UsageError
-from kvplan.files import load_json, shown
-from kvplan.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
-from kvplan.report.lines import Line, line, takes_blocks, write
-from kvplan.server_metrics import MetricsPage, ServerStats
-from kvplan.units import GIB, format_gib, format_size, parse_count, parse_duration
-from kvplan.watch import (
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
+from kvplan.core.files import load_json, shown
+from kvplan.core.units import GIB, format_gib, format_size, parse_count, parse_duration
+from kvplan.hardware.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
+from kvplan.measure.server_metrics import MetricsPage, ServerStats
+from kvplan.measure.watch import (
     CsvLog,
     ProcessEnded,
     Reading,
@@ -27,6 +26,7 @@ from kvplan.watch import (
     WatchedProcess,
     csv_row,
 )
+from kvplan.report.lines import Line, line, takes_blocks, write
 
 LIVE_INTERVAL_S = 1.0
 LINE_INTERVAL_S = 10.0

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.files import printable
+from kvplan.core.files import printable
+from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Target, Waiver
 from kvplan.policy.judge import FIGURES, GROWING, covers
 from kvplan.policy.result import RULES, ChangeKind, Figures, Finding, Outcome, TargetResult
-from kvplan.strict_yaml import Items, Mark, Node, Scalar
 
 CHANGES_ID: Final = "(policy)"  # what findings about the policy itself are filed under; no target can have this id
 MOST_NAMED: Final = 3  # targets in one line

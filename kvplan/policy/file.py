@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvplan import strict_yaml
-from kvplan.command import ARGUMENTS, MAX_COMMAND_CHARS, read_argument, stated_bytes, too_long
-from kvplan.errors import InvalidInputError, UsageError
-from kvplan.files import printable, shown
+from kvplan.core import strict_yaml
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.files import printable, shown
+from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
+from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind
-from kvplan.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
-from kvplan.units import parse_count, parse_fraction, parse_size, parse_tokens
+from kvplan.servers.command import ARGUMENTS, MAX_COMMAND_CHARS, read_argument, stated_bytes, too_long
 
 Severity = Literal["warn", "fail"]
 Limit = int | float | bool
@@ -426,7 +426,7 @@ def _rate(text: str, option: str) -> float:
 
 
 def _seconds(text: str, option: str) -> float:
-    from kvplan.units import parse_duration
+    from kvplan.core.units import parse_duration
 
     return parse_duration(text, option)
 

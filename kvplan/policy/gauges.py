@@ -11,17 +11,17 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvplan import advise, held
-from kvplan.advise import Change, Knob
-from kvplan.errors import KvplanError, UsageError
-from kvplan.files import printable
-from kvplan.plan import Plan
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.strict_yaml import wrong
+from kvplan.core.units import format_bytes, format_count, format_gib, format_size, plural
+from kvplan.planning import advise, held
+from kvplan.planning.advise import Change, Knob
+from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
-from kvplan.strict_yaml import wrong
-from kvplan.units import format_bytes, format_count, format_gib, format_size, plural
 
 if TYPE_CHECKING:
-    from kvplan.workload import Lengths
+    from kvplan.workloads.lengths import Lengths
 
 Number = int | float
 
@@ -200,7 +200,7 @@ def prefix_tokens(case: Case) -> int:
     is_stated = "shared_prefix" in target.own or "shared_prefix" in target.defaults
     if is_stated or workload is None or workload.profile is None or not case.plan.settings.prefix_caching:
         return request.load.shared_prefix
-    from kvplan.traces import profiles
+    from kvplan.workloads import profiles
 
     with located(workload, target):
         found = profiles.profile(workload.profile)
@@ -235,11 +235,11 @@ def _workload_tokens(profile: str | None, trace: Path | None) -> dict[str, int]:
     if profile is not None:
         from itertools import islice
 
-        from kvplan.traces import profiles
+        from kvplan.workloads import profiles
 
         requests = list(islice(profiles.profile(profile).requests(rate=1.0, seed=0), DRAWN))
     else:
-        from kvplan.traces import trace as traces
+        from kvplan.workloads import trace as traces
 
         assert trace is not None
         requests = list(traces.read(trace).requests)

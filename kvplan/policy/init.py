@@ -8,16 +8,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
-from kvplan.environment import VARIABLES
-from kvplan.errors import EnvironmentProblem, UsageError
-from kvplan.files import printable
-from kvplan.plan import Plan
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import printable
+from kvplan.core.strict_yaml import ODD
+from kvplan.core.units import GIB, format_bytes, format_gib, format_size, plural
+from kvplan.planning.plan import Plan
 from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
-from kvplan.rules.vllm import EngineArgs
-from kvplan.strict_yaml import ODD
-from kvplan.units import GIB, format_bytes, format_gib, format_size, plural
+from kvplan.servers.environment import VARIABLES
+from kvplan.servers.vllm.rules import EngineArgs
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
 GROWTH: Final = 2  # percent above today's figure that a ceiling allows

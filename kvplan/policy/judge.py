@@ -14,10 +14,12 @@ from itertools import islice
 from math import ceil
 from typing import Final
 
-from kvplan import advise
-from kvplan.files import printable
-from kvplan.gpu import split_count
-from kvplan.plan import Plan
+from kvplan.core.files import printable
+from kvplan.core.strict_yaml import Scalar, wrong
+from kvplan.core.units import format_bytes, format_gib, format_size, plural
+from kvplan.hardware.gpu import split_count
+from kvplan.planning import advise
+from kvplan.planning.plan import Plan
 from kvplan.policy.file import EVIDENCE_ID, Policy, Rule, Severity, Target, Waiver, Workload, exists
 from kvplan.policy.gauges import (
     BASELINE_KNOBS,
@@ -39,8 +41,6 @@ from kvplan.policy.gauges import (
 )
 from kvplan.policy.remedies import ACCEPT, Remedies, Wish, remedies
 from kvplan.policy.result import RULES, CheckResult, Cure, Figures, Finding, Outcome, TargetResult
-from kvplan.strict_yaml import Scalar, wrong
-from kvplan.units import format_bytes, format_gib, format_size, plural
 
 # Of a plan that serves a workload, the share of requests that are preempted; a text says why it cannot be told.
 PreemptionRate = Callable[[Plan, Workload], float | str]

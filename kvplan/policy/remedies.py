@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan import advise
-from kvplan.plan import Plan
+from kvplan.planning import advise
+from kvplan.planning.plan import Plan
 from kvplan.policy.result import Outcome
 
 NOTHING: Final = "nothing tried would do"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from kvplan.errors import InvalidInputError, Mark
-from kvplan.files import printable
+from kvplan.core.errors import InvalidInputError, Mark
+from kvplan.core.files import printable
 
 CHECK: Final = "kvplan/check@1"
 FAILURE: Final = "kvplan/check-failure@1"

@@ -3,21 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvplan.artifact import Document, plan_document
-from kvplan.disk import stored_bytes
-from kvplan.errors import KvplanError
-from kvplan.explain import Section, is_published
-from kvplan.explain import explain as explained
-from kvplan.files import printable
-from kvplan.flags import context_word
-from kvplan.gpu import GpuSpec
-from kvplan.layout import bytes_per_token, constant_bytes, token_bytes
-from kvplan.plan import MemoryBreakdown, Plan
-from kvplan.quant import scheme_name
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import printable
+from kvplan.core.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
+from kvplan.documents.artifact import Document, plan_document
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.quant import scheme_name
+from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
+from kvplan.planning.explain import Section, is_published
+from kvplan.planning.explain import explain as explained
+from kvplan.planning.flags import context_word
+from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.report.lines import Line, columns, line, takes_blocks, write
-from kvplan.spec import ChunkedAttention, ModelSpec, SlidingWindow
-from kvplan.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
-from kvplan.weights import num_params
+from kvplan.sizing.disk import stored_bytes
+from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
+from kvplan.sizing.weights import num_params
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.attribute import Change, Kind, Number, Step
-from kvplan.csv_text import csv_text
-from kvplan.diff import (
+from kvplan.core.csv_text import csv_text
+from kvplan.core.units import GIB, format_gib, format_size
+from kvplan.planning.attribute import Change, Kind, Number, Step
+from kvplan.planning.diff import (
     LABELS,
     Comparison,
     Difference,
@@ -20,7 +21,6 @@ from kvplan.report.lines import Line, columns, line
 from kvplan.report.policy_text import MAX_COMMENT_BYTES, NOTE_BYTES
 from kvplan.report.policy_text import shown as escaped
 from kvplan.report.text import rows_of
-from kvplan.units import GIB, format_gib, format_size
 
 NAMES = {
     **LABELS,

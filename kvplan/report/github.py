@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from kvplan.files import printable
+from kvplan.core.files import printable
 from kvplan.policy.result import CheckResult, Failure, Finding, Outcome
 from kvplan.report.policy_text import counts_text, document
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvplan.files import printable
+from kvplan.core.files import printable
 from kvplan.policy.result import CheckResult, Failure, Finding, TargetResult
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import json
 
-from kvplan.rundir import Run
+from kvplan.measure.rundir import Run
 
 COUNTERS = (
     "rss", "torch_allocated", "torch_reserved", "device_used", "process_used", "num_used_blocks", "num_kv_tokens",

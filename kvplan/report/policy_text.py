@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from kvplan.core.units import format_gib, format_size
 from kvplan.policy.result import CheckResult, Failure, Figures, Finding, Outcome, TargetResult
 from kvplan.report import text
-from kvplan.units import format_gib, format_size
 
 MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
 NOTE_BYTES: Final = 400  # kept free for the note that says what was cut

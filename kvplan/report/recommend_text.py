@@ -4,16 +4,16 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.artifact import Document
-from kvplan.csv_text import csv_text
-from kvplan.files import printable
-from kvplan.flags import model_id, serve_command
-from kvplan.held import running_users
-from kvplan.plan import Plan, Request
-from kvplan.recommend import STAGES, Answer, Failure, Fit, Placement, Question, Recommendation
+from kvplan.core.csv_text import csv_text
+from kvplan.core.files import printable
+from kvplan.core.units import GIB, format_gib, plural
+from kvplan.documents.artifact import Document
+from kvplan.planning.flags import model_id, serve_command
+from kvplan.planning.held import running_users
+from kvplan.planning.plan import Plan, Request
+from kvplan.planning.recommend import STAGES, Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import code, escaped, rows_of
-from kvplan.units import GIB, format_gib, plural
 
 RECOMMENDATION = "kvplan/recommendation@1"
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from kvplan.files import printable
-from kvplan.units import format_size
+from kvplan.core.files import printable
+from kvplan.core.units import format_size
 
 Value = int | float | str | None
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from kvplan.errors import KvplanError
+from kvplan.core.errors import KvplanError
+from kvplan.measure.run_manifest import inputs_of, spec_of
+from kvplan.measure.rundir import Run
 from kvplan.report.run_cells import Column, Table, Value
 from kvplan.report.run_record import entry, num_groups, usable_blocks
-from kvplan.rules.bundled import group_sizes, kind_of
-from kvplan.run_manifest import inputs_of, spec_of
-from kvplan.rundir import Run
+from kvplan.servers.bundled.rules import group_sizes, kind_of
 
 SMALLEST_CONTEXT = 1024
 

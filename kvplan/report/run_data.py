@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan.errors import InvalidInputError
-from kvplan.files import printable, shown
-from kvplan.reconcile import COMPONENTS, Reconciliation, sources_of
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import printable, shown
+from kvplan.measure.reconcile import COMPONENTS, Reconciliation, sources_of
+from kvplan.measure.rundir import Run
 from kvplan.report.run_cells import Column, Table, Value
 from kvplan.report.run_contexts import contexts_table
 from kvplan.report.run_record import Sample, Stage, compared, device_of, entry, number, stages_of, timed
@@ -19,7 +20,6 @@ from kvplan.report.run_tables import (
     stages_table,
     timeline_table,
 )
-from kvplan.rundir import Run
 
 SENTENCE = 2000  # characters
 

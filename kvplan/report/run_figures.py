@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from kvplan.reconcile import Row
+from kvplan.core.units import format_size
+from kvplan.measure.reconcile import Row
 from kvplan.report.run_cells import text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_record import (
@@ -32,7 +33,6 @@ from kvplan.report.run_record import (
     numbers,
     usable_blocks,
 )
-from kvplan.units import format_size
 
 # Colours are roles of the page's style sheet; matplotlib wants numbers, so each role has one that is replaced.
 ROLES = (

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from kvplan.errors import KvplanError
-from kvplan.files import shown
-from kvplan.reconcile import Reconciliation, reconcile
-from kvplan.run_manifest import check_manifest, check_objects
-from kvplan.rundir import Run
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import shown
+from kvplan.measure.reconcile import Reconciliation, reconcile
+from kvplan.measure.run_manifest import check_manifest, check_objects
+from kvplan.measure.rundir import Run
 
 Sample = dict[str, Any]
 

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvplan.reconcile import Reconciliation
+from kvplan.measure.reconcile import Reconciliation
+from kvplan.measure.run_capacity import fragmentation
+from kvplan.measure.rundir import Run
 from kvplan.report.run_cells import BY_ROW, UNIT, Column, Table, Value
 from kvplan.report.run_record import Sample, Stage, entry, number, numbers
-from kvplan.run_capacity import fragmentation
-from kvplan.rundir import Run
 
 TIMELINE_ROWS = 40
 # What a sample may hold, in the order of columns, with its unit.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from kvplan.csv_text import csv_text
+from kvplan.core.csv_text import csv_text
 from kvplan.report.run_cells import Table, Value, cell_text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.text import escaped, rows_of

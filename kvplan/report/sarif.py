@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from kvplan.files import printable
+from kvplan.core.files import printable
 from kvplan.policy.result import RULES, CheckResult, Failure, Finding
 from kvplan.report.github import repository_path
 

@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvplan.artifact import num_gpus
-from kvplan.csv_text import csv_text
-from kvplan.flags import model_id
+from kvplan.core.csv_text import csv_text
+from kvplan.documents.artifact import num_gpus
+from kvplan.planning.flags import model_id
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.report.text import escaped, rows_of
 from kvplan.simulate.loop import Simulation

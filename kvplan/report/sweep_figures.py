@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from kvplan.sweep import Curves, front_of
-from kvplan.units import KIB
+from kvplan.core.units import KIB
+from kvplan.planning.sweep import Curves, front_of
 
 SETTINGS: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "kvplan", "font.size": 11}
 MOST_CURVES = 12  # more can neither be told apart nor listed

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvplan.csv_text import csv_text
-from kvplan.files import printable
+from kvplan.core.csv_text import csv_text
+from kvplan.core.files import printable
+from kvplan.core.units import format_bytes, format_gib, plural
+from kvplan.planning.sweep import Grid, Row
 from kvplan.report.console import format_kib
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import escaped, rows_of
-from kvplan.sweep import Grid, Row
-from kvplan.units import format_bytes, format_gib, plural
 
 SWEEP = "kvplan/sweep@1"
 MOST_REASONS = 1_000  # distinct ones that are counted

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.artifact import Document, plan_document
-from kvplan.csv_text import csv_text
-from kvplan.explain import explain as explained
-from kvplan.files import printable
-from kvplan.plan import MemoryBreakdown, Plan
+from kvplan.core.csv_text import csv_text
+from kvplan.core.files import printable
+from kvplan.core.units import GIB, format_gib, format_size
+from kvplan.documents.artifact import Document, plan_document
+from kvplan.planning.explain import explain as explained
+from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.report.console import (
     LABELS,
     caveats,
@@ -24,7 +25,6 @@ from kvplan.report.console import (
     unused_text,
     where,
 )
-from kvplan.units import GIB, format_gib, format_size
 
 # Columns are paths of the JSON document; they only ever grow at the end.
 COLUMNS = (

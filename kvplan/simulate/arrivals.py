@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Protocol
 
-from kvplan.traces.trace import TraceRequest
+from kvplan.workloads.trace import TraceRequest
 
 
 class Arrivals(Protocol):

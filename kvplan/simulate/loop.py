@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from engine.block_manager import BlockManager, Group, MambaGroup
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
-from kvplan.errors import InvalidInputError
+from kvplan.core.errors import InvalidInputError
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.records import Records
 from kvplan.simulate.requests import Content, Prefixes, TokenCount, content_of, sequence
@@ -21,7 +21,7 @@ from kvplan.simulate.steptime import StepTime
 from kvplan.simulate.tiers import Tiers
 from kvplan.simulate.timeline import Timeline
 from kvplan.simulate.work import Reach, StepWork
-from kvplan.traces.trace import TraceRequest
+from kvplan.workloads.trace import TraceRequest
 
 MOST_STEPS = 512  # of one jump: its events are listed beforehand
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvplan.plan import Plan
+from kvplan.planning.plan import Plan
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.result import Result
 from kvplan.simulate.slo import Kept, Largest, Promise

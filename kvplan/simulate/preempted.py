@@ -1,7 +1,7 @@
 """How often requests are preempted: one figure of a run, for rules about it."""
 
-from kvplan.errors import KvplanError
-from kvplan.plan import Plan
+from kvplan.core.errors import KvplanError
+from kvplan.planning.plan import Plan
 from kvplan.simulate.setup import Setup, check
 from kvplan.simulate.slo import refused_requests
 from kvplan.simulate.source import Source

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast, overload
 
 from engine.sequence import Sequence
-from kvplan.traces.trace import TraceRequest
+from kvplan.workloads.trace import TraceRequest
 
 INDEX_BITS = 40  # of a block's number within a sequence; the rest of a name says whose it is
 

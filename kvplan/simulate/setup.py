@@ -5,15 +5,15 @@ from typing import Literal, assert_never
 
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.scheduler import SchedulerConfig
-from kvplan.errors import UnsupportedModelError, UsageError
-from kvplan.plan import Plan
-from kvplan.rules.vllm_pool import KVGroup
-from kvplan.rules.vllm_v4 import is_v4
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.models.spec import LatentAttention
+from kvplan.planning.plan import Plan
+from kvplan.servers.vllm.deepseek_v4 import is_v4
+from kvplan.servers.vllm.pool import KVGroup
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.steptime import StepTime, attention_kinds
 from kvplan.simulate.tiers import Tiers, TierSpec, tiers
-from kvplan.spec import LatentAttention
 
 
 @dataclass(frozen=True, slots=True)

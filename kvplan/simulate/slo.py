@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvplan.errors import UsageError
-from kvplan.files import printable
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_duration, parse_fraction
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import METRICS, Metric, percentile
-from kvplan.units import parse_duration, parse_fraction
 
 OPTION = "--slo"
 FORMS = "write ttft=2s,tpot=50ms,preempt<1% (of ttft, tpot, queue, latency: the 99th percentile; ttft.p95=2s another)"

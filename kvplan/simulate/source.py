@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
-from kvplan.errors import UsageError
+from kvplan.core.errors import UsageError
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
-from kvplan.traces.profiles import Profile
-from kvplan.traces.trace import Trace, TraceRequest
-from kvplan.workload import Lengths
+from kvplan.workloads.lengths import Lengths
+from kvplan.workloads.profiles import Profile
+from kvplan.workloads.trace import Trace, TraceRequest
 
 Requests = Callable[[float], Iterator[TraceRequest]]  # at a rate in requests per second
 

@@ -24,13 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from kvplan.errors import UnsupportedModelError, UsageError
-from kvplan.gpu import GpuSpec
-from kvplan.layout import token_bytes
-from kvplan.plan import Plan, weight_layout
-from kvplan.quant import WEIGHT_ONLY
-from kvplan.simulate.work import Reach, StepWork
-from kvplan.spec import (
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.quant import WEIGHT_ONLY
+from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
     CrossAttention,
@@ -45,7 +42,10 @@ from kvplan.spec import (
     Weight,
     WindowLatent,
 )
-from kvplan.weights import num_params, scheme_for
+from kvplan.planning.plan import Plan, weight_layout
+from kvplan.simulate.work import Reach, StepWork
+from kvplan.sizing.layout import token_bytes
+from kvplan.sizing.weights import num_params, scheme_for
 
 
 class StepTime(Protocol):
@@ -325,7 +325,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A step's seconds as a sum of what was fitted to a run's steps (kvplan.calibration.TERMS)."""
+    """A step's seconds as a sum of what was fitted to a run's steps (kvplan.servers.calibration.TERMS)."""
 
     coefficients: Mapping[str, float]
     kinds: tuple[Attention, ...]
@@ -350,7 +350,7 @@ def step_time(plan: Plan, shares: Shares, calibration: str | None, tier_bandwidt
         return roofline(plan, shares, tier_bandwidths)
     from pathlib import Path
 
-    from kvplan.calibration import read, step_seconds
+    from kvplan.servers.calibration import read, step_seconds
 
     found = read(Path(calibration))
     coefficients = step_seconds(found, plan.request.gpu, plan.request.spec.name)

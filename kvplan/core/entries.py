@@ -1,0 +1,85 @@
+"""Look one entry up in a large facts file without parsing the rest of it.
+
+models.yaml and gpus.yaml are mappings of entries. Reading all of a 200 kB file with PyYAML costs hundreds of
+milliseconds; cutting it at its top-level keys costs none, so a command about one model parses one entry. The layout
+this relies on is checked by tests: a top-level key starts in column 0, everything of its entry is indented, and
+`aliases: [a, b]` and `id: a/b` stand on one line.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.errors import UsageError
+
+_KEY = re.compile(r"^([^\s#:][^:\n]*):", re.MULTILINE)
+_ALIASES = re.compile(r"^  aliases: \[([^\]]*)\]", re.MULTILINE)
+_ID = re.compile(r"^  id: (\S+)$", re.MULTILINE)
+
+
+def locate(file_name: str) -> Path:
+    """The facts file beside this module (in a wheel), or one folder up (in a checkout)."""
+    here = Path(__file__).resolve().parent
+    beside = here / file_name
+    return beside if beside.exists() else here.parent / file_name
+
+
+@cache
+def sections(path: Path) -> dict[str, str]:
+    """Entry name -> its YAML text, in file order."""
+    text = path.read_text(encoding="utf-8")
+    starts = list(_KEY.finditer(text))
+    ends = [m.start() for m in starts[1:]] + [len(text)]
+    return {m.group(1).strip("'\""): text[m.start() : end] for m, end in zip(starts, ends, strict=True)}
+
+
+@cache
+def _aliases(path: Path) -> dict[str, str]:
+    """Lower-case name, id or alias -> entry name."""
+    table: dict[str, str] = {}
+    for name, text in sections(path).items():
+        table[name.lower()] = name
+        hub_id = _ID.search(text)
+        if hub_id:
+            table[hub_id.group(1).lower()] = name
+        found = _ALIASES.search(text)
+        for alias in found.group(1).split(",") if found else ():
+            if alias.strip():
+                table[alias.strip().strip("'\"").lower()] = name
+    return table
+
+
+def resolve(path: Path, name: str) -> str | None:
+    """The entry's own name for a name or alias, whatever its case; None when there is none."""
+    return name if name in sections(path) else _aliases(path).get(name.lower())
+
+
+@cache
+def entry(path: Path, name: str) -> dict[str, Any]:
+    """The parsed facts of one entry, by its own name."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    parsed = yaml.load(sections(path)[name], Loader=loader)
+    facts: dict[str, Any] = next(iter(parsed.values()))
+    return facts
+
+
+def suggestions(path: Path, name: str) -> list[str]:
+    """Up to three names or aliases that look like `name`: those that begin with it come first, the nearest of them."""
+    import difflib
+
+    table = _aliases(path)
+    wanted = name.lower()
+    close = sorted((known for known in table if wanted and known.startswith(wanted)), key=len)
+    close += difflib.get_close_matches(wanted, table, n=6, cutoff=0.6)
+    close += [known for known in table if wanted in known and known not in close][:3]
+    return list(dict.fromkeys(table[match] for match in close))[:3]
+
+
+def unknown(path: Path, kind: str, name: str) -> UsageError:
+    """The error for a name that is in no entry, with near misses."""
+    near = suggestions(path, name)
+    hint = f"did you mean {', '.join(near)}?" if near else f"`kvplan {kind}s` lists the known ones"
+    return UsageError(f"{kind} {name!r}: not in the catalog; {hint}")

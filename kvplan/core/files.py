@@ -1,0 +1,313 @@
+"""Open untrusted files and JSON without trusting either: a fault is one `KvplanError` line, never a hang or a crash.
+
+A config.json, a weight index or a trace may come from anywhere. What `json` accepts silently and would end as a wrong
+number (a key given twice, NaN, 1e999) is refused here, as is what makes readers hang or die (a FIFO, a 1 GiB file,
+100,000 nested brackets).
+"""
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+
+MIB = 1024 * 1024
+MAX_CONFIG_BYTES = 10 * MIB
+MAX_DEPTH = 100  # levels of nesting; real configs and weight indexes stay under ten
+MAX_DIGITS = 30  # digits of an integer; 2^63 has 19
+# The one place where published configs hold an infinity: the clip of Mamba2's time step (nvidia/Nemotron-H-56B-Base-8K
+# and its successors write [0.0, Infinity]). No size depends on it.
+MAY_BE_INFINITE = frozenset({"time_step_limit"})
+
+_WHERE_LIMIT = 400  # characters of a path in a message; paths into the Hub's cache are long
+_NO_FILE = {
+    errno.ENOENT: "no such file or directory",
+    errno.ENOTDIR: "a part of the path is not a directory",
+    errno.ELOOP: "the symbolic links form a loop",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # UTF-16 LE and BE, UTF-32 BE (UTF-32 LE starts as UTF-16)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
+
+
+class _Refused(Exception):
+    """A hook of the JSON reader met something refused; `_faults` says what and where."""
+
+
+def printable(text: str, limit: int = 120) -> str:
+    """An untrusted name made safe to print: one line, no control or bidirectional characters, at most `limit` long.
+
+    Bytes of a file name that are no text in this locale are spelled as bytes: `\\xc3\\xa9`.
+    Terminal markup such as `[bold]` is not touched: whoever prints with rich must print with markup off.
+    """
+    # Escape only what can be shown: a name of megabytes costs no more than a short one.
+    shown = "".join(ch if ch.isprintable() else escaped(ch) for ch in text[: limit + 1])
+    return shown if len(text) <= limit and len(shown) <= limit else shown[: max(limit - 3, 0)] + "..."
+
+
+def escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # a byte that could not be decoded (PEP 383)
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shown(path: Path) -> str:
+    """A path as messages print it."""
+    return printable(str(path), 400)
+
+
+def os_problem(path: Path, error: OSError) -> KvplanError:
+    """The error for a failed system call on `path`: a wrong path is the input's fault, the rest the machine's."""
+    where = printable(str(path), _WHERE_LIMIT)
+    if error.errno in _NO_FILE:
+        return InvalidInputError(f"{where}: {_NO_FILE[error.errno]}; check the path")
+    if isinstance(error, PermissionError):
+        return EnvironmentProblem(f"{where}: permission denied; make it readable for this user")
+    return EnvironmentProblem(f"{where}: cannot be read ({error.strerror or type(error).__name__}); check the disk")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading bytes; a directory, FIFO or device is refused, never waited for."""
+    where = printable(str(path), _WHERE_LIMIT)
+    try:
+        _refuse_irregular(where, path.stat().st_mode)
+        _note_input(path)
+        # The file may have been replaced since: a FIFO must not block the open, so ask again after it.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise os_problem(path, error) from error
+    except ValueError as error:  # a NUL in the path itself
+        raise InvalidInputError(f"{where}: not a file name ({error}); check the path") from error
+    try:
+        _refuse_irregular(where, os.fstat(handle).st_mode)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+# Files are told apart by device and number, whatever path leads to them.
+_inputs: set[tuple[int, int]] = set()  # read by this command
+_outputs: dict[tuple[int, int], str] = {}  # to be replaced by this command, and what is wrong where it reads one
+
+
+def start_command() -> None:
+    """Forget what the last command of this process has read."""
+    _inputs.clear()
+    _outputs.clear()
+
+
+def announce_output(path: Path, refusal: str) -> None:
+    """Say that an existing file will be replaced. Raises UsageError where this command has read it; what reads it later
+    raises the same."""
+    _outputs[_identity(path)] = refusal
+    if _identity(path) in _inputs:
+        raise UsageError(refusal)
+
+
+def forget_output(path: Path) -> None:
+    with suppress(OSError):
+        _outputs.pop(_identity(path), None)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _note_input(path: Path) -> None:
+    _inputs.add(_identity(path))
+    if refusal := _outputs.get(_identity(path)):
+        raise UsageError(refusal)
+
+
+def _refuse_irregular(where: str, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise InvalidInputError(f"{where}: is a directory, not a file; name the file in it")
+    if not stat.S_ISREG(mode):
+        raise InvalidInputError(f"{where}: not a regular file; copy its content to a file first")
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The text of a UTF-8 file of at most `max_bytes`, checked before reading; a byte order mark is dropped."""
+    where = printable(str(path), _WHERE_LIMIT)
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            data = file.read(max_bytes + 1) if size <= max_bytes else b""
+        except OSError as error:
+            raise os_problem(path, error) from error
+    if size > max_bytes or len(data) > max_bytes:
+        size = max(size, len(data))
+        raise InvalidInputError(f"{where}: too large ({size:,} bytes, at most {max_bytes:,}); is it the right file?")
+    return _decoded(data, where)
+
+
+def _decoded(data: bytes, where: str) -> str:
+    if data.startswith(_WIDE_BOMS):
+        raise InvalidInputError(f"{where}: UTF-16 or UTF-32 text, not UTF-8 (byte 0); convert it to UTF-8")
+    if (nul := data.find(b"\0")) >= 0:
+        raise InvalidInputError(f"{where}: not text, it holds a NUL (byte {nul}); expected UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # The codec counts from behind the byte order mark it dropped; the file starts with it.
+        start = error.start + (len(data) - len(error.object))
+        raise InvalidInputError(f"{where}: not UTF-8 (byte {start} is 0x{data[start]:02x}); convert it") from error
+
+
+def load_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """The JSON object in a file, read strictly."""
+    return parse_json(read_text(path, max_bytes), str(path))
+
+
+def parse_json(text: str, where: str, first_line: int = 1) -> dict[str, Any]:
+    """The JSON object in `text`; `where` and the number of its first line place it in the error.
+
+    Refused beyond what `json` refuses: duplicate keys, NaN and infinities (but see MAY_BE_INFINITE), integers over 30
+    digits, more than 100 levels, text that is not valid Unicode, and a top level that is not an object.
+    """
+    where = printable(where, _WHERE_LIMIT)
+    if not text.strip():
+        raise InvalidInputError(f"{where}: empty file (line 1 column 1); expected a JSON object")
+    try:
+        parsed = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_constant=float,
+        )
+    except json.JSONDecodeError as error:
+        _refuse(text, where, error.pos, _complaint(text, error), first_line)
+    except (_Refused, RecursionError):
+        _refuse_first_fault(text, where, first_line)
+    if not isinstance(parsed, dict):
+        kind = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(type(parsed), "a number")
+        raise InvalidInputError(
+            f"{where}: the top level is {kind} (line {first_line} column 1); expected a JSON object"
+        )
+    if is_deeper_than(parsed, MAX_DEPTH):
+        _refuse_first_fault(text, where, first_line)
+    if "\\ud" in text.lower():
+        _refuse_lone_surrogates(parsed, text, where, first_line)
+    return parsed
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _Refused
+    for key, value in pairs:
+        if isinstance(value, float | list) and not _is_finite(value, key in MAY_BE_INFINITE):
+            raise _Refused
+    return made
+
+
+def _is_finite(value: Any, or_infinite: bool) -> bool:
+    """Whether a number, or every number of a list, is finite (or at least a number); objects judge themselves."""
+    if isinstance(value, list):
+        return all(_is_finite(item, or_infinite) for item in value)
+    return not isinstance(value, float) or math.isfinite(value) or (or_infinite and not math.isnan(value))
+
+
+def _integer(token: str) -> int:
+    if len(token) > MAX_DIGITS:
+        raise _Refused
+    return int(token)
+
+
+def _complaint(text: str, error: json.JSONDecodeError) -> str:
+    what = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")  # `json` goes on with a line, which stands before
+    partial_word_left = re.compile(r"[\w.+-]*\s*").fullmatch(text, error.pos) and error.msg != "Extra data"
+    if partial_word_left or error.msg.startswith("Unterminated"):
+        return f"not JSON, {what}; the file is cut short, fetch it again"
+    return f"not JSON, {what}; correct it"
+
+
+def _refuse(
+    text: str, where: str, position: int, complaint: str, first_line: int, unquoted: str | None = None
+) -> NoReturn:
+    """Raise for `complaint` (what is wrong, then the next step) at a character of `text`."""
+    line = text.count("\n", 0, position) + first_line
+    column = position - text.rfind("\n", 0, position)
+    place = f"{where}: line {line} column {column}"
+    raise InvalidInputError(f"{place}: {complaint}", unquoted=f"{place}: {unquoted or complaint}") from None
+
+
+def _refuse_first_fault(text: str, where: str, first_line: int) -> NoReturn:
+    position, complaint = next(_faults(text), (0, "not JSON; correct it"))
+    _refuse(text, where, position, complaint, first_line, "a key twice, or a number kvplan does not take; correct it")
+
+
+def _faults(text: str) -> Iterator[tuple[int, str]]:
+    """What the strict hooks refuse, with the character it starts at, in the order of the text."""
+    seen: list[set[str]] = []  # the keys so far of each open object; an empty set for a list
+    keys: list[str] = [""]  # the key that each open object or list is at, or under
+    before: re.Match[str] | None = None
+    for token in _TOKEN.finditer(text):
+        match token.group():
+            case "{" | "[":
+                seen.append(set())
+                keys.append(keys[-1])
+                if len(seen) > MAX_DEPTH:
+                    yield token.start(), f"nested more than {MAX_DEPTH} levels deep; no config is"
+            case "}" | "]":
+                if seen:
+                    seen.pop()
+                    keys.pop()
+            case ":" if before is not None and seen:
+                keys[-1] = _unquoted(before.group())
+                if keys[-1] in seen[-1]:
+                    yield before.start(), f"duplicate key '{printable(keys[-1])}'; keep one of them"
+                seen[-1].add(keys[-1])
+            case number if number[0] not in '",:' and (complaint := _number_fault(number, keys[-1])):
+                yield token.start(), complaint
+        before = token
+
+
+def _unquoted(key: str) -> str:
+    try:
+        return str(json.loads(key, strict=False))
+    except ValueError:
+        return key
+
+
+def _number_fault(token: str, key: str) -> str | None:
+    shown = printable(token, 24)
+    if token.lstrip("-").isdigit():
+        digits = len(token.lstrip("-"))
+        if len(token) > MAX_DIGITS:
+            return f"an integer of {digits:,} digits ({shown}), at most {MAX_DIGITS}; correct it"
+        return None
+    if token in {"true", "false", "null"}:
+        return None
+    try:
+        finite = _is_finite(float(token), key in MAY_BE_INFINITE)
+        return None if finite else f"non-finite number ({shown}); write a finite number or null"
+    except ValueError:
+        return None
+
+
+def is_deeper_than(parsed: object, depth: int) -> bool:
+    """Whether lists and objects nest more than `depth` levels; no recursion, so no depth can break it."""
+    level = [parsed]
+    for _ in range(depth):
+        nested = [value for value in level if isinstance(value, dict | list)]
+        level = [child for value in nested for child in (value.values() if isinstance(value, dict) else value)]
+    return any(isinstance(value, dict | list) for value in level)
+
+
+def _refuse_lone_surrogates(parsed: dict[str, Any], text: str, where: str, first_line: int) -> None:
+    try:
+        json.dumps(parsed, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        _refuse(
+            text, where, text.lower().find("\\ud"), "half of a surrogate pair, not a character; correct it", first_line
+        )

@@ -1,0 +1,233 @@
+"""Files of a git repository as they were at a revision, read with git's own commands that run no filter or hook."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import printable
+
+TIMEOUT_S: Final = 60
+MAX_FILE_BYTES: Final = 64 << 20
+MAX_REVISION: Final = 250  # characters
+# Nothing is asked for, nothing is written, and messages are in the language this module knows.
+ENVIRONMENT: Final = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_LITERAL_PATHSPECS": "1",
+    "LC_ALL": "C",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a tree; `size` is 0 for what is no file."""
+
+    path: str
+    kind: str  # blob, tree, commit (a submodule)
+    is_link: bool
+    oid: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A commit of the repository whose work tree is at `top`."""
+
+    text: str  # as the user wrote it
+    oid: str
+    top: Path
+
+
+def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[bytes]":
+    """Run git without a shell. Raises EnvironmentProblem where there is none, or where it does not come back."""
+    program = shutil.which("git")
+    if program is None:
+        raise EnvironmentProblem("git: is not installed; install it, or compare files")
+    try:
+        return subprocess.run(
+            [program, "--no-pager", *arguments],
+            cwd=folder,
+            env=os.environ | ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentProblem(f"git: no answer within {TIMEOUT_S} s; try the same with git itself") from error
+    except OSError as error:
+        raise EnvironmentProblem(f"git: cannot be run ({error.strerror}); try it by hand") from error
+
+
+def checkout(root: Path) -> str | None:
+    """The commit that a checkout with its top at `root` stands at, `-dirty` with changes; None where there is none."""
+    if not (root / ".git").exists():  # a package installed somewhere inside another repository is not of that one
+        return None
+    try:
+        done = git(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"], root)
+    except EnvironmentProblem:
+        return None
+    return done.stdout.decode("utf-8", "replace").strip() or None
+
+
+def complaint(done: "subprocess.CompletedProcess[bytes]") -> str:
+    """The first line of what git complained of."""
+    lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+    return printable(lines[0].removeprefix("fatal: "), 200)
+
+
+def top_of(folder: Path) -> Path:
+    """The top folder of the work tree that `folder` is in."""
+    done = git(["rev-parse", "--show-toplevel"], folder)
+    if done.returncode:
+        raise UsageError(f"git: {complaint(done)}; run kvplan inside the repository, or compare files")
+    return Path(os.fsdecode(done.stdout.rstrip(b"\n")))
+
+
+def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists them") -> Revision:
+    """A branch, tag or commit by any name git knows it by; `cure` is the next step where it knows none."""
+    shown = printable(text, 80)
+    if not text or text.startswith("-") or len(text) > MAX_REVISION or not text.isprintable():
+        raise UsageError(f"revision '{shown}': is not the name of one; write a branch, a tag or a commit: main, HEAD~1")
+    top = top_of(folder)
+    done = git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"], top)
+    if done.returncode:
+        raise UsageError(f"revision '{shown}': git knows no such commit; {cure}")
+    return Revision(text, done.stdout.decode("ascii").strip(), top)
+
+
+def has_commits(folder: Path) -> bool:
+    """Whether a repository has any commit: the first one is compared with nothing."""
+    done = git(["rev-list", "--all", "--max-count=1"], folder)
+    return done.returncode != 0 or bool(done.stdout.strip())
+
+
+def entries(at: Revision, paths: Sequence[str]) -> list[Entry]:
+    """What stands in the tree at these paths (from the top, `/` between names); a path that ends in / is a folder whose
+    names are listed. What is not there is left out."""
+    if not paths:
+        return []
+    done = git(["ls-tree", "-z", "-l", "--full-tree", at.oid, "--", *paths], at.top)
+    if done.returncode:
+        raise UsageError(f"revision '{printable(at.text, 80)}': {complaint(done)}; try `git ls-tree`")
+    return [_entry(record) for record in done.stdout.split(b"\0") if record]
+
+
+def _entry(record: bytes) -> Entry:
+    facts, _, path = record.partition(b"\t")
+    mode, kind, oid, size = facts.decode("ascii").split()
+    return Entry(os.fsdecode(path), kind, mode == "120000", oid, 0 if size == "-" else int(size))
+
+
+def content(at: Revision, entry: Entry) -> bytes:
+    """A file's bytes, as they are stored."""
+    where = f"{printable(at.text, 80)}:{printable(entry.path, 200)}"
+    if entry.is_link:
+        raise UsageError(f"{where}: is a symbolic link; name the file it leads to")
+    if entry.size > MAX_FILE_BYTES:
+        raise UsageError(
+            f"{where}: is too large to be read from a revision ({entry.size:,} bytes, at most {MAX_FILE_BYTES:,}); "
+            "check the revision out"
+        )
+    done = git(["cat-file", "blob", entry.oid], at.top)
+    if done.returncode:
+        raise EnvironmentProblem(f"{where}: git cannot read it ({complaint(done)}); try `git fsck`")
+    return done.stdout
+
+
+def lay_out(at: Revision, paths: Iterable[str], target: Path) -> set[str]:
+    """Write these files, and the files in these folders, below `target` as they lie in the tree; return the paths that
+    there are. A folder's own folders are left out."""
+    wanted = sorted({path for path in paths if is_inside(path)})
+    found = entries(at, wanted)
+    inner = entries(at, [f"{entry.path}/" for entry in found if entry.kind == "tree"])
+    for entry in (*found, *(entry for entry in inner if not entry.is_link)):
+        file = target / entry.path
+        if entry.kind == "tree":
+            file.mkdir(parents=True, exist_ok=True)
+        elif entry.kind == "blob":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content(at, entry))
+    return {entry.path for entry in found}
+
+
+def is_inside(path: str) -> bool:
+    """Whether a path from the top stays below it, and can stand in a tree at all."""
+    return path not in ("", ".", "..") and not path.startswith(("/", "../")) and "\0" not in path
+
+
+def from_top(at: Revision, path: str) -> str | None:
+    """A path from the current directory as one from the top of the repository; None: it leads out of it."""
+    here = Path(os.path.realpath(path)) if Path(path).is_absolute() else Path.cwd().resolve() / path
+    found = os.path.relpath(os.path.normpath(here), at.top.resolve())
+    return None if found == ".." or found.startswith(f"..{os.sep}") else Path(found).as_posix()
+
+
+def place(at: Revision, path: Path) -> str:
+    """A file's path from the top, by its name: which links it passes through, the revision's own tree says."""
+    top = at.top.resolve()
+    for here in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):  # noqa: PTH100 -- no link followed
+        if here.is_relative_to(top):
+            return here.relative_to(top).as_posix()
+    raise UsageError(f"{printable(str(path), 200)}: lies outside the repository; name a file inside it")
+
+
+MAX_LINKS: Final = 40  # as Linux has it
+
+
+def copy(at: Revision, name: str, target: Path) -> bool:
+    """Write a file below `target` under its path from the top, links on the way followed; False: there is no such
+    file in the tree."""
+    todo, num_links = name.split("/"), 0
+    done: list[str] = []
+    entry: Entry | None = None
+    while todo:
+        part = todo.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not done:
+                return False
+            done.pop()
+            continue
+        entry = next(iter(entries(at, ["/".join([*done, part])])), None)
+        if entry is None or num_links > MAX_LINKS:
+            return False
+        if entry.is_link:
+            num_links += 1
+            link = os.fsdecode(content(at, replace(entry, is_link=False)))
+            if link.startswith("/"):
+                return False
+            todo = [*link.split("/"), *todo]
+        else:
+            done.append(part)
+    if entry is None or entry.kind != "blob" or entry.is_link:
+        return False
+    file = target / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content(at, entry))
+    return True
+
+
+def split(text: str) -> tuple[str, str] | None:
+    """ "REV:path" as (revision, path); None for anything else, such as a file whose name has a colon."""
+    rev, colon, path = text.partition(":")
+    try:
+        is_file = Path(text).exists()
+    except (OSError, ValueError):
+        is_file = False
+    return None if is_file or not (colon and rev and path) else (rev, path)
+
+
+def names_of(texts: Iterable[str], folder: str) -> Iterator[str]:
+    """Words that may name files, as paths from the top; `folder` is what they are relative to."""
+    for text in texts:
+        if len(text) <= 400 and "\n" not in text and "\0" not in text and not text.startswith("/"):
+            path = Path(os.path.normpath(Path(folder) / text)).as_posix()
+            if is_inside(path):
+                yield path

@@ -1,0 +1,48 @@
+"""How far off a comparison may be: one share for all of its rows, or a share for each that is named."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Largest relative errors: `named` by row, `every` for the rows without a name (None: they may be anything)."""
+
+    every: float | None
+    named: dict[str, float] = field(default_factory=dict)
+
+    def of(self, name: str) -> float | None:
+        return self.named.get(name, self.every)
+
+    def check(self, compared: Iterable[str], option: str) -> None:
+        """Refuse a limit for a row that is not compared: it would hold whatever happens."""
+        rows = tuple(dict.fromkeys(compared))
+        for name in self.named:
+            if name not in rows:
+                known = ", ".join(rows) or "there are none"
+                raise UsageError(f"{option}: {printable(name, 40)!r} is no row compared here; these are: {known}")
+
+
+def read(texts: Sequence[str], option: str) -> Limits:
+    """`2%` is for every row, `weights=0.1%` for one, `weights=0` for exactly; what is said twice is refused."""
+    every: float | None = None
+    named: dict[str, float] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, separator, share = (piece.strip() for piece in part.rpartition("="))
+        if separator and not name:
+            raise UsageError(f"{option}: {printable(part, 60)!r} names no row; write total=1%")
+        if not any(digit in share for digit in "0123456789"):
+            raise UsageError(f"{option}: {printable(part, 60)!r} holds no share; write 2%, or ROW=SHARE: total=1%")
+        is_exact = bool(separator) and share in ("0", "0%")
+        value = 0.0 if is_exact else parse_fraction(share, option)
+        if name in named or (not separator and every is not None):
+            raise UsageError(f"{option}: says {name or 'the share of every row'} twice; say it once")
+        if separator:
+            named[name] = value
+        else:
+            every = value
+    return Limits(every, named)

@@ -1,0 +1,325 @@
+"""YAML read strictly, every key and value with its line and column.
+
+Values stay text until whoever knows their unit reads them, so `32k` and `5%` need no quotes. What YAML 1.1 would read
+oddly is refused rather than guessed: `010` (8), `1:30` (90), `no` (false), `1e9` (text), `0x10`, `1_000`, `.nan`, `~`;
+so are anchors, aliases, merge keys, tags, directives, duplicate keys, tabs that indent, several documents, and what
+makes readers hang (depth, size). The text is read event by event, with no recursion: no depth can break it.
+"""
+
+import datetime
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.errors import Mark as Mark  # what readers of YAML know it by
+from kvplan.core.files import printable, read_text, shown
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_BYTES: Final = 256 * 1024
+MAX_DEPTH: Final = 50
+
+# What YAML forbids, and the breaks that editors do not count as lines.
+_STRANGE: Final = re.compile(
+    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+_TAB_INDENT: Final = re.compile(r"^ *\t", re.MULTILINE)
+_DATE: Final = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
+# Plain scalars whose meaning depends on the reader: (what it looks like, why it is refused, what to write). No pattern
+# can take the same characters in two ways: a long value would cost the square of its length.
+_NUMBER: Final = "is a number to some readers"
+ODD: Final = tuple(
+    (re.compile(pattern, re.IGNORECASE), why, cure)
+    for pattern, why, cure in (
+        (r"~|null", "is no value", "write one, or leave the key out"),
+        (r"yes|no|on|off|y|n", "is true or false to some readers", "write true or false, or quote it"),
+        (r"[-+]?0[0-9_]+", "is octal to some readers", "write it without the leading 0, or quote it"),
+        (r"[-+]?0[xob][0-9a-f_]*", _NUMBER, "write plain digits, or quote it"),
+        (r"[-+]?[0-9][0-9.]*_[0-9_.]*", _NUMBER, "write it without _, or quote it"),
+        (r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)e[-+]?[0-9]+", _NUMBER, "write its digits, or quote it"),
+        (r"[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?", "is a number of base 60 to some readers", "quote it"),
+        (r"[-+]?\.inf|\.nan", "is no finite number", "write a number"),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A value as written; `is_plain`: without quotes."""
+
+    text: str
+    is_plain: bool
+    mark: Mark
+
+    @property
+    def is_date(self) -> bool:
+        return self.is_plain and _DATE.fullmatch(self.text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    values: tuple["Node", ...]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """`keys` has the place of each key of `values`, in the order written."""
+
+    values: Mapping[str, "Node"]
+    keys: Mapping[str, Mark]
+    mark: Mark
+
+
+Node = Scalar | Items | Table
+
+
+def wrong(mark: Mark, what: str) -> InvalidInputError:
+    """The error for a fault at a place: `what` says the fault and the next step."""
+    return InvalidInputError(what, mark)
+
+
+def read(path: Path) -> Table:
+    """The table in a file; InvalidInputError names file, line and column of a fault."""
+    return parse(read_text(path, MAX_BYTES), shown(path))
+
+
+def parse(text: str, where: str) -> Table:
+    """The table in `text`; `where` names it in errors."""
+    refuse_characters(text, where)
+    import yaml
+
+    try:
+        found = _built(text, where)
+    except yaml.MarkedYAMLError as error:
+        at = error.problem_mark or error.context_mark
+        mark = Mark(where, at.line + 1, at.column + 1) if at else Mark(where, 1, 1)
+        problem = printable(str(error.problem), 120)
+        cure = "quote a value that holds `: `" if "mapping values" in problem else "correct it"
+        raise wrong(mark, f"is not YAML ({problem}); {cure}") from None
+    except yaml.YAMLError as error:
+        raise wrong(Mark(where, 1, 1), f"is not YAML ({printable(str(error), 120)}); correct it") from None
+    if found is None:
+        raise wrong(Mark(where, 1, 1), "is empty; write `key: value` lines")
+    if not isinstance(found, Table):
+        raise wrong(found.mark, f"the top level is {kind_of(found)}; write `key: value` lines")
+    return found
+
+
+def refuse_characters(text: str, where: str) -> None:
+    strange = _STRANGE.search(text)
+    if strange is not None:
+        code = f"U+{ord(strange.group()):04X}"
+        raise wrong(
+            _place(text, strange.start(), where), f"holds a character that YAML does not take ({code}); delete it"
+        )
+    tab = _TAB_INDENT.search(text)
+    if tab is not None:
+        raise wrong(_place(text, tab.end() - 1, where), "a tab indents this line; use spaces")
+
+
+def _place(text: str, position: int, where: str) -> Mark:
+    before = text[:position].replace("\r\n", "\n").replace("\r", "\n")
+    return Mark(where, before.count("\n") + 1, len(before) - before.rfind("\n"))
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+class _Open:
+    """A list or table whose end has not come yet."""
+
+    def __init__(self, mark: Mark, is_table: bool) -> None:
+        self.mark, self.is_table = mark, is_table
+        self.values: list[Node] = []
+        self.keys: dict[str, Mark] = {}
+        self.awaits_value = False
+
+    def add(self, node: Node) -> None:
+        if self.is_table and not self.awaits_value:
+            self._add_key(node)
+        else:
+            self.values.append(node)
+            self.awaits_value = False
+
+    def _add_key(self, node: Node) -> None:
+        if not isinstance(node, Scalar) or not node.text:
+            raise wrong(node.mark, f"{kind_of(node)} is used as a key; a key is one word")
+        if node.text == "<<" and node.is_plain:
+            raise wrong(node.mark, "a merge key (<<) is not taken; write the keys out")
+        if node.text in self.keys:
+            first = self.keys[node.text].line
+            raise wrong(
+                node.mark, f"duplicate key {printable(node.text, 60)!r}, first in line {first}; keep one of them"
+            )
+        self.keys[node.text] = node.mark
+        self.awaits_value = True
+
+    def closed(self) -> Node:
+        if self.is_table:
+            return Table(dict(zip(self.keys, self.values, strict=True)), self.keys, self.mark)
+        return Items(tuple(self.values), self.mark)
+
+
+def _built(text: str, where: str) -> Node | None:
+    """The one document of the text; None: there is none."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    stack: list[_Open] = []
+    root: Node | None = None
+    num_documents = 0
+    for event in yaml.parse(text, Loader=loader):
+        start = cast(Any, event.start_mark)  # every event of a text has one
+        mark = Mark(where, start.line + 1, start.column + 1)
+        done: Node | None = None
+        match event:
+            case yaml.DocumentStartEvent():
+                num_documents += 1
+                _refuse_document(event, mark, num_documents)
+            case yaml.AliasEvent():
+                raise wrong(mark, f"an alias (*{printable(str(event.anchor), 40)}) is not taken; write the value out")
+            case yaml.ScalarEvent():
+                _refuse_decorations(event, mark)
+                done = _scalar(event, mark)
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                _refuse_decorations(event, mark)
+                if len(stack) >= MAX_DEPTH:
+                    raise wrong(mark, f"is nested more than {MAX_DEPTH} levels deep; correct it")
+                stack.append(_Open(mark, isinstance(event, yaml.MappingStartEvent)))
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                done = stack.pop().closed()
+        if done is not None and stack:
+            stack[-1].add(done)
+        elif done is not None:
+            root = done
+    return None if isinstance(root, Scalar) and root.is_plain and not root.text else root
+
+
+def _refuse_document(event: "yaml.DocumentStartEvent", mark: Mark, number: int) -> None:
+    if number > 1:
+        raise wrong(mark, "a second document begins; keep one in a file")
+    if event.version or event.tags:
+        raise wrong(mark, "a % directive is not taken; delete the line")
+
+
+def _refuse_decorations(
+    event: "yaml.ScalarEvent | yaml.MappingStartEvent | yaml.SequenceStartEvent", mark: Mark
+) -> None:
+    if event.anchor:
+        raise wrong(
+            mark, f"an anchor (&{printable(str(event.anchor), 40)}) is not taken; write the value where it is used"
+        )
+    if event.tag:
+        tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
+        raise wrong(mark, f"a tag ({printable(tag, 60)}) is not taken; write the plain value")
+
+
+def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
+    is_plain = event.style is None or event.style == ""
+    if is_plain:
+        for pattern, why, cure in ODD:
+            if pattern.fullmatch(event.value):
+                raise wrong(mark, f"{printable(event.value, 40)} {why}; {cure}")
+    escaped = _STRANGE.search(event.value)
+    if escaped is not None:
+        code = f"U+{ord(escaped.group()):04X}"
+        raise wrong(mark, f"an escape stands for a character that does not belong in text ({code}); delete it")
+    return Scalar(event.value, is_plain, mark)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def kind_of(node: Node) -> str:
+    match node:
+        case Table():
+            return "a table of keys"
+        case Items():
+            return "a list"
+        case Scalar(text="", is_plain=True):
+            return "nothing"
+        case Scalar():
+            return f"the value {printable(node.text, 40)!r}"
+
+
+def table(node: Node, what: str, known: Collection[str] = (), hints: Mapping[str, str] | None = None) -> Table:
+    """A node that must be a table with no keys but the known (none named: any); `hints`: wrong key -> right one."""
+    if not isinstance(node, Table):
+        raise wrong(node.mark, f"{what}: is {kind_of(node)}; write `key: value` lines")
+    if known:
+        for key, mark in node.keys.items():
+            if key not in known:
+                raise wrong(mark, f"{what}: has no key {printable(key, 60)!r}; {nearest(key, known, hints or {})}")
+    return node
+
+
+def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
+    """What to write in place of a key or name that there is not."""
+    import difflib
+
+    plain = key.strip().replace("-", "_").lower()[:100]
+    near = [hints[plain]] if hints.get(plain) in known else difflib.get_close_matches(plain, known, n=2, cutoff=0.6)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"there are {', '.join(known)}"
+
+
+def items(node: Node, what: str) -> tuple[Node, ...]:
+    if not isinstance(node, Items):
+        raise wrong(node.mark, f"{what}: is {kind_of(node)}; write a list, a line with - for each")
+    return node.values
+
+
+def scalar(node: Node, what: str) -> Scalar:
+    """A node that must be one value; a date is none unless quoted."""
+    if not isinstance(node, Scalar):
+        raise wrong(node.mark, f"{what}: is {kind_of(node)}; write one value")
+    if node.is_plain and not node.text:
+        raise wrong(node.mark, f"{what}: has no value; write one, or leave the key out")
+    if node.is_date:
+        raise wrong(
+            node.mark, f"{what}: is a date ({printable(node.text, 40)}), which does not belong here; quote it if meant"
+        )
+    return node
+
+
+def text(node: Node, what: str) -> str:
+    return scalar(node, what).text
+
+
+def switch(node: Node, what: str) -> bool:
+    """true or false."""
+    value = {"true": True, "false": False}.get(text(node, what))
+    if value is None:
+        raise wrong(
+            node.mark, f"{what}: is neither true nor false ({printable(text(node, what), 40)!r}); write one of them"
+        )
+    return value
+
+
+def date(node: Node, what: str) -> datetime.date:
+    """A day such as 2027-01-31, quoted or not."""
+    if isinstance(node, Scalar) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", node.text):
+        try:
+            return datetime.date.fromisoformat(node.text)
+        except ValueError:
+            pass
+    raise wrong(
+        node.mark,
+        f"{what}: is no day ({printable(getattr(node, 'text', kind_of(node)), 40)}); write one like 2027-01-31",
+    )
+
+
+@contextmanager
+def at(mark: Mark) -> Iterator[None]:
+    """Give the error of a reader of values its place in the file."""
+    try:
+        yield
+    except UsageError as error:
+        raise wrong(mark, str(error)) from None

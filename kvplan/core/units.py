@@ -1,0 +1,297 @@
+"""Quantities as users write them and as kvplan prints them: dtypes, token counts, sizes, fractions.
+
+Sizes are integer bytes everywhere; GiB (2^30) exists in text only, GB on input means 10^9. Every reader takes `option`,
+the flag (or file key) the text came from, and refuses what it cannot read with a UsageError that names the flag, the
+value and the accepted forms. Nothing is coerced silently: `int()` would accept "1_000", " 7 " and full-width digits.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+TIB: Final = 1 << 40
+KB: Final = 10**3
+MB: Final = 10**6
+GB: Final = 10**9
+TB: Final = 10**12
+
+MAX_TOKENS: Final = 2**31 - 1  # token positions are int32 in the servers
+MAX_BYTES: Final = 2**63 - 1
+
+
+class AutoFit(Enum):
+    """A context that is to be fitted to the memory (`auto` or `-1`), as opposed to a number or to nothing said."""
+
+    AUTO = "auto"
+
+
+AUTO: Final = AutoFit.AUTO
+
+# --- dtypes -----------------------------------------------------------------------------------------------------------
+
+DTYPE_BITS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "float64": 64,
+        "float32": 32,
+        "float16": 16,
+        "bfloat16": 16,
+        "float8_e4m3": 8,
+        "float8_e5m2": 8,
+        "float8_e8m0": 8,  # the power-of-two block scale of the OCP microscaling formats
+        "float4_e2m1": 4,
+        "int64": 64,
+        "int32": 32,
+        "int16": 16,
+        "int8": 8,
+        "uint8": 8,
+        "int4": 4,
+        "uint4": 4,
+        "bool": 8,
+    }
+)
+
+# Spellings found in config.json, in torch and in flags; the endings (fn, fnuz, fnu) change the values, not the size.
+_DTYPE_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "double": "float64",
+        "fp64": "float64",
+        "float": "float32",
+        "fp32": "float32",
+        "half": "float16",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "fp8": "float8_e4m3",
+        "fp8_e4m3": "float8_e4m3",
+        "float8_e4m3fn": "float8_e4m3",
+        "float8_e4m3fnuz": "float8_e4m3",
+        "fp8_e5m2": "float8_e5m2",
+        "float8_e5m2fnuz": "float8_e5m2",
+        "float8_e8m0fnu": "float8_e8m0",
+        "fp4": "float4_e2m1",
+        "float4_e2m1fn_x2": "float4_e2m1",
+    }
+)
+
+
+def dtype_name(text: str) -> str:
+    """The one name kvplan uses for a dtype, from any known spelling ("torch.bfloat16" and "bf16" are "bfloat16")."""
+    plain = text.strip().lower().removeprefix("torch.")
+    name = _DTYPE_ALIASES.get(plain, plain)
+    if name not in DTYPE_BITS:
+        raise UnsupportedModelError(f"dtype: not one kvplan can size ({text!r}); it knows {', '.join(DTYPE_BITS)}")
+    return name
+
+
+def dtype_bits(text: str) -> int:
+    """Bits per element of a dtype, from any known spelling."""
+    return DTYPE_BITS[dtype_name(text)]
+
+
+def dtype_bytes(text: str) -> int:
+    """Bytes per element of a dtype of whole bytes."""
+    bits = dtype_bits(text)
+    if bits % 8:
+        raise UnsupportedModelError(f"dtype: {bits} bits are not whole bytes ({text!r}); count it in bits")
+    return bits // 8
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+# Plain strings, compiled when first used, as a command needs two or three of them. [0-9], not \d, which matches every
+# script's digits; a count of 20 digits is past every bound here.
+_COUNT = r"[0-9]{1,20}"
+_TOKENS = r"([0-9]{1,20})([kKmM]i?)?"
+_VLLM_INT = r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([kKmMgGtT])"
+_VLLM_PLAIN = r"[0-9]{1,20}(?:_[0-9]{1,20})*"
+_SIZE = r"([0-9]{1,20})(?:\.([0-9]{1,20}))? ?([A-Za-z]{0,3})"
+_FRACTION = r"[0-9]{0,20}(?:\.[0-9]{0,20})?(?:[eE]-?[0-9]{1,2})?"
+_PERCENT = r"([0-9]{1,20})(?:\.([0-9]{1,20}))?%"
+
+_TOKEN_UNITS: Final[Mapping[str, int]] = MappingProxyType({"": 1, "k": KIB, "ki": KIB, "m": MIB, "mi": MIB})
+_VLLM_UNITS: Final[Mapping[str, int]] = MappingProxyType(
+    {"k": KB, "m": MB, "g": GB, "t": TB, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+)
+_SIZE_UNITS: Final[Mapping[str, int]] = MappingProxyType(
+    {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB, "kb": KB, "mb": MB, "gb": GB, "tb": TB}
+)
+
+_TOKEN_FORMS = "write a positive whole number, plain or with k or M (binary): 32768, 32k, 32K, 32Ki, 1M"
+_VLLM_FORMS = "vLLM reads 32768, 32k and 25.6k (decimal), 32K (binary, whole numbers only)"
+_SIZE_FORMS = "write bytes or a number with a unit: 24GiB, 512MiB (binary), 80GB (decimal), 25769803776"
+
+
+def _refuse(option: str, what: str, text: str, forms: str) -> UsageError:
+    """The one-line refusal of a value: flag, fault, value, accepted forms."""
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return UsageError(f"{option}: {what} ({shown!r}); {forms}")
+
+
+def _bounded(value: int, most: int, option: str, text: str, forms: str, least: int = 1) -> int:
+    if value < least:
+        raise _refuse(option, f"must be at least {least}", text, forms)
+    if value > most:
+        raise _refuse(option, f"more than {most:,}", text, forms)
+    return value
+
+
+def parse_count(text: str, option: str, most: int = MAX_TOKENS) -> int:
+    """A positive whole number in plain ASCII digits: "8" -> 8."""
+    forms = "write a positive whole number in plain digits: 8"
+    if not re.fullmatch(_COUNT, text):
+        raise _refuse(option, "not a whole number", text, forms)
+    return _bounded(int(text), most, option, text, forms)
+
+
+def parse_tokens(text: str, option: str) -> int:
+    """A token count as kvplan reads it, k and M always binary: "32k", "32K" and "32Ki" -> 32768, "1M" -> 1048576."""
+    match = re.fullmatch(_TOKENS, text)
+    if not match:
+        raise _refuse(option, "not a token count", text, _TOKEN_FORMS)
+    number, unit = match.groups(default="")
+    return _bounded(int(number) * _TOKEN_UNITS[unit.lower()], MAX_TOKENS, option, text, _TOKEN_FORMS)
+
+
+def parse_int_vllm(text: str, option: str, most: int = MAX_BYTES) -> int:
+    """A number of a pasted command as vLLM reads it: k, m, g, t are decimal, K, M, G, T binary.
+
+    "32k" -> 32000, "25.6k" -> 25600, "32K" -> 32768. Fractions go with decimal suffixes only and are cut, not rounded.
+    Source: vLLM docs, "vLLM CLI Guide", human-readable integer arguments; vllm-project/vllm, human_readable_int.
+    """
+    plain = text.strip()
+    if re.fullmatch(_VLLM_PLAIN, plain):
+        return _bounded(int(plain), most, option, text, _VLLM_FORMS)
+    match = re.fullmatch(_VLLM_INT, plain)
+    if not match:
+        raise _refuse(option, "not a number vLLM reads", text, _VLLM_FORMS)
+    number, unit = match.groups()
+    if unit.islower():
+        return _bounded(int(float(number) * _VLLM_UNITS[unit]), most, option, text, _VLLM_FORMS)
+    if "." in number:
+        raise _refuse(option, f"a fraction cannot go with the binary suffix {unit}", text, _VLLM_FORMS)
+    return _bounded(int(number) * _VLLM_UNITS[unit], most, option, text, _VLLM_FORMS)
+
+
+def parse_tokens_vllm(text: str, option: str) -> int:
+    """A token count of a pasted command, as vLLM reads it: "32k" -> 32000, "1.5k" -> 1500, "32K" -> 32768."""
+    return parse_int_vllm(text, option, most=MAX_TOKENS)
+
+
+def parse_context(text: str, option: str, *, vllm: bool = False) -> int | AutoFit:
+    """A context length, or AUTO for `auto` and `-1`; `vllm` reads the number as vLLM would."""
+    if text in ("auto", "-1"):
+        return AUTO
+    try:
+        return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
+    except UsageError as error:
+        raise UsageError(f"{error}, or auto (also -1) to fit the memory") from None
+
+
+def parse_contexts(text: str, option: str) -> tuple[int | AutoFit, ...]:
+    """Context lengths divided by commas, in the order written: "4k,16k" -> (4096, 16384)."""
+    return tuple(parse_context(part, option) for part in text.split(","))
+
+
+def parse_size(text: str, option: str, least: int = 1) -> int:
+    """Bytes of a memory size: "24GiB" (2^30), "80GB" (10^9), "25769803776" (bytes); a part of a byte is cut off."""
+    match = re.fullmatch(_SIZE, text)
+    if not match:
+        raise _refuse(option, "not a size", text, _SIZE_FORMS)
+    whole, decimals, unit = match.groups(default="")
+    if unit.lower() not in _SIZE_UNITS or (unit.endswith("b") and not unit.islower()):  # 8Gb would be gigabits
+        raise _refuse(option, f"unknown unit {unit!r}", text, _SIZE_FORMS)
+    if decimals and not unit:
+        raise _refuse(option, "a fraction needs a unit", text, _SIZE_FORMS)
+    scaled = int(whole + decimals) * _SIZE_UNITS[unit.lower()] // 10 ** len(decimals)
+    return _bounded(scaled, MAX_BYTES, option, text, _SIZE_FORMS, least)
+
+
+def parse_fraction(text: str, option: str) -> float:
+    """A share greater than 0 and at most 1, as a fraction or a percentage: "0.92" and "92%" -> 0.92."""
+    forms = "write a number greater than 0 and at most 1, or a percentage: 0.92, 92%"
+    if percent := re.fullmatch(_PERCENT, text):
+        whole, decimals = percent.groups(default="")
+        value = int(whole + decimals) / int("100" + "0" * len(decimals))  # one rounding, so 92% is exactly 0.92
+    elif any(digit in text for digit in "0123456789") and re.fullmatch(_FRACTION, text):
+        try:
+            value = float(text)
+        except ValueError:  # "e5" and the like: digits, but only in the exponent
+            raise _refuse(option, "not a number", text, forms) from None
+    else:
+        raise _refuse(option, "not a number", text, forms)
+    if not 0 < value <= 1:
+        raise _refuse(option, "outside (0, 1]", text, forms)
+    return value
+
+
+_DURATION = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?"
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_ratio(text: str, option: str) -> float:
+    """A number above 0 and at most 1,000: 0.9, 2."""
+    plain = re.fullmatch(r"[0-9]{1,4}(?:\.[0-9]{1,9})?", text.strip())
+    value = float(plain.group()) if plain else 0.0
+    if not 0 < value <= 1000:
+        raise _refuse(option, "not a ratio above 0 and up to 1,000", text, "write 0.9 or 2")
+    return value
+
+
+def parse_duration(text: str, option: str, least: float = 0.001) -> float:
+    """Seconds of a duration: "250ms", "1s", "2m", "1.5h", "10" (seconds)."""
+    forms = "write a number with ms, s, m or h: 250ms, 1s, 2m"
+    match = re.fullmatch(_DURATION, text)
+    if not match:
+        raise _refuse(option, "not a duration", text, forms)
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"]
+    if seconds < least:
+        raise _refuse(option, f"less than {least:g} s", text, forms)
+    return seconds
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def format_gib(num_bytes: int) -> str:
+    """Bytes as GiB with two decimals: "54.98 GiB"."""
+    return f"{num_bytes / GIB:,.2f} GiB"
+
+
+def format_size(num_bytes: int) -> str:
+    """Bytes in the largest binary unit that gives at least 1: "128 KiB", "512 MiB", "4 GiB", "1.50 GiB", "700 B"."""
+    if abs(num_bytes) < KIB:
+        return f"{num_bytes} B"
+    names = {KIB: "KiB", MIB: "MiB", GIB: "GiB", TIB: "TiB"}
+    unit = max(u for u in names if abs(num_bytes) >= u)
+    if unit < TIB and round(abs(num_bytes) / unit, 2) >= 1024:  # 1024.00 KiB reads worse than 1.00 MiB
+        unit <<= 10
+    value = num_bytes / unit
+    return f"{num_bytes // unit:,} {names[unit]}" if num_bytes % unit == 0 else f"{value:,.2f} {names[unit]}"
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Bytes as GiB with two decimals, or in the unit that shows them where that would read as nothing: "512 KiB"."""
+    return format_gib(num_bytes) if num_bytes == 0 or round(num_bytes / GIB, 2) else format_size(num_bytes)
+
+
+def format_apart(first: int, second: int) -> tuple[str, str]:
+    """Two different sizes so that they read differently: in GiB, where those are alike in MiB, else in bytes."""
+    forms: tuple[Callable[[int], str], ...] = (format_gib, lambda size: f"{size / MIB:,.2f} MiB", lambda s: f"{s:,} B")
+    texts = [(form(first), form(second)) for form in forms]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 user", "1,200 users"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_count(number: int) -> str:
+    """A whole number with thousands divided by commas: "32,768"."""
+    return f"{number:,}"

@@ -1,0 +1,524 @@
+"""A plan as versioned JSON: what every report is written from, and what another tool reads.
+
+Sizes are integer bytes per GPU rank. The memory rows add up to `total`, and `kv_cache` is num_blocks x bytes_per_block,
+exactly (under SGLang, whose windows and states have pools of their own, what all its pools take); where the plan does
+not fit both are 0 and `deficit` says what is missing. No number is NaN or infinite.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from kvplan.core.units import format_gib
+from kvplan.models.quant import scheme_name
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.explain import DESCRIBED, stage_of, statements
+from kvplan.planning.flags import model_id, serve_command
+from kvplan.planning.held import blocks_per_user, log_differs
+from kvplan.planning.plan import MemoryBreakdown, Plan, online_scheme
+from kvplan.servers.releases import SGLANG_SOURCE
+from kvplan.servers.vllm.rules import has_states
+from kvplan.sizing import weights
+
+PLAN = "kvplan/plan@1"
+PLANS = "kvplan/plans@1"
+# Overheads that are modelled even where their range is a point.
+MODELLED = ("activations", "cuda_graphs", "non_torch", "context")
+
+Document = dict[str, Any]
+
+
+def plan_document(plan: Plan) -> Document:
+    """One plan as JSON values (kvplan/plan@1)."""
+    document: Document = {
+        "schema": PLAN,
+        "inputs": _inputs(plan),
+        "fits": plan.fits,
+        "deficit": plan.deficit,
+        "refusal": _refusal(plan),
+        "memory": _memory(plan),
+        "kv": _kv(plan),
+        "concurrency": _concurrency(plan),
+        "host_memory": _host_memory(plan),
+        "parameters": _parameters(plan.request.spec),
+        "limits": _limits(plan),
+        "fixes": _fixes(plan),
+        "assumptions": _assumptions(plan),
+    }
+    document["provenance"] = _provenance(plan, document)
+    words = serve_command(plan)
+    document["flags"] = {"argv": words, "command": shlex.join(words)}
+    document["notes"] = list(plan.notes)
+    return document
+
+
+def plans_document(plans: Sequence[Plan]) -> Document:
+    """Several plans in one document (kvplan/plans@1)."""
+    return {"schema": PLANS, "plans": [plan_document(plan) for plan in plans]}
+
+
+def document_schema(name: str) -> Document:
+    """The JSON Schema (draft 2020-12) of a kind of document: `plan`, `plans`, ...; UsageError for another name."""
+    from kvplan.documents.schema import core, diff, log, policy, simulation, sweep
+
+    more = policy.SCHEMAS | diff.SCHEMAS | sweep.SCHEMAS | simulation.SCHEMAS | log.SCHEMAS
+    return core.schema(name, more)
+
+
+def dumps(document: Document) -> str:
+    """A document as text: two spaces of indent, keys in the order of the schema, no NaN."""
+    return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True)
+
+
+def values(record: Any) -> Document:
+    """The fields of a dataclass, not copied."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+# --- inputs -----------------------------------------------------------------------------------------------------------
+
+
+def _inputs(plan: Plan) -> Document:
+    request, gpu = plan.request, plan.request.gpu
+    return {
+        "model": _model(request.spec),
+        "engine": request.release.label,
+        "gpu": {
+            "name": gpu.name,
+            "device_name": gpu.device_name,
+            "total_memory": gpu.total_memory,
+            "total_memory_low": gpu.total_memory_low,
+            "total_memory_high": gpu.total_memory_high,
+            "total_memory_kind": gpu.total_memory_kind,
+            "total_memory_source": gpu.total_memory_source,
+            "nominal_memory": gpu.nominal_memory,
+            "compute_capability": gpu.compute_capability,
+        },
+        "num_gpus": num_gpus(plan),
+        "args": values(request.args),
+        "settings": _settings(plan),
+        "weights_bytes": request.weights_bytes,
+        "memory_in_use": request.memory_in_use,
+        "draft": None if request.draft is None else _model(request.draft),
+        "workload": _workload(plan),
+    }
+
+
+def num_gpus(plan: Plan) -> int:
+    args = plan.request.args
+    return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+
+
+def _model(spec: ModelSpec) -> Document:
+    return {
+        "name": spec.name,
+        "id": model_id(spec),
+        "architecture": spec.architecture,
+        "model_type": spec.model_type,
+        "dtype": spec.dtype,
+        "quantization": spec.quantization.method if spec.quantization else None,
+        "scheme": scheme_name(spec.quantization) if spec.quantization else None,
+        "num_layers": spec.num_layers,
+        "max_model_len": spec.max_model_len,
+        "source": spec.source,
+    }
+
+
+def _settings(plan: Plan) -> Document:
+    """Every setting in effect; an auto-fitted context is the fitted one. What follows from the release is left out."""
+    derived = ("version", "backend", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
+    settings = {name: value for name, value in values(plan.settings).items() if name not in derived}
+    return {**settings, "max_model_len": plan.capacity.max_model_len}
+
+
+def _workload(plan: Plan) -> Document:
+    load = plan.request.load
+    return {
+        "mean_tokens": load.mean_tokens,
+        "lengths": None if load.lengths is None else load.lengths.source,
+        "overflow": load.overflow,
+        "shared_prefix": load.shared_prefix,
+    }
+
+
+# --- memory, KV, users ------------------------------------------------------------------------------------------------
+
+
+def _memory(plan: Plan) -> Document:
+    memory = plan.memory
+    return {
+        "total": memory.total,
+        "budget": memory.budget,
+        **{row: getattr(memory, row) for row in MemoryBreakdown.ROWS},
+        "unused_detail": {
+            "context": memory.context,
+            "outside_budget": memory.outside_budget,
+            "slack": memory.slack,
+        },
+        "in_use": plan.estimates["in_use"].likely,
+        "load_peak": memory.load_peak,
+        "weight_groups": dict(plan.weight_groups),
+        "available": plan.available,
+        "available_low": plan.available_low,
+        "available_high": plan.available_high,
+    }
+
+
+def _kv(plan: Plan) -> Document:
+    capacity = plan.capacity
+    return {
+        "max_model_len": capacity.max_model_len,
+        "dtype": plan.settings.kv_dtype,
+        "bytes_per_token": plan.bytes_per_token,
+        "bytes_per_request": plan.bytes_per_request,
+        "state_bytes_per_request": plan.state_bytes,
+        "block_size": plan.pool.block_size,
+        "bytes_per_block": capacity.bytes_per_block,
+        "blocks_per_request": capacity.blocks_per_request,
+        "num_blocks": capacity.num_blocks if plan.fits else 0,
+        "tokens": capacity.tokens if plan.fits else 0,
+        "groups": _groups(plan),
+    }
+
+
+def _groups(plan: Plan) -> list[Document]:
+    here, context = stage_of(plan), plan.capacity.max_model_len
+    found = []
+    for group in plan.pool.groups:
+        local = [spec for index, spec in group.layers if index in here]
+        found.append(
+            {
+                "kind": "+".join(dict.fromkeys(spec.kind for spec in group.specs)),
+                "num_layers": len({index for index, _ in group.layers}),
+                "window": group.first.bound,
+                "block_size": group.first.block_size,
+                "bytes_per_block": sum(spec.page for spec in local),
+                "blocks_per_request": group.charged(context, plan.settings, plan.pool.dcp),
+            }
+        )
+    return found
+
+
+def _concurrency(plan: Plan) -> Document:
+    """The users, and the server's own figure. A stated number of blocks has no range; where nothing fits all are 0."""
+    answer = plan.concurrency
+    return {
+        "users": answer.users,
+        "users_low": answer.users_low,
+        "users_high": answer.users_high,
+        "pool_users": answer.pool.users,
+        "max_num_seqs": answer.max_num_seqs,
+        "replicas": answer.replicas,
+        "max": answer.max,
+        "low": answer.low,
+        "high": answer.high,
+        "log_differs": log_differs(plan),
+    }
+
+
+def _host_memory(plan: Plan) -> Document:
+    """What --kv-offloading-size takes of the host, for all ranks of a replica, and how many requests' KV it holds.
+
+    Source: vLLM 0.33 v1/kv_offload: the size is divided by what one block costs on all ranks together.
+    """
+    args, capacity = plan.request.args, plan.capacity
+    block = args.tensor_parallel_size * sum(plan.pool.stage_bytes)
+    blocks = args.kv_offloading_size // block
+    return {"kv_offloading": args.kv_offloading_size, "blocks": blocks, "users": blocks // capacity.blocks_per_request}
+
+
+@lru_cache(maxsize=1024)
+def _counts(spec: ModelSpec) -> tuple[dict[str, int], int]:
+    """(parameters by group, parameters that take part in one token): of experts, those the router picks."""
+    active = 0
+    for weight in spec.weights:
+        share = min(spec.experts_per_token, weight.experts) if weight.experts else 1
+        active += weight.num_params * share // max(1, weight.experts)
+    return dict(weights.num_params(spec)), active
+
+
+def _parameters(spec: ModelSpec) -> Document:
+    groups, active = _counts(spec)
+    return {"total": sum(groups.values()), "active": active, "groups": dict(groups)}
+
+
+# --- what limits it, what would help ----------------------------------------------------------------------------------
+
+
+def _refusal(plan: Plan) -> Document | None:
+    """Why the server would not start; null where it does."""
+    if plan.fits:
+        return None
+    if plan.refusal is not None:
+        return {"by": plan.refusal.by, "text": plan.refusal.text, "flag": plan.refusal.flag or None}
+    by, text = next(_shortages(plan))
+    return {"by": by, "text": text, "flag": None}
+
+
+def _limits(plan: Plan) -> list[Document]:
+    return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
+
+
+def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
+    memory, capacity = plan.memory, plan.capacity
+    args = plan.request.args
+    need = plan.bytes_per_request + capacity.bytes_per_block
+    if plan.refusal is not None:
+        yield (
+            plan.refusal.by,
+            f"{'SGLang' if plan.request.release.engine == 'sglang' else 'vLLM'} does not start: {plan.refusal.text}",
+        )
+    elif capacity.num_blocks == args.num_gpu_blocks_override and capacity.num_blocks <= capacity.blocks_per_request:
+        yield (
+            "num_gpu_blocks_override",
+            f"--num-gpu-blocks-override {capacity.num_blocks:,} is less than the {capacity.blocks_per_request + 1:,} "
+            f"blocks that one request of {capacity.max_model_len:,} tokens needs, the null block among them",
+        )
+    elif args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
+        text = (
+            f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
+        )
+        yield "weights", text
+    elif args.max_total_tokens is not None and args.max_total_tokens < capacity.max_model_len:
+        yield (
+            "max_total_tokens",
+            f"--max-total-tokens {args.max_total_tokens:,} is less than a request of {capacity.max_model_len:,} tokens",
+        )
+    elif plan.available <= 0:
+        text = f"weights and overheads leave nothing of the budget of {format_gib(memory.budget)} for the KV cache"
+        yield "budget", text
+    else:
+        text = (
+            f"one request of {capacity.max_model_len:,} tokens needs {format_gib(need)} of KV cache, "
+            f"{format_gib(plan.available)} is left"
+        )
+        yield "kv_cache", text
+    yield from _stage(plan)
+
+
+def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
+    answer, settings = plan.concurrency, plan.settings
+    args = plan.request.args
+    if args.num_gpu_blocks_override is not None:
+        yield (
+            "num_gpu_blocks_override",
+            f"--num-gpu-blocks-override sets the pool to {args.num_gpu_blocks_override:,} blocks",
+        )
+    elif args.kv_cache_memory_bytes is not None:
+        yield (
+            "kv_cache_memory_bytes",
+            f"--kv-cache-memory-bytes sets the pool to {format_gib(args.kv_cache_memory_bytes)}",
+        )
+    if answer.pool.users <= settings.max_num_seqs:
+        yield "kv_cache", f"KV memory: each further user takes {_further(plan)} of every GPU"
+    if answer.pool.users > settings.max_num_seqs:
+        flag = "--max-running-requests" if plan.request.release.engine == "sglang" else "--max-num-seqs"
+        if bound_by_slots(plan):
+            flag = "--mamba-full-memory-ratio, which gives their states more slots"
+        yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise {flag}"
+    yield from _stage(plan)
+
+
+def bound_by_slots(plan: Plan) -> bool:
+    """Whether SGLang runs fewer requests than it was told to, or would by default: their states have no more slots."""
+    if plan.request.release.engine != "sglang" or not has_states(plan.request.spec):
+        return False
+    from kvplan.servers.sglang.rules import LEAST_REQUESTS  # vLLM is planned without it
+
+    stated = plan.request.args.max_num_seqs
+    return plan.settings.max_num_seqs < (LEAST_REQUESTS if stated is None else stated)
+
+
+def _further(plan: Plan) -> str:
+    """What one more decoding user takes of the pool."""
+    size = format_gib(blocks_per_user(plan) * plan.capacity.bytes_per_block)
+    return f"up to {size}" if plan.request.load.lengths is not None else size
+
+
+def _stage(plan: Plan) -> Iterator[tuple[str, str]]:
+    pp = plan.request.args.pipeline_parallel_size
+    if pp > 1:
+        yield (
+            "stage",
+            f"pipeline stage {plan.stage + 1} of {pp} has the least room and decides for all; its rank is shown",
+        )
+
+
+def _fixes(plan: Plan) -> list[Document]:
+    """The nearest changes that would make it fit; none are sought where it does."""
+    if plan.fits:
+        return []
+    from kvplan.planning.advise import fixes
+
+    return [
+        {
+            "flag": fix.flag,
+            "users": fix.plan.concurrency.users,
+            "users_low": fix.plan.concurrency.users_low,
+            "max_model_len": fix.plan.capacity.max_model_len,
+            "gpu": fix.plan.request.gpu.name,
+            "num_gpus": num_gpus(fix.plan),
+            "command": shlex.join(serve_command(fix.plan)),
+        }
+        for fix in fixes(plan)
+    ]
+
+
+# --- what is modelled, and where each number comes from ---------------------------------------------------------------
+
+
+def _assumptions(plan: Plan) -> list[Document]:
+    gpu, request = plan.request.gpu, plan.request
+    found = []
+    if gpu.total_memory_low < gpu.total_memory_high:
+        found.append(
+            {
+                "name": "total",
+                "low": gpu.total_memory_low,
+                "likely": gpu.total_memory,
+                "high": gpu.total_memory_high,
+                "formula": TOTAL_FORMULAS[gpu.total_memory_kind],
+                "source": gpu.total_memory_source,
+            }
+        )
+    if request.weights_bytes is not None:
+        held = plan.weight_groups["stated"]
+        found.append(
+            {
+                "name": "weights",
+                "low": held,
+                "likely": held,
+                "high": held,
+                "formula": "stated total / (tensor x pipeline ranks): spread evenly",
+                "source": "stated by the user or read from the files' headers",
+            }
+        )
+    for name, estimate in plan.estimates.items():
+        if estimate.low < estimate.high or (name in MODELLED and estimate.likely):
+            found.append(
+                {
+                    "name": name,
+                    "low": estimate.low,
+                    "likely": estimate.likely,
+                    "high": estimate.high,
+                    "formula": estimate.formula,
+                    "source": estimate.source,
+                }
+            )
+    return found + [_statement(name, *said) for name, said in statements(plan).items()]
+
+
+def _statement(name: str, text: str, source: str) -> Document:
+    return {"name": name, "low": None, "likely": None, "high": None, "formula": text, "source": source}
+
+
+TOTAL_FORMULAS = {
+    "logged": "as servers logged it",
+    "published": "as device queries printed it",
+    "estimated": "the vendor's GB read as GiB, times the ratio seen on GPUs of its class",
+    "given": "as given",
+}
+TOTAL_KINDS = {"logged": "measured", "published": "measured", "estimated": "calibrated", "given": "exact"}
+
+SGLANG_BUDGET = "free before loading x mem_fraction_static, sglang srt/mem_cache/kv_cache_configurator.py"
+BUDGET_SOURCE = "vLLM v1/worker/gpu_worker.py: ceil(total x gpu_memory_utilization)"
+COMPARED = ", equal to the server's own code in every case compared"
+POOL_SOURCE = "vLLM v1/core/kv_cache_utils.py"
+SPEC_SOURCE = "vLLM v1/kv_cache_interface.py"
+ESTIMATED_POOL = ", over what the calibrated rows leave of the budget"
+REST_SOURCE = "what the other rows leave of the total"
+HELD_SOURCE = "blocks that decoding requests hold between two steps, after vLLM v1/core/single_type_kv_cache_manager.py"
+
+
+def _provenance(plan: Plan, document: Document) -> Document:
+    """JSON path -> kind and source, for every number of memory, kv and concurrency.
+
+    exact       facts and the server's own arithmetic, compared with it
+    formula     arithmetic over something measured, or by rules that were not compared with that release's own code
+    calibrated  a constant fitted to servers' logs, or a number that rests on one
+    measured    what a device or a server reported
+    """
+    charge, pool = _charge_source(plan), _pool_source(plan)
+    found = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool)}
+    for name, value in document["kv"].items():
+        if isinstance(value, int):
+            found[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
+    for name, value in document["kv"]["groups"][0].items():
+        if not isinstance(value, str):
+            found[f"kv.groups[*].{name}"] = charge
+    for name, value in document["concurrency"].items():
+        if value is not None and not isinstance(value, str):
+            found[f"concurrency.{name}"] = _user_source(name, pool, plan)
+    if document["kv"]["groups"][0]["window"] is None and all(g["window"] is None for g in document["kv"]["groups"]):
+        del found["kv.groups[*].window"]
+    return {path: {"kind": kind, "source": source} for path, (kind, source) in found.items()}
+
+
+Origin = tuple[str, str]  # (kind, source)
+
+
+def _pool_is_given(plan: Plan) -> bool:
+    args = plan.request.args
+    return args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
+
+
+def _charge_source(plan: Plan) -> Origin:
+    """Of what tokens and requests are charged: bytes and blocks, whatever the size of the pool."""
+    return _ruled(plan, SPEC_SOURCE)
+
+
+def _pool_source(plan: Plan) -> Origin:
+    """Of the number of blocks and what follows from it: exact only for a stated pool."""
+    if _pool_is_given(plan):
+        return _ruled(plan, POOL_SOURCE)
+    source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else POOL_SOURCE
+    return "calibrated", source + ESTIMATED_POOL
+
+
+def _ruled(plan: Plan, source: str) -> Origin:
+    release = plan.request.release
+    if release.engine == "sglang":
+        return "formula", SGLANG_SOURCE
+    if release.is_compared:
+        return "exact", source + COMPARED
+    return "formula", f"rules of {release.label} as its {DESCRIBED}"
+
+
+def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
+    gpu = plan.request.gpu
+    total_kind = TOTAL_KINDS[gpu.total_memory_kind]
+    yield "total", (total_kind, gpu.total_memory_source)
+    source = SGLANG_BUDGET if plan.request.release.engine == "sglang" else BUDGET_SOURCE
+    yield "budget", ("exact" if total_kind == "exact" else "formula", source)
+    stated = plan.request.weights_bytes is not None
+    read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
+    facts = "the sizes that the checkpoint's files state" if read else plan.request.spec.source
+    held = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
+    for name in ("weights", "load_peak"):
+        yield name, held
+    for group in plan.weight_groups:
+        yield f"weight_groups.{group}", held
+    for name, estimate in plan.estimates.items():
+        path = "unused_detail.context" if name == "context" else name
+        yield path, (estimate.kind, estimate.source)
+    yield "kv_cache", pool
+    for name in ("unused", "unused_detail.outside_budget", "unused_detail.slack"):
+        yield name, ("calibrated", REST_SOURCE)
+    for name in ("available", "available_low", "available_high"):
+        given = plan.request.args.kv_cache_memory_bytes is not None
+        yield name, ("exact", "--kv-cache-memory-bytes") if given else ("calibrated", source + " less the rows")
+
+
+def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:
+    kind = pool[0]
+    if name in ("max_num_seqs", "replicas"):
+        return _ruled(plan, "vLLM engine/arg_utils.py")
+    if "users" in name:  # this is kvplan's own count, which the server does not print
+        source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else HELD_SOURCE
+        if plan.request.load.lengths is not None:
+            source = plan.concurrency.pool.method
+        return "formula" if kind == "exact" else kind, source
+    return pool

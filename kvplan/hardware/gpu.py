@@ -1,0 +1,272 @@
+"""GPUs: what CUDA reports as their memory, how fast they are, and where each figure comes from.
+
+Total memory is what `cudaMemGetInfo` and torch's `total_memory` say, which is below the vendor's figure: the driver
+keeps 1 to 3.4 % for itself, and GDDR6 boards with ECC on lose another sixteenth. Where a server's log or a device query
+gives that total, gpus.yaml holds it (kinds `logged` and `published`) with the low and high of the readings found.
+Elsewhere it is `estimated` by one rule: the vendor's GB read as GiB, times the ratio of the sourced NVIDIA totals of
+the same class, its lowest and highest as the range:
+
+    class                                         low    median  high   sourced totals
+    GDDR6 with ECC kept in the same memory        0.909  0.921   0.928  T4, A10G, A40, L4, L40S
+    up to 48 GB, no ECC in the same memory        0.966  0.982   0.993  14 boards, V100 to RTX 5090
+    80 GB and more                                0.984  0.990   0.992  13 boards, A100 to GB300
+
+FLOP/s are dense. One entry is parsed when one GPU is asked for (kvplan.core.entries).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from kvplan.core import entries
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.records import dataclass
+
+KINDS = ("logged", "published", "estimated")
+VENDORS = ("nvidia", "amd")
+GIVEN = "given"
+LOG_PRECISION = 2**30 // 200  # half of the last digit of "139.81 GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU as its runtime lists it: bytes, bytes/s and dense FLOP/s; None where nobody states a figure.
+
+    total_memory_kind  logged | published | estimated (gpus.yaml), given (by the user)
+    compute_capability CUDA's, such as '9.0'; None for AMD, whose `architecture` is the gfx name
+    sm_count           multiprocessors, or compute units on AMD
+    unified            the CPU and the GPU share one memory, so less than the total is free for a model
+    """
+
+    name: str
+    vendor: str
+    device_name: str
+    total_memory: int
+    total_memory_low: int
+    total_memory_high: int
+    total_memory_kind: str
+    total_memory_source: str
+    nominal_memory: int | None
+    memory_bandwidth: int | None
+    bf16_flops: int | None
+    fp16_flops: int | None
+    fp8_flops: int | None
+    int8_flops: int | None
+    fp4_flops: int | None
+    compute_capability: str | None
+    architecture: str | None
+    sm_count: int | None
+    unified: bool
+    source: str
+
+    @property
+    def sm(self) -> int:
+        """CUDA's architecture number: 90 for compute capability 9.0, 120 for 12.0; 0 where there is none."""
+        return _sm(self.compute_capability)
+
+    @property
+    def is_a100(self) -> bool:
+        """Whether the device name says A100, which vLLM's scheduler defaults treat as a small GPU."""
+        return "a100" in self.device_name.lower()
+
+    @property
+    def is_gb10(self) -> bool:
+        """Whether this is GB10 (DGX Spark), likewise treated as a small GPU by vLLM's scheduler defaults."""
+        return "gb10" in self.device_name.lower()
+
+
+@cache  # a plan asks eight times
+def _sm(compute_capability: str | None) -> int:
+    if compute_capability is None:
+        return 0
+    major, minor = compute_capability.split(".")
+    return 10 * int(major) + int(minor)
+
+
+@cache
+def gpu(name: str) -> GpuSpec:
+    """The GPU of a name or alias, whatever its case; UsageError with near misses where there is none."""
+    path = entries.locate("gpus.yaml")
+    known = _resolve(name)
+    if known is None:
+        raise entries.unknown(path, "gpu", name)
+    return read_entry(known, entries.entry(path, known))
+
+
+def _resolve(name: str) -> str | None:
+    """The GPU's own name; spaces may stand for hyphens, and the maker before it: "NVIDIA A100 80GB"."""
+    path, words = entries.locate("gpus.yaml"), name.split()
+    for spelling in (words, words[1:] if words and words[0].lower() in VENDORS else words):
+        for text in (" ".join(spelling), "-".join(spelling)):
+            known = entries.resolve(path, text)
+            if known is not None:
+                return known
+    return None
+
+
+_COUNTED = re.compile(
+    r"(?P<first>\S[^:]*?)\s*:\s*(?P<last>[1-9][0-9]{0,3})|(?P<count>[1-9][0-9]{0,3})\s*[xX×]\s*(?P<name>\S.*)"
+)
+
+
+def split_count(text: str) -> tuple[int | None, str]:
+    """(how many, the GPU's name) of "8xh100", "2 x l40s" or "l40s:2"; None where the text does not say how many."""
+    match = _COUNTED.fullmatch(text.strip())
+    if match is None or _resolve(text) is not None:
+        return None, text
+    return int(match["count"] or match["last"]), match["name"] or match["first"]
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(entries.sections(entries.locate("gpus.yaml")))
+
+
+def gpu_names() -> list[str]:
+    """Every GPU's own name, in the file's order (by vendor and generation)."""
+    return list(_names())
+
+
+def custom_gpu(total_memory: int) -> GpuSpec:
+    """A GPU of which only the bytes are known, as `--gpu-memory 24GiB` gives them."""
+    return GpuSpec(
+        name="custom",
+        vendor="unknown",
+        device_name="custom",
+        total_memory=_given(total_memory),
+        total_memory_low=total_memory,
+        total_memory_high=total_memory,
+        total_memory_kind=GIVEN,
+        total_memory_source="--gpu-memory",
+        nominal_memory=None,
+        memory_bandwidth=None,
+        bf16_flops=None,
+        fp16_flops=None,
+        fp8_flops=None,
+        int8_flops=None,
+        fp4_flops=None,
+        compute_capability=None,
+        architecture=None,
+        sm_count=None,
+        unified=False,
+        source="--gpu-memory",
+    )
+
+
+def with_memory(spec: GpuSpec, total_memory: int) -> GpuSpec:
+    """The same GPU with the total the user gives, as `--gpu h100 --gpu-memory 78GiB` asks for."""
+    return replace(
+        spec,
+        total_memory=_given(total_memory),
+        total_memory_low=total_memory,
+        total_memory_high=total_memory,
+        total_memory_kind=GIVEN,
+        total_memory_source="--gpu-memory",
+    )
+
+
+def _given(total_memory: int) -> int:
+    if total_memory <= 0:
+        raise UsageError(f"--gpu-memory: must be more than nothing ({total_memory} bytes); say for example 24GiB")
+    return total_memory
+
+
+def read_entry(name: str, facts: Mapping[str, Any]) -> GpuSpec:
+    """One entry of gpus.yaml as a GpuSpec; InvalidInputError names the fact that is missing or impossible."""
+    low, high = _range(name, facts)
+    spec = GpuSpec(
+        name=name,
+        vendor=_one_of(name, facts, "vendor", VENDORS),
+        device_name=_text(name, facts, "device_name"),
+        total_memory=_count(name, facts, "total_memory"),
+        total_memory_low=low,
+        total_memory_high=high,
+        total_memory_kind=_one_of(name, facts, "total_memory_kind", KINDS),
+        total_memory_source=_text(name, facts, "total_memory_source"),
+        nominal_memory=_count(name, facts, "nominal_memory"),
+        memory_bandwidth=_count(name, facts, "memory_bandwidth"),
+        bf16_flops=_maybe_count(name, facts, "bf16_flops"),
+        fp16_flops=_maybe_count(name, facts, "fp16_flops"),
+        fp8_flops=_maybe_count(name, facts, "fp8_flops"),
+        int8_flops=_maybe_count(name, facts, "int8_flops"),
+        fp4_flops=_maybe_count(name, facts, "fp4_flops"),
+        compute_capability=_capability(name, facts),
+        architecture=_maybe_text(name, facts, "architecture"),
+        sm_count=_maybe_count(name, facts, "sm_count"),
+        unified=_flag(name, facts, "unified"),
+        source=_text(name, facts, "source"),
+    )
+    _check(spec)
+    if spec.total_memory_kind != "logged":
+        return spec
+    # A log has two decimals of a GiB, so the reading itself is a range.
+    low = min(spec.total_memory_low, spec.total_memory - LOG_PRECISION)
+    return replace(
+        spec, total_memory_low=low, total_memory_high=max(spec.total_memory_high, spec.total_memory + LOG_PRECISION)
+    )
+
+
+def _check(spec: GpuSpec) -> None:
+    if not spec.total_memory_low <= spec.total_memory <= spec.total_memory_high:
+        raise _invalid(spec.name, "total_memory", "is outside total_memory_range", spec.total_memory)
+    if spec.nominal_memory is not None and spec.total_memory_high > spec.nominal_memory:
+        raise _invalid(spec.name, "total_memory_range", "exceeds nominal_memory", spec.total_memory_high)
+    if (spec.compute_capability is None) == (spec.architecture is None):
+        raise _invalid(spec.name, "compute_capability", "and architecture: exactly one is needed", None)
+
+
+def _invalid(name: str, fact: str, what: str, value: object) -> InvalidInputError:
+    return InvalidInputError(f"gpus.yaml: {name}: {fact} {what} ({value!r}); correct the entry")
+
+
+def _range(name: str, facts: Mapping[str, Any]) -> tuple[int, int]:
+    match facts.get("total_memory_range"):
+        case [int(low), int(high)] if 0 < low <= high:
+            return low, high
+        case value:
+            raise _invalid(name, "total_memory_range", "is not [low, high] in bytes", value)
+
+
+def _maybe_count(name: str, facts: Mapping[str, Any], fact: str) -> int | None:
+    return None if facts.get(fact) is None else _count(name, facts, fact)
+
+
+def _count(name: str, facts: Mapping[str, Any], fact: str) -> int:
+    value = facts.get(fact)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise _invalid(name, fact, "is not a positive integer", value)
+    return value
+
+
+def _maybe_text(name: str, facts: Mapping[str, Any], fact: str) -> str | None:
+    return None if facts.get(fact) is None else _text(name, facts, fact)
+
+
+def _text(name: str, facts: Mapping[str, Any], fact: str) -> str:
+    value = facts.get(fact)
+    if not isinstance(value, str) or not value.strip():
+        raise _invalid(name, fact, "is not text", value)
+    return value
+
+
+def _one_of(name: str, facts: Mapping[str, Any], fact: str, known: tuple[str, ...]) -> str:
+    value = _text(name, facts, fact)
+    if value not in known:
+        raise _invalid(name, fact, f"is none of {', '.join(known)}", value)
+    return value
+
+
+def _capability(name: str, facts: Mapping[str, Any]) -> str | None:
+    value = _maybe_text(name, facts, "compute_capability")
+    if value is not None and not re.fullmatch(r"[0-9]+\.[0-9]", value):
+        raise _invalid(name, "compute_capability", "is not of the form '9.0'", value)
+    return value
+
+
+def _flag(name: str, facts: Mapping[str, Any], fact: str) -> bool:
+    value = facts.get(fact, False)
+    if not isinstance(value, bool):
+        raise _invalid(name, fact, "is neither true nor false", value)
+    return value

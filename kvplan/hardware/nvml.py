@@ -1,0 +1,547 @@
+"""The one door to NVML, the driver's library that says what a GPU holds: plain values out, every failure with its cure.
+
+Sizes are bytes, power is watts, clocks are MHz, temperatures are degrees Celsius, utilisations are shares from 0 to 1.
+What a device does not report is None; what the user should know about it is a line of `warnings`, said once.
+
+NVIDIA's Python package (nvidia-ml-py, imported as `pynvml`) is loaded by `open_nvml` and nowhere else.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from kvplan.core.errors import EnvironmentProblem
+from kvplan.core.files import printable
+
+Reason = Literal["absent", "mismatch", "not_loaded", "package", "permission", "lost", "other"]
+T = TypeVar("T")
+
+PROC = Path("/proc")
+
+# nvmlReturn_t of nvml.h
+NO_PERMISSION = 4
+NOT_SUPPORTED = 3
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+OPERATING_SYSTEM = 17
+LIB_RM_VERSION_MISMATCH = 18
+ARGUMENT_VERSION_MISMATCH = 25
+
+_LOST = (GPU_IS_LOST, RESET_REQUIRED)
+_CURE_PERMISSION = "give this user access to /dev/nvidia*, in a container run with `--gpus all`"
+_CURE_LOST = "`dmesg | grep Xid` says why; reset the GPU (`nvidia-smi -r`) or reboot"
+_INIT_FAULTS: dict[int, tuple[Reason, str]] = {
+    LIBRARY_NOT_FOUND: (
+        "absent",
+        "NVIDIA driver: not found (no libnvidia-ml.so.1); install it, in a container run with `--gpus all`",
+    ),
+    LIB_RM_VERSION_MISMATCH: (
+        "mismatch",
+        "NVIDIA driver: its library and its kernel module are of different versions (as after an update); "
+        "reload the kernel module or reboot",
+    ),
+    DRIVER_NOT_LOADED: (
+        "not_loaded",
+        "NVIDIA driver: installed, but its kernel module is not loaded; run `sudo modprobe nvidia` or reboot",
+    ),
+    NO_PERMISSION: ("permission", f"NVIDIA driver: permission denied; {_CURE_PERMISSION}"),
+    OPERATING_SYSTEM: ("permission", f"NVIDIA driver: the operating system blocks it; {_CURE_PERMISSION}"),
+    FUNCTION_NOT_FOUND: ("other", "NVIDIA driver: too old, it lacks what NVML starts with; update the driver"),
+    GPU_IS_LOST: ("lost", f"NVIDIA driver: a GPU is lost; {_CURE_LOST}"),
+    RESET_REQUIRED: ("lost", f"NVIDIA driver: a GPU needs a reset; {_CURE_LOST}"),
+}
+# Drivers 535.43 to 535.85 fill a longer record for each process than any later library reads: pids and sizes come out
+# shifted (wookayin/gpustat#161).
+_BROKEN_PROCESSES = ((535, 43), (535, 86))
+
+
+class DeviceError(EnvironmentProblem):
+    """A GPU or its driver that cannot be asked; `reason` says which fault, so that a caller can do without."""
+
+    def __init__(self, message: str, reason: Reason = "other") -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+
+
+# --- what comes out ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of one device; total = reserved + used + free.
+
+    reserved  what the driver keeps for itself; None where an old driver counts it as used
+    is_host   the device has no memory of its own (GB10, Jetson): these are the host's total and available bytes
+    """
+
+    total: int
+    reserved: int | None
+    used: int
+    free: int
+    is_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes a process holds on a device; None where the driver does not say."""
+
+    pid: int
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """One device at one moment.
+
+    process_used          bytes of the process asked about; None where it is not listed (another PID namespace, hidden
+                          processes, no context yet) or listed without a size
+    process_is_estimated  process_used is not the driver's word: set by a caller that puts its own estimate there
+    others_used           bytes of all other listed processes; None unless the driver states each of them
+    """
+
+    memory: DeviceMemory
+    process_used: int | None
+    process_is_estimated: bool
+    others_used: int | None
+    gpu_utilization: float | None
+    memory_utilization: float | None
+    power_w: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of the machine's own memory: all of it, and what can still be had without swapping."""
+
+    total: int
+    available: int
+
+
+def host_memory() -> HostMemory | None:
+    """The machine's memory from /proc/meminfo (MemTotal, MemAvailable); None where there is no such file."""
+    try:
+        lines = (PROC / "meminfo").read_text(encoding="ascii", errors="replace").splitlines()
+        kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines) if rest.strip()}
+        return HostMemory(total=kib["MemTotal"] * 1024, available=kib["MemAvailable"] * 1024)
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def open_nvml() -> "Nvml":
+    """NVML, initialised; use it in a `with`. DeviceError where it cannot be had, each cause with its cure."""
+    library = _library()
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        raise _init_problem(error) from error
+    try:
+        return Nvml(library)
+    except BaseException:
+        library.nvmlShutdown()
+        raise
+
+
+def _library() -> Any:
+    """NVIDIA's own pynvml module; DeviceError where it is missing or is another package of the same name."""
+    try:
+        import pynvml
+    except (ImportError, SyntaxError) as error:
+        raise DeviceError(
+            f"pynvml: cannot be imported ({printable(str(error))}); run `pip install nvidia-ml-py`", "package"
+        ) from error
+    # Lookalikes export neither, very old releases lack the second.
+    if not (hasattr(pynvml, "_nvmlGetFunctionPointer") and hasattr(pynvml, "nvmlMemory_v2")):
+        where = printable(str(getattr(pynvml, "__file__", "unknown")), 400)
+        raise DeviceError(
+            f"pynvml: not NVIDIA's package, or too old ({where}); "
+            "run `pip uninstall pynvml nvidia-ml-py3`, then `pip install --force-reinstall nvidia-ml-py`",
+            "package",
+        )
+    return pynvml
+
+
+def _init_problem(error: Any) -> DeviceError:
+    if error.value in _INIT_FAULTS:
+        reason, message = _INIT_FAULTS[error.value]
+        return DeviceError(message, reason)
+    return DeviceError(f"NVIDIA driver: NVML does not start ({error}); see what `nvidia-smi` says, or reboot")
+
+
+def _text(value: str | bytes) -> str:
+    """A name from the driver; old releases of the package hand out bytes."""
+    return printable(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def _is_wsl() -> bool:
+    try:
+        return "microsoft" in (PROC / "sys/kernel/osrelease").read_text(encoding="utf-8", errors="replace").lower()
+    except OSError:
+        return False
+
+
+class Nvml:
+    """An open NVML: its versions and its devices. Closed by `close` or at the end of a `with`."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._warned: dict[str, None] = {}
+        self._is_open = True
+        self.driver_version: str = self._asked("driver version", library.nvmlSystemGetDriverVersion, _text)
+        self.cuda_version: str | None = self._cuda_version()
+        if _is_wsl():
+            self._warn(
+                "WSL: the driver does not say what a process holds, and less is usable than it calls free; "
+                "compare totals only"
+            )
+
+    def __enter__(self) -> "Nvml":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give NVML back; a second call does nothing, nor does a driver that fails to say goodbye."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            self._library.nvmlShutdown()
+        except self._library.NVMLError:  # a lost GPU; nothing is left to be done about it
+            return
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know, one line each, in the order met."""
+        return tuple(self._warned)
+
+    def devices(self) -> tuple["Device", ...]:
+        """Every device CUDA could use, in NVML's order (by PCI bus): GPUs, and the instances of those split by MIG.
+
+        A GPU that does not answer is left out, with a warning.
+        """
+        return tuple(device for gpu in self._gpus() for device in self._parts(gpu))
+
+    def device(self, which: int | str) -> "Device":
+        """The device of an index, as `nvidia-smi` counts, or of a UUID (of which a GPU's may be cut short)."""
+        return self._by_uuid(which) if isinstance(which, str) else self._gpu(which)
+
+    def visible_device(self, ordinal: int) -> "Device":
+        """The device that CUDA calls `ordinal` in this process, as CUDA_VISIBLE_DEVICES says.
+
+        Where GPUs differ and CUDA_DEVICE_ORDER is not PCI_BUS_ID, CUDA may count them in another order: a warning.
+        """
+        said = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = self.devices() if said is None else tuple(self._named(said))
+        if ordinal < len(devices):
+            self._check_order(said)
+            return devices[ordinal]
+        if not self._count():
+            raise self._no_gpu()
+        if said is not None and not devices:
+            raise DeviceError(
+                f"cuda:{ordinal}: CUDA_VISIBLE_DEVICES hides every GPU ({printable(said)!r}); unset it or name a GPU",
+                "absent",
+            )
+        raise DeviceError(f"cuda:{ordinal}: there are {len(devices)} devices; count from 0, `nvidia-smi -L` lists them")
+
+    # --- finding devices ---
+
+    def _count(self) -> int:
+        return self._asked("number of GPUs", self._library.nvmlDeviceGetCount, int)
+
+    def _no_gpu(self) -> DeviceError:
+        return DeviceError("GPU: the NVIDIA driver finds none; check `nvidia-smi -L`", "absent")
+
+    def _gpus(self) -> Iterator["Device"]:
+        for index in range(self._count()):
+            try:
+                yield self._gpu(index)
+            except DeviceError as error:
+                self._warn(f"{error} (left out)")
+
+    def _gpu(self, index: int) -> "Device":
+        count = self._count()
+        if not count:
+            raise self._no_gpu()
+        if not 0 <= index < count:
+            raise DeviceError(f"GPU {index}: there is no such GPU ({count} found); `nvidia-smi -L` lists them")
+        label = f"GPU {index}"
+        handle = _ask(self._library, label, lambda: self._library.nvmlDeviceGetHandleByIndex(index))
+        return self._made(handle, index, label, is_mig=False)
+
+    def _made(self, handle: Any, index: int, label: str, *, is_mig: bool) -> "Device":
+        library = self._library
+        return Device(
+            index=index,
+            uuid=_ask(library, label, lambda: _text(library.nvmlDeviceGetUUID(handle))),
+            name=_ask(library, label, lambda: _text(library.nvmlDeviceGetName(handle))),
+            is_mig=is_mig,
+            _library=library,
+            _handle=handle,
+            _lists_processes=not _BROKEN_PROCESSES[0] <= _version(self.driver_version) < _BROKEN_PROCESSES[1],
+        )
+
+    def _parts(self, gpu: "Device") -> "tuple[Device, ...]":
+        """The MIG instances of a GPU, or the GPU itself where there are none."""
+        library = self._library
+        try:
+            if not library.nvmlDeviceGetMigMode(gpu._handle)[0]:
+                return (gpu,)
+            slots = range(library.nvmlDeviceGetMaxMigDeviceCount(gpu._handle))
+        except library.NVMLError:  # a GPU or a driver without MIG
+            return (gpu,)
+        return tuple(part for slot in slots if (part := self._part(gpu, slot)) is not None) or (gpu,)
+
+    def _part(self, gpu: "Device", slot: int) -> "Device | None":
+        try:
+            handle = self._library.nvmlDeviceGetMigDeviceHandleByIndex(gpu._handle, slot)
+        except self._library.NVMLError:  # an empty slot
+            return None
+        return self._made(handle, gpu.index, f"MIG device {slot} of GPU {gpu.index}", is_mig=True)
+
+    def _by_uuid(self, uuid: str) -> "Device":
+        if uuid.startswith("MIG-"):
+            return self._mig_by_uuid(uuid)
+        found = [gpu for gpu in self._gpus() if uuid and gpu.uuid.startswith(uuid)]
+        if len(found) != 1:
+            what = "several GPUs begin so" if found else "there is no such GPU"
+            raise DeviceError(f"GPU {printable(uuid)!r}: {what}; `nvidia-smi -L` lists their UUIDs")
+        return found[0]
+
+    def _mig_by_uuid(self, uuid: str) -> "Device":
+        library = self._library
+        try:
+            handle = library.nvmlDeviceGetHandleByUUID(uuid)
+            parent = library.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            return self._made(handle, library.nvmlDeviceGetIndex(parent), f"MIG device {uuid}", is_mig=True)
+        except library.NVMLError as error:
+            raise DeviceError(
+                f"MIG device {printable(uuid)!r}: cannot be used ({error}); `nvidia-smi -L` lists their UUIDs"
+            ) from error
+
+    def _named(self, said: str) -> Iterator["Device"]:
+        """The devices CUDA_VISIBLE_DEVICES names; as for CUDA, an entry that names none ends the list."""
+        for entry in said.split(","):
+            word = entry.strip()
+            try:
+                if word.isdecimal():
+                    yield self._parts(self._gpu(int(word)))[0]  # of a split GPU, CUDA uses the first instance
+                elif word.startswith(("GPU-", "MIG-")):
+                    yield self._by_uuid(word)
+                else:
+                    return
+            except DeviceError as error:
+                self._warn(f"CUDA_VISIBLE_DEVICES: {error}")
+                return
+
+    def _check_order(self, said: str | None) -> None:
+        counted = said is None or any(word.strip().isdecimal() for word in said.split(","))
+        if not counted or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+            return
+        if len({gpu.name for gpu in self._gpus()}) > 1:
+            self._warn(
+                "GPUs: they differ, and CUDA counts the fastest first, NVML by bus; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+            )
+
+    # --- asking ---
+
+    def _cuda_version(self) -> str | None:
+        try:
+            number = self._library.nvmlSystemGetCudaDriverVersion()
+        except self._library.NVMLError:
+            return None
+        return f"{number // 1000}.{number % 1000 // 10}"
+
+    def _asked(self, what: str, ask: Callable[[], Any], read: Callable[[Any], T]) -> T:
+        return read(_ask(self._library, f"NVIDIA driver: {what}", ask))
+
+    def _warn(self, text: str) -> None:
+        self._warned[text] = None
+
+
+def _ask(library: Any, label: str, ask: Callable[[], T]) -> T:
+    """What NVML answers; a DeviceError named `label` where it answers with an error."""
+    try:
+        return ask()
+    except library.NVMLError as error:
+        raise _problem(label, error) from error
+
+
+def _problem(label: str, error: Any) -> DeviceError:
+    """What a device's failure means, and what to do."""
+    if error.value in _LOST:
+        return DeviceError(f"{label}: lost, the driver no longer reaches it ({error}); {_CURE_LOST}", "lost")
+    if error.value == NO_PERMISSION:
+        return DeviceError(
+            f"{label}: permission denied; {_CURE_PERMISSION}; where MIG splits the GPU, name an instance by its UUID",
+            "permission",
+        )
+    return DeviceError(f"{label}: cannot be read ({error}); see what `nvidia-smi` says")
+
+
+# --- a device ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU, or a MIG instance of the GPU of that index. Every call asks the driver anew; DeviceError on failure."""
+
+    index: int
+    uuid: str
+    name: str
+    is_mig: bool
+    _library: Any = field(repr=False, compare=False)
+    _handle: Any = field(repr=False, compare=False)
+    _lists_processes: bool = field(default=True, repr=False, compare=False)
+    _warned: dict[str, None] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def label(self) -> str:
+        """What messages call it: "GPU 0"."""
+        return f"GPU {self.index}" + (f" {self.uuid}" if self.is_mig else "")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the answers so far, one line each, in the order met."""
+        return tuple(self._warned)
+
+    def memory(self) -> DeviceMemory:
+        """What is held and free now."""
+        try:
+            return self._own_memory()
+        except self._library.NVMLError as error:
+            if error.value != NOT_SUPPORTED:
+                raise _problem(self.label, error) from error
+        return self._shared_memory()
+
+    def processes(self) -> tuple[ProcessMemory, ...]:
+        """What each process holds, by pid; empty where the driver lists none or does not tell (then with a warning)."""
+        if not self._lists_processes:
+            self._warn("this driver misreports processes (535.43 to 535.85); update it to 535.104.05 or newer")
+            return ()
+        held: dict[int, int | None] = {}
+        for pid, used in (*self._running("Compute"), *self._running("Graphics")):
+            held[pid] = max(held.get(pid) or 0, used or 0) or None  # a pid may be listed as both, with the same size
+        if held and not any(held.values()):
+            self._warn("the driver lists processes without what they hold (Windows, WSL, containers)")
+        return tuple(ProcessMemory(pid, used) for pid, used in sorted(held.items()))
+
+    def sample(self, pid: int | None = None) -> DeviceSample:
+        """Everything at this moment; `pid` is the process whose share is wanted, in the driver's PID namespace."""
+        library = self._library
+        memory = self.memory()
+        process_used, others_used = _shares(self.processes(), pid)
+        used = self._metric("utilisation", lambda: library.nvmlDeviceGetUtilizationRates(self._handle))
+        milliwatts = self._metric("power", lambda: library.nvmlDeviceGetPowerUsage(self._handle))
+        return DeviceSample(
+            memory=memory,
+            process_used=process_used,
+            process_is_estimated=False,
+            others_used=others_used,
+            gpu_utilization=None if used is None else used.gpu / 100,
+            memory_utilization=None if used is None else used.memory / 100,
+            power_w=None if milliwatts is None else milliwatts / 1000,
+            sm_clock_mhz=self._clock("SM clock", library.NVML_CLOCK_SM),
+            memory_clock_mhz=self._clock("memory clock", library.NVML_CLOCK_MEM),
+            temperature_c=self._metric(
+                "temperature", lambda: library.nvmlDeviceGetTemperature(self._handle, library.NVML_TEMPERATURE_GPU)
+            ),
+        )
+
+    # --- parts of it ---
+
+    def _own_memory(self) -> DeviceMemory:
+        library = self._library
+        try:
+            now = library.nvmlDeviceGetMemoryInfo(self._handle, version=library.nvmlMemory_v2)
+        except library.NVMLError as error:
+            if error.value not in (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH):
+                raise
+        else:
+            return DeviceMemory(total=now.total, reserved=now.reserved, used=now.used, free=now.free)
+        now = library.nvmlDeviceGetMemoryInfo(self._handle)
+        self._warn("an old driver (before 510.39) counts its own memory as used; update it")
+        return DeviceMemory(total=now.total, reserved=None, used=now.used, free=now.free)
+
+    def _shared_memory(self) -> DeviceMemory:
+        host = host_memory()
+        if host is None:
+            raise DeviceError(f"{self.label}: does not report its memory, and there is no /proc/meminfo; run on Linux")
+        self._warn("has no memory of its own; totals are the machine's (/proc/meminfo)")
+        return DeviceMemory(host.total, None, host.total - host.available, host.available, is_host=True)
+
+    def _running(self, kind: str) -> Sequence[tuple[int, int | None]]:
+        """(pid, bytes or None) of the processes of a kind; version 2 of the call on drivers before 510.39."""
+        try:
+            return self._running_by(kind, "_v3")
+        except self._library.NVMLError as error:
+            if error.value in _LOST:
+                raise _problem(self.label, error) from error
+            self._warn(f"processes are not shown ({_hidden(error)}); totals are kept")
+        return ()
+
+    def _running_by(self, kind: str, version: str) -> Sequence[tuple[int, int | None]]:
+        library = self._library
+        try:
+            found = getattr(library, f"nvmlDeviceGet{kind}RunningProcesses{version}")(self._handle)
+        except library.NVMLError as error:
+            if error.value == FUNCTION_NOT_FOUND and version == "_v3":
+                return self._running_by(kind, "_v2")
+            if error.value == NOT_SUPPORTED and kind == "Graphics":  # boards without a display, MIG
+                return ()
+            raise
+        return [(each.pid, each.usedGpuMemory) for each in found]
+
+    def _clock(self, what: str, kind: int) -> int | None:
+        return self._metric(what, lambda: int(self._library.nvmlDeviceGetClockInfo(self._handle, kind)))
+
+    def _metric(self, what: str, ask: Callable[[], T]) -> T | None:
+        """A figure one can do without."""
+        try:
+            return ask()
+        except self._library.NVMLError as error:
+            if error.value in _LOST:
+                raise _problem(self.label, error) from error
+            if error.value not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND, NO_PERMISSION):
+                self._warn(f"{what} cannot be read ({error})")
+            return None
+
+    def _warn(self, text: str) -> None:
+        self._warned[f"{self.label}: {text}"] = None
+
+
+def _hidden(error: Any) -> str:
+    return "permission denied" if error.value == NO_PERMISSION else str(error)
+
+
+def _shares(processes: Sequence[ProcessMemory], pid: int | None) -> tuple[int | None, int | None]:
+    """(bytes of `pid`, bytes of all others); None for what the list does not tell."""
+    others = [process.used for process in processes if process.pid != pid]
+    if pid is None:
+        return None, _sum(others) if others else None
+    mine = next((process.used for process in processes if process.pid == pid), None)
+    # A process of ours that is not in the list may be in it under the pid of another namespace.
+    return mine, _sum(others) if mine is not None else None
+
+
+def _sum(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

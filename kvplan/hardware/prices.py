@@ -1,0 +1,78 @@
+"""What a GPU costs: a file of `gpu: dollars per hour`, read strictly. kvplan has no prices of its own."""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplan.core import strict_yaml
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import printable, read_text, shown
+from kvplan.core.strict_yaml import Mark
+from kvplan.hardware.gpu import gpu
+
+MAX_BYTES = 256 * 1024
+CSV_HEADER = ["gpu", "dollars_per_hour"]
+_DOLLARS = r"[0-9]{1,6}(?:\.[0-9]{1,6})?"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Dollars per hour of one GPU, by the GPU's own name, in the file's order."""
+
+    per_hour: dict[str, float]
+    source: str
+
+
+def read(path: Path) -> Prices:
+    """The prices in a YAML file, or a CSV file with the header gpu,dollars_per_hour; a fault is named by its line."""
+    pairs = _csv_pairs(path) if path.suffix.lower() == ".csv" else _yaml_pairs(path)
+    found: dict[str, float] = {}
+    first: dict[str, Mark] = {}
+    for mark, name, text in pairs:
+        with strict_yaml.at(mark):
+            own = gpu(name).name
+        if own in found:
+            raise strict_yaml.wrong(mark, f"{own} has a price in line {first[own].line} already; keep one of them")
+        found[own], first[own] = _dollars(mark, own, text), mark
+    if not found:
+        raise InvalidInputError(f"{shown(path)}: holds no price; write lines such as `a100-80g: 2.50`")
+    return Prices(found, shown(path))
+
+
+def _dollars(mark: Mark, name: str, text: str) -> float:
+    value = float(text) if re.fullmatch(_DOLLARS, text) else 0.0
+    if value <= 0:
+        raise strict_yaml.wrong(
+            mark,
+            f"{name}: its price is no positive number of dollars ({printable(text, 40)!r}); write dollars per GPU and "
+            "hour without a unit: 2.50",
+        )
+    return value
+
+
+def _yaml_pairs(path: Path) -> Iterator[tuple[Mark, str, str]]:
+    table = strict_yaml.read(path)
+    for name, node in table.values.items():
+        mark = table.keys[name]
+        yield mark, name, strict_yaml.text(node, f"the price of {printable(name, 60)}")
+
+
+def _csv_pairs(path: Path) -> Iterator[tuple[Mark, str, str]]:
+    lines = read_text(path, MAX_BYTES).splitlines()
+    rows = csv.reader(lines, strict=True)
+    try:
+        header = next(rows, [])
+        if header != CSV_HEADER:
+            raise strict_yaml.wrong(Mark(shown(path), 1, 1), f"the header is not {','.join(CSV_HEADER)}; write that")
+        for row in rows:
+            mark = Mark(shown(path), rows.line_num, 1)
+            if row and len(row) != len(CSV_HEADER):
+                raise strict_yaml.wrong(
+                    mark, f"has {len(row)} columns, not {len(CSV_HEADER)}; write a name and a price"
+                )
+            if row:
+                yield mark, row[0].strip(), row[1].strip()
+    except csv.Error as error:
+        raise strict_yaml.wrong(Mark(shown(path), rows.line_num, 1), f"is not CSV ({error}); correct it") from None

@@ -1,0 +1,385 @@
+"""Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
+
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import printable, shown
+from kvplan.core.git import checkout
+from kvplan.core.limits import Limits
+from kvplan.core.units import format_size
+from kvplan.measure.run_capacity import CapacityRow, capacity_rows, served
+from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, spec_of
+from kvplan.measure.rundir import Run
+from kvplan.servers.bundled.rules import Prediction, predict
+from kvplan.servers.calibration import Calibration, run_id
+
+RECONCILIATION = "kvplan/reconciliation@1"
+COMPONENTS = (
+    "weights", "buffers", "kv_cache", "activations", "cuda_graphs", "non_torch", "lora", "context", "allocator_slack",
+    "unattributed",
+)  # fmt: skip
+# What each row's two numbers are, on any device.
+SOURCES: dict[str, tuple[str, str]] = {
+    "weights": ("parameters x dtype, by the config", "the engine's tensors"),
+    "buffers": ("rotary tables: positions x dim x 4; fp8 scales: rows x 4", "the engine's tensors"),
+    "kv_cache": ("num_blocks x bytes per block", "the pool's tensors"),
+    "activations": (
+        "what one layer holds at once, or a constant counted on the sampler",
+        "the largest step's tensors at their peak, in the profile run",
+    ),
+    "lora": ("the engine has no adapters", "the engine has no adapters"),
+}
+SMALLEST_SHARE = 0.0005  # that is not shown as 0.0 %
+UNKNOWN = "not predicted without a calibration"
+SOURCES_ON_GPU = {
+    "cuda_graphs": (UNKNOWN, "what capturing took of the device, and the graphs' inputs"),
+    "non_torch": (UNKNOWN, "device memory outside torch and libraries' workspaces, less the context"),
+    "context": (UNKNOWN, "device memory once CUDA is up, less what was held before"),
+    "allocator_slack": (UNKNOWN, "reserved by torch at its peak, less the rows that torch holds"),
+    "unattributed": ("0", "what the device reports less all rows above"),
+}
+SOURCES_ON_CPU = {
+    "cuda_graphs": ("none on a CPU", "none on a CPU"),
+    "non_torch": ("part of the context", "part of the context"),
+    "context": (UNKNOWN, "resident size before the model"),
+    "allocator_slack": ("part of what is unattributed", "part of what is unattributed"),
+    "unattributed": ("0", "the largest resident size less all rows above"),
+}
+
+
+def sources_of(component: str, device: str) -> tuple[str, str]:
+    """(what a row is predicted from, what it is measured by) on "cpu" or "cuda"; empty for the total."""
+    own = SOURCES_ON_CPU if device == "cpu" else SOURCES_ON_GPU
+    return SOURCES.get(component) or own.get(component, ("", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One component in bytes; predicted None where there is no formula and no calibration."""
+
+    component: str
+    predicted: int | None
+    measured: int
+
+    @property
+    def error(self) -> int | None:
+        return None if self.predicted is None else self.predicted - self.measured
+
+    @property
+    def relative(self) -> float | None:
+        """Error over measured; 0 where both are 0, None where only the measured is."""
+        if self.error is None or (self.measured == 0 and self.error):
+            return None
+        return self.error / self.measured if self.measured else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """The comparison of one run.
+
+    reported     most that the device said the run took, beyond what others held before it
+    unreached    of the rows, what was not held at that moment: the profile run's peak is given back, and serving need
+                 not reach it again. The measured rows add up to reported + unreached
+    held_before  bytes of others on the device before the run
+    calibration  the file whose constants stand for rows that have no formula; None: none was used
+    gaps         what could not be compared, and why
+    """
+
+    run: Run
+    model: str
+    device: str
+    rows: tuple[Row, ...]
+    reported: int
+    capacity: tuple[CapacityRow, ...]
+    gaps: tuple[str, ...] = field(default=())
+    unreached: int = 0
+    held_before: int = 0
+    calibration: str | None = None
+
+    @property
+    def total(self) -> Row:
+        """Of the rows that have a prediction, and of no others."""
+        known = [row for row in self.rows if row.predicted is not None]
+        return Row("total", sum(row.predicted or 0 for row in known), sum(row.measured for row in known))
+
+    @property
+    def activation_coefficient(self) -> float:
+        """The measured activation peak over the predicted one; 1 where either is 0."""
+        row = next(row for row in self.rows if row.component == "activations")
+        return row.measured / row.predicted if row.predicted and row.measured else 1.0
+
+    def worst(self) -> tuple[str, float]:
+        """The largest relative error of a row that was predicted, and of the total."""
+        errors = [(row.component, row.relative) for row in (*self.rows, self.total) if row.component != "unattributed"]
+        return max(((name, abs(value)) for name, value in errors if value is not None), key=lambda pair: pair[1])
+
+
+def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliation:
+    """Compare a run with the prediction for exactly its inputs.
+
+    Raises InvalidInputError for a run that ended before its pool was sized, or whose manifest lacks its inputs.
+    """
+    manifest = run.manifest
+    check_objects(run)
+    memory = manifest.get("memory")
+    if memory is None:
+        raise InvalidInputError(
+            f"{shown(run.path)}: the run ended before its memory was measured ({run.cause}); nothing to compare"
+        )
+    check_manifest(run)
+    spec = spec_of(run)
+    inputs = inputs_of(run)
+    measured = measured_bytes(run)
+    known = dict[str, int]()
+    gaps = [*run.notes, *(str(event["text"]) for event in run.events if event.get("event") == "warning")]
+    if calibration is None:
+        predicted = predict(spec, inputs, non_torch=memory["non_torch"])
+        if inputs.num_blocks is None and memory["non_torch"]:
+            gaps.append("num_blocks is predicted with the measured non_torch; a calibration would predict that too")
+    else:
+        known, calibrated = calibrated_bytes(calibration, run)
+        gaps += calibrated
+        # What the engine finds outside torch when it sizes the pool: all three; on a CPU it does not look.
+        outside = known["context"] + known["non_torch"] + measured.held_before
+        predicted = predict(
+            spec, inputs, non_torch=0 if manifest["device"] == "cpu" else outside,
+            activation_coefficient=calibration.activation_coefficient if is_of_model(calibration, run) else 1.0,
+        )  # fmt: skip
+    rows = tuple(Row(name, _predicted(name, predicted, known, run), measured.rows[name]) for name in COMPONENTS)
+    gaps += [*elsewhere(run), *([] if run.status == "complete" else [f"the run {ending(run)}"])]
+    return Reconciliation(
+        run, spec.name, str(manifest["device"]), rows, measured.reported, capacity_rows(run, predicted), tuple(gaps),
+        measured.unreached, measured.held_before, None if calibration is None else calibration.origin,
+    )  # fmt: skip
+
+
+def is_of_model(calibration: Calibration, run: Run) -> bool:
+    """Whether it was measured with the run's model, split over as many ranks."""
+    name, inputs = (run.manifest.get("model") or {}).get("name"), run.manifest.get("inputs") or {}
+    return (calibration.model, calibration.tensor_parallel_size) == (name, inputs.get("tensor_parallel_size", 1))
+
+
+def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int], list[str]]:
+    """(bytes by component as a calibration has them for this run, what there is to say of them).
+
+    Context and workspaces are the machine's. Graphs, what the allocator keeps and how the activation peak differs from
+    its formula are the model's: they stand for a run of the same model on as many ranks, graphs size by size.
+    """
+    same_model = is_of_model(calibration, run)
+    known = {name: calibration.measured[name] for name in ("context", "non_torch")}
+    names = ["context", *([] if run.manifest["device"] == "cpu" else ["non_torch"])]
+    told = [f"{' and '.join(names)}: predicted as {calibration.origin} measured them"]
+    if same_model:
+        told.append(f"activations: the formula, times {calibration.activation_coefficient:.4g} by {calibration.origin}")
+    else:
+        of = calibration.model or "a model it does not name"
+        told.append(
+            f"activations: the formula alone; {calibration.origin} is of {printable(of, 100)}, or of other ranks"
+        )
+    if calibration.run_id is not None and calibration.run_id == run_id(run.manifest):
+        told = [f"{calibration.origin} was measured on this very run: its rows agree whatever they are"]
+    if run.manifest["device"] == "cpu":
+        return known, told
+    left_out = []
+    if same_model:
+        known["allocator_slack"] = calibration.measured["allocator_slack"]
+    else:
+        left_out.append("allocator_slack")
+    sizes = {str(size) for size in run.manifest.get("graph_bytes") or {}}
+    if same_model and sizes == calibration.graph_bytes.keys():
+        known["cuda_graphs"] = calibration.measured["cuda_graphs"]
+    elif same_model and sizes and sizes <= calibration.graph_bytes.keys():
+        shared = calibration.measured["cuda_graphs"] - sum(calibration.graph_bytes.values())  # by graphs of all sizes
+        known["cuda_graphs"] = max(0, shared) + sum(calibration.graph_bytes[size] for size in sizes)
+    elif not (run.manifest.get("engine") or {}).get("enforce_eager"):
+        left_out.append("cuda_graphs")
+    if left_out:
+        why = "for other sizes of a batch" if same_model else f"with {calibration.model or 'a model it does not name'}"
+        told.append(f"{' and '.join(left_out)}: not predicted; {calibration.origin} measured them {why}")
+    return known, told
+
+
+def elsewhere(run: Run) -> list[str]:
+    """A note where the run is of other code than the formulas it is held against."""
+    environment = run.manifest.get("environment") or {}
+    there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[1])
+    if not isinstance(there, str):
+        there, here = environment.get("kvplan"), installed()
+    elif here is None:
+        return [f"measured with kvplan {shortened(there)}, predicted by formulas whose commit is not known"]
+    if not isinstance(there, str) or here is None or there == here:
+        return []
+    return [f"measured with kvplan {shortened(there)}, predicted by the formulas of {shortened(here)}"]
+
+
+def installed() -> str | None:
+    """kvplan's version; None where it runs from a checkout that nobody installed."""
+    try:
+        return version("kvplan")
+    except PackageNotFoundError:
+        return None
+
+
+def shortened(commit: str) -> str:
+    """A version as it is, a commit by its first 12 digits, and whether it was changed."""
+    digits, dash, state = printable(commit, 80).partition("-")
+    return digits[:12] + dash + state
+
+
+def ending(run: Run) -> str:
+    """How a run that is not complete ended: "is partial: interrupted"."""
+    return f"is {run.status}" + ("" if run.cause is None else f": {run.cause}")
+
+
+def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run) -> int | None:
+    match name:
+        case "weights" | "buffers" | "kv_cache" | "activations":
+            return int(getattr(predicted, name))
+        case "lora" | "unattributed":
+            return 0
+        case "cuda_graphs" | "non_torch" if run.manifest["device"] == "cpu":
+            return 0
+        case "cuda_graphs" if (run.manifest.get("engine") or {}).get("enforce_eager"):
+            return 0
+        case "allocator_slack" if run.manifest["device"] == "cpu":
+            return 0
+        case _:
+            return known.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run measured, in bytes: Reconciliation says what the fields mean."""
+
+    rows: dict[str, int]
+    reported: int
+    unreached: int
+    held_before: int = 0
+
+
+def measured_bytes(run: Run) -> Measured:
+    """Bytes by component; `unattributed` closes the sum."""
+    memory = run.manifest["memory"]
+    peaks = {name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name != "baseline"}
+    names = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
+    rows = {name: int(memory.get(name, 0)) for name in names}
+    rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0, "context": 0}
+    reserved = max((stage.get("torch_reserved", 0) for stage in peaks.values()), default=0)
+    # Libraries keep workspaces in torch's pool, and a graph only its tensors; earlier runs say neither.
+    workspaces = int(memory.get("workspaces", 0))
+    graphs = int(memory.get("graph_tensors", rows["cuda_graphs"]))
+    in_torch = sum(rows.values()) - rows["cuda_graphs"] + graphs + workspaces
+    before = unreached = 0
+    if run.manifest["device"] == "cpu":
+        reported = max((stage.get("rss", 0) for stage in peaks.values()), default=0)
+        rows["context"] = peaks.get("context", {}).get("rss", 0)
+        unreached = sum(rows.values()) - reported
+    elif any(sample.get("device_is_host") for sample in run.samples[:1]):
+        # Unified memory: what the device uses is the machine's, so only torch's own account can be compared.
+        reported = reserved
+        rows["cuda_graphs"], rows["non_torch"] = graphs, workspaces
+        rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
+    else:
+        before = peaks.get("before", {}).get("device_used", 0)
+        reported = max((stage.get("device_used", 0) for stage in peaks.values()), default=0) - before
+        context = peaks.get("context", {})
+        rows["context"] = max(0, context.get("device_used", 0) - before - context.get("torch_reserved", 0))
+        rows["non_torch"] = max(0, int(memory["non_torch"]) - before - rows["context"])
+        rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
+    unreached = min(max(0, unreached), rows["activations"])
+    rows["unattributed"] = reported + unreached - sum(rows.values())
+    return Measured(rows, reported, unreached, before)
+
+
+def peaks_of(run: Run) -> dict[str, dict[str, int]]:
+    """Largest figures by stage, of a run whose manifest was not finished: from its samples, and from what torch counted
+    by itself, which stands with the event that ended the stage."""
+    peaks: dict[str, dict[str, int]] = {}
+    found = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
+    for event in run.events:
+        ended = event.get("peaks")
+        found += [(str(name), each) for name, each in (ended if isinstance(ended, dict) else {}).items()]
+    for name, figures in found:
+        stage = peaks.setdefault(name, {})
+        for key in ("rss", "torch_allocated", "torch_reserved", "torch_peak", "device_used", "process_used"):
+            if isinstance(figures, dict) and is_size(figures.get(key)):
+                stage[key] = max(figures[key], stage.get(key, 0))
+    return peaks
+
+
+# --- as data ----------------------------------------------------------------------------------------------------------
+
+
+def document(result: Reconciliation) -> dict[str, Any]:
+    """The comparison as JSON values (kvplan/reconciliation@1); rows in integer bytes."""
+    return {
+        "schema": RECONCILIATION,
+        "run": str(result.run.path),
+        "model": result.model,
+        "device": result.device,
+        "status": result.run.status,
+        "reported": result.reported,
+        "unreached": result.unreached,
+        "held_before": result.held_before,
+        "rows": [_row(row) for row in result.rows],
+        "tensor_parallel_size": inputs_of(result.run).tensor_parallel_size,
+        "rank": 0,
+        "total": {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]},
+        "capacity": [
+            {"name": row.name, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
+            for row in result.capacity
+        ],
+        "served": [asdict(one) for one in served(result.run)],
+        "gaps": list(result.gaps),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "component": row.component,
+        "predicted": row.predicted,
+        "measured": row.measured,
+        "error": row.error,
+        "relative": row.relative,
+    }
+
+
+def compared(result: Reconciliation) -> list[Row]:
+    """The rows with two numbers to hold against each other, and their total; what is unattributed has no prediction."""
+    return [
+        row for row in (*result.rows, result.total) if row.predicted is not None and row.component != "unattributed"
+    ]
+
+
+def exceeds(result: Reconciliation, limits: Limits) -> list[str]:
+    """The rows, and their total, that are off by more than their limit, as `name +3.2%`."""
+    over = []
+    for row in compared(result):
+        limit = limits.of(row.component)
+        if limit is None or (row.relative is not None and abs(row.relative) <= limit):
+            continue
+        over.append(f"{row.component} {told_error(row)}")
+    return over
+
+
+def sums(result: Reconciliation) -> list[str]:
+    """What the total is of, and what the rows add up to, in sentences."""
+    left_out = [row.component for row in result.rows if row.predicted is None]
+    told = [f"The total is of the rows that have a prediction: without {', '.join(left_out)}."] if left_out else []
+    reported = format_size(result.reported)
+    if result.held_before:
+        reported += f" beyond the {format_size(result.held_before)} held before the run"
+    if result.unreached:
+        peak = f"{format_size(result.unreached)} of activations that serving did not reach again"
+        return [*told, f"The rows add up to what the device reports, {reported}, and {peak}."]
+    return [*told, f"The rows add up to what the device reports: {reported}."]
+
+
+def told_error(row: Row) -> str:
+    """How far off a row is: a share, or bytes where the share would read as none."""
+    if row.relative is None:
+        return f"{row.predicted:,} B, measured none"
+    return f"{row.relative:+.1%}" if abs(row.relative) >= SMALLEST_SHARE else f"{row.error:+,} B"

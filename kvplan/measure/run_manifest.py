@@ -1,0 +1,109 @@
+"""What a run's manifest must hold to be compared with a plan: the model that ran, its inputs, and sizes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import shown
+from kvplan.measure.rundir import Run
+from kvplan.models import catalog, hf_config
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.bundled.rules import DTYPE_BYTES, EngineInputs
+
+SIZES = ("weights", "buffers", "activations", "kv_cache", "cuda_graphs", "non_torch", "num_blocks", "block_bytes")
+LATER_SIZES = ("workspaces", "graph_tensors")  # that runs of earlier versions do not have
+
+
+def check_objects(run: Run) -> None:
+    """Refuse a run.json whose parts are of kinds that no run writes, however far the run came."""
+    for name in ("environment", "engine", "workload"):
+        if not isinstance(run.manifest.get(name), dict | None):
+            raise InvalidInputError(f"{shown(run.path)}: run.json: {name} must be an object; the file is damaged")
+    if not isinstance(run.manifest.get("cause"), str | None):
+        raise InvalidInputError(f"{shown(run.path)}: run.json: cause must be text; the file is damaged")
+
+
+def check_manifest(run: Run) -> None:
+    """Refuse a run.json whose values are not what a run writes; the error names the first."""
+    manifest = run.manifest
+    model, memory, inputs = (manifest.get(name) for name in ("model", "memory", "inputs"))
+
+    def need(ok: bool, name: str, what: str) -> None:
+        if not ok:
+            raise InvalidInputError(f"{shown(run.path)}: run.json: {name} must be {what}; the file is damaged")
+
+    need(isinstance(model, dict) and isinstance(model.get("name"), str), "model.name", "a name")
+    need(manifest.get("device") in ("cpu", "cuda"), "device", "cpu or cuda")
+    need(isinstance(memory, dict), "memory", "an object")
+    for name in SIZES:
+        need(is_size((memory or {}).get(name)), f"memory.{name}", "a whole number")
+    for name in LATER_SIZES:
+        need(is_size((memory or {}).get(name, 0)), f"memory.{name}", "a whole number")
+    need((memory or {}).get("block_bytes") != 0, "memory.block_bytes", "above 0")
+    need(isinstance(inputs, dict), "inputs", "an object")
+    for name, value in (inputs or {}).items():
+        match name:
+            case "dtype":
+                need(value in DTYPE_BYTES, "inputs.dtype", f"one of {', '.join(DTYPE_BYTES)}")
+            case "kv_cache_dtype":
+                need(value in (*DTYPE_BYTES, "fp8", "fp8_e4m3"), "inputs.kv_cache_dtype", "a dtype of the engine")
+            case "backend":
+                need(value in ("torch", "triton"), "inputs.backend", "torch or triton")
+            case "gpu_memory_utilization":
+                need(isinstance(value, float | int) and 0 < value <= 1, f"inputs.{name}", "above 0 and at most 1")
+            case "num_blocks" | "max_blocks":
+                need(value is None or (is_size(value) and value > 0), f"inputs.{name}", "null or at least 1")
+            case _:
+                need(is_size(value) and value > 0, f"inputs.{name}", "a whole number of at least 1")
+    graphs = manifest.get("graph_bytes") or {}
+    need(isinstance(graphs, dict) and all(map(is_size, graphs.values())), "graph_bytes", "whole numbers by size")
+    groups, peaks = manifest.get("groups", 1), manifest.get("peaks") or {}
+    need(is_size(groups) and groups > 0, "groups", "a whole number of at least 1")
+    is_flat = isinstance(peaks, dict) and all(
+        isinstance(stage, dict) and all(is_size(value) for value in stage.values()) for stage in peaks.values()
+    )
+    need(is_flat, "peaks", "whole numbers by stage")
+    for name in ("results", "results.baseline"):
+        _check_results(_inside(manifest, name), name, need)
+
+
+def _check_results(results: Any, name: str, need: Callable[[bool, str, str], None]) -> None:
+    if results is None:
+        return
+    need(isinstance(results, dict), name, "an object")
+    for part in ("densest", "stats"):
+        figures = results.get(part) or {}
+        is_numeric = isinstance(figures, dict) and all(is_number(value) for value in figures.values())
+        need(is_numeric, f"{name}.{part}", "numbers by name")
+    for figure in ("most_running", "output_tokens_per_s", "seconds", "num_finished", "num_failed"):
+        need(figure not in results or is_number(results[figure]), f"{name}.{figure}", "a number")
+
+
+def _inside(values: Any, path: str) -> Any:
+    for key in path.split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def spec_of(run: Run) -> ModelSpec:
+    """The model of a run, from the facts its manifest carries; a laptop needs nothing else."""
+    model = run.manifest.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
+        raise InvalidInputError(f"{shown(run.path)}: run.json does not say which model ran; the file is damaged")
+    return hf_config.read_config(catalog.expand(model["config"]), f"{shown(run.path)}: model", str(model["name"]))
+
+
+def inputs_of(run: Run) -> EngineInputs:
+    inputs = run.manifest.get("inputs")
+    try:
+        return EngineInputs(**inputs)  # type: ignore[arg-type] # a TypeError is caught
+    except TypeError as error:
+        raise InvalidInputError(f"{shown(run.path)}: run.json: inputs cannot be read ({error})") from error

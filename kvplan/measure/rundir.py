@@ -1,0 +1,339 @@
+"""The directory a profile leaves behind: written so that a kill at any moment leaves a readable run.
+
+    run.json       the manifest (kvplan/run@1), replaced atomically: status, inputs, environment, results
+    samples.jsonl  one line per sample, appended and flushed; every second it is made to reach the disk
+    events.jsonl   one line per event (stage begun, warning, failure), likewise
+
+Times are seconds of a monotonic clock since the run began.
+"""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TextIO, cast
+
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, shown
+
+RUN = "kvplan/run@1"
+Status = Literal["running", "complete", "partial", "failed"]
+MANIFEST, SAMPLES, EVENTS = "run.json", "samples.jsonl", "events.jsonl"
+MAX_LINES = 10_000_000
+MAX_LINES_BYTES = 512 * MIB  # of samples or events; an hour of a hundred samples a second has 220 MiB
+MAX_LINE_BYTES = MIB
+SYNC_S = 1.0  # what a power cut may cost
+# What the engine says of itself in a sample, by the names of engine.engine.Stats.
+ENGINE_FIGURES = (
+    "kv_cache_usage_perc", "num_used_blocks", "num_cached_blocks", "num_kv_tokens", "num_filled_slots",
+    "num_requests_running", "num_requests_waiting", "num_preemptions", "num_cached_tokens", "prefix_cache_queries",
+    "prefix_cache_hits", "num_steps", "prompt_tokens", "generation_tokens", "busy_s",
+)  # fmt: skip
+
+
+class RunWriter:
+    """Creates a run directory and writes into it; one that exists is never touched."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Raises UsageError when the directory exists (and by whom it is in use) or cannot be written."""
+        self.path = path
+        made = _new_directories(path)
+        self.manifest: dict[str, Any] = {
+            "schema": RUN,
+            "status": "running",
+            "cause": None,
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "pid_started": _started(os.getpid()),
+            "started_utc": utc_now(),
+            "finished_utc": None,
+            **manifest,
+        }
+        self._samples, self._events = self._begin(made)
+        self._synced_at = time.monotonic()
+
+    def update(self, **entries: Any) -> None:
+        """Set entries of the manifest and replace it."""
+        self.manifest |= entries
+        self._write_manifest()
+
+    def sample(self, values: Mapping[str, Any]) -> None:
+        self._append(self._samples, values)
+
+    def event(self, at_s: float, kind: str, **values: Any) -> None:
+        self._append(self._events, {"t": round(at_s, 6), "event": kind, **values})
+
+    def finish(self, status: Status, cause: str | None = None) -> None:
+        self.update(status=status, cause=cause, finished_utc=utc_now())
+        for file in (self._samples, self._events):
+            with suppress(OSError):  # a line that the disk did not take; that was said when it happened
+                file.close()
+
+    def _begin(self, made: list[Path]) -> tuple[TextIO, TextIO]:
+        """Write the first manifest and open the other files; where that fails, nothing is left behind."""
+        files: list[TextIO] = []
+        try:
+            self._replace_manifest()
+            for name in (SAMPLES, EVENTS):
+                files.append((self.path / name).open("a", encoding="utf-8"))
+        except OSError as error:
+            for file in files:
+                file.close()
+            for name in (MANIFEST, SAMPLES, EVENTS):
+                (self.path / name).unlink(missing_ok=True)
+            _remove(made)
+            raise _unwritable(self.path, error) from error
+        return files[0], files[1]
+
+    def _append(self, file: TextIO, values: Mapping[str, Any]) -> None:
+        try:
+            file.write(json.dumps(values, allow_nan=False) + "\n")
+            file.flush()
+            if time.monotonic() - self._synced_at >= SYNC_S:
+                self._synced_at = time.monotonic()
+                for each in (self._samples, self._events):
+                    os.fsync(each.fileno())
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{shown(Path(file.name))}: cannot be written ({error.strerror}); what was measured so far is kept"
+            ) from error
+
+    def _write_manifest(self) -> None:
+        try:
+            self._replace_manifest()
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{shown(self.path / MANIFEST)}: cannot be written ({error.strerror}); what was measured so far is kept"
+            ) from error
+
+    def _replace_manifest(self) -> None:
+        part = self.path / f".{MANIFEST}.part"
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                json.dump(self.manifest, file, indent=2, allow_nan=False)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path / MANIFEST)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+def refuse_run_files(path: str, flag: str) -> None:
+    """Refuse to write over what a run consists of."""
+    target = Path(path)
+    if target.name in (MANIFEST, SAMPLES, EVENTS) and os.path.exists(target.parent / MANIFEST):  # noqa: PTH110 -- no error
+        raise UsageError(f"{flag} {shown(target)}: is part of a run; name another file")
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _new_directories(path: Path) -> list[Path]:
+    """Make the directory and those above it that are missing; returns them, the innermost first."""
+    made: list[Path] = []
+    try:
+        if path.exists() or path.is_symlink():
+            _refuse_existing(path)
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        for each in reversed(missing):
+            each.mkdir(exist_ok=each != path)  # another run may have made what is above
+            made.insert(0, each)
+    except (OSError, ValueError) as error:
+        _remove(made)
+        if isinstance(error, FileExistsError):  # since we looked
+            _refuse_existing(path)
+        raise _unwritable(path, error) from error
+    return made
+
+
+def _remove(directories: Sequence[Path]) -> None:
+    """Take back directories that nothing was put in."""
+    for path in directories:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _unwritable(path: Path, error: OSError | ValueError) -> UsageError:
+    """The error for a place where no run can be begun: another one is needed, whatever is wrong with it."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return UsageError(f"{shown(path)}: cannot be written ({reason}); choose another directory")
+
+
+def _refuse_existing(path: Path) -> NoReturn:
+    owner = _running_pid(path)
+    if owner is not None:
+        raise UsageError(f"{shown(path)}: is in use by the profile with pid {owner}; choose another directory")
+    raise UsageError(f"{shown(path)}: exists, and runs are never overwritten; choose another directory")
+
+
+def _running_pid(path: Path) -> int | None:
+    """The process that still writes this run, if it does: one of that number on this machine, started when it was."""
+    try:
+        manifest = load_json(path / MANIFEST)
+        pid = manifest["pid"] if manifest["status"] == "running" else None
+        is_here = manifest.get("host") in (None, platform.node())
+        started = manifest.get("pid_started")
+    except (KvplanError, KeyError):
+        return None
+    if not isinstance(pid, int) or not is_here or not _is_alive(pid):
+        return None
+    return pid if started is None or started == _started(pid) else None
+
+
+def _started(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did; None where /proc does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # field 22; the name before may hold anything
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as it lies on disk.
+
+    manifest   as written; where it ends before `results`, those are what the samples say (see served_by_samples)
+    recovered  the manifest says it is running, and the process is gone: status is then "partial"
+    notes      what was odd in the files, for the user
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    status: Status
+    cause: str | None
+    samples: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    recovered: bool = False
+    notes: tuple[str, ...] = field(default=())
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory, also one whose writer was killed or still runs."""
+    if not os.path.isdir(path):  # noqa: PTH112 -- False also for a name that is too long
+        raise InvalidInputError(f"{shown(path)}: is no run directory; name one that `kvplan profile -o` wrote")
+    manifest = load_json(path / MANIFEST)
+    if manifest.get("schema") != RUN:
+        raise InvalidInputError(f"{shown(path / MANIFEST)}: schema is {manifest.get('schema')!r:.40}, not {RUN}")
+    notes: list[str] = []
+    samples, events = (_read_lines(path / name, notes) for name in (SAMPLES, EVENTS))
+    status, cause = manifest.get("status"), manifest.get("cause")
+    if status not in ("running", "complete", "partial", "failed"):
+        raise InvalidInputError(f"{shown(path / MANIFEST)}: status is {status!r:.40}; the file is damaged")
+    recovered = status == "running" and _running_pid(path) is None
+    if recovered:
+        status, cause = "partial", "the process ended without a word (killed, the disk was full, or power was cut)"
+        notes.append("recovered: the process that wrote it is gone")
+    if status != "complete":
+        results = _results(manifest.get("results"), samples, events)
+        if results != manifest.get("results"):
+            manifest["results"] = results
+            notes.append("what it served is put together from its samples")
+    return Run(path, manifest, cast(Status, status), cause, samples, events, recovered, tuple(notes))
+
+
+def _results(results: Any, samples: list[dict[str, Any]], events: list[dict[str, Any]]) -> Any:
+    """The manifest's results, with what it lacks of the run's own serving, and of a baseline's, from the samples."""
+    own = [sample for sample in samples if sample.get("stage") != "baseline"]
+    if results is None:
+        return served_by_samples(own)
+    begun = next((event for event in events if event.get("stage") == "baseline" and "allocator" in event), None)
+    if begun is None or not isinstance(results, dict) or "baseline" in results:
+        return results
+    other = served_by_samples([sample for sample in samples if sample.get("stage") == "baseline"])
+    return results if other is None else {**results, "baseline": {"allocator": begun["allocator"], **other}}
+
+
+def served_by_samples(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What an engine is known to have served by its last sample; None where no sample has its figures.
+
+    Each is a lower bound: more may have run between two samples, and after the last one. How many requests had ended
+    no sample says.
+    """
+    timed = [sample for sample in samples if _is_finite(sample.get("t"))]
+    engine = [sample for sample in timed if all(_is_finite(sample.get(name)) for name in _NEEDED)]
+    if not engine or not engine[-1]["num_steps"]:
+        return None
+    # It began to serve between its first figures and the sample before them.
+    begin = max((sample["t"] for sample in timed if sample["t"] < engine[0]["t"]), default=engine[0]["t"])
+    seconds = max(0.0, engine[-1]["t"] - begin)
+    is_counted = all(_is_finite(sample.get("num_filled_slots")) for sample in engine)
+    densest = max(engine, key=lambda sample: float(sample["num_filled_slots" if is_counted else "num_kv_tokens"]))
+    return {
+        "is_partial": True,
+        "seconds": seconds,
+        "most_running": max(sample["num_requests_running"] for sample in engine),
+        "densest": _engine_figures(densest),
+        "output_tokens_per_s": engine[-1]["generation_tokens"] / seconds if seconds else 0.0,
+        "stats": _engine_figures(engine[-1]),
+    }
+
+
+_NEEDED = ("num_steps", "num_requests_running", "num_kv_tokens", "generation_tokens")
+
+
+def _engine_figures(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: sample[name] for name in ENGINE_FIGURES if _is_finite(sample.get(name))}
+
+
+def _is_finite(value: object) -> bool:
+    """Whether it is a number that a run may have written; a whole number of hundreds of digits is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -(2.0**63) <= value <= 2.0**63
+
+
+def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """The complete lines of a file; a last one cut short by a kill is left out, with a note."""
+    if not path.exists():
+        notes.append(f"{path.name} is missing")
+        return []
+    lines: list[dict[str, Any]] = []
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_LINES_BYTES:
+            raise InvalidInputError(
+                f"{shown(path)}: too large ({size:,} bytes, at most {MAX_LINES_BYTES:,}); this is no run of kvplan"
+            )
+        try:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
+                if number > MAX_LINES:
+                    raise InvalidInputError(
+                        f"{shown(path)}: has more than {MAX_LINES:,} lines; this is no run of kvplan"
+                    )
+                value = _parsed(line.decode("utf-8", errors="replace"))
+                if isinstance(value, dict):
+                    lines.append(value)
+                elif line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                    raise InvalidInputError(f"{shown(path)}: line {number} is not a JSON object; the file is damaged")
+                else:
+                    notes.append(f"the last line of {path.name} is cut off; it is left out")
+        except OSError as error:
+            raise os_problem(path, error) from error
+    return lines
+
+
+def _parsed(line: str) -> Any:
+    """The line's JSON value; None for what is none, or is nested beyond what any run writes."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return None if line.count("[") + line.count("{") > MAX_DEPTH and is_deeper_than(value, MAX_DEPTH) else value

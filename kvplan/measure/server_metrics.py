@@ -1,0 +1,494 @@
+"""A server's own numbers from its /metrics page, over HTTP or from a file: what it holds now, and how it was set up.
+
+The page is read with bounds (time as a whole, bytes, redirects), and one that cannot be had is a MetricsError.
+"""
+
+import http.client
+import math
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import printable, read_text
+
+MAX_PAGE_BYTES = 10 * 10**6
+MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
+MAX_LINE_CHARS = 1 << 16
+MAX_COUNT = 10**15  # of tokens, blocks or requests; what says more is no count
+MAX_REDIRECTS = 3
+DEADLINE_S = 5.0
+
+Kind = Literal["vllm", "sglang"]
+# Field of ServerStats -> the metric's names, the newest first.
+_VLLM: dict[str, tuple[str, ...]] = {
+    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    "prompt_tokens": ("vllm:prompt_tokens_total",),
+    "generation_tokens": ("vllm:generation_tokens_total",),
+}
+_SGLANG: dict[str, tuple[str, ...]] = {
+    "kv_usage": ("sglang:token_usage",),
+    "running": ("sglang:num_running_reqs",),
+    "waiting": ("sglang:num_queue_reqs",),
+    "hit_rate": ("sglang:cache_hit_rate",),
+    # Counted when their request ends, so that a rate comes in jumps; a page with _REALTIME says more.
+    "prompt_tokens": ("sglang:prompt_tokens_total",),
+    "generation_tokens": ("sglang:generation_tokens_total",),
+}
+_SHARES = ("kv_usage", "hit_rate")
+# Counted as they are computed, by the label `mode`; decode lacks the first token of each request, which prefill gives.
+_REALTIME = "sglang:realtime_tokens_total"
+_MODES = {"prompt_tokens": ("prefill_compute", "prefill_cache"), "generation_tokens": ("decode",)}
+_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one replica: where several say a figure, it is the same tokens
+_START = "process_start_time_seconds"
+_CACHE_CONFIG = "vllm:cache_config_info"
+# Label of it -> the engine argument it stands for, or the fact of a log (kvplan/measure/serverlog/log.py).
+_FLAGS = {
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "cache_dtype": "kv_cache_dtype",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+    "num_gpu_blocks_override": "num_gpu_blocks_override",
+    "mamba_ssm_cache_dtype": "mamba_ssm_cache_dtype",
+}
+_FACTS = {
+    "num_gpu_blocks": "num_blocks",
+    "kv_cache_size_tokens": "kv_tokens",
+    "kv_cache_max_concurrency": "max_concurrency",
+}
+# SGLang's constants -> the same; sizes are GiB.
+_SGLANG_FACTS = {
+    "sglang:max_total_num_tokens": "kv_tokens",
+    "sglang:weight_memory_usage_gb": "weights",
+    "sglang:kv_cache_memory_usage_gb": "available_kv",
+    "sglang:graph_memory_usage_gb": "cuda_graphs",
+    "sglang:context_len": "context",
+}
+_SGLANG_FLAGS = {"sglang:page_size": "page_size"}
+_WANTED = (
+    _CACHE_CONFIG,
+    _REALTIME,
+    _START,
+    *_SGLANG_FACTS,
+    *_SGLANG_FLAGS,
+    *(name for table in (_VLLM, _SGLANG) for names in table.values() for name in names),
+)
+
+
+class MetricsError(Exception):
+    """A /metrics page that cannot be had or read, and why; `answered`: whether anything came back."""
+
+    def __init__(self, reason: str, *, answered: bool = True) -> None:
+        super().__init__(reason)
+        self.answered = answered
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """What a server says of itself, over all its engines; None where it does not.
+
+    kv_usage        share of the KV cache in use, of the fullest engine
+    running, waiting, preemptions, prefix_hits, prefix_queries   sums; the prefix figures are tokens since its start
+    hit_rate        share of prompt tokens found in the prefix cache
+    num_blocks, block_size, kv_tokens   of one engine's KV cache: blocks, tokens of a block, tokens
+    prompt_tokens, generation_tokens    sums since its start, prompt tokens found in the prefix cache included
+    started_s       Unix time of that start, where the page tells it
+    left_out        (metric, why) of each figure that cannot be, such as a share above 1
+    """
+
+    kind: Kind
+    kv_usage: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+    preemptions: int | None = None
+    prefix_hits: int | None = None
+    prefix_queries: int | None = None
+    hit_rate: float | None = None
+    num_blocks: int | None = None
+    block_size: int | None = None
+    kv_tokens: int | None = None
+    cache_dtype: str | None = None
+    prompt_tokens: int | None = None
+    generation_tokens: int | None = None
+    started_s: float | None = None
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+def server_stats(page: str) -> ServerStats:
+    """The figures of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
+    samples = _samples(page)
+    match _kind(samples):
+        case "vllm":
+            return _vllm_stats(samples)
+        case "sglang":
+            return _sglang_stats(samples)
+
+
+def _kind(samples: "Samples") -> Kind:
+    """Whose page it is: vLLM's where a metric is its."""
+    if any(name.startswith("vllm:") for name, _, _ in samples):
+        return "vllm"
+    if any(name.startswith("sglang:") for name, _, _ in samples):
+        return "sglang"
+    raise MetricsError(_NONE_ON_IT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSetup:
+    """How a server was set up, as its page says.
+
+    flags  engine arguments by name; model: the name it serves under, which need not be the model's id
+    facts  figures of one engine, under the names of kvplan/measure/serverlog/log.py: of several, of the one with fewest blocks
+    num_engines  replicas on the page, each with a pool of its own
+    """
+
+    kind: Kind
+    flags: dict[str, str]
+    facts: dict[str, str]
+    num_engines: int = 1
+
+
+def server_setup(page: str) -> ServerSetup:
+    """The constants of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
+    samples = _samples(page)
+    name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
+    model = {} if name is None else {"model": name[:300]}
+    if _kind(samples) == "vllm":
+        configs = [labels for metric, labels, _ in samples if metric == _CACHE_CONFIG]
+        engines = {labels.get("engine", ""): labels for labels in configs}
+        labels = min(engines.values(), key=lambda one: _number(one, "num_gpu_blocks") or math.inf, default={})
+        said = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
+        flags = {flag: said[label] for label, flag in _FLAGS.items() if label in said}
+        if said.get("user_specified_block_size") == "True" and "block_size" in said:
+            flags["block_size"] = said["block_size"]
+        facts = {fact: said[label] for label, fact in _FACTS.items() if _is_figure(fact, said.get(label, ""))}
+        return ServerSetup("vllm", model | flags, facts, max(1, len(engines)))
+    first = {metric: f"{value:.12g}" for metric, _, value in reversed(samples) if math.isfinite(value)}
+    found = {fact: first[metric] for metric, fact in _SGLANG_FACTS.items() if metric in first}
+    flags = {flag: first[metric] for metric, flag in _SGLANG_FLAGS.items() if first.get(metric, "").isdigit()}
+    return ServerSetup("sglang", model | flags, {fact: text for fact, text in found.items() if _is_figure(fact, text)})
+
+
+COUNTS = ("num_blocks", "kv_tokens", "context")
+
+
+def _is_figure(fact: str, text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,15}" if fact in COUNTS else _FIGURE, text) is not None
+
+
+_FIGURE = r"[0-9]{1,15}(?:\.[0-9]{1,12})?"
+_NONE_ON_IT = "no vllm: or sglang: metrics on it"
+
+Samples = Sequence[tuple[str, dict[str, str], float]]  # (name, labels, value)
+
+
+def _samples(page: str) -> Samples:
+    """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
+    from prometheus_client.parser import text_fd_to_metric_families
+
+    lines = [line for line in page.splitlines() if line.startswith(_WANTED)]
+    if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
+        raise MetricsError("not a server's page, its lines are too many or too long")
+    try:
+        file: Any = _until(time.monotonic() + DEADLINE_S, lines)  # of a file the parser wants its lines only
+        families = list(text_fd_to_metric_families(file))
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        raise MetricsError(f"not in Prometheus' text format ({printable(str(error), 60)})") from error
+    return [(sample.name, sample.labels, _float(sample.value)) for family in families for sample in family.samples]
+
+
+def _until(deadline: float, lines: Iterable[str]) -> Iterator[str]:
+    """The lines, as long as reading them keeps to the deadline: labels full of escapes take milliseconds each."""
+    for line in lines:
+        if time.monotonic() > deadline:
+            raise MetricsError(f"not read within {DEADLINE_S:g} s, its labels are too long")
+        yield line + "\n"
+
+
+def _float(value: float) -> float:
+    """A value as a float: the parser gives whole numbers as such, however long."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _vllm_stats(samples: Samples) -> ServerStats:
+    figures, left_out = _figures(_values(samples, _VLLM))
+    hits, queries = figures.get("prefix_hits"), figures.get("prefix_queries")
+    if hits is not None and queries is not None and hits > queries:
+        left_out.append((_VLLM["prefix_hits"][0], f"{hits:,} of {queries:,} is no share"))
+        del figures["prefix_hits"]
+        hits = None
+    config = next((labels for name, labels, _ in samples if name == _CACHE_CONFIG), {})
+    num_blocks, block_size = _number(config, "num_gpu_blocks"), _number(config, "block_size")
+    counted = None if num_blocks is None or block_size is None else num_blocks * block_size
+    kv_tokens = _number(config, "kv_cache_size_tokens") or counted
+    if kv_tokens is not None and kv_tokens > MAX_COUNT:
+        left_out.append((_CACHE_CONFIG, f"{kv_tokens:.3g} tokens is no count"))
+        kv_tokens = None
+    return ServerStats(
+        "vllm",
+        **figures,
+        hit_rate=hits / queries if hits is not None and queries else None,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        kv_tokens=kv_tokens,
+        cache_dtype=printable(config["cache_dtype"], 40) if "cache_dtype" in config else None,
+        started_s=_started(samples),
+        left_out=tuple(left_out),
+    )
+
+
+def _sglang_stats(samples: Samples) -> ServerStats:
+    given = _values(samples, _SGLANG)
+    if any(name == _REALTIME for name, _, _ in samples):
+        given |= {figure: (_REALTIME, _realtime(samples, modes)) for figure, modes in _MODES.items()}
+    figures, left_out = _figures(given)
+    return ServerStats("sglang", **figures, started_s=_started(samples), left_out=tuple(left_out))
+
+
+def _realtime(samples: Samples, modes: tuple[str, ...]) -> list[float]:
+    """Tokens of these modes, of each replica once; a mode is on the page from its first token on, so none is 0."""
+    found: dict[tuple[tuple[str, str], ...], float] = {}
+    for name, labels, value in samples:
+        if name == _REALTIME and labels.get("mode") in modes:
+            replica = tuple(sorted((label, text) for label, text in labels.items() if label not in _RANKS))
+            found[replica] = max(found.get(replica, value), value)
+    return list(found.values()) or [0.0]
+
+
+def _started(samples: Samples) -> float | None:
+    return next((value for name, _, value in samples if name == _START and math.isfinite(value)), None)
+
+
+Given = dict[str, tuple[str, list[float]]]  # field -> (metric, its values)
+
+
+def _values(samples: Samples, table: dict[str, tuple[str, ...]]) -> Given:
+    """Of every field that a sample gives: the newest metric that does, and its values."""
+    found: Given = {}
+    for figure, names in table.items():
+        for wanted in names:
+            values = [value for name, _, value in samples if name == wanted]
+            if values:
+                found[figure] = wanted, values
+                break
+    return found
+
+
+def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Every field: shares are those of the fullest engine, counts are summed. And (metric, why) where it cannot be."""
+    found: dict[str, Any] = {}
+    left_out = []
+    for figure, (metric, values) in given.items():
+        kind, most = ("share", 1) if figure in _SHARES else ("count", MAX_COUNT)
+        checked = values if kind == "share" else [*values, sum(values)]
+        wrong = next((value for value in checked if not 0 <= value <= most), None)  # so it is for nan
+        if wrong is not None:
+            left_out.append((metric, f"{wrong:g} is no {kind}"))
+        else:
+            found[figure] = max(0.0, *values) if kind == "share" else round(sum(values))
+    return found, left_out
+
+
+def _number(labels: dict[str, str], name: str) -> int | None:
+    text = labels.get(name, "")
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
+
+
+class MetricsPage:
+    """A server's /metrics page by its URL. `read` takes no longer than the deadline, whatever the server does."""
+
+    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
+        self._url = checked_url(url)
+        self._deadline_s = deadline_s
+        self._fetch: _Fetch | None = None
+        _require_parser()
+
+    def read(self) -> ServerStats:
+        """The server's figures now; MetricsError where they cannot be had."""
+        return server_stats(self.text())
+
+    def text(self) -> str:
+        """The page as it is now; MetricsError where it cannot be had."""
+        if self._fetch is not None and self._fetch.is_alive():  # a name server that does not answer cannot be hurried
+            raise MetricsError("the last request is still waiting", answered=False)
+        self._fetch = fetch = _Fetch(self._url, self._deadline_s)
+        fetch.start()
+        fetch.join(self._deadline_s)
+        if fetch.is_alive():
+            answered = fetch.answered  # before it is cut off, which looks like an answer's end
+            fetch.abort()
+            raise MetricsError(f"no whole answer in {self._deadline_s:g} s", answered=answered)
+        return fetch.page()
+
+
+def page_text(source: str) -> str:
+    """The page at an http or https URL, or in a file.
+
+    Raises UsageError for another kind of URL, EnvironmentProblem where the server does not answer with a page,
+    InvalidInputError for a file that is none.
+    """
+    if "://" not in source and not source.lower().startswith(("file:", "http:", "https:", "data:", "ftp:")):
+        _require_parser()
+        return read_text(Path(source), MAX_PAGE_BYTES)
+    page = MetricsPage(source)
+    try:
+        return page.text()
+    except MetricsError as error:
+        raise EnvironmentProblem(f"--metrics {shown_url(source)}: {error}; check the server") from error
+
+
+def shown_url(text: str) -> str:
+    """A URL without its query, which may hold a token."""
+    return printable(text.partition("?")[0], 200)
+
+
+def _require_parser() -> None:
+    try:
+        import prometheus_client.parser  # noqa: F401
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "prometheus_client: not installed, --metrics needs it; run `pip install prometheus_client`"
+        ) from error
+
+
+def checked_url(text: str) -> SplitResult:
+    """An http or https URL with a host; UsageError for all else. A bare host gets the path /metrics."""
+    where = f"--metrics {printable(text)}"
+    try:
+        url = urlsplit(text)
+        url.port  # noqa: B018 -- it is parsed when asked for
+    except ValueError as error:
+        raise UsageError(f"{where}: not a URL ({error}); write http://localhost:8000/metrics") from error
+    if url.scheme not in ("http", "https") or not url.hostname or re.search(r"[\x00-\x20\x7f]", text):
+        raise UsageError(f"{where}: not an http or https URL; write http://localhost:8000/metrics")
+    if url.username is not None:
+        raise UsageError("--metrics: a URL with a password is not used, other users could read it; leave it out")
+    return url._replace(path="/metrics") if url.path in ("", "/") else url
+
+
+class _Fetch(threading.Thread):
+    """One GET in a thread of its own, so that no server, proxy or name server can hold up the view."""
+
+    def __init__(self, url: SplitResult, timeout_s: float) -> None:
+        super().__init__(daemon=True, name="kvplan-metrics")
+        self._url = url
+        self._timeout_s = timeout_s
+        self._connection: http.client.HTTPConnection | None = None
+        self._aborted = False
+        self.answered = False
+        self._body = b""
+        self._problem: MetricsError | None = None
+
+    def run(self) -> None:
+        try:
+            self._body = self._get()
+        except MetricsError as error:
+            self._problem = error
+        except http.client.RemoteDisconnected as error:
+            self._problem = MetricsError(_reason(error), answered=False)
+        except (ssl.SSLError, http.client.HTTPException) as error:  # something came back, but no page
+            self._problem = MetricsError(_reason(error))
+        except (OSError, ValueError) as error:
+            self._problem = MetricsError(_reason(error), answered=self.answered)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def page(self) -> str:
+        """The text that came; MetricsError for what went wrong."""
+        if self._problem is not None:
+            raise self._problem
+        return self._body.decode("utf-8", "replace")
+
+    def abort(self) -> None:
+        """End a request that takes too long: a read that blocks returns when its socket is cut."""
+        self._aborted = True
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _get(self) -> bytes:
+        url = self._url
+        for _ in range(1 + MAX_REDIRECTS):
+            with self._answer(url) as answer:
+                if answer.status not in (301, 302, 303, 307, 308):
+                    return self._body_of(answer)
+                url = _redirected(url, answer.headers.get("Location", ""))
+        raise MetricsError(f"more than {MAX_REDIRECTS} redirects")
+
+    def _answer(self, url: SplitResult) -> http.client.HTTPResponse:
+        if self._connection is not None:
+            self._connection.close()
+        kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(url.hostname or "", url.port, timeout=self._timeout_s)
+        self._connection.connect()
+        if self._aborted:  # while the name was looked up, when there was no socket to cut
+            raise MetricsError("given up")
+        path = url.path + (f"?{url.query}" if url.query else "")
+        self._connection.request("GET", path, headers={"Accept": "text/plain", "User-Agent": "kvplan"})
+        answer = self._connection.getresponse()
+        self.answered = True
+        return answer
+
+    def _body_of(self, answer: http.client.HTTPResponse) -> bytes:
+        if answer.status != 200:
+            raise MetricsError(f"HTTP {answer.status} {printable(answer.reason, 40)}".rstrip())
+        if answer.headers.get_content_type() == "text/html":
+            raise MetricsError("a web page (text/html), not metrics")
+        body = bytearray()
+        while not self._aborted and (chunk := answer.read1(1 << 16)):
+            body += chunk
+            if len(body) > MAX_PAGE_BYTES:
+                raise MetricsError(f"more than {MAX_PAGE_BYTES // 10**6} MB")
+        if answer.length:  # of a page cut off, the last figure could be half a number
+            raise MetricsError("cut off before its end")
+        return bytes(body)
+
+
+def _redirected(url: SplitResult, location: str) -> SplitResult:
+    """Where a redirect leads: another path of the same host and port, or from http to https where neither names a port;
+    MetricsError for all else."""
+    try:
+        found = checked_url(urljoin(url.geturl(), location))
+    except (UsageError, ValueError) as error:
+        raise MetricsError("redirected to what is no http or https URL") from error
+    is_same = (found.scheme, _port(found)) == (url.scheme, _port(url))
+    is_upgrade = (url.scheme, found.scheme, url.port, found.port) == ("http", "https", None, None)
+    if found.hostname != url.hostname or not (is_same or is_upgrade):
+        raise MetricsError(f"redirected to another host or port ({printable(found.netloc, 80)}), not followed")
+    return found
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case TimeoutError():
+            return "no answer in time"
+        case socket.gaierror() | UnicodeError():
+            return "no such host"
+        case http.client.RemoteDisconnected():
+            return "closed without an answer"
+        case OSError():
+            return (error.strerror or type(error).__name__).lower()
+        case _:
+            return f"not an HTTP answer ({type(error).__name__})"

@@ -1,0 +1,208 @@
+"""A prediction beside what a server logged: the rows of every GPU it may have been, and the verdict on them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.limits import Limits
+from kvplan.core.units import format_gib
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.measure.serverlog.log import Reading, ServerLog
+from kvplan.measure.serverlog.request import check_log
+from kvplan.measure.serverlog.rows import LogRow, smallest_kv
+from kvplan.measure.serverlog.sglang import given_pool, sglang_given, sglang_rows
+from kvplan.measure.serverlog.vllm import Context, vllm_given, vllm_rows
+from kvplan.planning.plan import Request, settings_of
+from kvplan.servers.vllm.rules import EngineArgs
+
+LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
+
+
+@dataclass(frozen=True, slots=True)
+class LogReconciliation:
+    """The comparison. rows: from the inputs alone; given: from the pool's bytes (or blocks) as they were logged."""
+
+    engine: str
+    model: str
+    gpus: tuple[GpuSpec, ...]
+    args: EngineArgs
+    max_model_len: int
+    rows: tuple[LogRow, ...]
+    given: tuple[LogRow, ...]
+    given_from: str
+    notes: tuple[str, ...]
+
+
+def reconcile_log(
+    log: ServerLog, requests: Sequence[Request], *, gpu_known: bool, context: Context
+) -> LogReconciliation:
+    """Compare a log with the plan for each GPU it may have been; what depends on which is not compared.
+
+    Raises the error of the first plan where none can be made.
+    """
+    compared: list[tuple[Request, tuple[LogRow, ...], tuple[LogRow, ...]]] = []
+    errors: list[KvplanError] = []
+    for request in requests:
+        try:
+            rows, of_pool = _compare(log, request, context=context, gpu_known=gpu_known)
+            compared.append((request, _in_its_words(log, rows), _in_its_words(log, of_pool)))
+        except KvplanError as error:
+            errors.append(error)
+    if not compared:
+        raise errors[0]
+    first = compared[0][0]
+    names = [request.gpu.name for request, _, _ in compared]
+    given = merged([rows for _, _, rows in compared], names)
+    settings = settings_of(first)
+    return LogReconciliation(
+        engine=_engine_label(log, first),
+        model=first.spec.name,
+        gpus=tuple(request.gpu for request, _, _ in compared) if gpu_known else (),
+        args=first.args,
+        max_model_len=settings.max_model_len,
+        rows=merged([rows for _, rows, _ in compared], names),
+        given=given,
+        given_from=_given_from(log, first),
+        notes=(*log.notes, *_spread(log, first.args.data_parallel_size)),
+    )
+
+
+def _in_its_words(log: ServerLog, rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
+    """The rows; of a page, what is missing is missing from the page."""
+    if log.called == "log":
+        return tuple(rows)
+    return tuple(replace(row, why=row.why.replace("in the log", "on the page")) for row in rows)
+
+
+def _spread(log: ServerLog, num_replicas: int) -> list[str]:
+    """What is worth saying of ranks that differ: those of one replica share what the smallest leaves."""
+    replicas: dict[str, list[Reading]] = {}
+    for rank, reading in log.by_rank("available_kv").items():
+        found = re.search(r"\bDP[0-9]+|(?<=_)DP[0-9]+", rank) if num_replicas > 1 else None
+        replicas.setdefault(found[0] if found else "", []).append(reading)
+    notes = []
+    for name, readings in replicas.items():
+        least, most = (pick(readings, key=lambda one: one.value) for pick in (min, max))
+        if least.size < most.size:
+            of = f" of replica {name}" if name else ""
+            does = "decides for all" if name or num_replicas == 1 else "is compared"
+            notes.append(
+                f"{len(readings)} ranks{of} have room for {least.text} to {most.text} GiB of KV; the smallest {does}"
+            )
+    pools = sorted((min(found, key=lambda one: one.value) for found in replicas.values()), key=lambda one: one.value)
+    if len(pools) > 1:
+        room = f"{pools[0].text} to {pools[-1].text} GiB" if pools[0].size < pools[-1].size else f"{pools[0].text} GiB"
+        which = "; the smallest is compared" if pools[0].size < pools[-1].size else ""
+        notes.append(f"{len(pools)} replicas have a pool of their own each, of {room}{which}")
+    return notes
+
+
+def merged(several: Sequence[tuple[LogRow, ...]], gpus: Sequence[str]) -> tuple[LogRow, ...]:
+    """The rows on which all GPUs agree; the others without a prediction."""
+    return tuple(_one(rows, gpus) for rows in zip(*several, strict=True))
+
+
+def _one(rows: Sequence[LogRow], gpus: Sequence[str]) -> LogRow:
+    first = rows[0]
+    other = next((i for i, row in enumerate(rows) if row.predicted != first.predicted), None)
+    if other is None:
+        return first
+    said = f"{_figure(first)} on {gpus[0]}, {_figure(rows[other])} on {gpus[other]}"
+    why = f"depends on the GPU, which is not known: {said}; add --gpu"
+    return replace(first, predicted=None, low=None, high=None, kind=None, why=why)
+
+
+def _figure(row: LogRow) -> str:
+    if row.predicted is None:
+        return "nothing"
+    if row.unit == "bytes":
+        return format_gib(round(row.predicted))
+    return f"{row.predicted:,.2f}" if row.name == "concurrency" else f"{row.predicted:,.0f}"
+
+
+def _engine_label(log: ServerLog, request: Request) -> str:
+    version = log.text("version")
+    if log.engine == "sglang":
+        return "sglang" if version is None else f"sglang {version}"
+    return request.release.label
+
+
+def _given_from(log: ServerLog, request: Request) -> str:
+    if log.engine == "sglang":
+        given = given_pool(log, request)
+        return "" if given is None else format_gib(given[1].size)
+    kv = smallest_kv(log)
+    if kv is not None:
+        return f"{kv.text} GiB"
+    blocks = log.least("num_blocks")
+    return "" if blocks is None else f"{blocks.count:,} blocks"
+
+
+def _compare(
+    log: ServerLog, request: Request, *, context: Context, gpu_known: bool
+) -> tuple[tuple[LogRow, ...], tuple[LogRow, ...]]:
+    check_log(log, request.args)
+    if log.engine != request.release.engine:
+        raise UsageError(f"--engine {request.release.label}: the {log.called} is one of {log.engine}; leave it out")
+    if log.engine == "sglang":
+        return sglang_rows(log, request, gpu_known=gpu_known), sglang_given(log, request)
+    return vllm_rows(log, request, context=context), vllm_given(log, request, context=context)
+
+
+# --- verdict and data -------------------------------------------------------------------------------------------------
+
+
+def exceeds(result: LogReconciliation, limits: Limits) -> list[str]:
+    """The rows that are off by more than their limit and by more than the log's own rounding, as `name +3.2%`."""
+    rows = [(row.name, row) for row in result.rows] + [(f"{row.name} of the logged pool", row) for row in result.given]
+    over = []
+    for name, row in rows:
+        limit = limits.of(row.name)
+        if limit is None or not row.error or row.is_exact or (row.relative is not None and abs(row.relative) <= limit):
+            continue
+        against = f"{row.predicted:,.6g} against 0" if row.relative is None else f"{row.relative:+.1%}"
+        over.append(f"{name} {against}")
+    return over
+
+
+def compared_rows(result: LogReconciliation) -> list[str]:
+    """The names of the figures that a prediction could be held against."""
+    return [row.name for row in (*result.rows, *result.given) if row.error is not None]
+
+
+def document(result: LogReconciliation) -> dict[str, Any]:
+    """The comparison as JSON values (kvplan/log-reconciliation@1); sizes are bytes of one rank."""
+    return {
+        "schema": LOG_RECONCILIATION,
+        "engine": result.engine,
+        "model": result.model,
+        "gpus": [one.name for one in result.gpus],
+        "total_memory": result.gpus[0].total_memory if result.gpus else None,
+        "tensor_parallel_size": result.args.tensor_parallel_size,
+        "pipeline_parallel_size": result.args.pipeline_parallel_size,
+        "data_parallel_size": result.args.data_parallel_size,
+        "max_model_len": result.max_model_len,
+        "rows": [_values(row) for row in result.rows],
+        "given_from": result.given_from or None,
+        "given": [_values(row) for row in result.given],
+        "notes": list(result.notes),
+    }
+
+
+def _values(row: LogRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "unit": row.unit,
+        "predicted": row.predicted,
+        "low": row.low,
+        "high": row.high,
+        "logged": row.logged,
+        "rounding": row.rounding,
+        "error": row.error,
+        "relative": row.relative,
+        "exact": row.is_exact,
+        "kind": row.kind,
+        "why": row.why or None,
+    }

@@ -1,0 +1,498 @@
+"""A server's start-up log -> what it says of itself: release, model, flags, memory per rank, and the KV pool.
+
+The wordings are data (wordings.py). A log is untrusted: it is read in bounded pieces, only the lines that hold a known
+phrase are looked at, and nothing in it is opened or run.
+"""
+
+import gzip
+import io
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+from kvplan.core.errors import InvalidInputError, KvplanError
+from kvplan.core.files import open_regular, os_problem, printable
+from kvplan.core.units import GIB
+from kvplan.measure.serverlog.command import COMMANDS, command_in, flags_of_command, variables_before
+from kvplan.measure.serverlog.text import MAX_LINE, arguments, unwrapped
+from kvplan.measure.serverlog.wordings import (
+    ARGUMENT_LISTS,
+    ASKED_FOR,
+    LEAD,
+    REACH,
+    WORDINGS,
+    Engine,
+    Wording,
+    compiled,
+)
+from kvplan.servers.environment import VARIABLES
+
+MAX_BYTES: Final = 64 << 20  # of text; of a longer file the first and the last half of this
+# Of lines that hold a phrase: real logs have some hundreds, a hundred restarts some ten thousand.
+MAX_LINES: Final = 40_000
+MAX_LOOKED_AT: Final = 8 << 20
+MAX_PHRASES: Final = 60_000  # on those lines: a server's line holds one, seldom two
+PIECE: Final = 1 << 20
+_MOST_ON_A_LINE: Final = 4  # of one phrase: messages that were pasted onto one line
+
+# --- what a log says --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One figure as a line gave it.
+
+    rank  the process it came from, as the line's prefix names it; "" where no prefix does
+    line  number of the line in what was read, from 1
+    """
+
+    fact: str
+    text: str
+    rank: str
+    line: int
+
+    @property
+    def value(self) -> float:
+        return float(self.text.replace(",", ""))
+
+    @property
+    def count(self) -> int:
+        return int(self.text.replace(",", ""))
+
+    @property
+    def size(self) -> int:
+        """Bytes, of a figure in GiB."""
+        return round(self.value * GIB)
+
+    @property
+    def half_digit(self) -> float:
+        """Half of one in the last place that was written, in the unit it was written in."""
+        return 0.5 * 10.0 ** -len(self.text.partition(".")[2])
+
+    @property
+    def rounding(self) -> int:
+        """Half of the last digit in bytes, rounded up."""
+        return int(self.half_digit * GIB) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLog:
+    """The last start in a log.
+
+    flags     arguments by name, as text; what was asked for wins over what the server resolved
+    readings  every figure, in the order of the log
+    starts    how many starts the log holds; first_line: where the last one begins
+    called    what errors call it: a log, or a /metrics page that stands for one
+    """
+
+    engine: Engine
+    flags: dict[str, str]
+    readings: tuple[Reading, ...]
+    starts: int
+    first_line: int
+    notes: tuple[str, ...] = field(default=())
+    called: Literal["log", "page"] = "log"
+
+    def all(self, fact: str) -> tuple[Reading, ...]:
+        return tuple(reading for reading in self.readings if reading.fact == fact)
+
+    def first(self, fact: str) -> Reading | None:
+        return next((reading for reading in self.readings if reading.fact == fact), None)
+
+    def by_rank(self, fact: str) -> dict[str, Reading]:
+        """The first figure of each rank that gave one."""
+        found: dict[str, Reading] = {}
+        for reading in self.all(fact):
+            found.setdefault(reading.rank, reading)
+        return found
+
+    def least(self, fact: str) -> Reading | None:
+        """The smallest figure of any rank: the pool is as large as the rank with the least room lets it be."""
+        return min(self.all(fact), key=lambda reading: reading.value, default=None)
+
+    def text(self, fact: str) -> str | None:
+        found = self.first(fact)
+        return None if found is None else found.text
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """The workers that gave figures, named as the log names them."""
+        return tuple(dict.fromkeys(reading.rank for reading in self.readings if reading.fact in RANK_FACTS))
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        """(major, minor) of the version, None for one that names no release (a build without tags says 0.1.dev)."""
+        found = re.match(r"v?([0-9]{1,3})\.([0-9]{1,3})(?!\.?dev)", self.text("version") or "")
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def model(self) -> str | None:
+        """The model as the server was told it: an id or a path of its own machine."""
+        return next((self.flags[name] for name in MODEL_FLAGS if name in self.flags), None) or self.text("model")
+
+
+MODEL_FLAGS: Final = ("model_tag", "model", "model_path")
+RANK_FACTS: Final = frozenset(
+    {
+        "weights",
+        "activations",
+        "non_torch",
+        "available_kv",
+        "cuda_graphs",
+        "free_after_load",
+        "free_after_pool",
+        "key_size",
+    }
+)
+POOL_FACTS: Final = frozenset({"num_blocks", "kv_tokens", "max_concurrency"})
+# What a process says once, before its pool is sized.
+FIRST_WORDS: Final = frozenset(
+    {
+        "vLLM API server version ", "\u2588  version ", "LLM engine (v", "Loading model weights took ",
+        "Model loading took ", "Load weight begin. avail mem=", "Load weight end.",
+    }
+)  # fmt: skip
+# Of those, and of the lists of arguments, what a process says once.
+SAID_ONCE: Final = frozenset(
+    {"vLLM API server version ", "\u2588  version ", "LLM engine (v", "server_args=ServerArgs("}
+)
+# Flags that are kept: those an estimate takes, and those that explain a difference.
+FLAGS: Final = frozenset(
+    {
+        *MODEL_FLAGS, "max_model_len", "max_seq_len", "context_length", "tensor_parallel_size", "tp_size",
+        "pipeline_parallel_size", "pp_size", "data_parallel_size", "dp_size", "enable_expert_parallel", "ep_size",
+        "decode_context_parallel_size", "dtype", "quantization", "kv_cache_dtype", "block_size", "page_size",
+        "gpu_memory_utilization", "mem_fraction_static", "kv_cache_memory_bytes", "num_gpu_blocks_override",
+        "max_num_batched_tokens", "max_num_seqs", "max_running_requests", "chunked_prefill_size",
+        "enable_prefix_caching", "enable_chunked_prefill", "chunked_prefill_enabled", "disable_hybrid_kv_cache_manager",
+        "async_scheduling", "enforce_eager", "disable_cuda_graph", "performance_mode", "mamba_ssm_cache_dtype",
+        "language_model_only", "limit_mm_per_prompt", "mm_encoder_tp_mode",
+        "enable_lora", "max_loras", "max_lora_rank", "fully_sharded_loras", "speculative_config", "speculative_model",
+        "speculative_algorithm", "num_speculative_tokens", "cpu_offload_gb", "revision", "device",
+        "enable_dp_attention", "disable_radix_cache", "max_total_tokens", "swa_full_tokens_ratio",
+        "mamba_full_memory_ratio", "mamba_ssm_dtype", "cuda_graph_max_bs", "cuda_graph_max_bs_decode",
+        "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "disable_overlap_schedule", "enable_multimodal",
+        "attention_backend", "prefill_attention_backend", "decode_attention_backend", "max_mamba_cache_size",
+        "mamba_radix_cache_strategy", "mamba_scheduler_strategy", "disable_hybrid_swa_memory", "attn_dp_size",
+        *VARIABLES,
+    }
+)  # fmt: skip
+
+_ANSI: Final = re.compile(r"\x1b\[[0-9;?]{0,40}[A-Za-z]|\[[0-9;]{1,8}m|\x1b")
+# A worker by the prefix of its line: "(Worker_TP1_EP1 pid=5)", "(VllmWorker rank=1 pid=5)", "(VllmWorker TP0 pid=5)",
+# "(RayWorkerWrapper pid=5, ip=10.0.0.1)"; "[2025-04-23 16:14:47 DP0 TP1]", "[gpu=7]", "[gpu_id=7]".
+_WORKER: Final = re.compile(
+    r"\((?:Vllm|Ray)?Worker(?:Process|Wrapper|Proc)?(?:_([A-Z][A-Z0-9_]{1,40}))? ([^()]{3,80})\)"
+)
+_CORE: Final = re.compile(r"\(EngineCore_(DP[0-9]{1,4}) ")
+_BRACKET: Final = re.compile(
+    r"\[(?:[0-9-]{10} [0-9:]{8} ([A-Z]{2,5}[0-9]{1,4}(?: [A-Z]{2,5}[0-9]{1,4}){0,4})|gpu(?:_id)?=([0-9]{1,4}))\]"
+)
+
+
+def rank_of(prefix: str) -> str:
+    """Which process a line is of, by what stands before its message; the last one named counts."""
+    for pattern in (_WORKER, _BRACKET, _CORE):
+        found = list(pattern.finditer(prefix[-600:]))
+        if found and pattern is _WORKER:
+            named, rest = found[-1][1], found[-1][2]
+            if named:
+                return str(named)
+            rank = re.search(r"\b(?:rank=([0-9]{1,4})|([A-Z]{2,4}[0-9]{1,4}))\b", rest)
+            if rank:
+                return f"rank {rank[1]}" if rank[1] else str(rank[2])
+            return printable(", ".join(part.strip().replace("=", " ") for part in rest.split(",")), 60)
+        if found and pattern is _BRACKET:
+            return found[-1][1] or f"gpu {found[-1][2]}"
+        if found:
+            return str(found[-1][1])
+    return ""
+
+
+def read_log(source: str) -> ServerLog:
+    """The last start in a log file, gzipped or not; `-` is standard input.
+
+    Raises InvalidInputError for what is no text, no server's log, or longer than any; EnvironmentProblem where the
+    file cannot be read.
+    """
+    if source == "-":
+        stream = getattr(sys.stdin, "buffer", None)
+        if stream is None:
+            raise InvalidInputError("--log -: standard input is closed; name a file")
+        reader = _Reader("standard input")
+        _take_stream(reader, stream)
+        return reader.result()
+    path = Path(source)
+    reader = _Reader(printable(source, 400))
+    with open_regular(path) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            if size <= MAX_BYTES or _is_gzip(file):
+                _take_stream(reader, file)
+            else:
+                reader.take(file.read, MAX_BYTES // 2)
+                file.seek(size - MAX_BYTES // 2)
+                reader.skipped = f"{size:,} bytes: only the first and the last {MAX_BYTES // 2 >> 20} MiB are read"
+                reader.take(file.read)
+        except OSError as error:
+            raise os_problem(path, error) from error
+    return reader.result()
+
+
+GZIP: Final = b"\x1f\x8b"
+
+
+def _is_gzip(file: BinaryIO) -> bool:
+    """Whether a file begins as a gzip file does; it is at its beginning again afterwards."""
+    head = file.read(len(GZIP))
+    file.seek(0)
+    return head == GZIP
+
+
+def _take_stream(reader: "_Reader", stream: BinaryIO) -> None:
+    """Take all that a stream has, unpacked where it begins as a gzip file does; it need not be one that can seek."""
+    begun = _Begun(stream)
+    if begun.head != GZIP:
+        reader.take(begun.read)
+        return
+    try:
+        with gzip.GzipFile(fileobj=begun) as unpacked:
+            reader.take(unpacked.read)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InvalidInputError(f"{reader.where}: damaged gzip file ({error}); fetch it again") from error
+
+
+class _Begun(io.RawIOBase):
+    """A stream of which the first two bytes have been looked at."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self.head = self._left = stream.read(len(GZIP))
+
+    def read(self, size: int = -1) -> bytes:
+        left, self._left = self._left, b""
+        return left + self._stream.read(size if size < 0 else max(0, size - len(left)))
+
+
+def parse_log(text: str, where: str = "log") -> ServerLog:
+    """The last start in a log's text."""
+    data, at = text.encode("utf-8", "surrogatepass"), 0
+    reader = _Reader(where)
+
+    def read(size: int) -> bytes:
+        nonlocal at
+        at += size
+        return data[at - size : at]
+
+    reader.take(read)
+    return reader.result()
+
+
+class _Reader:
+    """Takes a log piece by piece and keeps what its last start says."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.skipped: str | None = None
+        self._starts = 1
+        self._first_line = 1
+        self._known: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
+        self._readings: list[Reading] = []
+        self._lists: dict[tuple[Engine, str], str] = {}
+        self._command: tuple[Engine, str, int] | None = None  # with its line; it stands before the start it is of
+        self._variables: dict[str, str] = {}  # of that command's environment, those with an effect
+        self._engines: dict[Engine, int] = {"vllm": 0, "sglang": 0}
+        self._line = 1
+        self._num_looked_at = self._looked_at = self._num_phrases = 0
+        self._is_first_piece = True
+
+    # --- pieces and lines
+
+    def take(self, read: Callable[[int], bytes], most: int | None = None) -> None:
+        """Look through what `read` gives, at most so many bytes of it; None: MAX_BYTES."""
+        left, rest = MAX_BYTES if most is None else most, b""
+        while left > 0 and (piece := read(min(PIECE, left))):
+            left -= len(piece)
+            if self._is_first_piece:
+                self._check_text(piece)
+                self._is_first_piece = False
+            piece = rest + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars draw over their line
+            end = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > max(PIECE, MAX_LINE) else 0)
+            rest = piece[end:]
+            self._look_through(piece[:end])
+        self._look_through(rest)
+        if left <= 0 and most is None and read(1):
+            self.skipped = f"more than {MAX_BYTES >> 20} MiB of text: the rest is not read"
+
+    def _check_text(self, piece: bytes) -> None:
+        if piece.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise InvalidInputError(f"{self.where}: UTF-16 text, not UTF-8; save it as UTF-8")
+        if b"\0" in piece[: 4 << 10]:
+            raise InvalidInputError(f"{self.where}: not text, it holds a NUL; name the server's log")
+
+    def _look_through(self, piece: bytes) -> None:
+        at = 0
+        lines, num_phrases = _lines_of_worth(piece)
+        self._num_phrases += num_phrases
+        if self._num_phrases > MAX_PHRASES:
+            raise InvalidInputError(
+                f"{self.where}: holds {self._num_phrases:,} phrases of servers on {self._num_looked_at + len(lines):,} "
+                "lines; cut it to one start"
+            )
+        for start, end in sorted(lines):
+            self._line += piece.count(b"\n", at, start)
+            at = start
+            self._num_looked_at += 1
+            self._looked_at += end - start
+            if self._num_looked_at > MAX_LINES or self._looked_at > MAX_LOOKED_AT:
+                raise InvalidInputError(
+                    f"{self.where}: more than {self._num_looked_at - 1:,} lines that could be a server's; "
+                    "cut it to one start"
+                )
+            for line in unwrapped(_ANSI.sub("", piece[start:end].decode("utf-8", "replace"))):
+                self._look_at(line)
+        self._line += piece.count(b"\n", at)
+
+    # --- one line
+
+    def _look_at(self, text: str) -> None:
+        found: list[tuple[int, Wording, dict[str, str]]] = []
+        for phrase, pattern, wording in _patterns():
+            at = text.find(phrase)
+            for _ in range(_MOST_ON_A_LINE):
+                if at < 0:
+                    break
+                match = pattern.search(text, max(0, at - LEAD), at + REACH)
+                if match:
+                    found.append((match.start(), wording, match.groupdict()))
+                at = text.find(phrase, at + len(phrase))
+        for at, wording, facts in sorted(found, key=lambda each: each[0]):
+            self._keep(wording, facts, rank_of(text[:at]))
+        for engine, opening in ARGUMENT_LISTS:
+            at = text.find(opening)
+            if at >= 0 and not text.endswith("non-default ", 0, at):
+                self._begin_where_needed(opening, rank_of(text[:at]))
+                self._lists[engine, opening] = text[at + len(opening) : at + MAX_LINE]
+        for engine, phrase in COMMANDS:
+            if phrase in text:
+                self._command = (engine, command_in(text, phrase), self._line)
+                self._variables = variables_before(text, phrase)
+
+    def _keep(self, wording: Wording, facts: dict[str, str], rank: str) -> None:
+        if wording.phrase in FIRST_WORDS:
+            self._begin_where_needed(wording.phrase, rank)
+        self._engines[wording.engine] += 1
+        self._known |= facts.keys()
+        self._readings += [Reading(fact, text, rank, self._line) for fact, text in facts.items() if text is not None]
+
+    def _begin_where_needed(self, phrase: str, rank: str) -> None:
+        """Begin a new start where a process says again what it says first.
+
+        What a process says once, it says again only when it was started again, also after a start that failed. The rest
+        (a draft's weights are loaded too) begins a start only where the pool of the last one was sized; of processes
+        that have no name, another one may say it for the first time.
+        """
+        is_again = (phrase, rank) in self._said
+        is_sized = bool(self._known & POOL_FACTS)
+        if (is_again and phrase in SAID_ONCE) or (is_sized and (is_again or rank == "")):
+            self._starts += 1
+            self._first_line = self._line
+            self._readings.clear()
+            self._lists.clear()
+            self._known.clear()
+            self._said.clear()
+            self._engines = {"vllm": 0, "sglang": 0}
+        self._said.add((phrase, rank))
+
+    # --- the end
+
+    def result(self) -> ServerLog:
+        if not self._readings and not self._lists:
+            raise InvalidInputError(
+                f"{self.where}: holds no line of a vLLM or SGLang server's start-up; name its log, from the first line"
+            )
+        for kind, _ in self._lists:
+            self._engines[kind] += 1
+        vllm, sglang = self._engines["vllm"], self._engines["sglang"]
+        engine: Engine = "sglang" if sglang > vllm else "vllm"
+        notes = [] if self.skipped is None else [f"{self.where}: {self.skipped}"]
+        if self._starts > 1:
+            notes.append(f"{self._starts} starts in the log; the last one, from line {self._first_line:,} on, is taken")
+        flags = dict[str, str]()
+        for opening in ARGUMENT_LISTS:
+            if opening in self._lists and opening[0] == engine:
+                flags |= arguments(self._lists[opening])
+        if not any(opening in self._lists for opening in ASKED_FOR):
+            flags |= self._command_flags(engine, notes)
+        if self._command is not None and self._command[0] == engine:
+            flags |= self._variables
+        kept = {name: text for name, text in flags.items() if name in FLAGS}
+        return ServerLog(engine, kept, tuple(self._readings), self._starts, self._first_line, tuple(notes))
+
+    def _command_flags(self, engine: Engine, notes: list[str]) -> dict[str, str]:
+        """What the command that the log quotes says, and notes of it."""
+        if self._command is None or self._command[0] != engine:
+            return {}
+        _, text, number = self._command
+        where = f"the command on line {number:,} of the log"
+        try:
+            flags, unsized = flags_of_command(engine, text)
+        except KvplanError as error:
+            notes.append(f"{where} is not read: {str(error).removeprefix('--from-command').lstrip(': ')}")
+            return {}
+        if not flags:  # a mention of the command
+            return {}
+        notes.append(f"no list of arguments in the log: they are taken from {where}")
+        if unsized:
+            shown = ", ".join(printable(flag, 60) for flag in dict.fromkeys(unsized))
+            notes.append(f"{where}: what {shown} does to memory is not modelled")
+        return flags
+
+
+@cache
+def _patterns() -> tuple[tuple[str, re.Pattern[str], Wording], ...]:
+    return tuple((wording.phrase, compiled(wording), wording) for wording in WORDINGS)
+
+
+@cache
+def _phrases() -> tuple[bytes, ...]:
+    openings = [opening for _, opening in (*ARGUMENT_LISTS, *COMMANDS)]
+    plain = dict.fromkeys([*(one.phrase for one in WORDINGS), *openings])
+    in_json = (json.dumps(text)[1:-1] for text in plain)  # a collector may write other letters by their number
+    return tuple(text.encode() for text in dict.fromkeys([*plain, *in_json]))
+
+
+@cache
+def _command_phrases() -> frozenset[bytes]:
+    return frozenset(phrase.encode() for _, phrase in COMMANDS)
+
+
+def _lines_of_worth(piece: bytes) -> tuple[set[tuple[int, int]], int]:
+    """(start, end) of the lines that hold a phrase, and how many phrases they hold, each counted once a line; a line
+    beyond MAX_LINE is cut where it is that long."""
+    found: set[tuple[int, int]] = set()
+    num_phrases = 0
+    for phrase in _phrases():
+        at = piece.find(phrase)
+        while at >= 0:
+            start = piece.rfind(b"\n", max(0, at - MAX_LINE), at) + 1
+            if start == 0 and at > MAX_LINE:
+                start = at - at % MAX_LINE
+            end = piece.find(b"\n", at, start + MAX_LINE)
+            end = end if end >= 0 else min(len(piece), start + MAX_LINE)
+            while phrase in _command_phrases() and piece[end - 1 : end + 1] == b"\\\n" and end - start < MAX_LINE:
+                following = piece.find(b"\n", end + 1, start + MAX_LINE)
+                end = following if following >= 0 else min(len(piece), start + MAX_LINE)
+            found.add((start, end))
+            num_phrases += 1
+            at = piece.find(phrase, max(end, at + 1))
+    return found, num_phrases

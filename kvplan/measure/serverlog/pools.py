@@ -1,0 +1,136 @@
+"""The pools that an SGLang server logged: bytes of K and V, of recurrent states, and tokens, of one rank."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from kvplan.core.units import GIB
+from kvplan.measure.serverlog.log import Reading, ServerLog
+
+LOADING: Final = ("free_before_load", "free_after_load", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """What one rank holds K and V of a model in, all its pools together.
+
+    size, rounding  bytes, and half of the last digits that were logged
+    tokens          of the pool that keeps all tokens; None where they are not logged
+    missing         why the size is not that of all pools
+    """
+
+    size: int
+    rounding: int
+    tokens: int | None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """One allocation of K and V, as its line gives it."""
+
+    sizes: tuple[Reading, ...]
+    tokens: int | None
+
+    @property
+    def size(self) -> int:
+        return total(self.sizes)
+
+    @property
+    def rounding(self) -> int:
+        return sum(one.rounding for one in self.sizes)
+
+
+def kv_pool(log: ServerLog, rank: str, *, windows: bool | None) -> KVPool | None:
+    """The model's own pool on a rank. windows: whether some layers keep only a window; None: not known."""
+    if log.called == "page":  # it gives all pools in one figure
+        whole = log.first("available_kv")
+        return None if whole is None else KVPool(whole.size, whole.rounding, None)
+    lines = _buffers(log, rank)
+    if not lines:
+        return None
+    first, *others = lines
+    other = next((one for one in others if first.tokens and one.tokens and one.tokens != first.tokens), None)
+    if windows and other is None and others:
+        other = others[0]  # as many tokens in both
+    if windows is False or (windows is None and other is None):
+        return KVPool(first.size, first.rounding, first.tokens)
+    if other is None:
+        return KVPool(first.size, first.rounding, None, "the log gives one of the two pools")
+    # The windows' pool never has more tokens. Source: sglang 0.5.23 srt/server_args.py (swa_full_tokens_ratio).
+    tokens = max((one.tokens for one in (first, other) if one.tokens is not None), default=None)
+    both = _Buffers((*first.sizes, *other.sizes), tokens)
+    return KVPool(both.size, both.rounding, tokens)
+
+
+def _buffers(log: ServerLog, rank: str) -> list[_Buffers]:
+    """What was allocated before a draft's weights were loaded: its pool follows."""
+    found: list[_Buffers] = []
+    tokens: int | None = None
+    for reading in (one for one in log.readings if one.rank == rank):
+        if found and reading.fact in LOADING:
+            break
+        if reading.fact == "pool_tokens":
+            tokens = reading.count
+        elif reading.fact == "key_size":
+            found.append(_Buffers((reading,), tokens))
+            tokens = None
+        elif reading.fact == "value_size" and found:
+            keys = found.pop()
+            found.append(_Buffers((*keys.sizes, reading), keys.tokens))
+    return found
+
+
+def total(sizes: Iterable[Reading]) -> int:
+    """Bytes of several figures in GiB, rounded once."""
+    return round(sum(Decimal(one.text) for one in sizes) * GIB)
+
+
+def smallest_pool(log: ServerLog, ranks: Iterable[str], *, windows: bool | None) -> KVPool | None:
+    found = [kv_pool(log, rank, windows=windows) for rank in ranks]
+    return min((one for one in found if one is not None), key=lambda one: one.size, default=None)
+
+
+def pool_tokens(log: ServerLog, *, windows: bool | None) -> int | None:
+    """Tokens of the pool that keeps all of them, on the rank with least."""
+    counted = log.least("kv_tokens") or log.least("full_tokens")
+    if counted is not None:
+        return counted.count
+    pool = [kv_pool(log, rank, windows=windows) for rank in log.ranks]
+    return min((one.tokens for one in pool if one is not None and one.tokens is not None), default=None)
+
+
+def states(log: ServerLog, ranks: Iterable[str]) -> tuple[int, int] | None:
+    """(bytes, rounding) of the recurrent states on the first of these ranks that says so."""
+    convs, ssms = log.by_rank("conv_state"), log.by_rank("ssm_state")
+    for rank in ranks:
+        if rank in convs and rank in ssms:
+            return total((convs[rank], ssms[rank])), convs[rank].rounding + ssms[rank].rounding
+    return None
+
+
+def stage_of(rank: str) -> int | None:
+    """The pipeline stage that a rank's name gives: `PP1 TP0`."""
+    found = re.search(r"(?<![A-Z])PP([0-9]{1,3})(?![0-9])", rank)
+    return int(found[1]) if found else None
+
+
+def ranks_by_stage(log: ServerLog, num_stages: int) -> dict[int, tuple[str, ...]]:
+    """The ranks of each pipeline stage in the log; of names without a stage, the first is taken for one of stage 0."""
+    ranks = log.ranks or tuple(dict.fromkeys(reading.rank for reading in log.readings))
+    if num_stages == 1:
+        return {0: ranks}
+    found: dict[int, list[str]] = {}
+    for rank in ranks:
+        stage = stage_of(rank)
+        if stage is not None and stage < num_stages:
+            found.setdefault(stage, []).append(rank)
+    return {stage: tuple(found[stage]) for stage in sorted(found)} or {0: ranks[:1]}
+
+
+def first_of(log: ServerLog, fact: str, ranks: Iterable[str]) -> Reading | None:
+    """The first figure of these ranks."""
+    by_rank = log.by_rank(fact)
+    return next((by_rank[rank] for rank in ranks if rank in by_rank), None)

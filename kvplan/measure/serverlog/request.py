@@ -1,0 +1,409 @@
+"""What a server's log asks for: its model, engine, arguments and GPU, as an estimate takes them."""
+
+import re
+from collections.abc import Iterable
+from math import ceil, floor
+from typing import Any, Final
+
+from kvplan.core import entries
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import GIB, MAX_TOKENS, format_gib
+from kvplan.hardware.gpu import GIVEN, GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.measure.server_metrics import ServerSetup
+from kvplan.measure.serverlog.log import Reading, ServerLog
+from kvplan.measure.serverlog.text import arguments
+from kvplan.models import catalog
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.command import ARGUMENTS, read_argument
+from kvplan.servers.environment import VARIABLES, Environment
+from kvplan.servers.releases import Version
+from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang.models import UNKNOWN_BACKEND
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.rules import EngineArgs
+
+# SGLang's name of an argument -> vLLM's.
+SGLANG_NAMES: Final = {
+    "context_length": "max_model_len",
+    "tp_size": "tensor_parallel_size",
+    "pp_size": "pipeline_parallel_size",
+    "dp_size": "data_parallel_size",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "page_size": "block_size",
+    "disable_cuda_graph": "enforce_eager",
+    "disable_radix_cache": "enable_prefix_caching",
+    "mamba_ssm_dtype": "mamba_ssm_cache_dtype",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    "disable_overlap_schedule": "async_scheduling",
+    "disable_hybrid_swa_memory": "disable_hybrid_kv_cache_manager",
+    "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
+}
+SGLANG_VALUES: Final = {
+    ("enable_prefix_caching", "True"): "False",  # the one says off, the other on
+    ("enable_prefix_caching", "False"): "True",
+    ("async_scheduling", "True"): "False",
+    ("async_scheduling", "False"): "True",
+    ("kv_cache_dtype", "bf16"): "bfloat16",
+    ("max_num_batched_tokens", "-1"): "",
+}
+# Flags that both servers have by one name, of which SGLang's effect is not modelled.
+NOT_SGLANGS: Final = frozenset(
+    {"attention_backend", "gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"}
+)
+# What a server resolved, under other names.
+RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
+# Not taken from a log: it says them for any server, asked for or not.
+NOT_ASKED: Final = frozenset({"quantization", "max_loras", "max_lora_rank", "num_speculative_tokens"})
+ONLY_BYTES: Final = "custom"  # a GPU of which nothing but its memory is known
+SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
+
+
+def log_of_page(setup: ServerSetup) -> ServerLog:
+    """A /metrics page's constants as if they had been logged."""
+    readings = tuple(Reading(fact, text, "", 0) for fact, text in setup.facts.items())
+    if setup.num_engines == 1:
+        return ServerLog(setup.kind, setup.flags, readings, 1, 1, called="page")
+    note = f"{setup.num_engines} replicas on the page have a pool of their own each; the smallest is compared"
+    flags = setup.flags | {"data_parallel_size": str(setup.num_engines)}
+    return ServerLog(setup.kind, flags, readings, 1, 1, (note,), called="page")
+
+
+def flags_of(log: ServerLog) -> dict[str, str]:
+    """Engine arguments by vLLM's names, as text: what was asked for, else what the server says it resolved."""
+    said = {RESOLVED_NAMES.get(name, name): text for name, text in log.flags.items() if name in RESOLVED_NAMES}
+    said |= {name: text for name, text in log.flags.items() if name not in RESOLVED_NAMES}
+    if log.engine == "sglang":
+        return _sglang_flags(log, said)
+    facts = {
+        "max_model_len": log.first("context"),
+        "max_num_batched_tokens": log.first("max_batched_tokens"),
+        "decode_context_parallel_size": log.first("context_parallel"),
+    }
+    found = {name: reading.text.replace(",", "") for name, reading in facts.items() if reading is not None}
+    if (share := utilization_of(log)) is not None:
+        found["gpu_memory_utilization"] = share
+    found |= {name: _plain(text) for name, text in said.items() if name in ARGUMENTS and name not in NOT_ASKED}
+    served = log.first("concurrency_context")  # what -1 (auto) came to
+    if served is not None:
+        found["max_model_len"] = served.text.replace(",", "")
+    elif "max_seq_len" in log.flags:
+        found["max_model_len"] = log.flags["max_seq_len"]
+    if said.get("block_size") == "16":  # the default, which older servers list with all others
+        del found["block_size"]
+    if said.get("quantization") == "fp8":
+        found["quantization"] = "fp8"
+    if said.get("enable_lora") == "True":
+        found |= {name: said[name] for name in ("max_loras", "max_lora_rank") if name in said}
+        found.setdefault("max_loras", "1")
+    tokens = draft_of(log).get("num_speculative_tokens") or said.get("num_speculative_tokens")
+    if tokens is not None:
+        found["num_speculative_tokens"] = tokens
+    return {name: text for name, text in found.items() if text not in ("auto", "")}
+
+
+def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
+    """The same of a list of SGLang's arguments, which has every one, asked for or resolved."""
+    named = {SGLANG_NAMES.get(name, name): _plain(text) for name, text in said.items()}
+    found = {name: SGLANG_VALUES.get((name, text), text) for name, text in named.items()}
+    chunk, context = log.first("max_batched_tokens"), log.first("context")
+    if context is not None:
+        found["max_model_len"] = context.text.replace(",", "")
+    if chunk is not None:
+        found.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
+    if has_dp_attention(log):
+        found.pop("data_parallel_size", None)  # ranks of one server, not replicas
+    if "page_size" in said:  # the one that the server had, whatever backend wants another on another GPU
+        for phase in ("prefill_attention_backend", "decode_attention_backend"):
+            if found.get(phase, "None") == "None":
+                found[phase] = said.get("attention_backend", UNKNOWN_BACKEND)
+    dropped = NOT_ASKED | NOT_SGLANGS
+    return {
+        name: text
+        for name, text in found.items()
+        if name in ARGUMENTS and name not in dropped and text not in ("auto", "", "None")
+    }
+
+
+def has_dp_attention(log: ServerLog) -> bool:
+    """Whether SGLang's attention is divided over data-parallel ranks, which lie inside its tensor-parallel ones."""
+    return log.flags.get("enable_dp_attention") == "True" or log.flags.get("attn_dp_size", "1") not in ("1", "None")
+
+
+def logged_as(log: ServerLog, name: str, text: str) -> str:
+    """An argument of flags_of as the log has it: `tp_size=2`, where that is what the server calls it."""
+    names = [theirs for theirs, ours in (SGLANG_NAMES | RESOLVED_NAMES).items() if ours == name]
+    theirs = next((one for one in [name, *names] if one in log.flags), name)
+    return f"{printable(theirs, 60)}={printable(text, 60)}"
+
+
+def agrees(log: ServerLog, name: str, value: Any) -> bool:
+    """Whether a value of EngineArgs is what the log says, as far as its digits go, or asks the server to decide."""
+    share = log.first("utilization")
+    if name == "gpu_memory_utilization" and share is not None and abs(value - share.value) <= share.half_digit:
+        return True
+    try:
+        return bool(value == "auto" or value == read_argument(name, flags_of(log)[name], name))
+    except KvplanError:
+        return False
+
+
+# Contexts that servers are given: the first of these that has a multiple in the range is taken.
+ROUND: Final = (65536, 32768, 16384, 8192, 4096, 2048, 1024, 1000, 512, 500, 256, 128, 100, 64, 50, 32, 16, 10, 1)
+
+
+def derived_context(log: ServerLog) -> tuple[int, int, int] | None:
+    """(the likeliest, the least, the most) tokens per request that the logged capacity and concurrency leave open.
+
+    The concurrency is the tokens over the context, in as many digits as it is written with.
+    """
+    tokens, concurrency = log.first("kv_tokens"), log.first("max_concurrency")
+    if tokens is None or concurrency is None or tokens.count == 0:
+        return None
+    low = ceil(tokens.count / (concurrency.value + concurrency.half_digit))
+    high = floor(tokens.count / (concurrency.value - concurrency.half_digit))
+    if low > high or high > MAX_TOKENS:
+        return None
+    unit = next(one for one in ROUND if high // one * one >= low)
+    likeliest = round(tokens.count / concurrency.value / unit) * unit
+    return (likeliest if low <= likeliest <= high else high // unit * unit), low, high
+
+
+def utilization_of(log: ServerLog) -> str | None:
+    """The logged share of the memory; by the budget where that is logged too, as it has two digits more."""
+    share, budget, total = (log.first(fact) for fact in ("utilization", "budget", "total_memory"))
+    if share is None or budget is None or total is None or not total.size:
+        return None if share is None else share.text
+    exact = budget.size / total.size
+    return f"{exact:.5f}" if abs(exact - share.value) <= 1.1 * share.half_digit else share.text
+
+
+def _plain(text: str) -> str:
+    return text.removeprefix("torch.")
+
+
+def draft_of(log: ServerLog) -> dict[str, str]:
+    """What the log says of speculative decoding; empty where there is none."""
+    text = log.flags.get("speculative_config", "")
+    found = arguments(re.sub(r"^(?:SpeculativeConfig)?[({]", "", text)) if text else {}
+    if "num_spec_tokens" in found:
+        found["num_speculative_tokens"] = found["num_spec_tokens"]
+    for name in ("speculative_algorithm", "speculative_model"):
+        if name in log.flags:
+            found.setdefault("method", log.flags[name])
+    return found
+
+
+SGLANG_RELEASE: Final = re.compile(r"v?([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?![0-9])")
+
+
+SAMPLER_WITHOUT_A_SORT: Final = "Using FlashInfer"
+LOGGED_VARIABLES: Final = {  # what a line of a log says, as the variable that does so
+    "first_engine": ("VLLM_USE_V1", "0", "1"),
+    "flashinfer": ("VLLM_USE_FLASHINFER_SAMPLER", "1", "0"),
+    "estimates_graphs": ("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", "1", "0"),
+}
+
+
+def environment_of(log: ServerLog, release: Version) -> Environment:
+    """The variables of the command that the log quotes, and what its lines say of the engine, sampler and profile.
+
+    A line of the log wins: it is what the server did. Of a release that always does so it says nothing.
+    """
+    variables: Environment = {name: text for name, text in log.flags.items() if name in VARIABLES}
+    kinds = {reading.text for reading in log.all("engine_kind")}
+    sampler, profiling = log.text("sampler"), log.text("graph_profiling")
+    said = {
+        "first_engine": bool(kinds - {"V1"}) if kinds else None,
+        "flashinfer": None if sampler is None else sampler == SAMPLER_WITHOUT_A_SORT,
+        "estimates_graphs": None if profiling is None else profiling == "enabled",
+    }
+    for name, value in said.items():
+        variable, yes, no = LOGGED_VARIABLES[name]
+        if value is not None and VARIABLES[variable].is_read_by(release):
+            variables[variable] = yes if value else no
+    return variables
+
+
+def engine_of(log: ServerLog) -> str | None:
+    """`vllm@0.11` or `sglang@0.4.3`, as --engine takes it; None where the log names no release of vLLM.
+
+    An SGLang that says none, or one older than those that are known, is sized by the newest rules.
+    """
+    if log.engine == "vllm":
+        return None if log.release is None else f"vllm@{log.release[0]}.{log.release[1]}"
+    found = SGLANG_RELEASE.match(log.text("version") or "")
+    if found is None or not sglang.OLDEST <= (int(found[1]), int(found[2])) <= sglang.NEWEST:
+        return "sglang"
+    return f"sglang@{found[0].removeprefix('v')}"
+
+
+def development_notes(log: ServerLog) -> list[str]:
+    """What a build between two releases rests on: 0.19.1rc1.dev329 is 329 commits after the tag before it."""
+    version = log.text("version") or ""
+    match = re.match(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?\w*(?:\.post\d+)?\.dev\d", version)
+    if log.engine != "vllm" or log.release is None or match is None:
+        return []
+    major, minor, patch = (int(field or 0) for field in match.groups())
+    later, other = ("after", minor + 1) if patch else ("before", minor - 1)
+    neighbour = f"{major}.{other}"
+    more = f"; --engine vllm@{neighbour} says so" if (major, other) <= vllm.NEWEST and other >= 0 else ""
+    return [
+        f"version {printable(version, 60)} is a development build {later} {major}.{minor}.0, judged as "
+        f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbour} does{more}"
+    ]
+
+
+def fraction_notes(log: ServerLog, args: EngineArgs) -> list[str]:
+    """What a default mem_fraction_static rests on, where the log does not say a release whose rule is known."""
+    if log.engine != "sglang" or args.mem_fraction_static is not None or engine_of(log) != "sglang":
+        return []
+    version = log.text("version")
+    release = "its release" if version is None else f"a release that kvplan knows ({printable(version, 40)})"
+    newest = "sglang@{}.{}".format(*sglang.NEWEST)
+    return [
+        f"the {log.called} says neither mem_fraction_static nor {release}: the fraction is that of {newest}'s rule; "
+        "--engine sglang@0.4.6, or whichever it was, or --mem-fraction-static says it"
+    ]
+
+
+def model_of(log: ServerLog) -> tuple[str | None, str | None]:
+    """(the catalog's name of the logged model, a note); the log's own paths are never opened."""
+    named = log.model
+    if named is None:
+        return None, None
+    if catalog.find(named) is not None:
+        return named, None
+    last = re.split(r"[/\\]", named.rstrip("/\\"))[-1]
+    cached = re.search(r"models--([\w.-]{1,90})--([\w.-]{1,90})", named)
+    candidates = ([f"{cached[1]}/{cached[2]}"] if cached else []) + same_names(last)
+    known = list(dict.fromkeys(name for name in (catalog.find(one) for one in candidates) if name is not None))
+    if len(known) != 1:
+        return None, None
+    model_id = catalog.facts(known[0])["id"]
+    return known[0], f"the {log.called}'s model {printable(named, 100)} is taken as {model_id}, by its name"
+
+
+def same_names(last: str) -> list[str]:
+    """Every catalog name, id or alias whose part behind the organisation is this, whatever the case."""
+    wanted = last.lower()
+    found = []
+    for name, text in entries.sections(catalog.path()).items():
+        head = text[:2000].lower()
+        ids = re.findall(r"^  id: (\S+)$", head, re.MULTILINE) + re.findall(
+            r"^  aliases: \[([^\]]*)\]", head, re.MULTILINE
+        )
+        names = [one.strip().strip("'\"") for line in ids for one in line.split(",")]
+        if wanted == name.lower() or any(one.rpartition("/")[2] == wanted for one in names):
+            found.append(name)
+    return found
+
+
+def gpus_of(log: ServerLog) -> tuple[list[GpuSpec], str | None]:
+    """(the GPUs it may have been, a note): by name, else all that report the logged total, else none."""
+    logged = log.first("total_memory")
+    named = _gpu_named(log)
+    if named is not None:
+        return [named if logged is None else with_memory(named, logged.size)], None
+    if logged is None or logged.size <= 0:
+        return [], None
+    near = [one for one in map(gpu, gpu_names()) if _reports(one, logged)]
+    if not near:
+        text = f"no GPU that kvplan knows reports {logged.text} GiB: only its bytes are known; --gpu NAME says more"
+        return [custom_gpu(logged.size)], text
+    names = ", ".join(one.name for one in near)
+    note = f"{logged.text} GiB is what {names} report{'s' if len(near) == 1 else ''}"
+    return [with_memory(one, logged.size) for one in near], note + (
+        "" if len(near) == 1 else "; --gpu says which it was"
+    )
+
+
+def _gpu_named(log: ServerLog) -> GpuSpec | None:
+    if log.first("gpu") is None:
+        return None
+    return next((one for one in map(gpu, gpu_names()) if _is_named(log, one)), None)
+
+
+def _is_named(log: ServerLog, one: GpuSpec) -> bool:
+    return one.device_name.lower() in [reading.text.replace("_", " ").strip().lower() for reading in log.all("gpu")]
+
+
+def sample_gpus() -> list[GpuSpec]:
+    """Where the log says nothing of its GPU: what is the same on all of these can be compared."""
+    return [gpu(name) for name in SAMPLE_GPUS]
+
+
+def held_by(log: ServerLog) -> Iterable[tuple[int, int, str]]:
+    """(bytes, how far they are rounded, what they are) of all that a GPU of the log must have had room for."""
+    total = log.first("total_memory")
+    if total is not None:
+        yield total.size, total.rounding, f"a GPU of {total.text} GiB"
+    for fact in ("free_at_start", "free_before_load"):
+        for reading in log.all(fact):
+            yield reading.size, reading.rounding, f"{reading.text} GiB free"
+    weights, pools = log.by_rank("weights"), log.by_rank("available_kv")
+    for found, what in ((weights, "weights"), (pools, "KV cache")):
+        for reading in found.values():
+            yield reading.size, reading.rounding, f"{reading.text} GiB of {what}"
+    for rank in weights.keys() & pools.keys():
+        one, other = weights[rank], pools[rank]
+        text = f"{one.text} GiB of weights and {other.text} GiB of KV cache"
+        yield one.size + other.size, one.rounding + other.rounding, text
+    for rank, key in log.by_rank("key_size").items():
+        value = log.by_rank("value_size").get(rank)
+        if value is not None:
+            yield key.size + value.size, key.rounding + value.rounding, f"{key.text} + {value.text} GiB of KV cache"
+
+
+def check_gpu(log: ServerLog, one: GpuSpec, flag: str) -> list[str]:
+    """Refuse a GPU on which the log cannot have been written; warnings of one that differs from what it says."""
+    most = max(one.total_memory, one.total_memory_high)
+    if one.total_memory_kind != GIVEN:  # no board reports more than its vendor says it has
+        most = max(most, one.nominal_memory or 0)
+    worst = max(held_by(log), default=None)
+    if worst is not None and worst[0] - worst[1] > most:
+        raise UsageError(
+            f"{flag}: has {format_gib(most)} at most, but the {log.called} says {worst[2]}; name the GPU that it ran "
+            f"on, or leave {flag.partition(' ')[0]} out"
+        )
+    found, total, named = [], log.first("total_memory"), _gpu_named(log)
+    if named is not None and not _is_named(log, one) and one.name != ONLY_BYTES:
+        found.append(f"{flag} is taken, but the {log.called} names an {named.device_name} ({named.name})")
+    if total is not None and not _reports(one, total):
+        told = f"{one.total_memory_low / GIB:.2f}"
+        if one.total_memory_low != one.total_memory_high:
+            told += f" to {one.total_memory_high / GIB:.2f}"
+        found.append(f"{flag}: a GPU of {told} GiB, but the {log.called} says {total.text} GiB")
+    return found
+
+
+def _reports(one: GpuSpec, total: Reading) -> bool:
+    return one.total_memory_low - total.rounding <= total.size <= one.total_memory_high + total.rounding
+
+
+def check_log(log: ServerLog, args: EngineArgs) -> None:
+    """Refuse a log whose ranks the arguments do not explain."""
+    workers = [rank for rank in log.ranks if rank != ""]
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    if len(workers) > 1 and ranks == 1:
+        shown = ", ".join(printable(rank, 30) for rank in workers[:4])
+        flag = "--dp" if all(re.fullmatch("DP[0-9]+", rank) for rank in workers) else "--tp"
+        raise UsageError(
+            f"{log.called}: figures of several ranks ({shown}), but not how the model is split; add {flag}"
+        )
+
+
+def check_model(log: ServerLog, spec: ModelSpec) -> None:
+    """Refuse a model that is stored otherwise than the log says."""
+    said = log.flags.get("quantization")
+    if said not in (None, "fp8", "auto") and spec.quantization is None:
+        raise UsageError(
+            f"{log.called}: quantization={printable(said or '', 40)}, but {spec.name} is not quantised; say with "
+            "--model which checkpoint was served"
+        )
+
+
+def is_drafting(log: ServerLog) -> bool:
+    method = draft_of(log).get("method", "")
+    return bool(draft_of(log)) and method not in ("ngram", "[ngram]")

@@ -1,0 +1,327 @@
+"""What a GPU, a process and a server hold at one moment: readings for `kvplan watch`, as values and as rows of a CSV.
+
+A server's own numbers come from its /metrics page (kvplan/measure/server_metrics.py), which is read in a thread of its own: a
+page that cannot be had, or not yet, is part of a reading, and the others go on.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.files import open_regular, printable
+from kvplan.hardware.nvml import Device, DeviceSample, HostMemory, host_memory
+from kvplan.measure.server_metrics import MetricsError, ServerStats
+
+# --- a process --------------------------------------------------------------------------------------------------------
+
+
+class ProcessEnded(Exception):
+    """The watched process is no more."""
+
+
+class WatchedProcess:
+    """A process whose resident memory is read; UsageError where there is none of that pid."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._library = _psutil()
+        try:
+            self._process = self._library.Process(pid)
+        except self._library.NoSuchProcess as error:
+            raise UsageError(f"--pid {pid}: there is no such process; `ps` lists them") from error
+
+    def resident(self) -> int:
+        """Bytes of resident memory; ProcessEnded when it has ended, even where its pid has been given away again."""
+        try:
+            if not self._process.is_running():
+                raise ProcessEnded
+            return int(self._process.memory_info().rss)
+        except self._library.NoSuchProcess as error:
+            raise ProcessEnded from error
+        except self._library.AccessDenied as error:
+            raise EnvironmentProblem(
+                f"--pid {self.pid}: its memory may not be read; run as its user or as root"
+            ) from error
+
+
+def _psutil() -> Any:
+    try:
+        import psutil
+    except ImportError as error:
+        raise EnvironmentProblem("psutil: not installed, --pid needs it; run `pip install psutil`") from error
+    return psutil
+
+
+# --- a server ---------------------------------------------------------------------------------------------------------
+
+NO_ANSWER_YET = "no answer yet"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRates:
+    """Tokens per second between two pages; None where it cannot be told."""
+
+    prompt: float | None = None
+    output: float | None = None
+
+
+def token_rates(before: ServerStats, now: ServerStats, seconds: float) -> TokenRates:
+    """The rates between two pages so far apart; none where the server was started anew, as its counters begin at 0."""
+    counters = ((before.prompt_tokens, now.prompt_tokens), (before.generation_tokens, now.generation_tokens))
+    grown = [None if old is None or new is None else new - old for old, new in counters]
+    is_another = (before.kind, before.started_s) != (now.kind, now.started_s)
+    if is_another or seconds <= 0 or any(tokens is not None and tokens < 0 for tokens in grown):
+        return TokenRates()
+    return TokenRates(*(None if tokens is None else tokens / seconds for tokens in grown))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReading:
+    """What is known of a server at one moment.
+
+    stats    the figures of its last page
+    age_s    since that page came
+    rates    between that page and the one before
+    problem  why this moment has no page of its own; None: it has
+    """
+
+    stats: ServerStats | None = None
+    age_s: float | None = None
+    rates: TokenRates = TokenRates()
+    problem: str | None = None
+
+
+class WatchedPage:
+    """A server's page, read in a thread of its own: a reading waits for it for as long as `patience_s`, no longer."""
+
+    def __init__(self, read: Callable[[], ServerStats], patience_s: float) -> None:
+        """read: gives the page's figures or raises MetricsError, and may take its time."""
+        self._read = read
+        self._patience_s = patience_s
+        self._request: _Request | None = None
+        self._stats: ServerStats | None = None
+        self._came_s = 0.0
+        self._rates = TokenRates()
+        self._problem: str | None = None  # of the last request that ended
+        self._has_news = False
+
+    def ask(self) -> None:
+        """Have the page read anew, unless the last request is still under way."""
+        self._has_news = False
+        self._take()
+        if self._request is None:
+            self._request = _Request(self._read)
+            self._request.start()
+
+    def reading(self) -> ServerReading:
+        """What is known now; the page asked for is part of it if it comes in time."""
+        if self._request is not None:
+            self._request.join(self._patience_s)
+            self._take()
+        age = None if self._stats is None else max(0.0, time.monotonic() - self._came_s)
+        problem = None if self._has_news else self._problem or NO_ANSWER_YET
+        return ServerReading(self._stats, age, self._rates, problem)
+
+    def _take(self) -> None:
+        """Note what a request brought that has ended."""
+        request = self._request
+        if request is None or request.is_alive():
+            return
+        self._request = None
+        try:
+            stats = request.stats()
+        except MetricsError as error:
+            self._problem = f"no figures ({error})" if error.answered else f"unreachable ({error})"
+            return
+        before, seconds = self._stats, request.ended_s - self._came_s
+        self._rates = TokenRates() if before is None else token_rates(before, stats, seconds)
+        self._stats, self._came_s, self._problem, self._has_news = stats, request.ended_s, None, True
+
+
+class _Request(threading.Thread):
+    """One reading of a page. It never holds up the end of the program."""
+
+    def __init__(self, read: Callable[[], ServerStats]) -> None:
+        super().__init__(daemon=True, name="kvplan-page")
+        self._read = read
+        self._found: ServerStats | Exception | None = None
+        self.ended_s = 0.0
+
+    def run(self) -> None:
+        try:
+            self._found = self._read()
+        except Exception as error:  # raised again where it is asked for
+            self._found = error
+        self.ended_s = time.monotonic()
+
+    def stats(self) -> ServerStats:
+        """What was read by a thread that has ended; raises what it raised."""
+        if isinstance(self._found, Exception):
+            raise self._found
+        assert self._found is not None
+        return self._found
+
+
+# --- readings ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything watched, at one moment; sizes are bytes. None: not watched, or not known.
+
+    utc        ISO 8601 with milliseconds
+    elapsed_s  since the first reading
+    resident   resident memory of the watched process
+    """
+
+    utc: str
+    elapsed_s: float
+    sample: DeviceSample | None
+    resident: int | None
+    host: HostMemory | None
+    server: ServerReading | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is watched; None: not watched."""
+
+    device: Device | None = None
+    pid: int | None = None
+    process: WatchedProcess | None = None
+    page: WatchedPage | None = None
+
+    def read(self, elapsed_s: float) -> Reading:
+        """A reading now. Raises ProcessEnded, DeviceError; a page that fails is part of the reading."""
+        if self.page is not None:
+            self.page.ask()  # it is read while the others are, which wait for nothing
+        return Reading(
+            utc=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            elapsed_s=elapsed_s,
+            sample=None if self.device is None else self.device.sample(self.pid),
+            resident=None if self.process is None else self.process.resident(),
+            host=host_memory(),
+            server=None if self.page is None else self.page.reading(),
+        )
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+_MEMORY = ("total", "reserved", "used", "free", "is_host")
+_DEVICE = tuple(name for name in DeviceSample.__slots__ if name != "memory")
+_TOKENS = ("prompt_tokens", "generation_tokens")
+_SERVER = tuple(each.name for each in fields(ServerStats) if each.name not in (*_TOKENS, "started_s", "left_out"))
+COLUMNS = (
+    "utc",
+    "elapsed_s",
+    "gpu_index",
+    "gpu_uuid",
+    "pid",
+    *(f"gpu_{name}" for name in _MEMORY),
+    *_DEVICE,
+    "resident",
+    "host_total",
+    "host_available",
+    *(f"server_{name}" for name in _SERVER),
+    "server_problem",
+    *(f"server_{name}" for name in _TOKENS),
+    "server_prompt_tokens_per_s",
+    "server_output_tokens_per_s",
+    "server_age_s",
+)
+
+
+def csv_row(watched: Watched, reading: Reading) -> list[Any]:
+    """The cells of COLUMNS; empty where there is no figure, booleans as true and false. A page is in one row only."""
+    device, sample, host = watched.device, reading.sample, reading.host
+    known = reading.server or ServerReading()
+    server = known if known.problem is None else ServerReading(problem=known.problem)
+    cells = [
+        reading.utc,
+        f"{reading.elapsed_s:.3f}",
+        *_values(device, ("index", "uuid")),
+        watched.pid,
+        *_values(None if sample is None else sample.memory, _MEMORY),
+        *_values(sample, _DEVICE),
+        reading.resident,
+        *_values(host, ("total", "available")),
+        *_values(server.stats, _SERVER),
+        server.problem,
+        *_values(server.stats, _TOKENS),
+        *(None if each is None else f"{each:.3f}" for each in (server.rates.prompt, server.rates.output, server.age_s)),
+    ]
+    return [str(cell).lower() if isinstance(cell, bool) else "" if cell is None else cell for cell in cells]
+
+
+def _values(record: object, names: Iterable[str]) -> list[Any]:
+    return [None if record is None else getattr(record, name) for name in names]
+
+
+class CsvLog:
+    """A CSV file that grows by a row per reading; each is on its way to the disk when `add` returns.
+
+    An existing file is continued if its header is the same. UsageError for a path that cannot be written, at once.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._where = f"--csv {printable(path, 400)}"
+        self._new = None if Path(path).exists() else Path(path)  # until the first row: removed where none came
+        target = Path(path)
+        try:
+            if target.exists() and not target.is_file():
+                raise UsageError(f"{self._where}: is not a regular file; name another path")
+            missing = self._missing(target) if target.exists() else _line(COLUMNS)
+            self._file = target.open("ab", buffering=0)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(f"{self._where}: cannot be written ({reason}); name another path") from error
+        self._write(missing)
+
+    def __enter__(self) -> "CsvLog":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._new is not None:
+            with suppress(OSError):
+                self._new.unlink(missing_ok=True)
+
+    def add(self, cells: Sequence[Any]) -> None:
+        """Append a row; EnvironmentProblem where it does not go in."""
+        self._write(_line(cells))
+        self._new = None
+
+    def _missing(self, target: Path) -> bytes:
+        """What must be written before the first row: the header of an empty file, the end of a torn last line."""
+        header = _line(COLUMNS)
+        with open_regular(target) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return header
+            if file.read(len(header)) != header:
+                raise UsageError(f"{self._where}: has other columns; name a new file")
+            file.seek(-1, os.SEEK_END)
+            return b"" if file.read(1) == b"\n" else b"\n"
+
+    def _write(self, line: bytes) -> None:
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise self._full(error.strerror) from error
+        if written != len(line):  # the disk took a part of it
+            raise self._full("no space left")
+
+    def _full(self, reason: str | None) -> EnvironmentProblem:
+        return EnvironmentProblem(f"{self._where}: cannot be written ({reason}); check the disk")
+
+
+def _line(cells: Sequence[Any]) -> bytes:
+    return csv_text([cells]).encode("utf-8", "backslashreplace")

@@ -1,0 +1,98 @@
+"""The models kvplan knows by name: entries of models.yaml, read one at a time.
+
+An entry's `config` holds keys and values as in a config.json, so the readers take it like a file. One shorthand keeps
+long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three copies of `a, b`.
+"""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvplan.core import entries
+from kvplan.core.errors import UsageError
+from kvplan.models import hf_config
+from kvplan.models.spec import ModelSpec
+
+FILE_NAME = "models.yaml"
+# Models that people ask for and that are not in the catalog: the beginnings of their names, and why they are missing.
+MISSING = {
+    "deepseek-v4.1": "its type (deepseek_v41) has no reader yet: layers read the compressed cache of another, and its "
+    "n-gram tables lie in host memory by default; deepseek-v4-flash does not stand for it",
+    "deepseek-v4-flash-0731": "no copy of its published config could be had",
+    "deepseek-v4-pro-0813": "no copy of its published config could be had",
+    "qwen3.8-flash": "its type (qwen4_exp: n-gram tables, pooled index) has no reader yet",
+}
+
+
+def path() -> Path:
+    return entries.locate(FILE_NAME)
+
+
+def model_names() -> list[str]:
+    """Every model's own name, in file order."""
+    return list(entries.sections(path()))
+
+
+def find(name: str) -> str | None:
+    """A model's own name for its name, an alias or a Hub id, whatever the case; None when the catalog lacks it."""
+    return entries.resolve(path(), name)
+
+
+def missing(name: str) -> str | None:
+    """Why a model that people ask for is not in the catalog; None for any other name."""
+    wanted = name.lower().rpartition("/")[2]
+    return next((why for known, why in MISSING.items() if wanted == known or wanted.startswith(f"{known}-")), None)
+
+
+def unknown(name: str) -> UsageError:
+    """The error for a model that is not in the catalog: why, where that is known, or near misses."""
+    why = missing(name)
+    if why is not None:
+        return UsageError(f"model {name!r}: not in the catalog: {why}; `kvplan models` lists the known ones")
+    return entries.unknown(path(), "model", name)
+
+
+def facts(name: str) -> dict[str, Any]:
+    """A model's entry as written: id, source, config and, where they are known, aliases and parameters."""
+    own = find(name)
+    if own is None:
+        raise unknown(name)
+    return entries.entry(path(), own)
+
+
+def load(name: str, *, text_only: bool = False) -> ModelSpec:
+    """The facts of a model called by name, alias or Hub id; an unknown one is a UsageError with near misses."""
+    own = find(name)
+    if own is None:
+        raise unknown(name)
+    return _read(own, text_only)
+
+
+@cache
+def _read(own: str, text_only: bool) -> ModelSpec:
+    entry = entries.entry(path(), own)
+    spec = hf_config.read_config(
+        expand(entry["config"]), where=f"{FILE_NAME}: {own}", name=own, source=entry["source"], text_only=text_only
+    )
+    return replace(spec, notes=(*spec.notes, entry["note"])) if "note" in entry else spec
+
+
+def expand(value: Any) -> Any:
+    """`value` with every `{repeat: [...], times: n}` inside a list spelled out."""
+    match value:
+        case dict():
+            return {key: expand(item) for key, item in value.items()}
+        case list():
+            return [copy for item in value for copy in _copies(item)]
+        case _:
+            return value
+
+
+def _copies(item: Any) -> list[Any]:
+    match item:
+        case {"repeat": list() as unit, "times": int() as times, **rest} if not rest:
+            copies: list[Any] = expand(unit) * times
+            return copies
+        case _:
+            return [expand(item)]

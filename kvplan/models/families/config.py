@@ -1,0 +1,142 @@
+"""Typed access to a model config: every value is checked before it becomes a fact."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplan.core.errors import InvalidInputError
+
+MAX_DIM = 2**31
+MAX_LAYERS = 4096  # far above any published model; a larger count is a damaged file
+_MISSING = object()
+
+
+@dataclass(slots=True)
+class Config:
+    """A config.json (or the part of it that describes the language model) and where it came from.
+
+    Reading a missing or null key gives the default, or raises when there is none. Numbers written as strings or
+    booleans are refused; 32.0 is taken as 32 with a note.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+    notes: list[str] = field(default_factory=list)
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def first(self, keys: tuple[str, ...]) -> tuple[str, Any]:
+        for key in keys:
+            if self.values.get(key) is not None:
+                return key, self.values[key]
+        return keys[0], None
+
+    def fail(self, key: str, problem: str) -> InvalidInputError:
+        return InvalidInputError(f"{self.where}: {key}: {problem}")
+
+    def whole(self, key: str, value: Any, low: int = 1, high: int = MAX_DIM) -> int:
+        """`value` as an integer in [low, high], or the error that names the key."""
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            self.notes.append(f"{key} is written {value}; read as {int(value)}")
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, f"must be an integer ({value!r:.60}); correct the config")
+        if not low <= value <= high:
+            raise self.fail(key, f"must be between {low} and {high} ({value}); correct the config")
+        return value
+
+    def count(self, *keys: str, default: Any = _MISSING, low: int = 1, high: int = MAX_DIM) -> int:
+        """The first of `keys` that is present."""
+        key, value = self.first(keys)
+        if value is None:
+            if default is _MISSING:
+                raise self.fail(keys[0], "is missing; kvplan cannot size the model without it")
+            return int(default)
+        return self.whole(key, value, low, high)
+
+    def maybe_count(self, *keys: str, low: int = 0) -> int | None:
+        """The first of `keys` that is present and not 0; None otherwise (0 and null mean "not set")."""
+        key, value = self.first(keys)
+        if value is None:
+            return None
+        return self.whole(key, value, low) or None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, "is missing; kvplan cannot size the model without it")
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.fail(key, f"must be a finite number ({value!r:.60}); correct the config")
+        return float(value)
+
+    def ratio(self, key: str, default: float, high: float = 1024) -> float:
+        """A factor in (0, high] that widths are multiplied by."""
+        value = self.number(key, default)
+        if not 0 < value <= high:
+            raise self.fail(key, f"must be above 0 and at most {high:g} ({value}); correct the config")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.fail(key, f"must be true or false ({value!r:.60}); correct the config")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise self.fail(key, "is missing; kvplan cannot size the model without it")
+            return default
+        if not isinstance(value, str):
+            raise self.fail(key, f"must be text ({value!r:.60}); correct the config")
+        return value
+
+    def items(self, key: str) -> list[Any] | None:
+        """A list, or None when the key is missing or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self.fail(key, f"must be a list ({type(value).__name__}); correct the config")
+        return value
+
+    def ints(self, key: str) -> list[int] | None:
+        values = self.items(key)
+        if values is None:
+            return None
+        return [self.whole(f"{key}[{i}]", value, low=0) for i, value in enumerate(values)]
+
+    def names(self, key: str) -> list[str] | None:
+        values = self.items(key)
+        if values is None:
+            return None
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                raise self.fail(f"{key}[{i}]", f"must be text ({value!r:.60}); correct the config")
+        return values
+
+    def sub(self, key: str) -> "Config":
+        """A nested object; empty when the key is missing or null."""
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.fail(key, f"must be an object ({type(value).__name__}); correct the config")
+        return Config(value, f"{self.where}: {key}", self.notes)
+
+    def num_layers(self) -> int:
+        return self.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", high=MAX_LAYERS)
+
+    def per_layer_names(self, key: str, num_layers: int) -> list[str] | None:
+        """A list of one name per layer; another length is an error."""
+        names = self.names(key)
+        if names is not None and len(names) != num_layers:
+            raise self.fail(key, f"has {len(names)} entries for {num_layers} layers; correct the config")
+        return names

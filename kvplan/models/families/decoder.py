@@ -1,0 +1,285 @@
+"""How the decoders that the engine runs compute: config.json -> Decoder.
+
+A key that a config leaves out means the default of that family's config class. Source of the defaults and of what each
+family computes: transformers 5.23, models/<family>/configuration_<family>.py and modeling_<family>.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.files import printable
+from kvplan.models.families import mla
+from kvplan.models.families.config import Config
+from kvplan.models.families.decoder_rope import KINDS, Kind, positive, read_rotary, score_factor
+from kvplan.models.families.dense import TRAITS, Traits, heads_of, layer_windows
+from kvplan.models.families.moe import EXPERT_KEYS, FAMILIES, Moe, shared_width, sparse_layers
+from kvplan.models.spec import Activation, Decoder, DecoderLayer, GatedMlp, HeadAttention, LatentHeads, MoeMlp
+
+_ALL: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10_000.0}
+_GEMMA: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+}
+_DEEPSEEK_V3: dict[str, Any] = {
+    **_ALL,
+    "max_position_embeddings": 4096,
+    "q_lora_rank": 1536,
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rope_interleave": True,
+}
+
+# The types that the engine runs, and what their config classes take for a key left out.
+LEFT_OUT: dict[str, Mapping[str, Any]] = {
+    "llama": {**_ALL, "max_position_embeddings": 2048},
+    "mistral": {**_ALL, "max_position_embeddings": 131_072},
+    "qwen2": {**_ALL, "max_position_embeddings": 32_768},
+    "qwen3": {**_ALL, "max_position_embeddings": 32_768},
+    "mixtral": {
+        **_ALL, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_position_embeddings": 131_072,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {**_ALL, "max_position_embeddings": 32_768, "num_experts_per_tok": 8, "norm_topk_prob": False},
+    "gemma2": {
+        **_GEMMA, "rope_theta": 10_000.0, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": {
+        **_GEMMA, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "max_position_embeddings": 131_072,
+    },
+    "gpt_oss": {
+        **_ALL, "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "max_position_embeddings": 131_072,
+        "num_experts_per_tok": 4, "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
+    },
+    "deepseek_v2": {
+        **_ALL, "max_position_embeddings": 2048, "q_lora_rank": 1536, "first_k_dense_replace": 0,
+        "n_shared_experts": 2, "topk_method": "greedy", "routed_scaling_factor": 1.0,
+    },
+    "deepseek_v3": _DEEPSEEK_V3,
+    "kimi_k2": _DEEPSEEK_V3,  # a DeepSeek-V3 by another name; its published class is a copy of that one
+}  # fmt: skip
+
+# Keys whose absence transformers fills with a number of its own and the sizes of this model's layers do not.
+STATED: dict[str, tuple[str, ...]] = {
+    "mistral": ("num_key_value_heads",),
+    "qwen2": ("num_key_value_heads",),
+    "qwen3": ("num_key_value_heads", "head_dim"),
+    "mixtral": ("num_key_value_heads",),
+    "qwen3_moe": ("num_key_value_heads",),
+    "gemma2": ("num_key_value_heads", "head_dim", "sliding_window"),
+    "gemma3_text": ("num_key_value_heads", "head_dim", "sliding_window"),
+    "gpt_oss": ("num_key_value_heads", "head_dim", "sliding_window"),
+}
+
+# Keys that may be left out or null, or have one of these values; with another one the model computes something else.
+_DEEPSEEK_V3_ONLY: dict[str, tuple[Any, ...]] = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",)}
+ONLY: dict[str, dict[str, tuple[Any, ...]]] = {
+    "qwen3_moe": {"use_sliding_window": (False,)},  # all its layers would slide, not those that max_window_layers names
+    "gemma2": {"use_bidirectional_attention": (False,)},
+    "gemma3_text": {"use_bidirectional_attention": (False,), "attn_logit_softcapping": ()},  # not read by its attention
+    "gpt_oss": {"hidden_act": ("silu",), "attention_bias": (True,)},
+    "deepseek_v2": {
+        "topk_method": ("greedy", "group_limited_greedy"),
+        "scoring_func": ("softmax",),
+        "norm_topk_prob": (False,),  # transformers does not read it
+        "mlp_bias": (False,),
+    },
+    "deepseek_v3": _DEEPSEEK_V3_ONLY,
+    "kimi_k2": _DEEPSEEK_V3_ONLY,
+}
+ONLY_EVERYWHERE: dict[str, tuple[Any, ...]] = {"partial_rotary_factor": (1,)}
+
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
+    """How the language model that `inner` describes computes.
+
+    where  how errors call the file
+    Raises UnsupportedModelError, by name, for what the engine does not compute; InvalidInputError for a damaged config.
+    """
+    if model_type not in LEFT_OUT:
+        raise UnsupportedModelError(
+            f"{where}: model_type {printable(repr(model_type), 60)} is not one the engine can run "
+            f"(it runs {', '.join(LEFT_OUT)}); choose another model"
+        )
+    _check_known(inner, model_type)
+    config = Config({**LEFT_OUT[model_type], **inner.values}, inner.where)
+    num_layers = config.num_layers()
+    gemma = model_type.startswith("gemma")
+    attention = _attention_by_kind(config, model_type)
+    layers = zip(_kinds(config, model_type, num_layers), _mlps(config, model_type, num_layers), strict=True)
+    return Decoder(
+        layers=tuple(DecoderLayer(attention[kind], mlp) for kind, mlp in layers),
+        norm_eps=positive(config, "rms_norm_eps"),
+        sandwich=gemma,
+        unit_offset=gemma,
+        embedding_scale=config.count("hidden_size") ** 0.5 if gemma else 1.0,
+        logit_softcap=_softcap(config, "final_logit_softcapping") if gemma else None,
+    )
+
+
+def _check_known(config: Config, model_type: str) -> None:
+    """Refuse what is computed differently from how the engine does, and what two readers would fill differently."""
+    for key in STATED.get(model_type, ()):
+        if key not in config.values:
+            raise config.fail(key, "is missing: transformers has a number of its own, kvplan's sizes another; state it")
+    for key, known in {**ONLY_EVERYWHERE, **ONLY.get(model_type, {})}.items():
+        value = config.values.get(key)
+        if value is not None and value not in known:
+            allowed = " or ".join(map(repr, known)) or "null"
+            raise UnsupportedModelError(
+                f"{config.where}: {key}: the engine runs {model_type} with {allowed} only ({value!r:.60}); "
+                "choose another model"
+            )
+
+
+def _kinds(config: Config, model_type: str, num_layers: int) -> list[Kind]:
+    """Per layer whether it slides, from the facts that its cache is sized by."""
+    if model_type in mla.ROUTERS:
+        return ["full_attention"] * num_layers
+    windows = layer_windows(config, _traits(model_type), num_layers)
+    return ["full_attention" if window is None else "sliding_attention" for window in windows]
+
+
+def _traits(model_type: str) -> Traits:
+    return TRAITS[model_type] if model_type in TRAITS else FAMILIES[model_type][0]
+
+
+def _attention_by_kind(config: Config, model_type: str) -> dict[Kind, HeadAttention | LatentHeads]:
+    if model_type in mla.ROUTERS:
+        return {"full_attention": _latent_heads(config, model_type)}
+    return {kind: _head_attention(config, model_type, kind) for kind in KINDS}
+
+
+def _head_attention(config: Config, model_type: str, kind: Kind) -> HeadAttention:
+    traits = _traits(model_type)
+    head_dim = heads_of(config).head_dim
+    gemma = model_type.startswith("gemma")
+    bias = config.flag("attention_bias")
+    return HeadAttention(
+        scale=(positive(config, "query_pre_attn_scalar") if gemma else head_dim) ** -0.5,
+        rotary=read_rotary(config, model_type, head_dim, kind),
+        qkv_bias=bias if traits.qkv_bias is None else traits.qkv_bias,
+        out_bias=bias if traits.o_bias is None else traits.o_bias,
+        qk_norm=traits.qk_norm == "head",
+        softcap=_softcap(config, "attn_logit_softcapping") if gemma else None,
+        sinks=model_type == "gpt_oss",
+    )
+
+
+def _latent_heads(config: Config, model_type: str) -> LatentHeads:
+    nope, rotated = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    # transformers has DeepSeek-V2 rotate complex numbers: always neighbours.
+    interleaved = model_type == "deepseek_v2" or config.flag("rope_interleave")
+    return LatentHeads(
+        scale=(nope + rotated) ** -0.5 * score_factor(config, model_type),
+        rotary=read_rotary(config, model_type, rotated, interleaved=interleaved),
+        q_lora_rank=config.maybe_count("q_lora_rank"),
+        qk_nope_head_dim=nope,
+        v_head_dim=config.count("v_head_dim"),
+        bias=config.flag("attention_bias"),
+    )
+
+
+def _mlps(config: Config, model_type: str, num_layers: int) -> list[GatedMlp | MoeMlp]:
+    moe = mla.ROUTERS.get(model_type) or (FAMILIES[model_type][1] if model_type in FAMILIES else None)
+    sparse = sparse_layers(config, num_layers) if moe else [False] * num_layers
+    by_kind: dict[bool, GatedMlp | MoeMlp] = {}
+    if moe and any(sparse):
+        by_kind[True] = _check_routing(config, _experts(config, model_type, moe))
+    if not all(sparse):
+        by_kind[False] = _dense_mlp(config, model_type)
+    return [by_kind[flag] for flag in sparse]
+
+
+def _dense_mlp(config: Config, model_type: str) -> GatedMlp:
+    biased = model_type not in mla.ROUTERS and _traits(model_type).mlp_bias is None and config.flag("mlp_bias")
+    return GatedMlp(config.count("intermediate_size"), _activation(config, model_type), bias=biased)
+
+
+def _experts(config: Config, model_type: str, moe: Moe) -> MoeMlp:
+    """What the model's router and experts do, router by router."""
+    inner = config.count(moe.inner)
+    plain = MoeMlp(
+        num_experts=config.count(*EXPERT_KEYS),
+        top_k=config.count("num_experts_per_tok"),
+        inner=inner,
+        activation=_activation(config, model_type),
+        scoring="softmax",
+        renormalize=True,
+        names="qwen",
+        shared_inner=shared_width(config, moe, inner),
+    )
+    match model_type:
+        case "mixtral":
+            return replace(plain, names="mixtral")
+        case "qwen3_moe":
+            return replace(plain, renormalize=config.flag("norm_topk_prob"))
+        case "gpt_oss":
+            return replace(
+                plain,
+                names="gpt_oss",
+                activation="clamped_swiglu",
+                router_bias=True,
+                bias=True,
+                swiglu_limit=positive(config, "swiglu_limit"),
+                swiglu_alpha=positive(config, "swiglu_alpha"),
+            )
+        case "deepseek_v2":
+            limited = config.text("topk_method") == "group_limited_greedy"
+            return replace(
+                plain,
+                renormalize=False,
+                scale=positive(config, "routed_scaling_factor"),
+                groups=config.count("n_group") if limited else 1,
+                top_groups=config.count("topk_group") if limited else 1,
+            )
+        case _:  # deepseek_v3 and kimi_k2
+            return replace(
+                plain,
+                scoring="sigmoid",
+                renormalize=config.flag("norm_topk_prob"),
+                scale=positive(config, "routed_scaling_factor"),
+                groups=config.count("n_group"),
+                top_groups=config.count("topk_group"),
+                correction=True,
+            )
+
+
+def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
+    """`experts`, whose counts must leave the router something to choose from."""
+    count, groups = experts.num_experts, experts.groups
+    choice = count // groups * experts.top_groups
+    for good, key, problem in (
+        (count % groups == 0, "n_group", f"must divide the {count} experts ({groups})"),
+        (experts.top_groups <= groups, "topk_group", f"must be at most n_group, {groups} ({experts.top_groups})"),
+        (not experts.correction or count >= 2 * groups, "n_group", f"must leave each group two experts ({groups})"),
+        (experts.top_k <= choice, "num_experts_per_tok", f"must be at most {choice} ({experts.top_k})"),
+    ):
+        if not good:
+            raise config.fail(key, f"{problem}; correct the config")
+    return experts
+
+
+def _activation(config: Config, model_type: str) -> Activation:
+    key = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
+    name = config.text(key)
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{config.where}: {key}: {printable(repr(name), 40)} is not an activation the engine computes "
+            f"(it knows {', '.join(ACTIVATIONS)}); choose another model"
+        )
+    return ACTIVATIONS[name]
+
+
+def _softcap(config: Config, key: str) -> float | None:
+    return positive(config, key) if key in config else None

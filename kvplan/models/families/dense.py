@@ -1,0 +1,225 @@
+"""Dense decoder-only transformers with rotary positions: Llama and everything shaped like it."""
+
+from typing import Literal
+
+from kvplan.core.records import dataclass
+from kvplan.models.families import rope
+from kvplan.models.families.blocks import Heads, attention, embedding, final_norm, gated_mlp, norm, plain_mlp, qk_norms
+from kvplan.models.families.config import Config
+from kvplan.models.families.draft import SpecDraft
+from kvplan.models.spec import FullAttention, LayerCache, Place, Rope, SlidingWindow, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a family has where its config says nothing, and what it always has."""
+
+    qkv_bias: bool | None = None  # None: attention_bias decides
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None  # None: mlp_bias decides
+    gated: bool = True
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    layer_norm: bool = False
+    norm_bias: bool = True
+    qk_norm: Literal["no", "head", "full", "split", "flag_head", "flag_split"] = "no"
+    tied: bool = False
+    window_default: int | None = None
+    windows: Literal["no", "all", "flagged", "types"] = "no"
+    full_every: int | None = None  # with windows="types" and no layer_types: every n-th layer is full
+    every_stage: bool = False  # the embedding and the final norm stand on every pipeline stage
+    head_every_stage: bool = False
+    lm_head_bias: bool = False
+    context_default: int | None = None
+    scaled_context: bool = True
+
+
+LLAMA = Traits()
+FOUR_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+
+TRAITS: dict[str, Traits] = {
+    "llama": LLAMA,
+    "internlm2": Traits(qkv_bias=False, o_bias=False, mlp_bias=False),
+    "internlm3": LLAMA,
+    "granite": LLAMA,
+    "seed_oss": Traits(qkv_bias=True, o_bias=False),
+    "smollm3": Traits(tied=True),
+    "mistral": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, windows="all", window_default=4096),
+    "ministral3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, windows="all"),
+    "qwen2": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
+    "mimo": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
+    "qwen2_5_vl": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
+    "qwen2_vl": Traits(qkv_bias=True, o_bias=False, mlp_bias=False, windows="flagged"),
+    "qwen3": Traits(mlp_bias=False, qk_norm="head", windows="flagged"),
+    "qwen3_vl_text": Traits(mlp_bias=False, qk_norm="head"),
+    "phi3": Traits(qkv_bias=False, o_bias=False, mlp_bias=False, windows="all"),
+    "gemma": Traits(mlp_bias=False, tied=True),
+    "gemma2": Traits(mlp_bias=False, norms=FOUR_NORMS, tied=True, windows="types", full_every=2, every_stage=True),
+    "gemma3_text": Traits(
+        mlp_bias=False, norms=FOUR_NORMS, tied=True, qk_norm="head", windows="types", full_every=6, every_stage=True,
+        scaled_context=False,
+    ),
+    "cohere": Traits(
+        mlp_bias=False, norms=("input_layernorm",), layer_norm=True, norm_bias=False, qk_norm="flag_split", tied=True,
+        every_stage=True,
+    ),
+    "cohere2": Traits(
+        mlp_bias=False, norms=("input_layernorm",), layer_norm=True, norm_bias=False, tied=True, windows="types",
+        full_every=4, every_stage=True,
+    ),
+    "olmo2": Traits(mlp_bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"), qk_norm="full"),
+    "olmo3": Traits(
+        mlp_bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"), qk_norm="full",
+        windows="types", full_every=4,
+    ),
+    "starcoder2": Traits(
+        gated=False, layer_norm=True, tied=True, windows="all", window_default=4096,
+    ),
+    "glm": Traits(qkv_bias=None, o_bias=False, mlp_bias=False),
+    "glm4": Traits(
+        o_bias=False, mlp_bias=False,
+        norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    ),
+    "exaone4": Traits(mlp_bias=False, norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+                      qk_norm="head", windows="types", full_every=4),
+}  # fmt: skip
+
+
+def heads_of(config: Config) -> Heads:
+    """Head counts and width; a missing, null or 0 head_dim is derived, and must come out whole."""
+    num_heads = config.count("num_attention_heads", "n_head", "n_heads")
+    hidden = config.count("hidden_size", "n_embd", "d_model")
+    num_kv = config.maybe_count("num_key_value_heads", "num_kv_heads")
+    if num_kv is None:
+        config.notes.append(f"num_key_value_heads is not given: every one of the {num_heads} heads keeps K and V (MHA)")
+        num_kv = num_heads
+    if num_heads % num_kv:
+        raise config.fail("num_key_value_heads", f"does not divide num_attention_heads ({num_kv}, {num_heads})")
+    head_dim = config.maybe_count("head_dim", "hidden_size_per_head", "kv_channels")
+    if head_dim is None:
+        if hidden % num_heads:
+            raise config.fail(
+                "head_dim", f"is missing and hidden_size / num_attention_heads is not whole ({hidden} / {num_heads})"
+            )
+        head_dim = hidden // num_heads
+        if not config.values.get("head_dim"):
+            config.notes.append(f"head_dim is derived: hidden_size {hidden} / {num_heads} heads = {head_dim}")
+    return Heads(num_heads, num_kv, head_dim, head_dim)
+
+
+def attention_cache(heads: Heads, window: int | None) -> LayerCache:
+    if window is None:
+        return FullAttention(heads.num_kv_heads, heads.head_dim, heads.head_dim_v)
+    return SlidingWindow(heads.num_kv_heads, heads.head_dim, heads.head_dim_v, window)
+
+
+def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int | None]:
+    """Per layer the window, or None where the layer is full.
+
+    Source: facts on which layers slide, confirmed on vLLM 0.33's own answers for real configs.
+    """
+    window = config.maybe_count("sliding_window")
+    if "sliding_window" not in config.values and traits.window_default:
+        window = traits.window_default
+    types = config.per_layer_names("layer_types", num_layers)
+    if window is None or traits.windows == "no":
+        if types and traits.windows == "types" and any(t == "sliding_attention" for t in types):
+            raise config.fail("sliding_window", "is missing although layer_types has sliding layers")
+        return [None] * num_layers
+    if traits.windows == "all":
+        return [window] * num_layers
+    if traits.windows == "flagged" and not config.flag("use_sliding_window"):
+        return [None] * num_layers
+    if types is not None:
+        return [window if kind == "sliding_attention" else None for kind in types]
+    if traits.windows == "flagged":
+        first = config.count("max_window_layers", default=num_layers, low=0)
+        return [None if i < first else window for i in range(num_layers)]
+    if traits.full_every is None and "sliding_window_pattern" not in config:
+        raise config.fail("layer_types", "is missing; kvplan cannot tell which layers slide")
+    every = config.count("sliding_window_pattern", default=traits.full_every)
+    return [None if (i + 1) % every == 0 else window for i in range(num_layers)]
+
+
+def has_qk_norm(config: Config, traits: Traits) -> bool:
+    return traits.qk_norm in ("head", "full", "split") or (
+        traits.qk_norm.startswith("flag") and config.flag("use_qk_norm")
+    )
+
+
+def attention_layer(config: Config, traits: Traits, hidden: int, heads: Heads) -> tuple[Weight, ...]:
+    """A layer's weights but for its feed-forward part."""
+    use_bias = config.flag("use_bias", True) if not traits.gated else config.flag("attention_bias")
+    qkv_bias = use_bias if traits.qkv_bias is None else traits.qkv_bias
+    o_bias = use_bias if traits.o_bias is None else traits.o_bias
+    kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
+    norms = tuple(norm(name, hidden, kind, bias=traits.layer_norm and traits.norm_bias) for name in traits.norms)
+    full, split = traits.qk_norm == "full", traits.qk_norm in ("split", "flag_split")
+    qk = qk_norms(heads, full=full, split=split) if has_qk_norm(config, traits) else ()
+    return attention(hidden, heads, qkv_bias=qkv_bias, o_bias=o_bias) + qk + norms
+
+
+def dense_mlp(config: Config, traits: Traits, hidden: int, inner: int) -> tuple[Weight, ...]:
+    bias = traits.mlp_bias
+    if bias is None:
+        bias = config.flag("mlp_bias") if traits.gated else config.flag("use_bias", True)
+    return gated_mlp(hidden, inner, bias=bias) if traits.gated else plain_mlp(hidden, inner, bias=bias)
+
+
+def outer_weights(config: Config, traits: Traits, vocab: int, hidden: int, tied: bool) -> tuple[Weight, ...]:
+    """Embedding, head and final norm, and the pipeline stages that hold them."""
+    everywhere = traits.every_stage or traits.head_every_stage
+    place = Place.EVERY if everywhere else None
+    kind: Literal["layer", "rms"] = "layer" if traits.layer_norm else "rms"
+    return (
+        *embedding(
+            vocab, hidden, tied, place=place, head_bias=traits.lm_head_bias,
+            head_place=Place.EVERY if traits.head_every_stage else Place.LAST,
+        ),
+        final_norm(
+            hidden, kind, bias=traits.layer_norm and traits.norm_bias,
+            place=Place.EVERY if everywhere else Place.LAST,
+        ),
+    )  # fmt: skip
+
+
+def read(config: Config, model_type: str) -> SpecDraft:
+    """Any family of TRAITS."""
+    traits = TRAITS[model_type]
+    heads = heads_of(config)
+    hidden = config.count("hidden_size")
+    num_layers = config.num_layers()
+    inner = config.count("intermediate_size")
+    vocab = config.count("vocab_size")
+    tied = config.flag("tie_word_embeddings", traits.tied)
+    block = attention_layer(config, traits, hidden, heads) + dense_mlp(config, traits, hidden, inner)
+    windows = layer_windows(config, traits, num_layers)
+    wanted, limit = rope.context(config, traits.context_default, scaled=traits.scaled_context)
+    return SpecDraft(
+        hidden_size=hidden,
+        num_heads=heads.num_heads,
+        vocab_size=vocab,
+        max_model_len=wanted,
+        context_limit=limit,
+        layers=[(attention_cache(heads, window),) for window in windows],
+        layer_weights=[block] * num_layers,
+        other_weights=list(outer_weights(config, traits, vocab, hidden, tied)),
+        ropes=rope_tables(config, model_type, heads, limit),
+        tied=tied,
+        widest_mlp=inner,
+    )
+
+
+def rope_tables(config: Config, model_type: str, heads: Heads, limit: int) -> tuple[Rope, ...]:
+    tables = rope.tables(config, heads.head_dim, limit)
+    if model_type == "gemma3_text":  # local layers rotate with another base: a table of their own
+        scaled = rope.scaling(config).ratio("factor", 1.0, rope.MAX_FACTOR)
+        return (Rope(heads.head_dim, int(limit * scaled)), Rope(heads.head_dim, limit))
+    return tables
+
+
+READERS = dict.fromkeys(TRAITS, read)

@@ -1,0 +1,80 @@
+"""Language models that exist inside multimodal models only: Llama 3.2 Vision's and the first LLaVA's."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvplan.models.families import dense, rope
+from kvplan.models.families.blocks import Heads, attention, embedding, final_norm, gated_mlp, norm, qk_norms, vector
+from kvplan.models.families.config import Config
+from kvplan.models.families.draft import SpecDraft
+from kvplan.models.spec import CrossAttention, FullAttention, LayerCache, Part, Weight
+
+IMAGE_ROWS = 8  # the embedding has rows for image tokens that the head does not
+
+
+def read_llava(config: Config, model_type: str) -> SpecDraft:
+    """LLaVA on Llama; the first published configs are flat."""
+    return dense.read(config, "llama")
+
+
+def cross_layer(hidden: int, inner: int, heads: Heads) -> tuple[Weight, ...]:
+    """A layer that attends to image tokens alone, behind two gates."""
+    return (
+        *attention(hidden, heads, prefix="cross_attn"),
+        *qk_norms(heads, "cross_attn"),
+        vector("cross_attn_attn_gate", 1, "attention"),
+        vector("cross_attn_mlp_gate", 1, "attention"),
+        *gated_mlp(hidden, inner),
+        norm("input_layernorm", hidden),
+        norm("post_attention_layernorm", hidden),
+    )
+
+
+def read_mllama(config: Config, model_type: str) -> SpecDraft:
+    """Llama 3.2 Vision: the layers of `cross_attention_layers` keep K and V of the image's tokens only."""
+    heads, hidden = dense.heads_of(config), config.count("hidden_size")
+    inner, vocab, num_layers = config.count("intermediate_size"), config.count("vocab_size"), config.num_layers()
+    crossing = config.ints("cross_attention_layers")
+    if crossing is None:
+        raise config.fail("cross_attention_layers", "is missing; kvplan cannot size the model without it")
+    if len(set(crossing)) != len(crossing) or any(i >= num_layers for i in crossing):
+        raise config.fail(
+            "cross_attention_layers", f"must name different layers below {num_layers}; correct the config"
+        )
+    own = (
+        *attention(hidden, heads),
+        *gated_mlp(hidden, inner),
+        norm("input_layernorm", hidden),
+        norm("post_attention_layernorm", hidden),
+    )
+    cross = cross_layer(hidden, inner, heads)
+    geometry = heads.num_kv_heads, heads.head_dim, heads.head_dim_v
+    kinds: list[LayerCache] = [
+        CrossAttention(*geometry) if i in crossing else FullAttention(*geometry) for i in range(num_layers)
+    ]
+    tied = config.flag("tie_word_embeddings")
+    table, *head = embedding(vocab, hidden, tied)
+    table = replace(table, parts=(Part(vocab + IMAGE_ROWS),))
+    wanted, limit = rope.context(config)
+    return SpecDraft(
+        hidden_size=hidden,
+        num_heads=heads.num_heads,
+        vocab_size=vocab,
+        max_model_len=wanted,
+        context_limit=limit,
+        layers=[(kind,) for kind in kinds],
+        layer_weights=[cross if i in crossing else own for i in range(num_layers)],
+        other_weights=[table, *head, final_norm(hidden)],
+        ropes=rope.tables(config, heads.head_dim, limit),
+        tied=tied,
+        widest_mlp=inner,
+        multimodal=True,
+    )
+
+
+READERS: dict[str, Callable[[Config, str], SpecDraft]] = {
+    "llava": read_llava,
+    "llava_llama": read_llava,
+    "mllama": read_mllama,
+    "mllama_text_model": read_mllama,
+}

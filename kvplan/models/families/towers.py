@@ -1,0 +1,124 @@
+"""Vision and audio towers: the weights beside the language model, by the model_type of the outer config."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.files import printable
+from kvplan.models.families.config import Config
+from kvplan.models.spec import Weight
+
+# model_type -> (module, function) that reads its towers; imported when a model has one.
+TOWERS: dict[str, tuple[str, str]] = {
+    "gemma3": ("towers_vision", "gemma3"),
+    "gemma3n": ("towers_gemma", "gemma3n"),
+    "gemma4": ("towers_gemma", "gemma4"),
+    "glm5_next": ("towers_vision", "glm5_next"),
+    "kimi_k25": ("towers_vision", "kimi_k25"),
+    "kimi_k3": ("towers_vision", "kimi_k3"),
+    "llama4": ("towers_vision", "llama4"),
+    "llava": ("towers_vision", "llava"),
+    "llava_llama": ("towers_vision", "llava"),
+    "minimax_m3": ("towers_vision", "minimax_m3"),
+    "minimax_m3_vl": ("towers_vision", "minimax_m3"),
+    "mistral3": ("towers_vision", "mistral3"),
+    "mllama": ("towers_vision", "mllama"),
+    "qwen2_5_vl": ("towers_vision", "qwen2_5_vl"),
+    "qwen2_vl": ("towers_vision", "qwen2_vl"),
+    "qwen3_5": ("towers_vision", "qwen3_5"),
+    "qwen3_5_moe": ("towers_vision", "qwen3_5"),
+    "qwen3_vl": ("towers_vision", "qwen3_vl"),
+    "qwen3_vl_moe": ("towers_vision", "qwen3_vl"),
+}
+# The inputs that a tower serves: a server whose limit is zero for all of them builds none.
+# Source: vLLM 0.33 model_executor/models (_mark_tower_model).
+IMAGES, IMAGES_AND_VIDEOS, AUDIO = ("image",), ("image", "video"), ("audio",)
+SERVES: dict[str, tuple[str, ...]] = {
+    "gemma3": IMAGES,
+    "gemma3n": IMAGES,
+    "gemma4": IMAGES_AND_VIDEOS,
+    "glm5_next": IMAGES_AND_VIDEOS,
+    "kimi_k25": ("vision_chunk",),
+    "kimi_k3": IMAGES,
+    "llama4": IMAGES,
+    "llava": IMAGES,
+    "llava_llama": IMAGES,
+    "minimax_m3": IMAGES_AND_VIDEOS,
+    "minimax_m3_vl": IMAGES_AND_VIDEOS,
+    "mistral3": IMAGES,
+    "mllama": IMAGES,
+    "qwen2_5_vl": IMAGES_AND_VIDEOS,
+    "qwen2_vl": IMAGES_AND_VIDEOS,
+    "qwen3_5": IMAGES_AND_VIDEOS,
+    "qwen3_5_moe": IMAGES_AND_VIDEOS,
+    "qwen3_vl": IMAGES_AND_VIDEOS,
+    "qwen3_vl_moe": IMAGES_AND_VIDEOS,
+}
+HEARING = ("audio_tower.", "embed_audio.")  # parts of a model that both sees and hears
+# Towers whose ranks can share the batch and not the weights, each with its parts that stay split all the same.
+# Source: vLLM 0.33 (supports_encoder_tp_data), and the parameters it holds per rank.
+BY_DATA: dict[str, tuple[str, ...]] = {
+    "glm5_next": (),
+    "kimi_k25": (),
+    "kimi_k3": (),
+    "llama4": ("multi_modal_projector.",),
+    "minimax_m3": (),
+    "minimax_m3_vl": (),
+    "qwen2_5_vl": (),
+    "qwen2_vl": (),
+    "qwen3_5": (),
+    "qwen3_5_moe": (),
+    "qwen3_vl": (),
+    "qwen3_vl_moe": (),
+}
+ALWAYS = ("llava", "llava_llama", "minimax_m3", "minimax_m3_vl")  # the class has a tower, named or not
+TOWER_KEYS = (
+    "vision_config", "audio_config", "speech_config", "visual", "vision_tower", "mm_vision_tower", "vit_config",
+    "img_processor", "audio_processor", "embd_layer",
+)  # fmt: skip
+NESTED = ("thinker_config", "model_config")
+
+
+def has_tower_keys(outer: Config) -> bool:
+    """Whether a config describes a tower, at its own level or one below (Qwen-Omni's thinker)."""
+    below = [value for key in NESTED if isinstance(value := outer.values.get(key), dict)]
+    return any(level.get(key) is not None for level in (outer.values, *below) for key in TOWER_KEYS)
+
+
+def is_multimodal(outer: Config) -> bool:
+    """Whether the model has a tower that a server loads."""
+    return has_tower_keys(outer) or outer.values.get("model_type") in ALWAYS
+
+
+def weights(outer: Config) -> list[Weight]:
+    """The towers' weights, projectors included; none for a model of text alone.
+
+    Raises UnsupportedModelError for a tower kvplan has no reader for: it is never counted as nothing.
+    """
+    if not is_multimodal(outer):
+        return []
+    kind = outer.values.get("model_type")
+    if not isinstance(kind, str) or kind not in TOWERS:
+        raise UnsupportedModelError(
+            f"{outer.where}: kvplan cannot size the vision or audio tower of model_type {printable(repr(kind), 60)}; "
+            "use --text-only to size the language model alone"
+        )
+    if not has_tower_keys(outer):
+        outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")
+    module, function = TOWERS[kind]
+    reader: Callable[[Config], list[Weight]] = getattr(import_module(f"kvplan.models.families.{module}"), function)
+    return told_apart(reader(outer), kind)
+
+
+def told_apart(tower: list[Weight], kind: str) -> list[Weight]:
+    """A tower's weights with the inputs they serve, and whether ranks that share the batch hold them whole."""
+    marked: dict[int, Weight] = {}  # the layers of a tower are one object each, and stay so
+    for weight in tower:
+        if id(weight) not in marked:
+            marked[id(weight)] = replace(
+                weight,
+                serves=AUDIO if weight.name.startswith(HEARING) else SERVES[kind],
+                whole_by_data=kind in BY_DATA and not weight.name.startswith(BY_DATA[kind]),
+            )
+    return [marked[id(weight)] for weight in tower]

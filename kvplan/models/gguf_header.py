@@ -1,0 +1,184 @@
+"""The tensors of a GGUF file, from its header alone.
+
+Source: the GGUF specification (ggml-org/ggml, docs/gguf.md). Walked here because the library's reader takes ten seconds
+over a 128k-token vocabulary (gguf 0.19). What a tensor type weighs is still the library's to say.
+"""
+
+import math
+import struct
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError
+from kvplan.core.files import MIB, open_regular, os_problem, printable, shown
+from kvplan.models.tensors import LFS_POINTER, TensorInfo
+
+MAX_GGUF_HEADER_BYTES = 256 * MIB  # a 256k-token vocabulary with its merges takes about 15 MB
+MAX_GGUF_COUNT = 1 << 20  # of tensors, and of metadata keys
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # metadata value type -> bytes
+_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
+
+
+@cache
+def gguf_types() -> dict[int, tuple[str, int, int]]:
+    """GGUF tensor type -> (name, elements per block, bytes per block), as the gguf library has them."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "gguf: not installed, and only that library knows what GGUF tensors weigh; run `pip install gguf`"
+        ) from error
+    return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
+
+
+class _Header:
+    """A GGUF header read forward: every length is checked against the file before it is believed."""
+
+    def __init__(self, file: BinaryIO, size: int, where: str) -> None:
+        self._file = file
+        self._buffer = b""
+        self._size = min(size, MAX_GGUF_HEADER_BYTES)
+        self.where = where
+        self.offset = 0
+
+    def refuse(self, complaint: str) -> NoReturn:
+        raise InvalidInputError(f"{self.where}: {complaint} (byte {self.offset}); fetch the file again")
+
+    def need(self, count: int) -> None:
+        """Refuse unless `count` more bytes are there; bring them into the buffer."""
+        end = self.offset + count
+        if end > self._size:
+            self.refuse("the header is cut short or larger than any real one")
+        if end > len(self._buffer):
+            self._buffer += self._file.read(max(end - len(self._buffer), len(self._buffer), MIB))
+            if end > len(self._buffer):
+                self.refuse("the file became shorter while it was read")
+
+    def skip(self, count: int) -> None:
+        self.need(count)
+        self.offset += count
+
+    def numbers(self, layout: str) -> tuple[int, ...]:
+        """The next numbers, little-endian, by their struct letters."""
+        self.need(struct.calcsize("<" + layout))
+        found = struct.unpack_from("<" + layout, self._buffer, self.offset)
+        self.offset += struct.calcsize("<" + layout)
+        return found
+
+    def string(self) -> str:
+        (length,) = self.numbers("Q")
+        self.need(length)
+        data = self._buffer[self.offset : self.offset + length]
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            self.refuse("a name is not UTF-8")
+        self.offset += length
+        return text
+
+    def skip_value(self, kind: int, depth: int = 0) -> None:
+        """Step over a metadata value of any type; it may be an array of arrays."""
+        if kind in _SCALAR_BYTES:
+            self.skip(_SCALAR_BYTES[kind])
+        elif kind == _STRING:
+            self.skip(self.numbers("Q")[0])
+        elif kind == _ARRAY and depth < 4:
+            inner, count = self.numbers("IQ")
+            if inner in _SCALAR_BYTES:
+                self.skip(count * _SCALAR_BYTES[inner])
+            else:
+                self._skip_values(inner, count, depth + 1)
+        else:
+            self.refuse(f"unknown metadata type {kind}")
+
+    def _skip_values(self, kind: int, count: int, depth: int) -> None:
+        self.need(8 * count)  # the least that strings or arrays take: bounds the loop before it runs
+        for _ in range(count):
+            self.skip_value(kind, depth)
+
+
+def gguf_tensors(path: Path) -> list[TensorInfo]:
+    with open_regular(path) as file:
+        try:
+            size = file.seek(0, 2)
+            file.seek(0)
+            header = _Header(file, size, shown(path))
+            num_tensors, num_keys = _gguf_preamble(header)
+            alignment = _gguf_metadata(header, num_keys)
+            found = [_gguf_tensor(header) for _ in range(num_tensors)]
+        except OSError as error:
+            raise os_problem(path, error) from error
+    if found:
+        _check_gguf_data(header, found, alignment, size)
+    return [tensor for _, tensor in found]
+
+
+def _gguf_preamble(header: _Header) -> tuple[int, int]:
+    """(number of tensors, number of metadata keys), checked before anything is allocated for them."""
+    header.need(4)
+    magic = struct.pack("<I", *header.numbers("I"))
+    if magic != b"GGUF":
+        if LFS_POINTER.startswith(magic):
+            raise InvalidInputError(f"{header.where}: a Git LFS pointer, not the weights; run `git lfs pull`")
+        header.refuse(f"bad GGUF magic ({printable(repr(magic), 40)})")
+    (version,) = header.numbers("I")
+    if version & 0xFFFF == 0 and version:
+        raise InvalidInputError(f"{header.where}: a big-endian GGUF file; convert it with gguf-convert-endian")
+    if version not in (2, 3):
+        header.refuse(f"GGUF version {version}, kvplan reads 2 and 3")
+    num_tensors, num_keys = header.numbers("QQ")
+    for count, what in ((num_tensors, "tensors"), (num_keys, "metadata keys")):
+        if count > MAX_GGUF_COUNT:
+            header.refuse(f"{count:,} {what}, at most {MAX_GGUF_COUNT:,}")
+    return num_tensors, num_keys
+
+
+def _gguf_metadata(header: _Header, num_keys: int) -> int:
+    """Step over the metadata; the alignment of the tensor data, in bytes."""
+    alignment = 32  # the specification's default
+    for _ in range(num_keys):
+        key = header.string()
+        (kind,) = header.numbers("I")
+        if key == "general.alignment" and kind == _UINT32:
+            (alignment,) = header.numbers("I")
+            if alignment < 1 or alignment & (alignment - 1):
+                header.refuse(f"general.alignment {alignment} is not a power of two")
+        else:
+            header.skip_value(kind)
+    return alignment
+
+
+def _gguf_tensor(header: _Header) -> tuple[int, TensorInfo]:
+    """(offset in the tensor data, the tensor) at the header's place."""
+    name = header.string()
+    (num_dimensions,) = header.numbers("I")
+    if num_dimensions > _MAX_DIMENSIONS:
+        header.refuse(f"tensor '{printable(name)}' has {num_dimensions} dimensions, at most {_MAX_DIMENSIONS}")
+    shape = header.numbers(f"{num_dimensions}Q")
+    kind, offset = header.numbers("IQ")
+    if kind not in gguf_types():
+        header.refuse(f"tensor '{printable(name)}' has unknown type {kind}, a newer gguf library may know it")
+    dtype, block, block_bytes = gguf_types()[kind]
+    if math.prod(shape) >= 1 << 63 or (shape[0] if shape else 1) % block:
+        header.refuse(f"tensor '{printable(name)}' of {dtype} cannot have shape {shape}")
+    num_bytes = math.prod(shape) // block * block_bytes
+    return offset, TensorInfo(name, dtype, shape[::-1], num_bytes)
+
+
+def _check_gguf_data(header: _Header, found: list[tuple[int, TensorInfo]], alignment: int, size: int) -> None:
+    """Refuse tensors that lie over each other, off their alignment or beyond the end of the file."""
+    names = {tensor.name for _, tensor in found}
+    if len(names) != len(found):
+        header.refuse("two tensors of one name")
+    start = -(-header.offset // alignment) * alignment
+    end = 0
+    for offset, tensor in sorted(found, key=lambda entry: (entry[0], entry[1].num_bytes)):
+        if offset % alignment or offset < end:
+            header.refuse(f"tensor '{printable(tensor.name)}' overlaps another or is not aligned to {alignment}")
+        end = offset + tensor.num_bytes
+    if start + end > size:
+        raise InvalidInputError(
+            f"{header.where}: cut short ({size:,} bytes, the header describes {start + end:,}); fetch the file again"
+        )

@@ -1,0 +1,258 @@
+"""config.json -> ModelSpec: finds the family's reader and adds name, dtype, quantisation and towers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.errors import InvalidInputError, UnsupportedModelError
+from kvplan.core.files import load_json, os_problem, printable
+from kvplan.models.families import towers
+from kvplan.models.families.config import Config
+from kvplan.models.families.draft import SpecDraft
+from kvplan.models.families.stages import placed
+from kvplan.models.quant import list_problem, read_quantization
+from kvplan.models.spec import (
+    TEXT_ONLY,
+    ChunkedAttention,
+    Decoder,
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+)
+
+Reader = Callable[[Config, str], SpecDraft]
+
+# Module of kvplan.models.families -> the model types it reads. A module is imported when one of its models is asked for.
+MODULES: dict[str, tuple[str, ...]] = {
+    "dense": (
+        "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",
+        "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl_text", "phi3", "gemma", "gemma2", "gemma3_text", "cohere",
+        "cohere2", "olmo2", "olmo3", "starcoder2", "glm", "glm4", "exaone4",
+    ),
+    "classic": (
+        "gpt2", "gpt_bigcode", "opt", "bloom", "mpt", "falcon", "phi", "gpt_neox", "gptj", "stablelm", "stablelm_epoch",
+        "chatglm", "qwen", "dbrx",
+    ),
+    "multimodal_text": ("llava", "llava_llama", "mllama", "mllama_text_model"),
+    "moe": (
+        "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe", "granitemoe", "phimoe", "gpt_oss",
+        "llama4_text", "glm4_moe", "minimax_m2", "minimax_m3", "minimax_m3_vl", "mimo_v2_flash", "laguna",
+    ),
+    "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "mistral4"),
+    "hybrid": (
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "kimi_linear", "jamba", "mamba", "falcon_h1",
+        "granitemoehybrid", "nemotron_h", "lfm2",
+    ),
+    "gemma": ("gemma3n_text", "gemma4_text"),
+    "nas": ("nemotron-nas", "deci"),
+    "deepseek_v4": ("deepseek_v4",),
+    "minimax": ("minimax_m1", "minimax_text_01", "minimax"),
+    "glm5_next": ("glm5_next_text", "glm5_next"),
+    "encoder_decoder": ("whisper",),
+}  # fmt: skip
+MODULE_OF = {model_type: module for module, types in MODULES.items() for model_type in types}
+
+
+def reader_of(model_type: str) -> Reader:
+    reader: Reader = import_module(f"kvplan.models.families.{MODULE_OF[model_type]}").READERS[model_type]
+    return reader
+
+
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+_DTYPES = {"float16": "float16", "half": "float16", "bfloat16": "bfloat16", "float32": "float32", "float": "float32"}
+
+
+def inner_config(outer: Config) -> Config:
+    """The part of a config that describes the language model; keys of the outer level fill its gaps."""
+    config = outer
+    for _ in range(3):
+        key = next((k for k in NESTED if isinstance(config.values.get(k), dict)), None)
+        if key is None:
+            return config
+        inner = config.values[key]
+        for shared in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads"):
+            if shared in inner and shared in config.values and inner[shared] != config.values[shared]:
+                outer.notes.append(f"{shared} differs between {key} ({inner[shared]}) and the outer config; {key} wins")
+        upper = {k: v for k, v in config.values.items() if k not in NESTED and not k.endswith("_config")}
+        config = Config({**upper, **inner}, f"{config.where}: {key}", outer.notes)
+    return config
+
+
+def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
+    """The reader for the inner model_type, else for the outer one; an unknown type is refused by name."""
+    for config in (inner, outer):
+        config.text("model_type", "")  # anything but text is an error of its own
+    kinds = [kind for kind in (inner.values.get("model_type"), outer.values.get("model_type")) if isinstance(kind, str)]
+    for kind in kinds:
+        if kind in MODULE_OF:
+            return reader_of(kind), kind
+    if not kinds:
+        raise outer.fail("model_type", "is missing; kvplan sizes a model by its type")
+    raise UnsupportedModelError(
+        f"{outer.where}: model_type {printable(repr(kinds[0]), 60)} is not one kvplan can size; "
+        "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/families"
+    )
+
+
+# Keys of caches and layers that a plain dense transformer does not have.
+NOT_DENSE = (
+    "kv_lora_rank", "q_lora_rank", "index_head_dim", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_intermediate_size", "state_size", "ssm_state_size", "mamba_d_state", "mamba_num_heads", "conv_kernel",
+    "linear_num_value_heads", "linear_attn_config", "hybrid_override_pattern", "block_configs", "compress_ratios",
+    "cross_attention_layers", "num_kv_shared_layers", "attention_chunk_size", "conv_L_cache", "attn_layer_period",
+    "global_head_dim", "sparse_attention_config",
+)  # fmt: skip
+
+
+def check_dense(inner: Config) -> None:
+    """Refuse to take for dense what says that it is not."""
+    for key in NOT_DENSE:
+        if inner.values.get(key):
+            raise UnsupportedModelError(
+                f"{inner.where}: {key} says this is no plain dense transformer; --assume-dense would size it wrong"
+            )
+
+
+def model_dtype(outer: Config, inner: Config) -> str:
+    """The dtype a server loads the weights in: float32 checkpoints are served in bfloat16 (vLLM `--dtype auto`)."""
+    for config in (inner, outer):
+        key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"
+        stated = config.text(key, "")
+        if stated:
+            known = _DTYPES.get(stated.removeprefix("torch."))
+            if known is None:
+                raise config.fail(key, f"{printable(repr(stated), 40)} is not a dtype kvplan knows")
+            if known == "float32":
+                outer.notes.append("the checkpoint is float32; a server's default dtype for it is bfloat16")
+                return "bfloat16"
+            return known
+    return "bfloat16"
+
+
+# What a config's words for a layer mean in caches. A layer without a cache of its own (shared) may be called anything.
+LAYER_WORDS: dict[str, tuple[type[LayerCache], ...]] = {
+    "full_attention": (FullAttention, LatentAttention),
+    "attention": (FullAttention, LatentAttention),
+    "sliding_attention": (SlidingWindow,),
+    "chunked_attention": (ChunkedAttention,),
+    "linear_attention": (RecurrentState,),
+    "mamba": (RecurrentState,),
+    "conv": (RecurrentState,),
+    "deepseek_sparse_attention": (LatentAttention,),
+    "indexed_attention": (LatentAttention,),
+}
+WORDS_IGNORED = ("smollm3",)  # a server keeps all its layers in full, whatever layer_types says
+
+
+def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
+    """Refuse a config whose `layer_types` the family's reader did not honour: it would be sized as something else."""
+    types = inner.per_layer_names("layer_types", len(draft.layers))
+    if types is None or model_type in WORDS_IGNORED:
+        return
+    for i, (kind, caches) in enumerate(zip(types, draft.layers, strict=True)):
+        if kind not in LAYER_WORDS:
+            known = ", ".join(LAYER_WORDS)
+            raise inner.fail(
+                "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}; not modelled"
+            )
+        if caches and not any(isinstance(cache, LAYER_WORDS[kind]) for cache in caches):
+            held = " and ".join(type(cache).__name__ for cache in caches)
+            raise inner.fail(
+                "layer_types",
+                f"layer {i} is {kind!r}, but by its other keys it keeps {held}; correct the config",
+            )
+
+
+def check_size(draft: SpecDraft, where: str) -> None:
+    """Refuse dimensions whose product no machine can hold."""
+    largest = max((w.num_params for layer in draft.layer_weights for w in layer), default=0)
+    if largest * len(draft.layers) > 2**63:
+        raise InvalidInputError(f"{where}: the dimensions multiply to more than 2^63 parameters; correct the config")
+
+
+def read_config(
+    values: Mapping[str, Any],
+    where: str,
+    name: str,
+    *,
+    source: str = "",
+    assume_dense: bool = False,
+    text_only: bool = False,
+) -> ModelSpec:
+    """The facts of one config.
+
+    where      how errors call the file
+    text_only  leave the towers out, as if the config were the language model's alone
+    Raises InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
+    """
+    outer = Config(values, where)
+    inner = inner_config(outer)
+    try:
+        reader, model_type = find_reader(outer, inner)
+    except UnsupportedModelError:
+        if not assume_dense:
+            raise
+        check_dense(inner)
+        reader, model_type = reader_of("llama"), "llama"
+        outer.notes.append(
+            f"model_type {outer.values.get('model_type')!r} is unknown: sized as a plain dense transformer"
+        )
+    draft = reader(inner, model_type)
+    check_size(draft, where)
+    check_layer_types(inner, draft, model_type)
+    draft.other_weights = [placed(weight, model_type) for weight in draft.other_weights]
+    left_out = text_only and towers.is_multimodal(outer)
+    if not left_out:
+        draft.other_weights += towers.weights(outer)
+    quantization = read_quantization(outer, inner)
+    architectures = outer.names("architectures") or [""]
+    spec = ModelSpec(
+        name=name + TEXT_ONLY if left_out else name,
+        model_type=model_type,
+        architecture=architectures[0],
+        dtype=model_dtype(outer, inner),
+        hidden_size=draft.hidden_size,
+        num_heads=draft.num_heads,
+        vocab_size=draft.vocab_size,
+        max_model_len=draft.max_model_len,
+        context_limit=draft.context_limit,
+        layers=tuple(draft.layers),
+        layer_weights=tuple(draft.layer_weights),
+        other_weights=tuple(draft.other_weights),
+        ropes=draft.ropes,
+        quantization=quantization,
+        tied=draft.tied,
+        experts_per_token=draft.experts_per_token,
+        multimodal=draft.multimodal or (towers.is_multimodal(outer) and not left_out),
+        text_only=left_out,
+        widest_mlp=draft.widest_mlp,
+        item_tokens=draft.item_tokens,
+        notes=tuple(dict.fromkeys(outer.notes)),
+        source=source or where,
+        read_decoder=lambda: _decoder(inner, model_type, where),
+        config=values,
+    )
+    problem = list_problem(spec)
+    return replace(spec, quantization=replace(quantization, problem=problem)) if quantization and problem else spec
+
+
+def _decoder(inner: Config, model_type: str, where: str) -> Decoder:
+    """How the model computes; its module is imported here because only the engine asks."""
+    read_decoder: Callable[[Config, str, str], Decoder] = import_module("kvplan.models.families.decoder").read_decoder
+    return read_decoder(inner, model_type, where)
+
+
+def load_spec(path: Path, *, name: str | None = None, assume_dense: bool = False, text_only: bool = False) -> ModelSpec:
+    """A config.json, or the directory that holds one."""
+    try:
+        file = path / "config.json" if path.is_dir() else path
+    except OSError as error:  # a name that is too long, or a folder that this user may not enter
+        raise os_problem(path, error) from error
+    values = load_json(file)
+    called = name or printable(file.resolve().parent.name)
+    return read_config(values, printable(str(file)), called, assume_dense=assume_dense, text_only=text_only)

@@ -1,0 +1,210 @@
+"""A model's config.json and weight index from the Hugging Face Hub or its cache, through huggingface_hub (an extra).
+
+Only these small files are fetched, never weights. What goes wrong on the way is one line with its cure. A token is
+taken from where huggingface_hub looks for it (HF_TOKEN, its token file), never from a flag.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
+from kvplan.core.files import MAX_CONFIG_BYTES, printable
+from kvplan.models.checkpoint import INDEX_NAME, MAX_INDEX_BYTES
+from kvplan.models.tensors import Checkpoint, TensorInfo
+
+# The Hub's rule for an id (huggingface_hub, validate_repo_id), with the organisation always given.
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_MODEL_ID = re.compile(rf"{_PART}/{_PART}")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
+_MAX_ID_LEN = 96
+_MAX_REVISION_LEN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A directory that holds the model's config.json, and what the user must know about how it was found."""
+
+    directory: Path
+    notes: tuple[str, ...]
+
+
+def is_model_id(ref: str) -> bool:
+    """Whether `ref` has the form of a Hub id (`org/name`); says nothing about whether the model exists."""
+    return len(ref) <= _MAX_ID_LEN and _MODEL_ID.fullmatch(ref) is not None and not re.search(r"--|\.\.|\.git$", ref)
+
+
+def split_ref(ref: str, revision: str | None = None) -> tuple[str, str]:
+    """(Hub id, revision) of `org/name` or `org/name@revision`; the revision is "main" where neither gives one."""
+    model_id, at, pinned = ref.partition("@")
+    if not is_model_id(model_id):
+        raise UsageError(
+            f"model '{printable(ref)}': not a Hub id; write org/name, or the path of a config.json or model directory"
+        )
+    if at and revision is not None and revision != pinned:
+        raise UsageError(f"model '{printable(ref)}': two revisions (the other is '{printable(revision)}'); give one")
+    wanted = pinned if at else revision or "main"
+    if len(wanted) > _MAX_REVISION_LEN or not _REVISION.fullmatch(wanted) or ".." in wanted:
+        raise UsageError(f"revision '{printable(wanted)}': not a branch, tag or commit; write one of {model_id}")
+    return model_id, wanted
+
+
+def resolve_model(ref: str, *, revision: str | None = None, offline: bool = False) -> ResolvedModel:
+    """The local copy of a Hub model's config.json (and weight index, where it has one), fetched where it is not cached.
+
+    With `offline`, or HF_HUB_OFFLINE set, only the cache is looked at. Where the network fails, the cached copy is used
+    with a note.
+    """
+    model_id, revision = split_ref(ref, revision)
+    library = _library()
+    cached = _cached_directory(library, model_id, revision)
+    if offline or library.constants.HF_HUB_OFFLINE:
+        if cached is None:
+            raise EnvironmentProblem(
+                f"{model_id}: not in the Hub cache at {printable(revision)} (offline); "
+                "run once without --offline and HF_HUB_OFFLINE, or pass a local config.json"
+            )
+        return ResolvedModel(cached, (f"{model_id}: offline, the cached copy {cached.name[:12]} is used",))
+    try:
+        config = _fetch(library, model_id, "config.json", revision, MAX_CONFIG_BYTES)
+    except Exception as error:  # any HTTP library's, by version; every one becomes a line with a cure
+        problem, server_answered = _problem(library, model_id, revision, error)
+        if cached is None:
+            raise problem from error
+        if server_answered:
+            raise EnvironmentProblem(f"{problem} (or use the cached copy with --offline)") from error
+        return ResolvedModel(cached, (f"{problem}; the cached copy {cached.name[:12]} is used",))
+    return ResolvedModel(config.parent, _fetch_index(library, model_id, revision))
+
+
+def remote_checkpoint(ref: str, *, revision: str | None = None) -> Checkpoint | None:
+    """The tensors of a Hub model's safetensors files, by ranged requests for their headers; None where it has none."""
+    model_id, revision = split_ref(ref, revision)
+    library = _library()
+    try:
+        found = library.HfApi().get_safetensors_metadata(
+            model_id, revision=revision, timeout=library.constants.HF_HUB_ETAG_TIMEOUT
+        )
+    except library.errors.NotASafetensorsRepoError:
+        return None
+    except Exception as error:  # as above
+        raise _problem(library, model_id, revision, error)[0] from error
+    tensors = tuple(
+        TensorInfo(name, tensor.dtype, tuple(tensor.shape), tensor.data_offsets[1] - tensor.data_offsets[0])
+        for _, file in sorted(found.files_metadata.items())
+        for name, tensor in file.tensors.items()
+    )
+    total_bytes = sum(tensor.num_bytes for tensor in tensors)
+    return Checkpoint("safetensors", tensors, total_bytes, tuple(sorted(found.files_metadata)), ())
+
+
+def _library() -> ModuleType:
+    try:
+        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ImportError as error:
+        raise EnvironmentProblem(
+            "huggingface_hub: not installed, so no model can be fetched from the Hub; "
+            "run `pip install huggingface_hub`, or pass a local config.json"
+        ) from error
+    except ValueError as error:  # it reads its settings as it is loaded
+        raise EnvironmentProblem(
+            f"huggingface_hub: cannot be loaded ({printable(str(error))}); correct the HF_* variables"
+        ) from error
+    library: Any = huggingface_hub
+    library.utils.logging.set_verbosity_error()  # what it would warn of is said in our own line
+    if library.constants.HF_HUB_DISABLE_PROGRESS_BARS is None:  # else the user has decided
+        library.utils.disable_progress_bars()
+    return huggingface_hub
+
+
+def _cached_directory(library: ModuleType, model_id: str, revision: str) -> Path | None:
+    path = library.try_to_load_from_cache(model_id, "config.json", revision=revision)
+    return Path(path).parent if isinstance(path, str) else None
+
+
+def _fetch(library: ModuleType, model_id: str, name: str, revision: str, max_bytes: int) -> Path:
+    """The file's path in the cache, downloaded unless it is there and current.
+
+    The question to the server comes first and by itself: `hf_hub_download` answers a failing one with the cached copy
+    and no word, or else by retrying for up to half a minute.
+    """
+    timeout = library.constants.HF_HUB_ETAG_TIMEOUT
+    url = library.hf_hub_url(model_id, name, revision=revision)
+    size = library.get_hf_file_metadata(url, timeout=timeout).size
+    if size is not None and size > max_bytes:
+        raise EnvironmentProblem(f"{model_id}: {name} is too large ({size:,} bytes, at most {max_bytes:,})")
+    return Path(library.hf_hub_download(model_id, name, revision=revision, etag_timeout=timeout))
+
+
+def _fetch_index(library: ModuleType, model_id: str, revision: str) -> tuple[str, ...]:
+    """Fetch the weight index into the cache; a note where there is one that cannot be had."""
+    try:
+        _fetch(library, model_id, INDEX_NAME, revision, MAX_INDEX_BYTES)
+    except library.errors.EntryNotFoundError:
+        return ()  # one file of weights, or other formats
+    except Exception as error:  # as above; the config alone is enough for an answer
+        return (f"{_problem(library, model_id, revision, error)[0]}; the weight index is missing",)
+    return ()
+
+
+def _problem(library: ModuleType, model_id: str, revision: str, error: BaseException) -> tuple[KvplanError, bool]:
+    """(what went wrong and its cure, whether it is the server's last word: a cached copy is not used unasked then)."""
+    errors = library.errors
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    match error:
+        case KvplanError():
+            return error, True
+        case errors.GatedRepoError():
+            cure = f"gated: accept the licence at https://huggingface.co/{model_id} and set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            cure = f"no revision {printable(revision)}; check it at https://huggingface.co/{model_id}/tree/main"
+        case errors.RepositoryNotFoundError():
+            cure = "not found on the Hub, or private; check the name, or set HF_TOKEN to a token that may read it"
+        case errors.LocalEntryNotFoundError():
+            cause = error.__cause__
+            if cause is not None:
+                return _problem(library, model_id, revision, cause)
+            return _offline_problem(library, model_id, error), False
+        case errors.EntryNotFoundError():
+            cure = (
+                f"has no config.json at {printable(revision)}; pass the model it was made from, or a local config.json"
+            )
+        case _ if status in (401, 403):
+            cure = f"access denied ({status}); check HF_TOKEN and your access at https://huggingface.co/{model_id}"
+        case _ if status == 429:
+            return EnvironmentProblem(f"{model_id}: the Hub's rate limit is reached (429); {_retry(error)}"), False
+        case errors.HfHubHTTPError():
+            return EnvironmentProblem(f"{model_id}: the Hub failed ({status}); retry in a few minutes"), False
+        case _:
+            return _offline_problem(library, model_id, error), False
+    return EnvironmentProblem(f"{model_id}: {cure}"), True
+
+
+def _retry(error: Any) -> str:
+    wait = error.response.headers.get("Retry-After", "")
+    when = f"retry in {wait} s" if re.fullmatch(r"\d{1,6}", wait) else "retry in a few minutes"
+    return f"{when}, or set HF_TOKEN for a higher limit"
+
+
+def _offline_problem(library: ModuleType, model_id: str, error: BaseException) -> EnvironmentProblem:
+    """No answer came: too late, no way there, or nowhere to put it."""
+    kind = type(error).__name__
+    endpoint = printable(library.constants.ENDPOINT)
+    if "Timeout" in kind:
+        seconds = library.constants.HF_HUB_ETAG_TIMEOUT
+        return EnvironmentProblem(
+            f"{model_id}: no answer from {endpoint} (timeout after {seconds} s); retry, or pass a local config.json"
+        )
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
+        cache = printable(str(library.constants.HF_HUB_CACHE))
+        return EnvironmentProblem(
+            f"{model_id}: the Hub cache {cache} cannot be used ({error.strerror}); set HF_HOME to a writable folder"
+        )
+    return EnvironmentProblem(
+        f"{model_id}: no network to {endpoint} ({kind}); check the connection or proxy, or pass a local config.json"
+    )

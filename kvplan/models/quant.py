@@ -1,0 +1,386 @@
+"""A config's quantization_config -> Quantization: which scheme which layer is stored in."""
+
+from dataclasses import replace
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.files import printable
+from kvplan.models.families.config import Config
+from kvplan.models.listed import lists, some_experts, unmatched
+from kvplan.models.names import in_layer
+from kvplan.models.patterns import is_pattern
+from kvplan.models.spec import ModelSpec, Quantization, Scheme
+
+
+def read_quantization(outer: Config, inner: Config) -> Quantization | None:
+    """The quantisation of a config, wherever it states it; None for a plain checkpoint.
+
+    A method or scheme kvplan does not model gives a Quantization that is not `known`: the cache is sized all the same,
+    the weights cannot be computed from the config.
+    """
+    holder = next((c for c in (inner, outer) if c.values.get("quantization_config") is not None), None)
+    if holder is None:
+        return None
+    config = holder.sub("quantization_config")
+    if not config.values:
+        return None
+    method = config.text("quant_method", "modelopt" if "quant_algo" in config else "").lower()
+    kv_dtype = stated_kv_dtype(config)
+    try:
+        quantization = by_method(config, inner, method, kv_dtype)
+        if quantization is not None:
+            lists(quantization)  # refuses patterns that cannot be matched
+        return quantization
+    except UnsupportedModelError as scheme:
+        method = f"{printable(method, 40)} ({scheme})"
+        problem = f"quantization method {method!r} is not one kvplan can size"
+        return Quantization(method, None, kv_dtype=kv_dtype, problem=problem)
+
+
+def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) -> Quantization | None:
+    """The reader of each method. Raises UnsupportedModelError naming a scheme that is not modelled."""
+    match method:
+        case "fp8" | "fbgemm_fp8":
+            return fp8(config, method, kv_dtype, experts_in_fp4=inner.text("expert_dtype", "") == "fp4")
+        case "compressed-tensors":
+            return compressed_tensors(config, kv_dtype)
+        case "awq" | "awq_marlin":
+            scheme = Scheme("awq", four_bit_group(config), zeros=True, variant=awq_variant(config))
+            return plain(config, "awq", scheme, kv_dtype)
+        case "gptq" | "gptq_marlin":
+            group = four_bit_group(config)
+            scheme = Scheme("gptq", group, variant=gptq_variant(config, group))
+            return gptq(config, scheme, kv_dtype)
+        case "mxfp4":
+            return Quantization("mxfp4", None, patterns=((EXPERTS, Scheme("mxfp4", 32)),))
+        case "modelopt" | "modelopt_fp4" | "modelopt_mixed":
+            return modelopt(config, kv_dtype)
+        case "bitsandbytes":
+            return bitsandbytes(config)
+        case "none" | "":
+            return None
+        case _:
+            raise UnsupportedModelError("no reader")
+
+
+def stated_kv_dtype(config: Config) -> str | None:
+    """fp8 when the checkpoint carries scales for an fp8 KV cache; a server's `auto` then follows it (vLLM 0.33)."""
+    scheme = config.values.get("kv_cache_scheme", config.values.get("kv_cache_quant_algo"))
+    if isinstance(scheme, dict):
+        return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else None
+    if isinstance(scheme, str):
+        return "fp8" if scheme.upper() == "FP8" else None
+    return None
+
+
+def block_shape(config: Config, key: str) -> tuple[int, int] | None:
+    block = config.ints(key)
+    if block is None:
+        return None
+    if len(block) != 2 or min(block) < 1:
+        raise config.fail(key, f"must be two positive integers ({block}); correct the config")
+    return block[0], block[1]
+
+
+def four_bit_group(config: Config) -> int | None:
+    """The group size of AWQ and GPTQ; None for one group per column. Only 4-bit layouts are modelled."""
+    bits = config.count("bits", "w_bit", default=4)
+    if bits != 4:
+        raise UnsupportedModelError(f"{bits}-bit AWQ/GPTQ")
+    group = config.values.get("group_size", config.values.get("q_group_size"))
+    if group is None:
+        return 128
+    if group == -1:
+        return None
+    return config.whole("group_size", group)
+
+
+def awq_variant(config: Config) -> str:
+    """The packing, where it is not the usual `gemm`. Source: AutoAWQ's WQLinear_GEMM and its other linear layers."""
+    version = config.text("version", "gemm").lower()
+    return "" if version == "gemm" else printable(version, 40)
+
+
+def gptq_variant(config: Config, group: int | None) -> str:
+    """What differs from the usual packing: how zero points are stored, or which inputs make a group.
+
+    Sources: GPTQModel's checkpoint_format; with desc_act groups are made in the order of the activations, which changes
+    nothing where all inputs are one group.
+    """
+    form = config.text("checkpoint_format", "gptq").lower()
+    if config.flag("desc_act") and group is not None:
+        return "desc_act"
+    return "" if form == "gptq" else printable(form, 40)
+
+
+def names_of(config: Config, *keys: str) -> list[str]:
+    return [name for key in keys for name in config.names(key) or []]
+
+
+def plain(config: Config, method: str, scheme: Scheme, kv_dtype: str | None) -> Quantization:
+    """One scheme for everything but the modules whose names hold a listed text (AWQ, GPTQ)."""
+    names, patterns = exceptions(anywhere(names_of(config, "modules_to_not_convert")))
+    return Quantization(method, scheme, names, patterns, kv_dtype)
+
+
+def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
+    """GPTQ: everything, or the modules of `modules_in_block_to_quantize`; `dynamic` takes some out again.
+
+    Source: vLLM 0.33 utils/gptq_utils.py; a `dynamic` entry that gives modules other bits or groups is not modelled.
+    """
+    found = plain(config, "gptq", scheme, kv_dtype)
+    blocks = config.items("modules_in_block_to_quantize") or []
+    listed = [name for block in blocks for name in (block if isinstance(block, list) else [block])]
+    patterns = found.patterns
+    for name, change in config.sub("dynamic").values.items():
+        if not name.startswith("-:"):
+            if change:
+                raise UnsupportedModelError(f"dynamic: other settings for {printable(name, 40)}")
+            continue
+        patterns += (("re:" + name[2:], None),)
+    patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))
+    return replace(found, default=None if listed else scheme, patterns=patterns)
+
+
+def anywhere(names: list[str]) -> list[str]:
+    """Entries that count wherever a module's name holds them, as globs; a module of a layer counts by its name.
+
+    Source: vLLM 0.33 is_layer_skipped with match_mode "substring", and ModelOpt's is_layer_excluded.
+    """
+    names = [name.removesuffix(".") for name in names]
+    return [name if is_pattern(name) or in_layer(name) or name in WHOLE else f"*{name}*" for name in names]
+
+
+def exceptions(names: list[str]) -> tuple[dict[str, Scheme | None], tuple[tuple[str, Scheme | None], ...]]:
+    """Module names that are not quantised: exact ones, and patterns (`re:...` or with `*`)."""
+    exact = {name: None for name in names if not is_pattern(name)}
+    return dict(exact), tuple((name, None) for name in names if is_pattern(name))
+
+
+EXPERTS = r"re:.*\.experts(\..*)?$"
+WHOLE = ("lm_head", "head")  # names that stand for themselves only
+
+
+def fp8(config: Config, method: str, kv_dtype: str | None, *, experts_in_fp4: bool) -> Quantization:
+    """FP8 throughout; DeepSeek-V4 keeps its experts in MXFP4, or in the NVFP4 of `quantized_layers`."""
+    block = block_shape(config, "weight_block_size")
+    static = config.text("activation_scheme", "dynamic") == "static"
+    if method == "fbgemm_fp8":
+        scheme = Scheme("fp8_channel")
+    elif block:
+        # DeepSeek-V4's block scales are single bytes (e8m0) in memory, the older models' float32.
+        scheme = Scheme("fp8_block", block=block, scale_bytes=1 if experts_in_fp4 else 4)
+    else:
+        scheme = Scheme("fp8_tensor", static=static)
+    names, patterns = exceptions(names_of(config, "modules_to_not_convert", "ignored_layers"))
+    names = listed_layers(config) | names
+    if experts_in_fp4:
+        patterns += ((EXPERTS, Scheme("mxfp4", 32)),)
+    return Quantization("fp8", scheme, names, patterns, kv_dtype)
+
+
+def compressed_scheme(config: Config) -> Scheme:
+    """The scheme of one config group: type, bits and strategy of its weights."""
+    weights = config.sub("weights")
+    kind, bits = weights.text("type", "int"), weights.count("num_bits")
+    strategy = weights.text("strategy", "tensor")
+    group = weights.maybe_count("group_size")
+    static = config.sub("input_activations").values.get("dynamic") is False
+    match (kind, bits, strategy):
+        case ("float", 8, "tensor"):
+            return Scheme("fp8_tensor", static=static)
+        case ("float", 8, "channel"):
+            return Scheme("fp8_channel", static=static)
+        case ("float", 8, "block"):
+            return Scheme("fp8_block", block=block_shape(weights, "block_structure") or (128, 128))
+        case ("int", 8, "channel" | "tensor"):
+            return Scheme("int8_channel", static=static)
+        case ("int", 4, "group" | "channel"):
+            return Scheme("int4", group, zeros=not weights.flag("symmetric", True))
+        case ("float", 4, _) if config.text("format", "").startswith("mxfp4"):
+            return Scheme("mxfp4", group or 32)
+        case ("float", 4, _):
+            wide = config.values.get("input_activations") is None
+            return Scheme("nvfp4", group or 16, variant=WEIGHT_ONLY if wide else "")
+    raise UnsupportedModelError(f"{bits}-bit {printable(kind, 20)} by {printable(strategy, 20)}")
+
+
+def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
+    """llm-compressor's format: groups of targets, each with a scheme, and an ignore list."""
+    groups = config.sub("config_groups")
+    if not groups.values:
+        raise UnsupportedModelError("no config_groups")
+    default: Scheme | None = None
+    names, patterns = exceptions(names_of(config, "ignore"))
+    targeted: dict[str, Scheme | None] = dict(names)
+    ordered: list[tuple[str, Scheme | None]] = list(patterns)
+    for key in groups.values:
+        group = groups.sub(key)
+        scheme = compressed_scheme(group)
+        for target in group.names("targets") or ["Linear"]:
+            if target in ("Linear", "FusedMoE"):
+                default = scheme
+            elif target.startswith("re:"):
+                ordered.append((target, scheme))
+            else:
+                targeted.setdefault(target, scheme)
+    return Quantization("compressed-tensors", default, targeted, tuple(ordered), kv_dtype)
+
+
+WEIGHT_ONLY = "weight-only"  # 4-bit weights whose inputs stay in the model's dtype
+
+MODELOPT = {
+    "FP8": Scheme("fp8_tensor", static=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel"),
+    "FP8_PB_WO": Scheme("fp8_block", block=(128, 128)),
+    "FP8_BLOCK_SCALES": Scheme("fp8_block", block=(128, 128)),  # the same by its earlier name (vLLM 0.33)
+    "NVFP4": Scheme("nvfp4", 16),
+    "W4A16_NVFP4": Scheme("nvfp4", 16, static=True, variant=WEIGHT_ONLY),
+    "MXFP8": Scheme("mxfp8", 32),
+    "W4A16_AWQ": Scheme("awq", 128, zeros=True),
+    "W4A8_AWQ": Scheme("awq", 128, zeros=True),
+}
+
+
+def modelopt_scheme(config: Config, algo: str) -> Scheme:
+    if algo.upper() not in MODELOPT:
+        raise UnsupportedModelError(printable(algo, 40))
+    return MODELOPT[algo.upper()]
+
+
+def modelopt(config: Config, kv_dtype: str | None) -> Quantization:
+    """NVIDIA ModelOpt: one algorithm, or a list of layers with an algorithm each."""
+    names, patterns = exceptions(anywhere(names_of(config, "ignore", "exclude_modules")))
+    algo = config.text("quant_algo")
+    if algo.upper() != "MIXED_PRECISION":
+        return Quantization("modelopt", modelopt_scheme(config, algo), names, patterns, kv_dtype)
+    return Quantization("modelopt", None, listed_layers(config) | names, patterns, kv_dtype, mixed=True)
+
+
+def listed_layers(config: Config) -> dict[str, Scheme | None]:
+    """ModelOpt's `quantized_layers`: a scheme for each module named; thousands of them share a few algorithms."""
+    chosen: dict[str, Scheme | None] = {}
+    layers = config.sub("quantized_layers")
+    known: dict[object, Scheme] = {}
+    for name, entry in layers.values.items():
+        if not isinstance(entry, dict):
+            raise layers.fail(name, "must be an object; correct the config")
+        algo = entry.get("quant_algo")
+        if not isinstance(algo, str) or algo not in known:
+            known[algo] = modelopt_scheme(layers, Config(entry, layers.where).text("quant_algo"))
+        chosen[name] = known[algo]
+    return chosen
+
+
+def bitsandbytes(config: Config) -> Quantization:
+    ignored = ("llm_int8_skip_modules",)
+    names, patterns = exceptions(names_of(config, *ignored))
+    if config.flag("load_in_8bit"):
+        return Quantization("bitsandbytes", Scheme("bnb_int8"), dict(names), patterns)
+    double = config.flag("bnb_4bit_use_double_quant")
+    return Quantization("bitsandbytes", Scheme("nf4_double" if double else "nf4", 64), dict(names), patterns)
+
+
+def scheme_of(
+    quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str = ""
+) -> Scheme | None:
+    """The scheme of a fused linear layer; the checkpoint's names of its parts decide, and must agree.
+
+    layer  index of the layer, None outside the layers
+    fused  the server's own name for the parts together, which a list may hold in their place
+    """
+    if not quantization.names and not quantization.patterns:
+        return quantization.default
+    tables = lists(quantization)
+    key = (layer, sources, fused)
+    if key not in tables.memo:
+        tables.memo[key] = listed_scheme(quantization, layer, sources, fused)
+    return tables.memo[key]
+
+
+def listed_scheme(
+    quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
+) -> Scheme | None:  # fmt: skip
+    tables = lists(quantization)
+    if fused and layer is not None and tables.kept.find(layer, fused):  # goes before its parts (vLLM 0.33)
+        return None
+    answers = {tables.find(layer, source) for source in sources}
+    if answers == {None} and fused:
+        answers = {tables.find(layer, fused)}
+    schemes = {answer[0] if answer else quantization.default for answer in answers}
+    if len(schemes) > 1:
+        raise UnsupportedModelError(
+            f"quantization_config: {', '.join(sources)} of layer {layer} are fused by a server but stored in different "
+            "schemes; not modelled"
+        )
+    return schemes.pop()
+
+
+def head_scheme(quantization: Quantization) -> Scheme | None:
+    """The scheme of an output head of its own: servers quantize it where the config names it."""
+    answer = lists(quantization).find(None, "lm_head")
+    return answer[0] if answer else None
+
+
+def first_two(names: list[str]) -> str:
+    more = f" and {len(names) - 2:,} more" if len(names) > 2 else ""
+    return ", ".join(printable(name, 120) for name in names[:2]) + more
+
+
+def list_problem(spec: ModelSpec) -> str:
+    """What in the config's lists does not fit the model; empty where every entry says something of a module it has."""
+    quantization = spec.quantization
+    if quantization is None or not quantization.known:
+        return ""
+    if quantization.default is not None and not (quantization.names or quantization.patterns):
+        return ""
+    if wrong := list(dict.fromkeys(unmatched(spec, quantization))):
+        return f"quantization_config names {first_two(wrong)}, which match no tensor kvplan knows of {spec.model_type}"
+    if some := list(dict.fromkeys(some_experts(spec, quantization))):
+        return f"quantization_config names {first_two(some)}, but a layer's experts are stored as one"
+    try:
+        used = {
+            scheme_of(quantization, index, weight.sources or (weight.name,), weight.name)
+            for index, weights in enumerate(spec.layer_weights)
+            for weight in weights
+            if weight.quantizable
+        }
+    except UnsupportedModelError as parts:
+        return str(parts)
+    if used <= {None}:
+        return (
+            f"quantization_config ({printable(quantization.method, 40)}) gives no layer of {spec.model_type} a scheme"
+        )
+    return ""
+
+
+SCHEME_NAMES = {
+    "fp8_tensor": "fp8",
+    "fp8_channel": "fp8",
+    "fp8_block": "fp8",
+    "int8_channel": "int8",
+    "int4": "w4a16",
+    "awq": "awq int4",
+    "gptq": "gptq int4",
+    "nf4_double": "nf4",
+    "bnb_int8": "int8",
+}
+
+
+def scheme_name(quantization: Quantization) -> str:
+    """How the linear layers are stored, as people say it: "fp8", "w4a16", "mxfp4 (experts)", "fp8 + mxfp4 (experts)".
+
+    A method that kvplan does not model keeps its own name.
+    """
+    found = [SCHEME_NAMES.get(quantization.default.kind, quantization.default.kind)] if quantization.default else []
+    kinds: dict[int, Scheme] = {}
+    listed: dict[
+        tuple[int, bool], None
+    ] = {}  # thousands of entries share a few schemes: told apart by identity, not by value
+    for where, scheme in (*quantization.names.items(), *quantization.patterns):
+        if scheme is not None:
+            kinds[id(scheme)] = scheme
+            listed[id(scheme), "experts" in where] = None
+    for key, of_experts in listed:
+        name = SCHEME_NAMES.get(kinds[key].kind, kinds[key].kind)
+        found.append(f"{name} (experts)" if of_experts else name)
+    return " + ".join(dict.fromkeys(found)) or quantization.method

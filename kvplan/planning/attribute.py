@@ -1,0 +1,303 @@
+"""Why two plans differ: one input changed after the other, and what each change did to every figure.
+
+Inputs are changed in one order, as far as there is a plan between them: the model's facts in the order of the new
+config.json, its weight files, the draft model, the GPU, the release, the engine's arguments, the workload. Each step is
+planned anew, so the steps' effects add up to the whole difference exactly; in another order a step's share can differ,
+the sum cannot.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import combinations, islice
+from typing import Any, Final, Literal
+
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import printable
+from kvplan.core.units import format_gib
+from kvplan.hardware.gpu import GIVEN, GpuSpec
+from kvplan.models.hf_config import read_config
+from kvplan.models.spec import ModelSpec
+from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
+from kvplan.servers.vllm.rules import EngineArgs
+
+Kind = Literal["model", "files", "draft", "gpu", "engine", "argument", "setting", "workload"]
+Number = int | float
+Figures = Mapping[str, Number | None]  # path in kvplan/plan@1 -> value; None: not asked for
+
+ORDER_TEXT: Final = (
+    "inputs are changed one after the other, in the order the steps are listed; the steps add up to the difference"
+)
+
+# Path of kvplan/plan@1 -> its unit. The rows of memory add up to memory.total.
+MEMORY: Final = {f"memory.{row}": "bytes" for row in MemoryBreakdown.ROWS} | {"memory.total": "bytes"}
+CAPACITY: Final = {
+    "kv.bytes_per_token": "bytes/token",
+    "kv.bytes_per_request": "bytes",
+    "kv.state_bytes_per_request": "bytes",
+    "kv.num_blocks": "blocks",
+    "kv.tokens": "tokens",
+    "concurrency.max": "requests",
+    "concurrency.users": "requests",
+    "concurrency.replicas": "replicas",
+    "deficit": "bytes",
+}
+
+MOST_MOVES = 100  # keys of a config changed one by one; beyond that they are two models
+MOST_TRIED = 300  # groups of changes tried for one step before all that is left is one
+WHOLE_MODEL = ("model_type",)  # keys that say another reader: a config between the two would be neither
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An input that differs, as text; None: not given there."""
+
+    kind: Kind
+    name: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Inputs changed together, for want of a plan between them, and every figure before and after."""
+
+    changes: tuple[Change, ...]
+    before: Figures
+    after: Figures
+
+    @property
+    def deltas(self) -> dict[str, Number]:
+        """What the step did to the figures that it changed; None counts as nothing."""
+        found = {path: (after or 0) - (self.before[path] or 0) for path, after in self.after.items()}
+        return {path: delta for path, delta in found.items() if delta}
+
+
+def figures_of(plan_: Plan) -> Figures:
+    """Every figure that is compared, as kvplan/plan@1 has it."""
+    memory, capacity, answer = plan_.memory, plan_.capacity, plan_.concurrency
+    return {
+        **{path: getattr(memory, path.partition(".")[2]) for path in MEMORY},
+        "kv.bytes_per_token": plan_.bytes_per_token,
+        "kv.bytes_per_request": plan_.bytes_per_request,
+        "kv.state_bytes_per_request": plan_.state_bytes,
+        "kv.num_blocks": capacity.num_blocks if plan_.fits else 0,
+        "kv.tokens": capacity.tokens if plan_.fits else 0,
+        "concurrency.max": answer.max,
+        "concurrency.users": answer.users,
+        "concurrency.replicas": answer.replicas,
+        "deficit": plan_.deficit,
+    }
+
+
+def attribution(old: Plan, new: Plan) -> tuple[Step, ...]:
+    """The steps from one plan's request to the other's, those that change no figure among them.
+
+    An input that cannot be changed alone waits for those after it, then goes with as few others as make it possible.
+    """
+    at, before = old.request, figures_of(old)
+    left, found = list(moves(old.request, new.request)), []
+    while left:
+        for group in _groups(len(left)):
+            if len(group) == len(left):  # the last step ends at what was asked for, whatever was read on the way
+                between, after = new.request, figures_of(new)
+                break
+            tried = _tried(at, [left[index] for index in group])
+            if tried is not None:
+                between, after = tried
+                break
+        found.append(Step(tuple(change for index in group for change in left[index].changes), before, after))
+        left = [move for index, move in enumerate(left) if index not in group]
+        at, before = between, after
+    return tuple(found)
+
+
+def _groups(count: int) -> Iterator[tuple[int, ...]]:
+    """Which of the moves that are left to try: each alone, in order, then few together, then all of them."""
+    together = (group for size in range(1, count) for group in combinations(range(count), size))
+    yield from islice(together, count + MOST_TRIED)
+    yield tuple(range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step towards the new request."""
+
+    changes: tuple[Change, ...]
+    apply: Callable[[Request], Request]
+
+
+def _tried(request: Request, taken: list[Move]) -> tuple[Request, Figures] | None:
+    """The request with these changes and its figures; None where no model can be read, or no plan made, with them
+    alone."""
+    try:
+        for move in taken:
+            request = move.apply(request)
+        return request, figures_of(plan(request))
+    except KvplanError:
+        return None
+
+
+def moves(old: Request, new: Request) -> Iterator[Move]:
+    """What leads from one request to the other, input by input, in the order that this module states."""
+    yield from _model_moves(old.spec, new.spec)
+    if old.memory_in_use != new.memory_in_use:
+        change = Change("gpu", "--memory-in-use", _size(old.memory_in_use), _size(new.memory_in_use))
+        yield Move((change,), lambda at: replace(at, memory_in_use=new.memory_in_use))
+    if old.weights_bytes != new.weights_bytes:
+        change = Change("files", "--weights-bytes", _size(old.weights_bytes), _size(new.weights_bytes))
+        yield Move((change,), lambda at: replace(at, weights_bytes=new.weights_bytes))
+    if old.checkpoint != new.checkpoint:
+        change = Change("files", "weight files", _files(old), _files(new))
+        yield Move((change,), lambda at: replace(at, checkpoint=new.checkpoint))
+    if not same_model(old.draft, new.draft):
+        change = Change("draft", "draft model", _name(old.draft), _name(new.draft))
+        yield Move((change,), lambda at: replace(at, draft=new.draft))
+    if old.gpu != new.gpu:
+        change = Change("gpu", "GPU", gpu_text(old.gpu), gpu_text(new.gpu))
+        yield Move((change,), lambda at: replace(at, gpu=new.gpu))
+    if old.measured != new.measured:
+        change = Change("gpu", "--calibration", _measured(old), _measured(new))
+        yield Move((change,), lambda at: replace(at, measured=new.measured))
+    if old.release != new.release:
+        change = Change("engine", "--engine", old.release.label, new.release.label)
+        yield Move((change,), lambda at: replace(at, release=new.release))
+    yield from _argument_moves(old.args, new.args)
+    yield from _workload_moves(old.load, new.load)
+
+
+def _argument_moves(old: EngineArgs, new: EngineArgs) -> Iterator[Move]:
+    for field in fields(EngineArgs):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before != after:
+            change = Change("argument", "--" + field.name.replace("_", "-"), value_text(before), value_text(after))
+            yield Move((change,), _argument_move(field.name, after))
+
+
+def _argument_move(name: str, value: Any) -> Callable[[Request], Request]:
+    return lambda at: replace(at, args=replace(at.args, **{name: value}))
+
+
+def _workload_moves(old: Load, new: Load) -> Iterator[Move]:
+    for field in fields(Load):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before != after:
+            if field.name == "lengths":
+                texts = (before and before.source, after and after.source)
+            else:
+                texts = (value_text(before), value_text(after))
+            change = Change("workload", "--" + field.name.replace("_", "-"), *texts)
+            yield Move((change,), _workload_move(field.name, after))
+
+
+def _workload_move(name: str, value: Any) -> Callable[[Request], Request]:
+    return lambda at: replace(at, load=replace(at.load, **{name: value}))
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def same_model(old: ModelSpec | None, new: ModelSpec | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return old is new or bool(old.config and old.config == new.config)
+
+
+def _model_moves(old: ModelSpec, new: ModelSpec) -> Iterator[Move]:
+    if same_model(old, new):
+        return
+    changed = config_changes(old.config, new.config)
+    kept = old.config and new.config and len(changed) <= MOST_MOVES
+    if not kept or any(path[-1] in WHOLE_MODEL for path in changed):
+        change = Change("model", "model", printable(old.name), printable(new.name))
+        yield Move((change,), lambda at: replace(at, spec=new))
+        return
+    for path in changed:
+        change = Change("model", ".".join(path), *(value_text(_at(spec.config, path)) for spec in (old, new)))
+        yield Move((change,), _config_move(path, new))
+
+
+def _config_move(path: tuple[str, ...], new: ModelSpec) -> Callable[[Request], Request]:
+    def apply(at: Request) -> Request:
+        config = with_key(at.spec.config, path, new.config)
+        # An unknown type was accepted for both or for neither, as the two have the same one.
+        return replace(
+            at,
+            spec=read_config(config, at.spec.name, at.spec.served_name, assume_dense=True, text_only=at.spec.text_only),
+        )
+
+    return apply
+
+
+_ABSENT: Final = object()
+
+
+def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Paths of the keys that differ, in the order of the new config and then of the old; an object that both have is
+    compared key by key, a list as a whole."""
+    found: list[tuple[str, ...]] = []
+    for key in dict.fromkeys((*new, *old)):
+        before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
+        if isinstance(before, dict) and isinstance(after, dict):
+            found += [(key, *rest) for rest in config_changes(before, after)]
+        elif before != after or type(before) is not type(after):
+            found.append((key,))
+    return found
+
+
+def with_key(config: Mapping[str, Any], path: tuple[str, ...], source: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `config` with one key as `source` has it, or without it where `source` lacks it."""
+    key, *rest = path
+    changed = dict(config)
+    if rest:
+        changed[key] = with_key(config[key], tuple(rest), source[key])
+    elif key in source:
+        changed[key] = source[key]
+    else:
+        del changed[key]
+    return changed
+
+
+def _at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = config
+    for key in path:
+        value = value.get(key, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def value_text(value: Any) -> str | None:
+    """A value as it would be typed, cut where it is long; None: not given."""
+    match value:
+        case None:
+            return None
+        case str():
+            return printable(value, 100)
+        case _ if value is _ABSENT:
+            return None
+        case _:
+            return printable(json.dumps(value), 100)
+
+
+def gpu_text(gpu: GpuSpec) -> str:
+    """ "h100-80g", and its memory where that was given."""
+    return f"{gpu.name} of {format_gib(gpu.total_memory)}" if gpu.total_memory_kind == GIVEN else gpu.name
+
+
+def _size(size: int | None) -> str | None:
+    return None if size is None else f"{size:,} bytes"
+
+
+def _name(spec: ModelSpec | None) -> str | None:
+    return None if spec is None else printable(spec.name)
+
+
+def _files(request: Request) -> str | None:
+    held = request.checkpoint
+    return None if held is None else f"{len(held.tensors):,} tensors of {held.total_bytes:,} bytes ({held.format})"
+
+
+def _measured(request: Request) -> str | None:
+    return ", ".join(f"{name} {each.likely:,} B" for name, each in request.measured.items()) or None

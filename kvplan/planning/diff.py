@@ -1,0 +1,608 @@
+"""What changed in memory and concurrency between two plans, or between two sets of them: kvplan/diff@1.
+
+A side is read from a document (kvplan/plan@1, kvplan/plans@1, kvplan/check@1) or made from a plan. Documents hold no
+model, so only plans made here can say which input did what (kvplan.planning.attribute).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal
+
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import MAX_BYTES, format_size
+from kvplan.planning.attribute import (
+    CAPACITY,
+    MEMORY,
+    ORDER_TEXT,
+    Change,
+    Figures,
+    Kind,
+    Number,
+    Step,
+    attribution,
+    figures_of,
+    gpu_text,
+    value_text,
+)
+from kvplan.planning.plan import Plan
+from kvplan.servers.vllm.rules import EngineArgs
+
+DIFF: Final = "kvplan/diff@1"
+Document = dict[str, Any]
+Inputs = Mapping[tuple[Kind, str], str | None]
+
+# What a target of kvplan/check@1 says, under the paths of kvplan/plan@1.
+CHECKED: Final = {
+    "weights": "memory.weights",
+    "lora": "memory.lora",
+    "kv_cache": "memory.kv_cache",
+    "headroom": "memory.unused",
+    "kv_bytes_per_token": "kv.bytes_per_token",
+    "kv_tokens": "kv.tokens",
+    "concurrency": "concurrency.max",
+    "users": "concurrency.users",
+}
+UNITS: Final = {**MEMORY, **CAPACITY}
+Worse = Literal["fits", "bytes_per_token", "users"]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that are compared.
+
+    key     what it is matched by: target, or model, GPU and context
+    title   "llama-3.1-8b on a100-80g, 32,768 tokens"
+    inputs  what it was made from, as text
+    groups  its weights by tensor group, bytes; empty where that is not known
+    plan    None: read from a document
+    """
+
+    key: str
+    title: str
+    fits: bool
+    inputs: Inputs
+    figures: Figures
+    groups: Mapping[str, int] = field(default_factory=dict)
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure old beside new; None: not known or not asked for."""
+
+    name: str
+    unit: str
+    old: Number | None
+    new: Number | None
+
+    @property
+    def delta(self) -> Number | None:
+        return None if self.old is None or self.new is None else self.new - self.old
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides, compared.
+
+    memory    rows that add up to the last, memory.total; empty where a document has no such rows
+    groups    the weights by tensor group, which add up to memory.weights
+    figures   everything else
+    steps     what each change of an input did; None: the sides are documents
+    """
+
+    old: Side
+    new: Side
+    changes: tuple[Change, ...]
+    memory: tuple[Row, ...]
+    groups: tuple[Row, ...]
+    figures: tuple[Row, ...]
+    steps: tuple[Step, ...] | None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return (*self.memory, *self.groups, *self.figures)
+
+    @property
+    def is_equal(self) -> bool:
+        return self.old.fits == self.new.fits and not any(row.old != row.new for row in self.rows)
+
+    @property
+    def worse(self) -> tuple[Worse, ...]:
+        """In what NEW is worse, by the rule of --exit-code."""
+        found: list[Worse] = []
+        if self.old.fits and not self.new.fits:
+            found.append("fits")
+        if _value(self.new, "kv.bytes_per_token") > _value(self.old, "kv.bytes_per_token"):
+            found.append("bytes_per_token")
+        path = next((path for path in USERS if self._both_have(path)), None)
+        if path is not None and users_of(self.new, path) < users_of(self.old, path):
+            found.append("users")
+        return tuple(found)
+
+    def _both_have(self, path: str) -> bool:
+        return self.old.figures.get(path) is not None and self.new.figures.get(path) is not None
+
+
+USERS: Final = ("concurrency.users", "concurrency.max")  # checks of earlier releases have the server's figure only
+
+
+def users_of(side: Side, path: str) -> int:
+    """Whole users of all replicas, where the side says how many there are."""
+    return int(_value(side, path)) * int(side.figures.get("concurrency.replicas") or 1)
+
+
+def _value(side: Side, path: str) -> Number:
+    return side.figures.get(path) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All that was compared, and what only one of the two has, by key."""
+
+    old: str
+    new: str
+    comparisons: tuple[Comparison, ...]
+    only_old: tuple[str, ...] = ()
+    only_new: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs, the inputs included."""
+        alike = all(each.is_equal and not each.changes for each in self.comparisons)
+        return alike and not self.only_old and not self.only_new
+
+    @property
+    def is_worse(self) -> bool:
+        return any(each.worse for each in self.comparisons)
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def difference(old_name: str, new_name: str, old: Sequence[Side], new: Sequence[Side]) -> Difference:
+    """Sides with the same key compared, in the order of the new ones; one of each are compared whatever they are.
+
+    Raises UsageError where nothing can be compared.
+    """
+    if len(old) == len(new) == 1:
+        return Difference(old_name, new_name, (compare(old[0], new[0]),))
+    before, after = _by_key(old_name, old), _by_key(new_name, new)
+    shared = [key for key in after if key in before]
+    if not shared:
+        raise UsageError(
+            f"{printable(old_name, 400)} and {printable(new_name, 400)}: hold nothing of the same name "
+            f"({_few(before)}; {_few(after)}); compare documents of the same targets, or models, GPUs and contexts"
+        )
+    return Difference(
+        old_name,
+        new_name,
+        tuple(compare(before[key], after[key]) for key in shared),
+        tuple(key for key in before if key not in after),
+        tuple(key for key in after if key not in before),
+    )
+
+
+def _by_key(name: str, sides: Sequence[Side]) -> dict[str, Side]:
+    found: dict[str, Side] = {}
+    for side in sides:
+        if side.key in found:
+            raise UsageError(
+                f"{printable(name, 400)}: holds two plans of {printable(side.key, 200)}, so that which to compare "
+                "cannot be said; write them to files of their own"
+            )
+        found[side.key] = side
+    return found
+
+
+def _few(keys: Mapping[str, Side]) -> str:
+    shown = [printable(key, 80) for key in list(keys)[:3]]
+    return ", ".join(shown) + (", ..." if len(keys) > 3 else "") or "none"
+
+
+def compare(old: Side, new: Side) -> Comparison:
+    """Every figure that both sides know, and what their inputs differ in."""
+    steps = None
+    if old.plan is not None and new.plan is not None:
+        steps = attribution(old.plan, new.plan)
+    changes = [change for step in steps or () for change in step.changes]
+    changes += _input_changes(old, new)
+    asked = {change.name for change in changes if change.kind == "argument"}
+    known = [path for path in UNITS if path in old.figures and path in new.figures]
+    has_rows = all(path in known for path in MEMORY)
+    return Comparison(
+        old,
+        new,
+        tuple(change for change in changes if change.kind != "setting" or SETTINGS[change.name] not in asked),
+        tuple(_row(path, old, new) for path in known if path in MEMORY and has_rows),
+        tuple(_group_rows(old, new)),
+        tuple(_row(path, old, new) for path in known if path in CAPACITY or not has_rows),
+        steps,
+    )
+
+
+def _row(path: str, old: Side, new: Side) -> Row:
+    return Row(path, UNITS[path], old.figures[path], new.figures[path])
+
+
+def _group_rows(old: Side, new: Side) -> Iterator[Row]:
+    if old.groups and new.groups:
+        for name in dict.fromkeys((*old.groups, *new.groups)):
+            yield Row(f"memory.weight_groups.{name}", "bytes", old.groups.get(name, 0), new.groups.get(name, 0))
+
+
+def _input_changes(old: Side, new: Side) -> Iterator[Change]:
+    """What differs among the inputs; of a document and a plan, which name their inputs in ways of their own, what both
+    name."""
+    mixed = (old.plan is None) != (new.plan is None)
+    for kind, name in dict.fromkeys((*old.inputs, *new.inputs)):
+        before, after = old.inputs.get((kind, name)), new.inputs.get((kind, name))
+        if before != after and not (mixed and None in (before, after)):
+            yield Change(kind, name, before, after)
+
+
+# --- a plan as a side -------------------------------------------------------------------------------------------------
+
+# Settings that follow from a GPU, a release or a model -> the argument that would say them.
+SETTINGS: Final = {
+    "max_model_len": "--max-model-len",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "max_num_seqs": "--max-num-seqs",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "kv_dtype": "--kv-cache-dtype",
+    "dtype": "--dtype",
+}
+
+
+def plan_side(plan: Plan, key: str | None = None) -> Side:
+    """A plan made here, with all that an attribution needs."""
+    args, context = plan.request.args, plan.capacity.max_model_len
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    name = printable(plan.request.spec.name)
+    gpu = plan.request.gpu
+    where = gpu_text(gpu) if ranks == 1 else f"{ranks} x {gpu_text(gpu)}"
+    settings = {name: getattr(plan.settings, name) for name in SETTINGS} | {"max_model_len": context}
+    return Side(
+        key=key or f"{name} on {where}, {args.max_model_len or context} tokens",
+        title=f"{name} on {where}, {context:,} tokens",
+        fits=plan.fits,
+        inputs={("setting", name): value_text(value) for name, value in settings.items()},
+        figures=figures_of(plan),
+        groups=plan.weight_groups,
+        plan=plan,
+    )
+
+
+# --- documents as sides -----------------------------------------------------------------------------------------------
+
+
+def document_sides(document: Document, where: str) -> list[Side]:
+    """The sides in a kvplan document; InvalidInputError names what is missing or is not what it should be."""
+    match document.get("schema"):
+        case "kvplan/plan@1":
+            return [_document_side(Reader(document, where))]
+        case "kvplan/plans@1":
+            plans = Reader(document, where).rows("plans")
+            if not plans:
+                raise InvalidInputError(f"{where}: holds no plan; write it again with `kvplan estimate`")
+            return [_document_side(plan) for plan in plans]
+        case "kvplan/check@1":
+            return [_target_side(target) for target in Reader(document, where).rows("targets") if target.has("figures")]
+        case other:
+            raise InvalidInputError(
+                f"{where}: is not a document that can be compared ({printable(repr(other), 60)}); take kvplan/plan@1, "
+                "kvplan/plans@1 (`kvplan estimate --format json`) or kvplan/check@1 (`kvplan check --format json`)"
+            )
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_BYTES
+
+
+MAY_BE_NEGATIVE: Final = ("memory.unused", "figures.headroom")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Values of a document by path, each checked for being there and for its type."""
+
+    document: Document
+    where: str
+
+    def value(self, path: str) -> Any:
+        value: Any = self.document
+        for key in path.split("."):
+            if not isinstance(value, dict) or key not in value:
+                raise self.fault(path, "is missing", "it may come from another release of kvplan; write it again")
+            value = value[key]
+        return value
+
+    def has(self, path: str) -> bool:
+        return self.value(path) is not None
+
+    def fault(self, path: str, what: str, cure: str) -> InvalidInputError:
+        return InvalidInputError(f"{self.where}: {path} {what}; {cure}")
+
+    def _wrong(self, path: str, value: Any, expected: str) -> InvalidInputError:
+        return self.fault(path, f"is not {expected} ({printable(repr(value), 60)})", "write the document again")
+
+    def number(self, path: str) -> Number:
+        value = self.value(path)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_BYTES:
+            raise self._wrong(path, value, "a number from 0 on")
+        return value
+
+    def whole(self, path: str) -> int:
+        """A whole number, from 0 on but for what may be missing memory."""
+        value = self.value(path)
+        if not is_whole(value) or (value < 0 and path not in MAY_BE_NEGATIVE):
+            raise self._wrong(path, value, "a whole number of that kind")
+        return int(value)
+
+    def text(self, path: str) -> str:
+        value = self.value(path)
+        if not isinstance(value, str):
+            raise self._wrong(path, value, "text")
+        return value
+
+    def flag(self, path: str) -> bool:
+        value = self.value(path)
+        if not isinstance(value, bool):
+            raise self._wrong(path, value, "true or false")
+        return value
+
+    def table(self, path: str) -> dict[str, Any]:
+        value = self.value(path)
+        if not isinstance(value, dict):
+            raise self._wrong(path, value, "an object")
+        return value
+
+    def sizes(self, path: str) -> dict[str, int]:
+        """An object whose values are all whole numbers, whatever its keys are."""
+        found = self.table(path)
+        for key, value in found.items():
+            if not is_whole(value) or value < 0:
+                raise self._wrong(f"{path}.{printable(key, 60)}", value, "a whole number")
+        return found
+
+    def rows(self, path: str) -> "list[Reader]":
+        value = self.value(path)
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+            raise self._wrong(path, value, "a list of objects")
+        return [Reader(each, f"{self.where}: {path}[{i}]") for i, each in enumerate(value)]
+
+
+def _document_side(doc: Reader) -> Side:
+    figures = _document_figures(doc)
+    groups = doc.sizes("memory.weight_groups")
+    _check_sums(doc, figures, groups)
+    name, gpu, count = doc.text("inputs.model.name"), doc.text("inputs.gpu.name"), doc.whole("inputs.num_gpus")
+    context, asked = doc.whole("kv.max_model_len"), doc.value("inputs.args.max_model_len")
+    where = printable(gpu) if count == 1 else f"{count} x {printable(gpu)}"
+    return Side(
+        key=f"{printable(name)} on {where}, {value_text(asked) or context} tokens",
+        title=f"{printable(name)} on {where}, {context:,} tokens",
+        fits=doc.flag("fits"),
+        inputs=dict(_document_inputs(doc)),
+        figures=figures,
+        groups=groups,
+    )
+
+
+MAY_BE_NULL: Final = ("concurrency.users",)  # documents of earlier releases have no such number
+FLOATS: Final = ("concurrency.max",)
+
+
+def _document_figures(doc: Reader) -> Figures:
+    found: dict[str, Number | None] = {}
+    for path in UNITS:
+        if path in MAY_BE_NULL and not doc.has(path):
+            found[path] = None
+        else:
+            found[path] = doc.number(path) if path in FLOATS else doc.whole(path)
+    return found
+
+
+def _check_sums(doc: Reader, figures: Figures, groups: Mapping[str, int]) -> None:
+    *rows, total = (figures[path] or 0 for path in MEMORY)
+    if sum(rows) != total:
+        raise doc.fault("memory", f"adds up to {sum(rows):,} bytes, not to its total of {total:,}", "write it again")
+    if sum(groups.values()) != figures["memory.weights"]:
+        raise doc.fault(
+            "memory.weight_groups",
+            f"adds up to {sum(groups.values()):,} bytes, not to the weights of {figures['memory.weights']:,}",
+            "write it again",
+        )
+
+
+def _document_inputs(doc: Reader) -> Iterator[tuple[tuple[Kind, str], str | None]]:
+    for key in ("name", "architecture", "model_type", "dtype", "quantization", "scheme", "num_layers", "max_model_len"):
+        yield ("model", key), value_text(doc.value(f"inputs.model.{key}"))
+    yield ("model", "parameters"), f"{doc.whole('parameters.total'):,}"
+    yield ("model", "layers"), _layers_text(doc)
+    yield ("files", "--weights-bytes"), value_text(doc.value("inputs.weights_bytes"))
+    if "memory_in_use" in doc.table("inputs"):  # documents of earlier releases do not say
+        yield ("gpu", "--memory-in-use"), value_text(doc.value("inputs.memory_in_use"))
+    yield ("draft", "draft model"), doc.text("inputs.draft.name") if doc.has("inputs.draft") else None
+    yield ("gpu", "GPU"), printable(doc.text("inputs.gpu.name"))
+    yield ("gpu", "total memory"), f"{doc.whole('inputs.gpu.total_memory'):,} bytes"
+    yield ("engine", "--engine"), printable(doc.text("inputs.engine"))
+    known = {each.name for each in fields(EngineArgs)}
+    args = doc.table("inputs.args")
+    for name in (*(name for name in args if name in known), *(name for name in args if name not in known)):
+        yield ("argument", "--" + printable(name, 60).replace("_", "-")), value_text(args[name])
+    for name, value in doc.table("inputs.workload").items():
+        yield ("workload", "--" + printable(name, 60).replace("_", "-")), value_text(value)
+    for name in SETTINGS:
+        yield ("setting", name), value_text(doc.value(f"inputs.settings.{name}"))
+
+
+def _layers_text(doc: Reader) -> str:
+    """The layers that share a block table: "32 full_attention, 24 sliding_window of 1,024"."""
+    parts = []
+    for group in doc.rows("kv.groups"):
+        window = f" of {group.whole('window'):,}" if group.has("window") else ""
+        parts.append(f"{group.whole('num_layers')} {printable(group.text('kind'), 60)}{window}")
+    return ", ".join(parts)
+
+
+def _target_side(target: Reader) -> Side:
+    return Side(
+        key=printable(target.text("id"), 200),
+        title=f"{printable(target.text('id'), 200)}: {printable(target.text('title'), 400)}",
+        fits=target.flag("figures.fits"),
+        inputs={},
+        figures={
+            path: target.number(f"figures.{name}") if path in FLOATS else target.whole(f"figures.{name}")
+            for name, path in CHECKED.items()
+            if path not in MAY_BE_NULL or target.table("figures").get(name) is not None
+        },
+    )
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def explanation(comparison: Comparison) -> list[str]:
+    """What follows from what, each sentence derived from the rows: why the pool changed, and why concurrency did."""
+    return [*_fits_words(comparison), *_token_words(comparison), *_pool_words(comparison), *_user_words(comparison)]
+
+
+def _fits_words(it: Comparison) -> Iterator[str]:
+    if it.old.fits and not it.new.fits:
+        short = _value(it.new, "deficit")
+        yield "OLD fits, NEW does not" + (f": {format_size(int(short))} short on each GPU" if short else "")
+    elif it.new.fits and not it.old.fits:
+        yield "NEW fits, OLD does not"
+
+
+def ratio_text(old: Number, new: Number) -> str:
+    """ "halves it", "makes it 4 times what it was", "makes it 0.75 of what it was"; for positive numbers."""
+    if new * 2 == old:
+        return "halves it"
+    if old * 2 == new:
+        return "doubles it"
+    if old % new == 0:
+        return f"makes it 1/{old // new} of what it was"
+    if new % old == 0:
+        return f"makes it {new // old} times what it was"
+    return f"makes it {new / old:.4g} of what it was"
+
+
+def _token_words(it: Comparison) -> Iterator[str]:
+    """Which change did what to KV bytes per token: only where each change was planned by itself."""
+    path = "kv.bytes_per_token"
+    for step in it.steps or ():
+        before, after = step.before[path] or 0, step.after[path] or 0
+        if before and after and before != after:
+            did = ratio_text(before, after)
+            yield f"KV per token: {changes_text(step.changes)} {did} ({before:,} to {after:,} bytes)"
+
+
+def changes_text(changes: Sequence[Change]) -> str:
+    return " with ".join(map(change_text, changes))
+
+
+def change_text(change: Change) -> str:
+    return f"{change.name} {shown(change.old)} -> {shown(change.new)}"
+
+
+def shown(value: str | None) -> str:
+    return "(none)" if value is None else value
+
+
+def _pool_words(it: Comparison) -> Iterator[str]:
+    """The pool is what the other rows leave of the total: its change is the sum of theirs."""
+    by_name = {row.name: int(row.delta or 0) for row in it.memory}
+    pool = by_name.pop("memory.kv_cache", 0)
+    if pool and it.old.fits and it.new.fits:
+        causes = sorted((name for name, delta in by_name.items() if delta), key=lambda name: -abs(by_name[name]))
+        yield f"KV cache {signed_size(pool)}: {', '.join(_cause(name, by_name[name]) for name in causes)}"
+
+
+def _cause(name: str, delta: int) -> str:
+    subject = "the GPU has" if name == "memory.total" else f"{LABELS[name]} {'is' if name in SINGULAR else 'are'}"
+    return f"{subject} {format_size(abs(delta))} {'more' if delta > 0 else 'less'}"
+
+
+LABELS: Final = {
+    **{name: name.partition(".")[2] for name in MEMORY},
+    "memory.cuda_graphs": "CUDA graphs",
+    "memory.non_torch": "non-torch",
+    "memory.lora": "LoRA",
+    "memory.kv_cache": "KV cache",
+}
+SINGULAR: Final = ("memory.non_torch", "memory.lora", "memory.unused")
+
+
+def signed_size(size: int) -> str:
+    """ "+512 MiB", "-4 KiB", "0 B"."""
+    return f"{'+' if size > 0 else '-' if size < 0 else ''}{format_size(abs(size))}"
+
+
+def _user_words(it: Comparison) -> Iterator[str]:
+    rows = {row.name: row for row in it.figures}
+    users, each = rows.get("concurrency.users"), rows.get("kv.bytes_per_request")
+    if users is None or not users.delta or users.old is None or users.new is None:
+        return
+    if each is None or each.old is None or each.new is None or not (it.old.fits and it.new.fits):
+        yield f"{users.old:,} to {users.new:,} users"
+        return
+    pools = [int(_value(side, "memory.kv_cache")) for side in (it.old, it.new)]
+    cost = f"{format_size(int(each.new))} of KV cache each, " + (
+        "as before" if each.old == each.new else f"instead of {format_size(int(each.old))}"
+    )
+    pool = f"a pool of {format_size(pools[1])}, " + (
+        "as before" if pools[0] == pools[1] else f"instead of {format_size(pools[0])}"
+    )
+    yield f"{users.old:,} to {users.new:,} users: {cost}, in {pool}"
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def diff_document(result: Difference) -> Document:
+    """A difference as JSON values (kvplan/diff@1)."""
+    return {
+        "schema": DIFF,
+        "old": printable(result.old, 1000),
+        "new": printable(result.new, 1000),
+        "equal": result.is_equal,
+        "worse": result.is_worse,
+        "order": ORDER_TEXT,
+        "comparisons": [_comparison_document(each) for each in result.comparisons],
+        "only_old": list(result.only_old),
+        "only_new": list(result.only_new),
+    }
+
+
+def _comparison_document(it: Comparison) -> Document:
+    return {
+        "key": it.new.key,
+        "old": {"title": it.old.title, "fits": it.old.fits},
+        "new": {"title": it.new.title, "fits": it.new.fits},
+        "equal": it.is_equal and not it.changes,
+        "worse": list(it.worse),
+        "changes": [_change_document(change) for change in it.changes],
+        "memory": [_row_document(row) for row in it.memory],
+        "weight_groups": [_row_document(row) for row in it.groups],
+        "figures": [_row_document(row) for row in it.figures],
+        "attribution": None if it.steps is None else [_step_document(step) for step in it.steps],
+        "explanation": explanation(it),
+    }
+
+
+def _change_document(change: Change) -> Document:
+    return {"kind": change.kind, "name": change.name, "old": change.old, "new": change.new}
+
+
+def _row_document(row: Row) -> Document:
+    return {"name": row.name, "unit": row.unit, "old": row.old, "new": row.new, "delta": row.delta}
+
+
+def _step_document(step: Step) -> Document:
+    return {
+        "changes": [_change_document(change) for change in step.changes],
+        "deltas": step.deltas,
+        "after": dict(step.after),
+    }

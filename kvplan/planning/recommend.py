@@ -1,0 +1,694 @@
+"""Which GPUs hold so many users, with which flags; and what one GPU needs to hold them.
+
+A placement is some servers side by side, each on tensor x pipeline GPUs. Its users are those at the low end of the
+plan's range, unless the likely figure is asked for. Every placement is a plan() with exactly the flags that it prints.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import fsum
+from typing import Any
+
+from kvplan.core.errors import KvplanError
+from kvplan.core.units import format_apart, format_gib
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.planning.advise import reads_fp8
+from kvplan.planning.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
+from kvplan.planning.plan import Load, Plan, Request, gate, plan
+from kvplan.planning.users import own_blocks
+from kvplan.workloads.lengths import Lengths
+
+TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs
+STAGE_COUNTS = range(2, 9)
+MOST_STAGED_GPUS = 16  # of one server with pipeline stages: two nodes
+STAGES = "pipeline stages"  # a change, as the reader sees it
+MOST_UTILIZATION = 95  # hundredths, in the search; what is asked of one GPU goes to FULL
+FULL = 99
+FEWEST_SEQS = 8
+MOST_USERS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Who is to be held.
+
+    users      in all, each by the load's measure
+    stated     fields of EngineArgs that are given: they are kept, the others sought
+    fp8_kv     whether an fp8 KV cache may be proposed; fp8_weights: quantising while loading
+    end        of the range that must hold them
+    prices     dollars per hour of a GPU, by name; empty: unknown
+    """
+
+    users: int
+    stated: frozenset[str] = frozenset()
+    fp8_kv: bool = True
+    fp8_weights: bool = False
+    end: End = "low"
+    prices: "dict[str, float] | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`replicas` servers that follow `plan` and hold the users together.
+
+    changes  what is less precise than the model or the user has it, and STAGES; empty: nothing
+    """
+
+    plan: Plan
+    replicas: int
+    price_per_hour: float | None
+    changes: tuple[str, ...] = ()
+
+    @property
+    def gpu(self) -> GpuSpec:
+        return self.plan.request.gpu
+
+    @property
+    def num_gpus(self) -> int:
+        return self.replicas * num_gpus(self.plan)
+
+    @property
+    def context(self) -> int:
+        """Tokens that each request may have."""
+        return self.plan.capacity.max_model_len
+
+    def users(self, end: End) -> int:
+        """Served at once by all replicas."""
+        return self.replicas * running_users(self.plan, end)
+
+    @property
+    def total_memory(self) -> int:
+        return self.num_gpus * self.gpu.total_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one server on so many of these GPUs holds nobody.
+
+    refused     it cannot be, whatever the memory
+    has_room    one user would fit, and the server does not start all the same
+    """
+
+    gpu: str
+    num_gpus: int
+    reason: str
+    refused: bool
+    has_room: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The best placement of each GPU, and those of less precision or with pipeline stages that save a GPU: unchanged
+    ones first, the cheapest before others."""
+
+    placements: tuple[Placement, ...]
+    failures: tuple[Failure, ...]
+
+
+def recommend(question: Question, requests: Iterable[Request]) -> Recommendation:
+    """The cheapest placements on each request's GPU; the requests differ in nothing else."""
+    placements: list[Placement] = []
+    failures: list[Failure] = []
+    for request in requests:
+        here: list[Placement] = []
+        for changes, changed in precisions(question, request):
+            found, failed = placements_on(question, changed, changes)
+            best = min(found, key=rank, default=None)
+            staged = None
+            if may_be_staged(question, found, failed):
+                staged = staged_placement(question, changed, changes, best.num_gpus - 1 if best else None)
+            for one in (best, staged):
+                if one is not None and is_worth_it(one, here):
+                    here.append(replace(one, plan=with_load(one.plan, request.load)))
+            if not changes:
+                failures += failed
+                if best is None and staged is None and may_be_staged(question, found, failed):
+                    failures += largest_failures(question, changed)
+        placements += here
+    return Recommendation(tuple(sorted(placements, key=rank)), tuple(failures))
+
+
+def is_worth_it(found: Placement, others: Iterable[Placement]) -> bool:
+    """Whether it saves a GPU over all that change no more than it does."""
+    return all(found.num_gpus < one.num_gpus for one in others if set(one.changes) <= set(found.changes))
+
+
+def with_load(found: Plan, load: Load) -> Plan:
+    """The same plan with the distribution of lengths that was left aside while searching."""
+    return found if load.lengths is None else plan(replace(found.request, load=load))
+
+
+def rank(placement: Placement) -> tuple[Any, ...]:
+    """What makes a placement better, the weightiest first; without a price the number of GPUs and their memory."""
+    args = placement.plan.request.args
+    price = placement.price_per_hour
+    return (
+        bool(placement.changes),
+        price if price is not None else 0.0,
+        placement.num_gpus,
+        placement.total_memory,
+        len(placement.changes),
+        args.gpu_memory_utilization or 0.0,
+        args.pipeline_parallel_size,
+        args.tensor_parallel_size,
+        placement.gpu.name,
+    )
+
+
+# --- what may be changed ----------------------------------------------------------------------------------------------
+
+
+def with_args(request: Request, **changes: Any) -> Request:
+    return replace(request, args=replace(request.args, **changes))
+
+
+def precisions(question: Question, request: Request) -> Iterator[tuple[tuple[str, ...], Request]]:
+    """The request as it is, and with whatever less precise formats are allowed and not stated."""
+    kv = question.fp8_kv and "kv_cache_dtype" not in question.stated
+    kv = kv and reads_fp8(request) and not is_fp8_already(request)
+    weights = question.fp8_weights and "quantization" not in question.stated and request.spec.quantization is None
+    yield (), request
+    if kv:
+        yield ("fp8 KV",), with_args(request, kv_cache_dtype="fp8")
+    if weights:
+        yield ("fp8 weights",), with_args(request, quantization="fp8")
+    if kv and weights:
+        yield ("fp8 KV", "fp8 weights"), with_args(request, kv_cache_dtype="fp8", quantization="fp8")
+
+
+def is_fp8_already(request: Request) -> bool:
+    """Whether an fp8 KV cache would be no smaller than the one in effect."""
+    found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    other = planned(with_args(request, max_num_seqs=FEWEST_SEQS, kv_cache_dtype="fp8"))
+    if isinstance(found, KvplanError) or isinstance(other, KvplanError):
+        return False
+    return other.bytes_per_request >= found.bytes_per_request
+
+
+def splits(question: Question, request: Request) -> Iterator[Request]:
+    """The tensor parallel sizes of one node, or the one stated."""
+    sizes = (request.args.tensor_parallel_size,) if "tensor_parallel_size" in question.stated else TP_SIZES
+    for tp in sizes:
+        yield with_args(request, tensor_parallel_size=tp)
+
+
+def placements_on(
+    question: Question, request: Request, changes: tuple[str, ...]
+) -> tuple[list[Placement], list[Failure]]:
+    """One placement for each tensor parallel size that holds a user, without pipeline stages unless they are stated."""
+    found: list[Placement] = []
+    failed: list[Failure] = []
+    for split in splits(question, request):
+        if not any(is_enough(one, split) for one in found):
+            best = placement(question, split, changes)
+            if isinstance(best, Placement):
+                found.append(best)
+            else:
+                failed.append(best)
+    return found, failed
+
+
+def is_enough(found: Placement, split: Request) -> bool:
+    """Whether one server of a larger split has as many GPUs as all of what was found, which is then no worse."""
+    return num_ranks(split) >= found.num_gpus and found.plan.request.args.gpu_memory_utilization is None
+
+
+# --- pipeline stages --------------------------------------------------------------------------------------------------
+
+
+def may_be_staged(question: Question, found: list[Placement], failed: list[Failure]) -> bool:
+    """Whether stages are to be sought: none are stated, and memory is all that any split lacks."""
+    return "pipeline_parallel_size" not in question.stated and (bool(found) or not all(one.refused for one in failed))
+
+
+def staged_splits(question: Question, request: Request) -> Iterator[Request]:
+    """Every split of two stages and more over the GPUs of at most two nodes."""
+    for stages in STAGE_COUNTS:
+        for split in splits(question, with_args(request, pipeline_parallel_size=stages)):
+            if num_ranks(split) <= MOST_STAGED_GPUS:
+                yield split
+
+
+def staged_placement(
+    question: Question, request: Request, changes: tuple[str, ...], most_gpus: int | None
+) -> Placement | None:
+    """The best placement with stages on at most so many GPUs (None: on any number)."""
+    best: Placement | None = None
+    for split in staged_splits(question, request):
+        replicas = question.users
+        if most_gpus is not None:
+            replicas = min(replicas, most_gpus // num_ranks(split))
+        if not may_hold(question, split, replicas):
+            continue
+        found = placement(question, split, (*changes, STAGES))
+        if isinstance(found, Placement) and (best is None or rank(found) < rank(best)):
+            best, most_gpus = found, found.num_gpus
+    return best
+
+
+def may_hold(question: Question, request: Request, replicas: int) -> bool:
+    """Whether so many servers hold the users at the default utilization or at the highest that starts: far fewer plans
+    than a search, and most splits end here."""
+    if replicas < 1:
+        return False
+    share = -(-question.users // replicas)
+    if holding(question, request, share) is not None:
+        return True
+    if "gpu_memory_utilization" in question.stated:
+        return False
+    top, default = top_utilization(question, request), round(100 * request.release.utilization)
+    return 0 < top != default and holding(question, at_utilization(request, top), share) is not None
+
+
+def largest_failures(question: Question, request: Request) -> list[Failure]:
+    """Why the largest server with stages holds nobody."""
+    sizes = [(num_ranks(split), split) for split in staged_splits(question, request)]
+    return [failure(question, max(sizes, key=lambda size: size[0])[1])] if sizes else []
+
+
+def num_ranks(request: Request) -> int:
+    return request.args.tensor_parallel_size * request.args.pipeline_parallel_size
+
+
+# --- one placement ----------------------------------------------------------------------------------------------------
+
+
+def placement(question: Question, request: Request, changes: tuple[str, ...] = ()) -> Placement | Failure:
+    """The fewest servers of one kind that hold the users, at the default utilization unless it does not start or a
+    higher one needs fewer; or why there are none."""
+    usual = fewest(question, request)
+    raised = None
+    if "gpu_memory_utilization" not in question.stated:
+        default = round(100 * request.release.utilization)
+        free = startable_utilization(question, request, default)
+        if usual is None and 0 < free < default:
+            usual = fewest(question, at_utilization(request, free))
+        raised = fewest_raised(question, request, usual)
+    best = raised or usual
+    if best is None:
+        return failure(question, request)
+    replicas, found = best
+    price = (question.prices or {}).get(request.gpu.name)
+    return Placement(found, replicas, None if price is None else price * replicas * num_gpus(found), changes)
+
+
+def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
+    """(the smallest number of replicas that hold the users, the plan of each); None where one holds nobody."""
+    users = question.users
+
+    def at(replicas: int) -> Plan | None:
+        return holding(question, request, -(-users // replicas))
+
+    alone = holding(question, request, 1)
+    if alone is None:
+        return None
+    # Fewer sequences leave the most room: no replica holds more than this one's pool.
+    fails, step = -(-users // bound(request, alone, question.end)) - 1, 1
+    while (holds := fails + step) < users:  # the answer is near: steps of 1, 2, 4 find where to look
+        found = at(holds)
+        if found is not None:
+            return least(fails, holds, at, found)
+        fails, step = holds, 2 * step
+    return least(fails, users, at, alone)
+
+
+def least(fails: int, holds: int, at: Callable[[int], Plan | None], found: Plan) -> tuple[int, Plan]:
+    """(the number nearest to `fails` at which there is a plan, that plan), between one that has none and one that has
+    `found`; `fails` may lie on either side."""
+    while abs(holds - fails) > 1:
+        middle = (fails + holds) // 2
+        better = at(middle)
+        if better is None:
+            fails = middle
+        else:
+            holds, found = middle, better
+    return holds, found
+
+
+def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] | None) -> tuple[int, Plan] | None:
+    """The same at the least utilisation above the default that needs fewer replicas; None where none does."""
+    default = round(100 * request.release.utilization)
+    top = top_utilization(question, request)
+    if top <= default or (usual is not None and usual[0] == 1):
+        return None
+    most = fewest(question, at_utilization(request, top))
+    if most is None or (usual is not None and most[0] >= usual[0]):
+        return None
+    replicas, found = most
+    share = -(-question.users // replicas)
+    _, lowest = least(default, top, lambda step: holding(question, at_utilization(request, step), share), found)
+    return replicas, lowest
+
+
+def at_utilization(request: Request, hundredths: int) -> Request:
+    return with_args(request, gpu_memory_utilization=hundredths / 100)
+
+
+def top_utilization(question: Question, request: Request) -> int:
+    """The most, in hundredths, that a search goes to."""
+    return startable_utilization(question, request, min(MOST_UTILIZATION, roomy_utilization(request)))
+
+
+def startable_utilization(question: Question, request: Request, hundredths: int) -> int:
+    """The most, up to so many hundredths, that are free when the server starts, at the end of the range asked for."""
+    if hundredths < 1:
+        return hundredths
+    server = planned(with_args(at_utilization(request, hundredths), max_num_seqs=FEWEST_SEQS))
+    if not isinstance(server, Plan):
+        return hundredths
+    refusal = gate(server.request, server.settings, server.estimates, 0 if question.end == "low" else 1)
+    if refusal is None or not refusal.values:
+        return hundredths
+    return int(100 * refusal.values[0] + 1e-9)
+
+
+def startable(question: Question, request: Request) -> Request:
+    """The request, at the most that starts where nothing is stated and the default utilization does not."""
+    default = round(100 * request.release.utilization)
+    if "gpu_memory_utilization" in question.stated:
+        return request
+    share = startable_utilization(question, request, default)
+    return at_utilization(request, share) if 0 < share < default else request
+
+
+def roomy_utilization(request: Request) -> int:
+    """Hundredths that leave the CUDA context its room even when it is at its largest."""
+    found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    if isinstance(found, KvplanError):
+        return 0
+    total = request.gpu.total_memory_low
+    return 100 * (total - found.estimates["context"].high) // total
+
+
+# --- whether a plan holds so many -------------------------------------------------------------------------------------
+
+
+def seqs_for(users: int) -> int:
+    """--max-num-seqs for so many users: the next power of two, above 256 the next multiple of 128."""
+    if users > 256:
+        return -(-users // 128) * 128
+    return max(FEWEST_SEQS, 1 << (users - 1).bit_length())
+
+
+def holding(question: Question, request: Request, users: int) -> Plan | None:
+    """The plan of one server that starts and serves so many users at once, at the end of the range asked for.
+
+    Sequences take memory of their own: where the rounded number of them is too many, the exact one is taken.
+    """
+    if "max_num_seqs" in question.stated:
+        counts = [request.args.max_num_seqs]
+    else:
+        counts = list(dict.fromkeys((seqs_for(users), users)))
+    for seqs in counts:
+        found = planned(with_args(request, max_num_seqs=seqs))
+        if isinstance(found, Plan) and starts(found, question.end) and serves(question, request, found, users):
+            return found
+    return None
+
+
+def planned(request: Request) -> Plan | KvplanError:
+    """The plan without its distribution of lengths, which is costly, or why there is none."""
+    try:
+        return plan(replace(request, load=replace(request.load, lengths=None)))
+    except KvplanError as error:
+        return error
+
+
+def starts(found: Plan, end: End) -> bool:
+    """Whether the server starts, and one request of the full context fits, at an end of the range."""
+    return found.fits and blocks_at(found, end) > found.capacity.blocks_per_request
+
+
+def serves(question: Question, request: Request, found: Plan, users: int) -> bool:
+    if found.settings.max_num_seqs < users or bound(request, found, question.end) < users:
+        return False
+    own_load = replace(found, request=replace(found.request, load=request.load))
+    return pool_holds(own_load, question.end, users)
+
+
+def failure(question: Question, request: Request) -> Failure:
+    """Why one such server holds nobody."""
+    found = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
+    if not isinstance(found, Plan):
+        return Failure(request.gpu.name, num_ranks(request), str(found), refused=True, has_room=False)
+    refusal = start_refusal(question, found)
+    text = shortage(question, found) if refusal is None else refusal
+    return Failure(request.gpu.name, num_ranks(request), text, refused=False, has_room=refusal is not None)
+
+
+def start_refusal(question: Question, found: Plan) -> str | None:
+    """Why a server whose KV cache has room does not start, at the end of the range asked for; None where memory
+    lacks."""
+    if found.refusal is not None:
+        return found.refusal.text
+    if not found.fits or starts(found, question.end):
+        return None
+    refusal = gate(found.request, found.settings, found.estimates, 0)
+    if refusal is not None:
+        return f"{refusal.text}, at the {question.end} end of the range"
+    if left_at(question, found) // found.capacity.bytes_per_block <= found.capacity.blocks_per_request:
+        return None
+    seqs = found.settings.max_num_seqs
+    return f"at the {question.end} end of the range the pool has no state block for each of {seqs:,} sequences"
+
+
+def left_at(question: Question, found: Plan) -> int:
+    """Bytes for the pool at the end of the range asked for."""
+    return max(0, {"low": found.available_low, "high": found.available_high}.get(question.end, found.available))
+
+
+def bound(request: Request, found: Plan, end: End) -> int:
+    """At least as many users as the pool holds, at least one.
+
+    With lengths, without the cost of their distribution: where a sum exceeds the room with probability p at most, its
+    mean is at most room + p x its largest value.
+    """
+    load = request.load
+    if load.lengths is None:
+        return max(1, pool_users(found, end))
+    shared = found.pool.shared(min(load.shared_prefix, found.capacity.max_model_len))
+    blocks = [(own_blocks(found.pool.held, tokens, shared), share) for tokens, share in load.lengths.points]
+    each = fsum(count * share for count, share in blocks) - load.overflow * blocks[-1][0]
+    room = max(0, blocks_at(found, end) - 1 - shared)
+    return max(1, int(room / each * 1.000001)) if each > 0 else MOST_USERS
+
+
+def shortage(question: Question, found: Plan) -> str:
+    """What memory lacks for one user."""
+    memory, each = found.memory, " of each GPU" if num_gpus(found) > 1 else ""
+    budget = f"the budget of {format_gib(memory.budget)}{each}"
+    if memory.weights > memory.budget:
+        return f"the weights alone, {format_gib(memory.weights)}, are more than {budget}"
+    if found.available <= 0:
+        return f"weights and overheads leave nothing of {budget}"
+    wanted, tokens = found.bytes_per_request + found.capacity.bytes_per_block, found.capacity.max_model_len
+
+    def lacks(end: str, left: int) -> str:
+        needs, has = format_apart(wanted, left)
+        return f"a request of {tokens:,} tokens needs {needs} of KV cache, {end}{has} is left{each}"
+
+    if not found.fits:
+        return lacks("", found.available)
+    if not starts(found, question.end):
+        return lacks(f"and at the {question.end} end of the range ", left_at(question, found))
+    return f"the pool holds no user of this load beside {found.settings.max_num_seqs} sequences"
+
+
+# --- what one placement needs -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A setting with which the users are held, and the plan it gives; without one the most users that any holds."""
+
+    value: float | int | str | None
+    plan: Plan | None
+    most_users: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What `replicas` servers on given GPUs need to hold the users; None for what was stated.
+
+    max_model_len the context asked
+    asked         with the flags as they are
+    utilization   the lowest, in steps of 0.01; `tight`: it leaves less than the CUDA context may take
+    context       the longest, a multiple of the block size
+    startable     the utilization of `context` and `kv_dtypes` where the default does not start; None: the default does
+    kv_dtypes     each with its answer
+    solution      holds the users on the given GPUs at the context and precision asked; None where nothing does
+    cures         without a solution: every placement that holds the users and that no other one dominates, best first
+    reason        why one server holds nobody as asked; None where it holds some
+    """
+
+    gpu: GpuSpec
+    num_gpus: int
+    replicas: int
+    max_model_len: int
+    asked: Answer
+    utilization: Answer | None
+    tight: bool
+    context: Answer
+    startable: float | None
+    kv_dtypes: tuple[Answer, ...]
+    solution: Placement | None
+    cures: tuple[Placement, ...]
+    reason: str | None
+
+
+def fit(question: Question, request: Request, replicas: int) -> Fit:
+    """The lowest utilization, the longest context and the KV dtypes that hold the users on given GPUs; where the GPUs
+    do not hold them as asked, what would.
+
+    The request's context is a number; its distribution of lengths, if any, is not yet cut at it.
+    """
+    share = -(-question.users // replicas)
+    context = request.args.max_model_len
+    assert isinstance(context, int)
+    here = at_context(request, context)
+    plan(replace(here, load=replace(here.load, lengths=None)))  # what cannot be is an error, not an answer
+    utilization = None if "gpu_memory_utilization" in question.stated else lowest_utilization(question, here, share)
+    dtypes: tuple[str, ...] = ("auto", "fp8") if question.fp8_kv and reads_fp8(here) else ("auto",)
+    if "kv_cache_dtype" in question.stated:
+        dtypes = (request.args.kv_cache_dtype,)
+    formats = [startable(question, with_args(here, kv_cache_dtype=dtype)) for dtype in dtypes]
+    asked = answer(question, here, share, None)
+    kv_dtypes = tuple(
+        answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
+    )
+    ways = [] if asked.plan is not None else pareto_optimal(cures(question, request, replicas))
+    solution = Placement(asked.plan, replicas, None) if asked.plan is not None else None
+    if ways and is_as_asked(ways[0], context, replicas * num_ranks(here)):
+        solution, ways = ways[0], []
+    return Fit(
+        here.gpu,
+        replicas * num_ranks(here),
+        replicas,
+        context,
+        asked,
+        utilization,
+        utilization is not None and is_tight(here, utilization),
+        longest_context(question, startable(question, request), share),
+        startable(question, here).args.gpu_memory_utilization if utilization is not None else None,
+        kv_dtypes,
+        solution,
+        tuple(ways),
+        None if asked.most_users else failure(question, here).reason,
+    )
+
+
+def is_tight(request: Request, utilization: Answer) -> bool:
+    """Whether the utilization leaves less than the CUDA context may take."""
+    return bool(utilization.value) and round(100 * float(utilization.value or 0)) > roomy_utilization(request)
+
+
+def answer(question: Question, request: Request, users: int, value: float | int | str | None) -> Answer:
+    server = holding(question, request, users)
+    return Answer(value, server and with_load(server, request.load), most_users(question, request))
+
+
+# --- cures ------------------------------------------------------------------------------------------------------------
+
+
+def cures(question: Question, request: Request, replicas: int) -> Iterator[Placement]:
+    """Ways to hold the users that the given GPUs do not hold as asked: for every precision allowed the same GPUs at
+    the context asked or at the longest that will do, and more of the same GPUs. Each is a plan that was made."""
+    share = -(-question.users // replicas)
+    context = request.args.max_model_len
+    assert isinstance(context, int)
+    for changes, changed in precisions(question, request):
+        server = at_any_utilization(question, at_context(changed, context), share)
+        if server is None:
+            server = longest_context(question, startable(question, changed), share).plan
+        if server is not None:
+            yield Placement(server, replicas, None, changes)
+    yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements
+
+
+def at_any_utilization(question: Question, request: Request, users: int) -> Plan | None:
+    """One server that holds so many: at the default utilization, else at the lowest that leaves the CUDA context its
+    room."""
+    server = holding(question, request, users)
+    if server is None and "gpu_memory_utilization" not in question.stated:
+        raised = lowest_utilization(question, request, users)
+        return None if is_tight(request, raised) else raised.plan
+    return server and with_load(server, request.load)
+
+
+def is_as_asked(placement: Placement, context: int, num_gpus: int) -> bool:
+    """Whether it needs no less precision, no shorter context and no more GPUs than there are."""
+    return not placement.changes and placement.context == context and placement.num_gpus <= num_gpus
+
+
+def dominates(placement: Placement, other: Placement) -> bool:
+    """At least as long a context on at most as many GPUs with no other change, and better in one of them."""
+    merits = placement.context, -placement.num_gpus
+    others = other.context, -other.num_gpus
+    changes = set(placement.changes)
+    if merits[0] < others[0] or merits[1] < others[1] or not changes <= set(other.changes):
+        return False
+    return merits != others or changes < set(other.changes)
+
+
+def pareto_optimal(placements: Iterable[Placement]) -> list[Placement]:
+    """Those that no other one dominates, the first of equals; the longest context first, then the fewest GPUs."""
+    ways = list(placements)
+    kept: list[Placement] = []
+    for placement in ways:
+        is_dominated = any(dominates(other, placement) for other in ways)
+        merits = placement.context, placement.num_gpus, set(placement.changes)
+        is_known = any((other.context, other.num_gpus, set(other.changes)) == merits for other in kept)
+        if not is_dominated and not is_known:
+            kept.append(placement)
+    return sorted(kept, key=lambda each: (-each.context, each.num_gpus, len(each.changes)))
+
+
+def most_users(question: Question, request: Request) -> int:
+    """The most users that one server holds, with as many sequences as they need."""
+    alone = holding(question, request, 1)
+    if alone is None:
+        return 0
+    too_many = bound(request, alone, question.end) + 1
+    return least(too_many, 1, lambda users: holding(question, request, users), alone)[0]
+
+
+def lowest_utilization(question: Question, request: Request, users: int) -> Answer:
+    top = startable_utilization(question, request, FULL)
+    highest = at_utilization(request, top)
+    found = holding(question, highest, users)
+    if found is None:
+        return Answer(None, None, most_users(question, highest))
+    step, lowest = least(0, top, lambda step: holding(question, at_utilization(request, step), users), found)
+    return Answer(step / 100, with_load(lowest, request.load), most_users(question, at_utilization(request, step)))
+
+
+def longest_context(question: Question, request: Request, users: int) -> Answer:
+    """The longest context that holds the users, in whole blocks."""
+    start = plan(replace(request, load=Load()))
+    block, load = start.pool.block_size, request.load
+    shortest = -(-max(load.mean_tokens or 1, load.shared_prefix + 1) // block)
+    longest = request.spec.context_limit // block
+
+    def at(blocks: int) -> Plan | None:
+        return holding(question, at_context(request, blocks * block), users)
+
+    found = at(shortest) if shortest <= longest else None
+    if found is None:
+        return Answer(None, None, most_users(question, at_context(request, shortest * block)))
+    blocks, best = least(longest + 1, shortest, at, found)
+    there = at_context(request, blocks * block)
+    return Answer(blocks * block, with_load(best, there.load), most_users(question, there))
+
+
+def at_context(request: Request, context: int) -> Request:
+    """The request at a context, lengths beyond it counted at it."""
+    lengths = request.load.lengths
+    if lengths is not None and lengths.longest > context:
+        request = replace(request, load=replace(request.load, lengths=cut(lengths, context)))
+    return with_args(request, max_model_len=context)
+
+
+def cut(lengths: Lengths, limit: int) -> Lengths:
+    within = [(tokens, share) for tokens, share in lengths.points if tokens < limit]
+    beyond = fsum(share for tokens, share in lengths.points if tokens >= limit)
+    return replace(lengths, points=(*within, (limit, beyond)))

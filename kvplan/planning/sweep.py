@@ -1,0 +1,494 @@
+"""Every combination of models, GPUs and flags as rows: the numbers of plan(), and why a combination cannot be.
+
+Combinations are numbered, so that any of them is made again from its number: a front or the best rows are kept as
+numbers, and nothing grows with the size of the sweep. Above some thousands, worker processes share them.
+"""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvplan.core.errors import EnvironmentProblem, KvplanError, UnsupportedModelError, UsageError
+from kvplan.core.units import format_bytes
+from kvplan.models.spec import Decoder, ModelSpec
+from kvplan.planning.held import num_gpus
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.releases import Version
+from kvplan.servers.vllm.rules import EngineArgs
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+MOST_COMBINATIONS = 2_000_000
+WORTH_PROCESSES = 4_000  # combinations below which starting processes costs more than it saves: 0.3 s
+CHUNK = 1_000
+MOST_KEPT = 20_000  # engine arguments made once, some 10 MB
+SLOW_CHUNK = 4  # with a distribution of lengths a plan takes up to a second
+
+
+class Row(NamedTuple):
+    """One combination. Bytes are of one rank, users of all replicas; None where a combination cannot be, or was not
+    asked for.
+
+    max_model_len      the context in effect, a fitted one included
+    users              requests served at once by the measure asked for (lengths, mean length, full context): what the
+                       pool holds decoding with one chunk of prefill in flight, at most max_num_seqs for each replica;
+                       users_low and users_high its range
+    pool_users         the same for one replica, whatever max_num_seqs
+    concurrency        the server's own figure for one replica
+    """
+
+    model: str
+    gpu: str
+    engine: str
+    num_gpus: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    max_model_len: int | None
+    mean_tokens: int | None
+    dtype: str
+    quantization: str | None
+    kv_cache_dtype: str
+    gpu_memory_utilization: float | None
+    max_num_seqs: int | None
+    block_size: int | None
+    fits: bool
+    reason: str | None
+    deficit: int | None = None
+    kv_dtype: str | None = None
+    weights: int | None = None
+    kv_cache: int | None = None
+    kv_bytes_per_token: int | None = None
+    bytes_per_request: int | None = None
+    num_blocks: int | None = None
+    tokens: int | None = None
+    concurrency: float | None = None
+    concurrency_low: float | None = None
+    concurrency_high: float | None = None
+    pool_users: int | None = None
+    users: int | None = None
+    users_low: int | None = None
+    users_high: int | None = None
+    users_per_gpu: float | None = None
+    price_per_hour: float | None = None
+    users_per_dollar: float | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a plan can be made at all, fitting or not."""
+        return self.deficit is not None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The combinations: every request with every release, mean length and engine argument.
+
+    requests   models x GPUs x contexts, in that nesting; `shape` their three counts
+    releases   of the server; empty: each request's own
+    means      mean tokens of a request; empty: each request's own
+    arguments  fields of EngineArgs and their values
+    prices     dollars per hour of a GPU, by name
+    """
+
+    requests: tuple[Request, ...]
+    shape: tuple[int, int, int]
+    releases: tuple[Version, ...] = ()
+    means: tuple[int, ...] = ()
+    arguments: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Values of each axis, the outermost first: model, GPU, release, arguments, context, mean length."""
+        models, gpus, contexts = self.shape
+        arguments = (len(values) for values in self.arguments.values())
+        return (models, gpus, len(self.releases) or 1, *arguments, contexts, len(self.means) or 1)
+
+    @property
+    def count(self) -> int:
+        return prod(self.sizes)
+
+    def digits(self, number: int) -> list[int]:
+        """Which value of each axis a combination has."""
+        found = []
+        for size in self._inward:
+            number, digit = divmod(number, size)
+            found.append(digit)
+        return found[::-1]
+
+    @cached_property
+    def _inward(self) -> tuple[int, ...]:
+        return self.sizes[::-1]
+
+    def request(self, number: int) -> Request:
+        model, one, release, *picks, context, mean = self.digits(number)
+        _, gpus, contexts = self.shape
+        at = (model * gpus + one) * contexts + context
+        base = self.requests[at]
+        return Request(  # written out: replace() takes as long as a fifth of the plan
+            spec=base.spec,
+            gpu=base.gpu,
+            args=self._args(at, tuple(picks)),
+            release=self.releases[release] if self.releases else base.release,
+            load=replace(base.load, mean_tokens=self.means[mean]) if self.means else base.load,
+            weights_bytes=base.weights_bytes,
+            checkpoint=base.checkpoint,
+            draft=base.draft,
+            memory_in_use=base.memory_in_use,
+            measured=base.measured,
+        )
+
+    def _args(self, at: int, picks: tuple[int, ...]) -> EngineArgs:
+        """A request's arguments with the values picked. Other models and GPUs have the same: they are kept."""
+        if not picks:
+            return self.requests[at].args
+        key = (self._alike[at], picks)
+        found = self._made.get(key)
+        if found is None:
+            values = {name: values[pick] for (name, values), pick in zip(self.arguments.items(), picks, strict=True)}
+            found = replace(self.requests[at].args, **values)
+            if len(self._made) < MOST_KEPT:
+                self._made[key] = found
+        return found
+
+    @cached_property
+    def _alike(self) -> list[int]:
+        """For each request the number of the first with the same arguments."""
+        first: dict[EngineArgs, int] = {}
+        return [first.setdefault(request.args, at) for at, request in enumerate(self.requests)]
+
+    @cached_property
+    def _made(self) -> dict[tuple[int, tuple[int, ...]], EngineArgs]:
+        return {}
+
+    def row(self, number: int) -> Row:
+        request = self.request(number)
+        return row_of(request, self.prices.get(request.gpu.name))
+
+    def rows(self, start: int, stop: int) -> list[Row]:
+        return [self.row(number) for number in range(start, min(stop, self.count))]
+
+
+def check_size(count: int) -> None:
+    if count > MOST_COMBINATIONS:
+        raise UsageError(
+            f"sweep: {count:,} combinations are more than {MOST_COMBINATIONS:,}; name fewer values, or sweep in parts"
+        )
+
+
+# --- one row ----------------------------------------------------------------------------------------------------------
+
+
+def row_of(request: Request, price: float | None = None) -> Row:
+    """The row of one combination; `price` is one GPU's, in dollars per hour."""
+    try:
+        return _planned(plan(request), price)
+    except KvplanError as error:
+        return _impossible(request, str(error))
+
+
+def _planned(found: Plan, price: float | None) -> Row:
+    request, answer, capacity, fits = found.request, found.concurrency, found.capacity, found.fits
+    args, gpus, replicas, most = request.args, num_gpus(found), answer.replicas, found.settings.max_num_seqs
+    likely = answer.users * replicas
+    low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
+    cost = None if price is None else price * gpus
+    return Row(
+        request.spec.name, request.gpu.name, request.release.label, gpus,
+        args.tensor_parallel_size, args.pipeline_parallel_size, replicas, capacity.max_model_len,
+        request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype,
+        found.settings.gpu_memory_utilization, most, found.pool.block_size,
+        fits, None if fits else _shortage(found), found.deficit, found.settings.kv_dtype,
+        found.memory.weights, found.memory.kv_cache, found.bytes_per_token, found.bytes_per_request,
+        capacity.num_blocks if fits else 0, capacity.tokens if fits else 0,
+        answer.max, answer.low, answer.high, answer.pool.users,
+        likely, low, high, likely / gpus, cost, likely / cost if cost else None,
+    )  # fmt: skip
+
+
+def _shortage(found: Plan) -> str:
+    if found.refusal is not None:
+        return f"does not start: {found.refusal.text}"
+    each = " on each GPU" if num_gpus(found) > 1 else ""
+    return f"does not fit: {format_bytes(found.deficit)} short{each}"
+
+
+def _impossible(request: Request, reason: str) -> Row:
+    args = request.args
+    context = args.max_model_len if isinstance(args.max_model_len, int) else None
+    tp, pp, dp = args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size
+    return Row(
+        request.spec.name, request.gpu.name, request.release.label, tp * pp * dp, tp, pp, dp, context,
+        request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype, args.gpu_memory_utilization,
+        args.max_num_seqs, args.block_size, False, reason,
+    )  # fmt: skip
+
+
+# --- all rows ---------------------------------------------------------------------------------------------------------
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def all_rows(grid: Grid, jobs: int | None = None, chunk: int | None = None) -> Iterator[list[Row]]:
+    """Every row in the order of the numbers, chunk by chunk; `jobs` processes, none beside this one for a small sweep.
+
+    Closing the iterator, or an interrupt, ends the processes.
+    """
+    jobs = cores() if jobs is None else jobs
+    slow = any(request.load.lengths is not None for request in grid.requests)
+    chunk = chunk or (SLOW_CHUNK if slow else CHUNK)
+    if jobs < 2 or grid.count <= (SLOW_CHUNK if slow else WORTH_PROCESSES):
+        for start in range(0, grid.count, chunk):
+            yield grid.rows(start, start + chunk)
+        return
+    yield from _shared_rows(grid, jobs, chunk)
+
+
+def _shared_rows(grid: Grid, jobs: int, chunk: int) -> Iterator[list[Row]]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _work_on, (portable(grid),))
+    waiting: deque[Future[list[Row]]] = deque()
+    starts = iter(range(0, grid.count, chunk))
+    try:
+        with _interrupts_held():  # the terminal's interrupt is this process's to handle: it ends the others
+            for _, start in zip(range(2 * jobs), starts, strict=False):  # in this order none is lost
+                waiting.append(pool.submit(_work, start, start + chunk))
+        while waiting:
+            found = waiting.popleft().result()
+            for start in starts:  # as many are under way as before: results do not pile up
+                waiting.append(pool.submit(_work, start, start + chunk))
+                break
+            yield found
+    except BrokenProcessPool as error:
+        raise EnvironmentProblem(
+            "sweep: a worker process ended before its work (out of memory?); free memory or use --jobs 1"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Interrupts wait inside, where the system can hold them; processes started inside never get one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_grid: Grid | None = None  # of a worker process
+
+
+def _work_on(grid: Grid) -> None:
+    """A worker's first step: its grid, no interrupts, and an end when the parent is gone."""
+    global _grid
+    import multiprocessing
+
+    _grid = grid
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def follow() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=follow, daemon=True).start()
+
+
+def _work(start: int, stop: int) -> list[Row]:
+    assert _grid is not None
+    return _grid.rows(start, stop)
+
+
+def _no_decoder() -> Decoder:
+    raise UnsupportedModelError("sweep: a worker has the model's sizes only")
+
+
+def portable(grid: Grid) -> Grid:
+    """The same grid for another process: a spec's reader of its decoder cannot be sent and is not needed."""
+    specs: dict[int, ModelSpec] = {}
+
+    def sent(spec: ModelSpec) -> ModelSpec:
+        return specs.setdefault(id(spec), replace(spec, read_decoder=_no_decoder, config={}))
+
+    requests = tuple(
+        replace(request, spec=sent(request.spec), draft=None if request.draft is None else sent(request.draft))
+        for request in grid.requests
+    )
+    return replace(grid, requests=requests)
+
+
+# --- values that no combination can use -------------------------------------------------------------------------------
+
+
+def unusable(grid: Grid) -> list[str]:
+    """Why, for each value of an axis that every combination with it is impossible for; empty where all can be used.
+
+    Combinations of a value are tried in a scattered order, so that one success is found soon.
+    """
+    reasons = []
+    for axis, size in enumerate(grid.sizes):
+        reasons += [reason for value in range(size) if (reason := _unusable(grid, axis, value)) is not None]
+    return list(dict.fromkeys(reasons))
+
+
+def _unusable(grid: Grid, axis: int, value: int) -> str | None:
+    inner = prod(grid.sizes[axis + 1 :])
+    others = grid.count // grid.sizes[axis]
+    first = None
+    for other in _scattered(others):
+        high, low = divmod(other, inner)
+        request = grid.request((high * grid.sizes[axis] + value) * inner + low)
+        try:
+            plan(replace(request, load=replace(request.load, lengths=None)))
+        except KvplanError as error:
+            first = first or str(error)
+        else:
+            return None
+    return first
+
+
+def _scattered(count: int) -> Iterable[int]:
+    """0 to count - 1, each once, neighbours far apart."""
+    step = max(1, int(count * 0.618))
+    while gcd(step, count) > 1:
+        step += 1
+    return ((i * step) % count for i in range(count))
+
+
+# --- the best of them -------------------------------------------------------------------------------------------------
+
+
+Point = tuple[int, float, float]  # context, users per GPU, users per dollar and hour (0 without prices)
+
+
+def point_of(row: Row) -> Point:
+    assert row.max_model_len is not None
+    return row.max_model_len, row.users_per_gpu or 0.0, row.users_per_dollar or 0.0
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """At least as good in everything, and better in something."""
+    return one != other and one[0] >= other[0] and one[1] >= other[1] and one[2] >= other[2]
+
+
+# What makes two combinations different offers; whatever else differs changes nothing for the users.
+_OFFER = ("model", "gpu", "engine", "num_gpus", "max_model_len", "mean_tokens", "users")
+Offer = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Front:
+    """The combinations that no other one dominates, by their numbers; models and mean lengths are kept apart."""
+
+    points: dict[tuple[str, int | None], dict[Point, dict[Offer, list[int]]]] = field(default_factory=dict)
+
+    def offer(self, number: int, row: Row) -> None:
+        if not row.users:
+            return
+        points, mine = self.points.setdefault((row.model, row.mean_tokens), {}), point_of(row)
+        if mine not in points:
+            if any(dominates(other, mine) for other in points):
+                return
+            for other in [other for other in points if dominates(mine, other)]:
+                del points[other]
+        offer = tuple(getattr(row, name) for name in _OFFER)
+        points.setdefault(mine, {}).setdefault(offer, []).append(number)
+
+    @property
+    def ties(self) -> list[list[int]]:
+        """Numbers that are one offer, together."""
+        return sorted(tie for points in self.points.values() for at in points.values() for tie in at.values())
+
+
+def plainest(grid: Grid, ties: Iterable[list[int]]) -> list[tuple[Row, int]]:
+    """Of each tie the combination with the fewest departures from the server's defaults, the first of equally plain
+    ones, and how many others there are."""
+    found = []
+    for numbers in ties:
+        kept = numbers[0]
+        if len(numbers) > 1:
+            usual: dict[EngineArgs, Mapping[str, object]] = {}  # they differ in nothing but arguments
+            kept = min(numbers, key=lambda number: (departures(grid.request(number), usual), number))
+        found.append((kept, len(numbers) - 1))
+    return [(grid.row(number), others) for number, others in sorted(found)]
+
+
+def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) -> int:
+    """How many engine arguments are not what the server takes by itself, whether stated or not.
+
+    known  what it takes by itself, as far as it was asked; for requests that differ in arguments only
+    """
+    bare = replace(request.args, gpu_memory_utilization=None, max_num_seqs=None, block_size=None)
+    if bare not in known:
+        known[bare] = usual_settings(replace(request, args=bare))
+    usual = known[bare]
+    plain = EngineArgs(max_model_len=request.args.max_model_len)
+    given = [name for name in _ARGUMENTS if getattr(request.args, name) != getattr(plain, name)]
+    return sum(name not in usual or getattr(request.args, name) != usual[name] for name in given)
+
+
+def usual_settings(request: Request) -> Mapping[str, object]:
+    """What the server takes where it is told nothing; empty where it cannot run like that."""
+    try:
+        found = plan(replace(request, load=replace(request.load, lengths=None)))
+    except KvplanError:
+        return {}
+    return {
+        "gpu_memory_utilization": found.settings.gpu_memory_utilization,
+        "max_num_seqs": found.settings.max_num_seqs,
+        "block_size": found.pool.block_size,
+    }
+
+
+_ARGUMENTS = tuple(each.name for each in fields(EngineArgs))
+
+
+@dataclass(slots=True)
+class Curves:
+    """The most users per GPU, and per dollar, of each model and GPU at each context, whatever the other flags."""
+
+    per_gpu: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+    per_dollar: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
+
+    def offer(self, row: Row) -> None:
+        if not row.users or row.max_model_len is None:
+            return
+        for curves, value in ((self.per_gpu, row.users_per_gpu), (self.per_dollar, row.users_per_dollar)):
+            if value is not None:
+                curve = curves.setdefault((row.model, row.gpu), {})
+                curve[row.max_model_len] = max(value, curve.get(row.max_model_len, 0.0))
+
+
+def front_of(curves: Sequence[Mapping[int, float]]) -> list[tuple[int, float]]:
+    """(context, most users) of all curves together that no longer context equals or beats, contexts ascending."""
+    best: dict[int, float] = {}
+    for curve in curves:
+        for context, value in curve.items():
+            best[context] = max(value, best.get(context, 0.0))
+    front: list[tuple[int, float]] = []
+    for context in sorted(best, reverse=True):
+        if not front or best[context] > front[-1][1]:
+            front.append((context, best[context]))
+    return front[::-1]

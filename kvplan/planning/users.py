@@ -1,0 +1,267 @@
+"""How many requests a pool holds at once: arithmetic over blocks, whatever the server.
+
+`held(tokens)` is the blocks a request of `tokens` holds, monotone; `usable` the pool's blocks that requests can have
+(all but the null block). A prefix that all requests share is stored once: `shared_blocks` of each request's blocks.
+
+`users_held` is the number every command counts: users that decode, with one chunk of prefill in flight.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvplan.core.errors import UsageError
+from kvplan.core.records import dataclass
+
+if TYPE_CHECKING:
+    from kvplan.servers.vllm.pool import Capacity, Pool
+    from kvplan.servers.vllm.rules import Settings
+    from kvplan.workloads.lengths import Lengths
+
+Held = Callable[[int], int]
+
+BITS = 64  # probabilities are integers of 2^-64
+ONE = 1 << BITS
+SLOT = 18  # bytes per coefficient of a product: 2 x 64 bits, and 16 bits for sums of up to 65,536 terms
+EXACT_CELLS = 3072  # a pool of at most so many cells is convolved without rounding of block counts: 0.2 s
+COARSE_CELLS = 2048
+NEGLIGIBLE = ONE >> 45  # mass of a tail that is moved inwards (3e-14)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How long requests really are; where nothing is stated every one is as long as the context.
+
+    mean_tokens    tokens a request holds on average; None: not stated
+    lengths        a distribution of them, for an answer with a bound on overflow
+    overflow       probability that the pool overflows, at most
+    shared_prefix  tokens every request starts with
+    """
+
+    mean_tokens: int | None = None
+    lengths: "Lengths | None" = None
+    overflow: float = 0.01
+    shared_prefix: int = 0
+
+    def longest(self, context: int) -> int:
+        """Tokens of the longest request there is."""
+        if self.lengths is not None:
+            return min(self.lengths.longest, context)
+        return self.mean_tokens or context
+
+
+@dataclass(frozen=True, slots=True)
+class UserAnswer:
+    """The largest number of independent users whose blocks overflow the pool with at most the probability asked for.
+
+    overflow_probability  that of `users`
+    method                how it was computed, for the reader
+    """
+
+    users: int
+    overflow_probability: float
+    method: str
+
+
+def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> UserAnswer:
+    """Users that a pool of `num_blocks` blocks holds decoding, each at its stated length, while one of them prefills.
+
+    The scheduler admits and runs so many without preempting anybody as long as one prompt at a time is computed
+    (tests/planning/test_users_exact.py runs it). How many sequences a server runs at most is not looked at here.
+    """
+    holds_one = num_blocks > capacity.blocks_per_request
+    if not holds_one and num_blocks < capacity.num_blocks:  # a smaller pool than planned: the server does not start
+        return UserAnswer(0, 0.0, "not even one request of the full context fits")
+    context = capacity.max_model_len
+    shared = pool.shared(min(load.shared_prefix, context))
+    usable = usable_blocks(pool, settings, capacity, load, num_blocks)
+    if load.lengths is not None:
+        answer = users_for_lengths(pool.held, usable, load.lengths, load.overflow, shared)
+    else:
+        users = users_at(pool.held, usable, load.longest(context), shared)
+        answer = UserAnswer(users, 0.0, "all users hold the same number of blocks")
+    # One request of the full context is admitted alone, whatever it takes while it is computed.
+    return replace(answer, users=1) if holds_one and not answer.users else answer
+
+
+def usable_blocks(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> int:
+    """Blocks for users that decode: all but the null block and those of a prefill in flight."""
+    context = capacity.max_model_len
+    return num_blocks - 1 - pool.in_flight(load.longest(context), context, settings)
+
+
+def own_blocks(held: Held, tokens: int, shared_blocks: int) -> int:
+    """Blocks of one request that no other shares; at least one, for the token it is about to write."""
+    return max(1, held(tokens) - shared_blocks)
+
+
+def users_at(held: Held, usable: int, tokens: int, shared_blocks: int = 0) -> int:
+    """Users when each holds `tokens`: the largest n with shared_blocks + n x own blocks <= usable."""
+    return max(0, usable - shared_blocks) // own_blocks(held, tokens, shared_blocks)
+
+
+def users_for_lengths(
+    held: Held, usable: int, lengths: "Lengths", overflow: float, shared_blocks: int = 0
+) -> UserAnswer:
+    """The largest n such that n independent users need more than the pool with probability at most `overflow`.
+
+    A length is what a request holds at a random moment: totals answer for requests at their end (never too many users),
+    `workload.in_flight` of prompt and output for requests in the middle of decoding.
+    """
+    if not 0 <= overflow < 1:
+        raise UsageError(f"--overflow {overflow}: must be at least 0 and below 1; write 1% or 0.01")
+    room = max(0, usable - shared_blocks)
+    blocks = block_counts(held, lengths, shared_blocks)
+    if len(blocks) == 1:
+        return UserAnswer(room // blocks[0][0], 0.0, "all users hold the same number of blocks")
+    if overflow == 0:
+        return UserAnswer(room // blocks[-1][0], 0.0, "every user at the longest length")
+    cell = math.gcd(*(count for count, _ in blocks))
+    exact = room // cell <= EXACT_CELLS
+    first = Sums.of(blocks, cell, room, exact=exact)
+    users, found = _search(first, overflow, room // blocks[0][0])
+    method = "exact convolution of the users' block counts"
+    if not exact:
+        method = (
+            f"at least; convolution of the users' block counts on a grid of up to {found.cell} blocks: counts between "
+            "two grid points are spread over both with the mean kept, and one grid step of the pool is left unused"
+        )
+    return UserAnswer(users, found.overflow / ONE if users else 0.0, method)
+
+
+def block_counts(held: Held, lengths: "Lengths", shared_blocks: int) -> list[tuple[int, int]]:
+    """(blocks, probability in units of 2^-64) ascending, summing to one exactly."""
+    masses: dict[int, int] = {}
+    for tokens, probability in lengths.points:
+        if mass := int(probability * ONE):
+            blocks = own_blocks(held, tokens, shared_blocks)
+            masses[blocks] = masses.get(blocks, 0) + mass
+    counts = sorted(masses.items())
+    likeliest = max(range(len(counts)), key=lambda i: counts[i][1])
+    blocks, mass = counts[likeliest]
+    counts[likeliest] = blocks, mass + ONE - sum(masses.values())
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The distribution of the blocks that some users hold in all.
+
+    masses    of (start + i) x cell blocks, in units of 2^-64
+    overflow  mass of what does not fit in `room` blocks; with `masses` it sums to one
+    exact     block counts are never rounded
+    """
+
+    start: int
+    cell: int
+    masses: tuple[int, ...]
+    overflow: int
+    room: int
+    exact: bool
+
+    @classmethod
+    def of(cls, blocks: list[tuple[int, int]], cell: int, room: int, *, exact: bool) -> "Sums":
+        """One user's, cut at the pool's end; unless exact, counts between grid points go to both neighbours."""
+        fitting = [(count, mass) for count, mass in blocks if count <= room]
+        overflow = ONE - sum(mass for _, mass in fitting)
+        start, span = blocks[0][0], (fitting or blocks)[-1][0] - blocks[0][0]
+        while not exact and span > cell * (COARSE_CELLS - 2):
+            cell *= 2
+        start //= cell
+        masses = [0] * (span // cell + 3)
+        for count, mass in fitting:
+            low, rest = divmod(count, cell)
+            up = mass * rest // cell
+            masses[low - start] += mass - up
+            masses[low - start + 1] += up
+        return cls(start, cell, tuple(masses), overflow, room, exact).trimmed()
+
+    def trimmed(self) -> "Sums":
+        """Cut at the pool's end; unless exact, also without negligible tails and on a grid of at most COARSE_CELLS."""
+        sums = self
+        while not sums.exact and len(sums.masses) > COARSE_CELLS:
+            sums = sums.coarser()
+        # A rounded sum must stay one step away from the end, as rounding may have moved it down.
+        room = sums.room // sums.cell - (0 if sums.exact else 1)
+        keep = max(0, room - sums.start + 1)
+        masses, overflow = list(sums.masses[:keep]), sums.overflow + sum(sums.masses[keep:])
+        start = sums.start
+        if not sums.exact:
+            tail = 0
+            while masses and tail + masses[-1] < NEGLIGIBLE:
+                tail += masses.pop()
+            head = count = 0
+            while count < len(masses) - 1 and head + masses[count] < NEGLIGIBLE:
+                head += masses[count]
+                count += 1
+            if count:
+                masses = masses[count:]
+                masses[0] += head
+                start += count
+            overflow += tail
+        return Sums(start, sums.cell, tuple(masses), overflow, sums.room, sums.exact)
+
+    def coarser(self) -> "Sums":
+        """On a grid of twice the step: odd points go half down, half up, which keeps the mean and widens the rest."""
+        start = self.start // 2
+        masses = [0] * ((self.start + len(self.masses)) // 2 - start + 1)
+        for i, mass in enumerate(self.masses, self.start):
+            if i % 2:
+                masses[i // 2 - start] += mass // 2
+                masses[i // 2 + 1 - start] += mass - mass // 2
+            else:
+                masses[i // 2 - start] += mass
+        return Sums(start, 2 * self.cell, tuple(masses), self.overflow, self.room, self.exact)
+
+    def __add__(self, other: "Sums") -> "Sums":
+        """Both groups of users together."""
+        left, right = self, other
+        while left.cell < right.cell:
+            left = left.coarser()
+        while right.cell < left.cell:
+            right = right.coarser()
+        masses = convolved(left.masses, right.masses)
+        fits = sum(masses)
+        # What is not among the sums overflowed on one side or was rounded off: it counts as overflow.
+        return Sums(left.start + right.start, left.cell, masses, ONE - fits, self.room, self.exact).trimmed()
+
+
+def convolved(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The masses of a sum, rounded down: one product of integers whose digits are the masses (Kronecker)."""
+    if not left or not right:
+        return ()
+    packed = _packed(left) if left is right else None
+    product = packed * packed if packed is not None else _packed(left) * _packed(right)
+    count = len(left) + len(right) - 1
+    raw = product.to_bytes(count * SLOT + SLOT, "little")
+    unpack = int.from_bytes
+    return tuple([unpack(raw[i : i + SLOT], "little") >> BITS for i in range(0, count * SLOT, SLOT)])
+
+
+def _packed(masses: tuple[int, ...]) -> int:
+    return int.from_bytes(b"".join([mass.to_bytes(SLOT, "little") for mass in masses]), "little")
+
+
+def _search(first: Sums, overflow: float, most: int) -> tuple[int, Sums]:
+    """The largest number of users, at most `most`, whose overflow stays within the bound, and their distribution.
+
+    More users never overflow less, so: double while it fits, then add the smaller powers from the largest down.
+    """
+    bound = int(overflow * ONE)
+    if first.overflow > bound or most < 1:
+        return 0, first
+    powers = [first]
+    while 2 ** len(powers) <= most:
+        doubled = powers[-1] + powers[-1]
+        if doubled.overflow > bound:
+            break
+        powers.append(doubled)
+    users, best = 2 ** (len(powers) - 1), powers[-1]
+    for i in range(len(powers) - 2, -1, -1):
+        if users + 2**i > most:
+            continue
+        more = best + powers[i]
+        if more.overflow <= bound:
+            users, best = users + 2**i, more
+    return users, best

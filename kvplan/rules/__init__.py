@@ -1,1 +1,0 @@
-"""What a serving engine does with the memory it is given."""

@@ -1,0 +1,189 @@
+"""Constants measured by a run on one machine, kept in a file (kvplan/calibration@1) and used in place of modelled ones.
+
+They hold for the device and the software they were measured with; for any other they would be guesses, and are refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import load_json, printable, shown
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.servers.vllm.overheads import Estimate
+
+CALIBRATION = "kvplan/calibration@1"
+COMPONENTS = ("context", "non_torch", "cuda_graphs", "allocator_slack")
+# What a server of another make finds on the same GPU and driver: not its graphs, which its own kernels decide.
+FOR_SERVERS = ("context", "non_torch")
+SAME_TOTAL = 0.01  # a GPU's total differs by less between drivers
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured, in bytes by component, and on what.
+
+    key                     device, driver and software
+    device_total            bytes of the device as the run was given it
+    activation_coefficient  measured activation peak over the predicted one
+    step_time               what its steps took; None where the run had too few
+    model                   that ran; None in a file that does not say
+    graph_bytes             by the size of their batch, as text
+    run_id                  of the run that was measured
+    tensor_parallel_size    its ranks
+    """
+
+    key: dict[str, Any]
+    device_total: int
+    measured: dict[str, int]
+    activation_coefficient: float
+    origin: str
+    step_time: "StepSeconds | None" = None
+    model: str | None = None
+    graph_bytes: Mapping[str, int] = field(default_factory=dict)
+    run_id: str | None = None
+    tensor_parallel_size: int = 1
+
+
+TERMS = ("step", "prompt_token", "output_token", "kv_byte")
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Seconds of one model's step by itself, and for each prompt token, output token and byte of KV in it."""
+
+    model: str
+    seconds: dict[str, float]
+
+
+def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's constants hold for."""
+    environment = manifest.get("environment") or {}
+    packages = environment.get("packages") or {}
+    return {
+        "device": environment.get("gpu") or manifest.get("device"),
+        "driver": environment.get("driver"),
+        "torch": packages.get("torch"),
+        "triton": packages.get("triton"),
+        "kvplan": environment.get("kvplan"),
+    }
+
+
+def document(
+    manifest: Mapping[str, Any], status: str, measured: Mapping[str, int], activation_coefficient: float, run: str
+) -> dict[str, Any]:
+    """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
+    if status != "complete":
+        raise InvalidInputError(f"--calibrate: the run is {status}; measure with one that is complete")
+    if (manifest.get("engine") or {}).get("memory_limit") is not None:
+        raise InvalidInputError("--calibrate: the run had a --memory-limit; measure without one")
+    return {
+        "schema": CALIBRATION,
+        "for": key_of(manifest),
+        "device_total": manifest["inputs"]["total"],
+        "measured": {name: measured[name] for name in COMPONENTS},
+        "model": (manifest.get("model") or {}).get("name"),
+        "tensor_parallel_size": manifest["inputs"].get("tensor_parallel_size", 1),
+        "graph_bytes": dict(manifest.get("graph_bytes") or {}),
+        "activation_coefficient": activation_coefficient,
+        "run": run,
+        "run_id": run_id(manifest),
+    }
+
+
+def run_id(manifest: Mapping[str, Any]) -> str | None:
+    """One run's own name, wherever its directory lies; None where its manifest says too little."""
+    parts = [manifest.get(name) for name in ("host", "pid", "started_utc")]
+    return None if None in parts else " ".join(map(str, parts))
+
+
+def read(path: Path) -> Calibration:
+    """Raises InvalidInputError for what is no calibration."""
+    content = load_json(path)
+    measured, key, total = (content.get(name) for name in ("measured", "for", "device_total"))
+    if content.get("schema") != CALIBRATION or not isinstance(measured, dict) or not isinstance(key, dict):
+        raise InvalidInputError(
+            f"{shown(path)}: is no calibration ({CALIBRATION}); write one with reconcile --calibrate"
+        )
+    model, graphs, run = (content.get(name) for name in ("model", "graph_bytes", "run_id"))
+    graphs = {} if graphs is None else graphs
+    if not isinstance(graphs, dict) or not isinstance(model, str | None) or not isinstance(run, str | None):
+        raise InvalidInputError(f"{shown(path)}: model, graph_bytes or run_id cannot be read; the file is damaged")
+    ranks = content.get("tensor_parallel_size", 1)
+    if isinstance(ranks, bool) or not isinstance(ranks, int):
+        raise InvalidInputError(f"{shown(path)}: tensor_parallel_size must be a whole number; the file is damaged")
+    missing = [name for name in COMPONENTS if name not in measured]
+    if missing:
+        raise InvalidInputError(f"{shown(path)}: measured.{missing[0]} is missing; the file is damaged")
+    sizes = [total, *measured.values(), *graphs.values()]
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
+        raise InvalidInputError(f"{shown(path)}: must hold bytes (whole numbers); the file is damaged")
+    coefficient = content.get("activation_coefficient", 1.0)
+    if isinstance(coefficient, bool) or not isinstance(coefficient, int | float) or not 0 < coefficient < 1000:
+        raise InvalidInputError(f"{shown(path)}: activation_coefficient must be a number above 0; the file is damaged")
+    sizes_by_name = {str(name): int(size) for name, size in measured.items()}
+    steps = _step_time(content.get("step_time"), path)
+    return Calibration(
+        key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps, model, graphs, run, ranks
+    )  # fmt: skip
+
+
+def _step_time(content: Any, path: Path) -> StepSeconds | None:
+    if content is None:
+        return None
+    seconds = content.get("seconds") if isinstance(content, dict) else None
+    if not isinstance(seconds, dict) or set(seconds) != set(TERMS) or not isinstance(content.get("model"), str):
+        raise InvalidInputError(f"{shown(path)}: step_time must hold a model and seconds; the file is damaged")
+    values = [seconds[term] for term in TERMS]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) or value < 0 for value in values):
+        raise InvalidInputError(f"{shown(path)}: step_time must hold seconds (0 or more); the file is damaged")
+    if not any(values):
+        raise InvalidInputError(f"{shown(path)}: step_time says that a step takes no time; the file is damaged")
+    return StepSeconds(content["model"], {term: float(seconds[term]) for term in TERMS})
+
+
+def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
+    """Refuse constants for a run that was not made with the same device and software."""
+    differing = [
+        f"{name} {calibration.key.get(name)!r} there, {value!r} here"
+        for name, value in key_of(manifest).items()
+        if calibration.key.get(name) != value
+    ]
+    if differing:
+        raise InvalidInputError(
+            f"{calibration.origin}: was measured elsewhere ({'; '.join(differing)}); calibrate here"
+        )
+
+
+def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
+    """The constants as a plan takes them, where they were measured on such a GPU."""
+    device = printable(str(calibration.key.get("device")), 80)
+    if device == "cpu":
+        raise InvalidInputError(f"{calibration.origin}: was measured on a CPU; calibrate on a {gpu.name}")
+    if abs(calibration.device_total - gpu.total_memory) > SAME_TOTAL * gpu.total_memory:
+        raise InvalidInputError(
+            f"{calibration.origin}: was measured on {device} with {calibration.device_total:,} bytes, {gpu.name} has "
+            f"{gpu.total_memory:,}; calibrate on such a GPU"
+        )
+    return {
+        name: Estimate(size, size, size, f"{size:,} bytes measured on {device}", calibration.origin, "measured")
+        for name, size in calibration.measured.items()
+        if name in FOR_SERVERS
+    }
+
+
+def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> dict[str, float]:
+    """Seconds of a step by what is in it, where they were measured with this model on such a GPU."""
+    if calibration.step_time is None:
+        raise InvalidInputError(
+            f"{calibration.origin}: holds no step times; write one with reconcile --calibrate from a run that served "
+            "requests"
+        )
+    for_gpu(calibration, gpu)
+    if calibration.step_time.model != model:
+        raise InvalidInputError(
+            f"{calibration.origin}: its step times are of {printable(calibration.step_time.model, 100)}, not of "
+            f"{printable(model, 100)}; calibrate with this model"
+        )
+    return dict(calibration.step_time.seconds)

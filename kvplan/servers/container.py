@@ -1,0 +1,118 @@
+"""A container of a compose file or a Kubernetes manifest, as the command that it runs.
+
+Nothing is expanded or run: `image:`, `entrypoint:`, `command:`, `args:`, `environment:` and `env:` become one line of a
+shell, which kvplan/servers/pasted.py reads like any other. Sources: the Compose specification; kubernetes.io, Pod v1.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kvplan.core.errors import UsageError
+from kvplan.servers.command import is_shell, names_server, script_flag
+
+_KEYS: Final = re.compile(
+    r"^[ \t]*(?:-[ \t]+)?(?:image|entrypoint|command|args|environment|env|services|containers)[ \t]*:", re.MULTILINE
+)
+_SERVERS: Final = re.compile(r"vllm|sglang")
+MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
+
+
+def is_manifest(text: str) -> bool:
+    """Whether a pasted text is YAML that starts containers, not a shell's line."""
+    return "\n" in text.strip() and len(_KEYS.findall(text)) > 1
+
+
+def shell_line(text: str) -> tuple[str, str | None]:
+    """(the shell line of the one container that runs a server, its image)."""
+    every = _containers(_parsed(text))
+    containers = [each for each in every if _SERVERS.search(" ".join([_image(each), *_words(each)]))]
+    if len(containers) != 1:
+        many = "no container in it runs a server" if not containers else f"{len(containers)} containers run servers"
+        raise UsageError(f"--from-command: {many}; paste the one container, or its command")
+    container = containers[0]
+    words, image = _words(container), _image(container)
+    pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
+    script = _script(words)
+    if script is None and image and not names_server(words):
+        options = [word for pair in pairs for word in ("-e", pair)]
+        return shlex.join(["docker", "run", *options, image, *words]), image
+    exports = "".join(f"export {shlex.quote(pair)}; " for pair in pairs)
+    return exports + (shlex.join(words) if script is None else script), image or None
+
+
+def _parsed(text: str) -> list[Any]:
+    import yaml
+
+    try:
+        return list(yaml.load_all(text, Loader=yaml.BaseLoader))  # every scalar stays text
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise UsageError(
+            "--from-command: looks like a manifest, but is not YAML; paste the container's command"
+        ) from None
+
+
+def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
+    """Every mapping that has an image, a command or arguments; init containers too, which run no server."""
+    left, count = list(documents), 0
+    while left:
+        node = left.pop()
+        count += 1
+        if count > MOST_NODES:
+            raise UsageError("--from-command: the manifest is too large; paste the container's command")
+        if isinstance(node, dict):
+            if {"image", "command", "args"} & node.keys() and not isinstance(node.get("image"), dict):
+                yield node
+            left.extend(node.values())
+        elif isinstance(node, list):
+            left.extend(node)
+
+
+def _image(container: dict[str, Any]) -> str:
+    image = container.get("image")
+    return image if isinstance(image, str) else ""
+
+
+def _words(container: dict[str, Any]) -> list[str]:
+    """Entrypoint, command and arguments, one after the other."""
+    words: list[str] = []
+    for key in ("entrypoint", "command", "args"):
+        value = container.get(key)
+        if isinstance(value, str):
+            words += _split(value)
+        elif isinstance(value, list):
+            words += [each for each in value if isinstance(each, str)]
+    return words
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise UsageError("--from-command: the quotes of a command do not match; paste the whole command") from None
+
+
+def _script(words: list[str]) -> str | None:
+    """The script of `sh -c SCRIPT`."""
+    flag = script_flag(words) if words and is_shell(words[0]) else None
+    return None if flag is None else words[flag + 1]
+
+
+def _variables(container: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """(name, value) of `environment:` and `env:`; None for a value that lies elsewhere (valueFrom, a bare name).
+
+    `env_file:` and `envFrom:` stand for the variables that they name a place of.
+    """
+    yield from ((key, None) for key in ("env_file", "envFrom") if container.get(key))
+    for key in ("environment", "env"):
+        variables = container.get(key)
+        if isinstance(variables, dict):
+            yield from ((name, value if isinstance(value, str) else None) for name, value in variables.items())
+        for each in variables if isinstance(variables, list) else ():
+            if isinstance(each, dict) and isinstance(each.get("name"), str):
+                value = each.get("value")
+                yield each["name"], value if isinstance(value, str) else None
+            elif isinstance(each, str):
+                name, equals, value = each.partition("=")
+                yield name, value if equals else None

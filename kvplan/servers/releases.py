@@ -1,0 +1,424 @@
+"""Every difference between releases that an answer knows of: what changed, with which release, and who says so.
+
+`read` names the releases whose own code was looked at: of 0.8 to 0.33 the first wheel of each but 0.12, 0.13 and 0.15,
+and 0.8.5, 0.9.2, 0.10.2 and 0.27.1. Of what lies between two that were read, and of patches, a change is inferred.
+Where logs are the source, tests/core/test_versions.py and reports/accuracy hold the rules against them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+
+Number = tuple[int, int]
+SGLANG_SOURCE = "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/arg_groups/memory_hook.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """In every release of vLLM from `since` on, or of SGLang, whose third field counts.
+
+    read  releases whose wheels were read on it; empty: it rests on logs, notes or issues alone
+    """
+
+    since: tuple[int, ...]
+    what: str
+    source: str
+    read: str = ""
+
+    @property
+    def evidence(self) -> str:
+        """The source, and the releases that were read."""
+        return f"{self.source}; read in {self.read}" if self.read else f"{self.source}; inferred, no wheel read"
+
+
+CHANGES = {
+    "latent_cache": Change(
+        (0, 7), "the pool holds MLA's latents, in entries of a multiple of 256 bytes until V1; before, full heads",
+        "vLLM 0.7 worker/cache_engine.py; a log of DeepSeek-R1 on 0.7",
+    ),
+    "plain_projections": Change(
+        (0, 8), "MLA keeps its projections apart; 0.7 kept them multiplied out beside the weights",
+        "vLLM 0.7.3 attention/backends/mla; DeepSeek-R1 on 8 H200 and on 3 x 8 L20",
+    ),
+    "v1": Change(
+        (0, 8), "the second engine by default from Ampere on: chunked prefill of 2,048 or 8,192 tokens a step, by the "
+        "GPU; sampling with FlashInfer where it is installed", "release notes of 0.8; logs of 0.8 to 0.10",
+    ),
+    "hybrid_groups": Change(
+        (0, 9), "windows keep no more than the window where a model mixes them with full attention",
+        "vLLM 0.9.1 (hybrid KV cache manager)",
+    ),
+    "no_float16": Change(
+        (0, 9), "Gemma 2, Gemma 3 and GLM-4 are refused in float16", "vllm-project/vllm#15766 ran one on 0.8",
+    ),
+    "start_gate": Change(
+        (0, 9), "a server does not start where less memory is free than it may use",
+        "vLLM v1/worker/gpu_worker.py (init_device)", "0.8.5, 0.9.2",
+    ),
+    "v1_only": Change(
+        (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
+        "release notes of 0.11; llm-d-benchmark on H100",
+    ),
+    "encoder_data": Change(
+        (0, 11), "--mm-encoder-tp-mode data: each rank holds the whole encoder",
+        "vLLM model_executor/models (supports_encoder_tp_data)", "0.10.2 and 0.11",
+    ),
+    "attention_backend_names": Change(
+        (0, 11), "attention backends go by one name; before, the second engine's ended in _VLLM_V1",
+        "vLLM platforms/interface.py (_Backend)", "0.8.5, 0.9.2, 0.10.2, 0.11",
+    ),
+    "async_scheduling": Change(
+        (0, 14), "one more batch is scheduled while the last one runs",
+        "vLLM config/vllm.py (async_scheduling)", "0.11, 0.14",
+    ),
+    "chunked_groups": Change(
+        (0, 14), "layers of chunked attention keep no more than the chunk; before, they are counted in full",
+        "vLLM config/vllm.py and envs.py (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, off until then)",
+        "0.9.2, 0.10.2, 0.11, 0.14, 0.20",
+    ),
+    "images_look_ahead": Change(
+        (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
+        "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",
+    ),
+    "small_expert_chunks": Change(
+        (0, 14), "fused experts take 16,384 tokens at once; before, 32,768",
+        "vLLM envs.py (VLLM_FUSED_MOE_CHUNK_SIZE)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17",
+    ),
+    "attention_backend_flag": Change(
+        (0, 14), "--attention-backend; before, VLLM_ATTENTION_BACKEND",
+        "vLLM engine/arg_utils.py and envs.py", "0.11, 0.14, 0.16 to 0.33",
+    ),
+    "auto_context": Change((0, 14), "--max-model-len auto", "vllm-project/vllm#29431"),
+    "indexer_workspace": Change(
+        (0, 14), "sparse attention reserves a workspace for the index keys of a prefill: 40 contexts of 132 B a token",
+        "vLLM v1/attention/backends/mla/indexer.py (get_max_prefill_buffer_size)", "0.11, 0.14, 0.16 to 0.33",
+    ),
+    "cached_states": Change(
+        (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",
+        "vLLM v1/kv_cache_interface.py (MambaSpec), model_executor/models/config.py", "0.11, 0.14, 0.16 to 0.33",
+    ),
+    "towers_left_out": Change(
+        (0, 16), "a limit of zero for all the inputs of a tower leaves it out; before, some classes did",
+        "vLLM model_executor/models/interfaces.py (_mark_tower_model)", "0.14 and 0.16",
+    ),
+    "language_model_only": Change(
+        (0, 17), "--language-model-only", "vLLM config/multimodal.py", "0.16 and 0.17",
+    ),
+    "lean_sampler": Change(
+        (0, 17), "sampling takes 15 bytes a sequence and vocabulary entry, not 38",
+        "llm-d-planner: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17",
+    ),
+    "whole_expert_batches": Change(
+        (0, 18), "fused experts take a whole batch at once; VLLM_FUSED_MOE_CHUNK_SIZE is gone",
+        "vLLM envs.py and layers/fused_moe/modular_kernel.py", "0.17 to 0.20, 0.22, 0.26, 0.30, 0.32, 0.33",
+    ),
+    "backend_checks_blocks": Change(
+        (0, 18), "an attention backend that was asked for refuses blocks it has no kernel for; before, it changed them",
+        "vLLM platforms/cuda.py (check_and_update_config)", "0.10.2, 0.14, 0.16 to 0.33",
+    ),
+    "all_reduce_buffers": Change(
+        (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
+    ),
+    "indexer_logits": Change(
+        (0, 19), "sparse attention sets 512 MiB aside for a prefill's scores against the index keys",
+        "vLLM envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)", "0.14 to 0.33",
+    ),
+    "utilization_092": Change(
+        (0, 20), "gpu_memory_utilization 0.92 by default, 0.90 before", "vLLM config/cache.py",
+        "0.10, 0.11, 0.14, 0.16 to 0.33",
+    ),
+    "graphs_in_budget": Change(
+        (0, 20), "an estimate of the CUDA graphs is taken off the budget; before, graphs came on top of it",
+        "vLLM envs.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS); its log line says 0.21", "0.18 to 0.33",
+    ),
+    "state_blocks": Change(
+        (0, 20), "a server with recurrent states and CUDA graphs does not start with more sequences than blocks; 0.18 "
+        "and 0.19 captured fewer graphs", "vLLM config/compilation.py", "0.18 to 0.20",
+    ),
+    "tokens_by_concurrency": Change(
+        (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
+        "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py", "0.18 to 0.29",
+    ),
+    "override_before_fit": Change(
+        (0, 21), "--num-gpu-blocks-override replaces the memory before auto-fit and the check that one request fits; "
+        "before, it only replaced the pool of a server that had passed them",
+        "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.8 to 0.33, 0.20 and 0.21 among them",
+    ),
+    "runner_v2_by_name": Change(
+        (0, 22), "model runner V2 for a list of architectures: a table for penalties, a smaller sampling peak",
+        "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.21 to 0.33",
+    ),
+    "tiled_experts": Change(
+        (0, 24), "experts in 16 bits are padded to 128 columns a rank for FlashInfer's TRT-LLM kernel on Blackwell",
+        "vLLM model_executor/layers/fused_moe/oracle/unquantized.py", "0.18 to 0.33",
+    ),
+    "runner_v2_dense": Change(
+        (0, 25), "model runner V2 for every dense model without recurrent states",
+        "vLLM config/vllm.py (_is_default_v2_model_runner_model); vllm-project/vllm#44443", "0.24 to 0.33",
+    ),
+    "batches_in_flight": Change(
+        (0, 26), "windows and chunks are charged for every batch in flight, one more than runs; before, for one",
+        "vLLM v1/kv_cache_interface.py (max_in_flight_tokens)", "0.14 to 0.33",
+    ),
+    "rocm_graph_estimate": Change(
+        (0, 26), "the estimate of CUDA graphs is made on AMD GPUs too",
+        "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.20 to 0.33",
+    ),
+    "consumed_memory": Change(
+        (0, 27), 'a log\'s "peak activation" is what a step frees again, and includes the graph estimate',
+        "vLLM v1/worker/gpu_worker.py (determine_available_memory); vllm-project/vllm#57936", "0.18 to 0.33",
+    ),
+    "runner_v2_named_hybrids": Change(
+        (0, 27), "model runner V2 for listed architectures with recurrent states too",
+        "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.26, 0.27, 0.28",
+    ),
+    "runner_v2_encoder": Change(
+        (0, 27), "model runner V2 profiles a batch of images or audio too",
+        "vLLM v1/worker/gpu/model_runner.py (profile_run)", "0.22 to 0.33",
+    ),
+    "hybrid_prefix_caching": Change(
+        (0, 28), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
+        "vLLM config/model.py (is_prefix_caching_supported), and engine/arg_utils.py (default_prefix_caching), which "
+        "leaves hybrids out in 0.26 and 0.27", "0.14 to 0.33",
+    ),
+    "aligned_states": Change(
+        (0, 28), "two cached states a request, for Mamba too; before, Mamba kept one for every block of its context",
+        "vLLM model_executor/models/config.py (mamba_cache_mode)", "0.16 to 0.33",
+    ),
+    "large_graphs": Change(
+        (0, 28), "graphs of up to 1,024 sequences on compute capability 10.x",
+        "vLLM config/vllm.py (max_cudagraph_capture_size); vllm-project/vllm#49390", "0.14 to 0.33",
+    ),
+    "logits_as_they_are": Change(
+        (0, 28), "the profile run of model runner V2 samples from the logits themselves, with no copy in float32",
+        "vLLM v1/worker/gpu/sample/sampler.py (needs_logits_processing)", "0.22 to 0.33",
+    ),
+    "runner_v2": Change(
+        (0, 29), "model runner V2 for every model", "vLLM config/vllm.py (use_v2_model_runner)", "0.28 to 0.33",
+    ),
+    "runner_v2_graph_estimate": Change(
+        (0, 29), "model runner V2 estimates its CUDA graphs too; before, its estimate is 0",
+        "vLLM v1/worker/gpu/model_runner.py (profile_cudagraph_memory)", "0.22 to 0.33",
+    ),
+    "null_block": Change(
+        (0, 29), "the pool's null block is not counted as room for a request when one is checked for",
+        "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.28 and 0.29",
+    ),
+    "flash_attn_pages": Change(
+        (0, 29), "FlashAttention 4 pages heads of 256 by 128 tokens on compute capability 10.x",
+        "vLLM v1/attention/backends/flash_attn.py (FA4_HD256_PAGE_SIZE)", "0.28 to 0.33",
+    ),
+    "kda_checkpoints": Change(
+        (0, 30), "KDA with a bounded gate on compute capability 9.0, 10.x, 12.x: blocks of whole 16 tokens, one more",
+        "vLLM models/kimi_k3/nvidia/kda.py (get_kv_cache_spec)", "0.27 to 0.33",
+    ),
+    "sparse_fp8_hopper": Change(
+        (0, 30), "fp8_e4m3 of sparse latent attention is plain fp8 on compute capability 9.x; before, refused",
+        "vLLM v1/attention/backends/registry.py (FLASHINFER_MLA_SPARSE_SM90)", "0.28, 0.30 and 0.33",
+    ),
+    "profiled_without_splits": Change(
+        (0, 31), "the profile run splits no large block; before, from 0.27 on, what a small tensor kept of one counted",
+        "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.21 to 0.33",
+    ),
+    "indexer_contexts": Change(
+        (0, 32), "beyond 262,144 tokens of context sparse attention's workspace is of 16 contexts, not 40",
+        "vLLM config/vllm.py (sparse_mla_prefill_workspace_factor)", "0.30 to 0.33",
+    ),
+    "mamba2_checkpoints": Change(
+        (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
+        "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",
+    ),
+    "delta_net_checkpoints": Change(
+        (0, 33), "gated delta nets on compute capability 9.0, 10.x, 12.x: blocks of whole 64 tokens, one more",
+        "vLLM model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py", "0.29 to 0.33",
+    ),
+    "sampler_warm_up": Change(
+        (0, 33), "the profile run samples a second time with every sampling parameter set",
+        "vLLM v1/worker/gpu/model_runner.py (_dummy_sampler_run)", "0.22 to 0.33",
+    ),
+}  # fmt: skip
+
+# SGLang's third field is a release of features. What came between two that were read counts from the later one.
+READ = "sglang 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23 were read"
+SGLANG_CHANGES = {
+    "window_pools": Change(
+        (0, 5), "window layers have a pool of their own in the models that SGLang lists",
+        "sglang 0.5.2 srt/server_args.py",
+    ),
+    "state_pools": Change((0, 5), "recurrent states have slots beside the tokens", "sglang 0.5.9 and 0.5.23"),
+    "reserve_by_parts": Change(
+        (0, 5, 5), "the default fraction keeps back 1.5 MiB per token of a chunk and 2 per sequence of the largest "
+        "graph; before, a table by the GPU's memory", f"{READ}: srt/server_args.py",
+    ),
+    "datacenter_pages": Change(
+        (0, 5, 9), "attention backends of compute capability 10.x with pages of 64 tokens by default",
+        f"{READ}: srt/server_args.py",
+    ),
+    "tracked_states": Change(
+        (0, 5, 15), "two more state slots per request follow it for the prefix cache, unless told otherwise",
+        f"{READ}: srt/arg_groups/overrides.py",
+    ),
+    "prefill_graphs": Change(
+        (0, 5, 12), "the default fraction keeps memory back for graphs of the prefill", f"{READ}: srt/server_args.py"
+    ),
+    "wider_small_gpus": Change(
+        (0, 5, 23), "chunks of 4,096 tokens and graphs of 48 or 160 sequences below 35 GiB; before, 2,048 and 24 or 80",
+        f"{READ}: memory_hook.py",
+    ),
+    "graphs_by_requests": Change(
+        (0, 5, 23), "--max-running-requests bounds the largest graph that is not asked for", f"{READ}: memory_hook.py"
+    ),
+    "image_reservation": Change(
+        (0, 5, 23), "memory for images is set aside before the pool is sized", f"{READ}: kv_cache_configurator.py"
+    ),
+    "request_windows": Change(
+        (0, 5, 23), "without the prefix cache, --max-running-requests sizes the windows' pool",
+        f"{READ}: pool_configurator.py",
+    ),
+    "decode_graph_flag": Change(
+        (0, 5, 15), "--cuda-graph-max-bs-decode; before, --cuda-graph-max-bs", f"{READ}: srt/server_args.py"
+    ),
+}  # fmt: skip
+
+
+def since(name: str) -> tuple[int, ...]:
+    """The release of vLLM that a change came with."""
+    return CHANGES[name].since
+
+
+# What a label says of a server beyond its release: word -> (field of Version, its value, the releases it can be said
+# of: from `since` of the first change, before that of the second; None: no bound).
+TOLD: Final[dict[str, tuple[str, bool, str | None, str | None]]] = {
+    "v0": ("first_engine", True, None, "v1_only"),
+    "v1": ("first_engine", False, "v1", None),
+    "flashinfer": ("flashinfer", True, "v1", "lean_sampler"),
+    "no-flashinfer": ("flashinfer", False, "v1", "lean_sampler"),
+    "runner-v1": ("runner_v2", False, None, None),
+    "runner-v2": ("runner_v2", True, "runner_v2_by_name", None),
+    "no-graph-estimate": ("estimates_graphs", False, "graphs_in_budget", None),
+}
+# Sizes that a label says, `indexer-256`: word -> (field of Version, the releases it can be said of).
+TOLD_SIZES: Final[dict[str, tuple[str, str | None, str | None]]] = {
+    "indexer": ("indexer_logits_mib", None, None),
+    "experts": ("expert_tokens", None, "whole_expert_batches"),
+}
+INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
+SIZES_MIB: Final = range(1, 10**6)  # of it: up to a terabyte
+# The releases whose own answers the rules were compared with, case by case (tests/oracles.py).
+COMPARED = {"vllm": ((0, 33),), "sglang": ((0, 5, 23),)}
+LAST = 10**6  # stands for the third field of a line's last release
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A release of a server, and what is known of how it was installed and started beyond its flags.
+
+    What differs between vLLM's releases follows from CHANGES. None: not told, what the release does by default.
+
+    patch               the third field of a number, where it matters
+    estimates_graphs    False: the estimate of CUDA graphs is off (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0)
+    first_engine        vLLM's V0 runs (VLLM_USE_V1=0, or a log's wording), where a release has both
+    flashinfer          FlashInfer samples: it is in container images of 0.8 to 0.10, `pip install vllm` leaves it out
+    runner_v2           VLLM_USE_V2_MODEL_RUNNER
+    indexer_logits_mib  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
+    expert_tokens       VLLM_FUSED_MOE_CHUNK_SIZE
+    """
+
+    number: Number
+    engine: Literal["vllm", "sglang"] = "vllm"
+    patch: int | None = None
+    estimates_graphs: bool = True
+    first_engine: bool | None = None
+    flashinfer: bool | None = None
+    runner_v2: bool | None = None
+    indexer_logits_mib: int = INDEXER_LOGITS_MIB
+    expert_tokens: int | None = None
+
+    @property
+    def label(self) -> str:
+        """`vllm@0.9`, with what was told: `vllm@0.9+flashinfer`; `--engine` reads it back."""
+        told = [f"+{word}" for word, (name, value, *_) in TOLD.items() if getattr(self, name) is value]
+        if self.indexer_logits_mib != INDEXER_LOGITS_MIB:
+            told.append(f"+indexer-{self.indexer_logits_mib}")
+        if self.expert_tokens is not None:
+            told.append(f"+experts-{self.expert_tokens}")
+        patch = "" if self.patch is None else f".{self.patch}"
+        return f"{self.engine}@{self.number[0]}.{self.number[1]}{patch}{''.join(told)}"
+
+    def has(self, change: str) -> bool:
+        """Whether a change came with this release of its server or an earlier one; never so for the other server's."""
+        if self.engine == "sglang":
+            return change in SGLANG_CHANGES and self.fields >= SGLANG_CHANGES[change].since
+        return change in CHANGES and self.number >= since(change)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the rules were compared with this release's own code; SGLang 0.5 alone means the one that was."""
+        if self.engine == "sglang" and self.patch is None:
+            return self.number in [fields[:2] for fields in COMPARED[self.engine]]
+        return (self.number if self.engine == "vllm" else self.fields) in COMPARED[self.engine]
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """The number with its third field; the last of its line where none was given."""
+        return (*self.number, LAST if self.patch is None else self.patch)
+
+    @property
+    def utilization(self) -> float:
+        """Default gpu_memory_utilization."""
+        return 0.92 if self.has("utilization_092") else 0.90
+
+    def lacks(self) -> Iterator[Change]:
+        """The changes that came later, oldest first; none for another server."""
+        if self.engine == "vllm":
+            yield from (change for change in CHANGES.values() if self.number < change.since)
+
+
+def told(release: Version, words: list[str]) -> Version:
+    """A release of vLLM with the words of a label (`+flashinfer`) taken in.
+
+    Raises UsageError for a word it does not know, that contradicts another, or that is not of this release.
+    """
+    fields: dict[str, Any] = {}
+    for word in words:
+        name, value = field_of(release, word)
+        if fields.setdefault(name, value) != value:
+            raise UsageError(f"--engine {release.label}+{'+'.join(words)}: contradicts itself; keep one of the words")
+    return replace(release, **fields)
+
+
+def field_of(release: Version, word: str) -> tuple[str, bool | int]:
+    """(field of Version, its value) that a word of a label stands for."""
+    kind, _, size = word.partition("-")
+    if kind in TOLD_SIZES and size.isascii() and size.isdigit() and len(size) < 7 and int(size) in SIZES_MIB:
+        name, first, last = TOLD_SIZES[kind]
+        check_told(release, word, first, last)
+        return name, int(size)
+    if word not in TOLD:
+        raise UsageError(
+            f"--engine {release.label}+{printable(word, 40)}: is not a word kvplan knows; "
+            f"use {', '.join(TOLD)}, indexer-MIB or experts-TOKENS"
+        )
+    name, value, first, last = TOLD[word]
+    check_told(release, word, first, last)
+    return name, value
+
+
+def check_told(release: Version, word: str, first: str | None, last: str | None) -> None:
+    """Refuse a word for a release before the change `first`, or from `last` on."""
+    if first and release.number < since(first):
+        raise UsageError(
+            f"--engine {release.label}+{word}: can be said of vLLM from {number_text(since(first))} on; leave it out"
+        )
+    if last and release.number >= since(last):
+        raise UsageError(
+            f"--engine {release.label}+{word}: can be said of vLLM before {number_text(since(last))}; leave it out"
+        )
+
+
+def number_text(number: tuple[int, ...]) -> str:
+    return f"{number[0]}.{number[1]}"

@@ -1,0 +1,396 @@
+"""Which of SGLang's rules hold for which model: attention backends and their pages, windows, states, images.
+
+SGLang decides by the first entry of `architectures`; a config without one is taken by its model_type.
+Source: sglang 0.5.23 srt/configs/model_config.py, srt/arg_groups/overrides.py and srt/arg_groups/model_overrides.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.models.hf_config import NESTED
+from kvplan.models.spec import ChunkedAttention, FullAttention, ModelSpec, RecurrentState, SlidingWindow
+from kvplan.servers.releases import Version
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.rules import EngineArgs
+
+# model types that SGLang has no class for, and that it cannot run through Transformers either
+NO_CLASS = ("jamba", "falcon", "bloom", "mpt", "minimax", "minimax_m1", "minimax_text_01")
+# A pool of their own for windows; all other models keep every token of a window (is_hybrid_swa_model).
+WINDOW_POOLS = frozenset(
+    {
+        "GptOssForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM", "IQuestQ1ForCausalLM",
+        "MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration",
+        "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
+        "LagunaForCausalLM", "MellumForCausalLM", "MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+    }
+)  # fmt: skip
+WINDOW_POOL_TYPES = ("gpt_oss", "mimo_v2_flash", "laguna", "gemma4_text", "llama4_text")  # without `architectures`
+# Whose class counts the tokens before the current one: a window of 128 is 127 there.
+WHOLE_WINDOWS = ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "LagunaForCausalLM", "Step3p5ForCausalLM",
+                 "Step3p7ForConditionalGeneration", "Llama4ForConditionalGeneration")  # fmt: skip
+IMAGES_ON_REQUEST = (
+    "Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration", "Step3VLForConditionalGeneration",
+    "InklingForConditionalGeneration",
+)  # fmt: skip
+# Models of images whose prefill is captured all the same.
+CAPTURED_WITH_IMAGES = (
+    "Cohere2VisionForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+    "KimiK25ForConditionalGeneration", "KimiK3ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
+    "Glm5NextForConditionalGeneration", "InternS2MobiusForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
+    "MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration", "MiniMaxM3SparseForCausalLM",
+    "MiniMaxM3SparseForConditionalGeneration",
+)  # fmt: skip
+DEEPSEEK = (
+    "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "MistralLarge3ForCausalLM",
+    "PixtralForConditionalGeneration", "HYV4ForCausalLM", "LongcatFlashForCausalLM", "Dots3NoteForCausalLM",
+)  # fmt: skip
+QWEN_HYBRIDS = (
+    "Qwen3NextForCausalLM", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration",
+    "InternS2PreviewForConditionalGeneration", "InternS2MobiusForConditionalGeneration",
+)  # fmt: skip
+# Backend on compute capability 10.x where it is not the usual one (trtllm_mha; flashinfer for latent attention).
+DATACENTER_BACKENDS: Mapping[str, str] = {
+    **dict.fromkeys(DEEPSEEK, "trtllm_mla"), "KimiK3ForConditionalGeneration": "trtllm_mla",
+    **dict.fromkeys(
+        ("MiMoV2ForCausalLM", "MiMoV2FlashForCausalLM", "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration"), "fa4"
+    ),
+    **dict.fromkeys(("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), "flashinfer"),
+    **dict.fromkeys(("FalconH1ForCausalLM", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), "triton"),
+}  # fmt: skip
+# Hybrids whose states the prefix cache keeps, and of those the ones that extra buffers can follow.
+CACHED_STATES = frozenset(
+    {
+        "KimiLinearForCausalLM", "KimiK3ForConditionalGeneration", "Qwen3NextForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+        "Qwen3_5ForCausalLM", "NemotronHForCausalLM", "NemotronHPuzzleForCausalLM", "NemotronH_Omni_Reasoning_V3",
+        "FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",
+    }
+)  # fmt: skip
+GRANITE = "GraniteMoeHybridForCausalLM"  # with states or without
+NOT_TRACKED = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
+STRATEGIES = ("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
+LARGE_HOPPER_MIB = 60 * 1024
+QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
+
+
+def caches_prefixes(args: EngineArgs) -> bool:
+    """The radix cache is on unless it was switched off."""
+    return args.enable_prefix_caching is not False
+
+
+def is_datacenter_blackwell(sm: int) -> bool:
+    return 100 <= sm < 110
+
+
+ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23 where every layer counted twice gives 25,894
+
+
+def check_class(spec: ModelSpec) -> None:
+    """Refuse a model that SGLang cannot run."""
+    if spec.model_type in NO_CLASS:
+        raise UnsupportedModelError(f"{spec.name}: SGLang has no class for model_type {spec.model_type}; use vllm")
+    if vllm.is_pooled(spec):
+        raise UnsupportedModelError(f"{spec.name}: SGLang's pool of pooled index keys is not modelled; use vllm")
+    if spec.model_type in ENCODER_DECODERS:
+        raise UnsupportedModelError(f"{spec.name}: SGLang's pool for an encoder's tokens is not modelled; use vllm")
+
+
+def _text(spec: ModelSpec) -> Mapping[str, Any]:
+    """The part of the config that describes the language model."""
+    return next((spec.config[key] for key in NESTED if isinstance(spec.config.get(key), Mapping)), spec.config)
+
+
+# --- dtypes and context -----------------------------------------------------------------------------------------------
+
+WIDE = (None, "float32", "float")  # a checkpoint that is served in half of it
+
+
+def model_dtype(spec: ModelSpec) -> str:
+    """The dtype of weights by default: float16 for float32 checkpoints and those that name none, but for Gemma."""
+    text = _text(spec)
+    stated = text.get("dtype") or text.get("torch_dtype") or spec.config.get("dtype") or spec.config.get("torch_dtype")
+    if isinstance(stated, str):
+        stated = stated.removeprefix("torch.")
+    if stated not in WIDE or "mxfp4" in vllm.scheme_kinds(spec):
+        return spec.dtype
+    return "bfloat16" if str(text.get("model_type", spec.model_type)).startswith("gemma") else "float16"
+
+
+def has_fp8_cache(spec: ModelSpec) -> bool:
+    """Whether a checkpoint's own words turn `auto` into an fp8 cache: those of its method's reader in SGLang."""
+    config = spec.config.get("quantization_config") or _text(spec).get("quantization_config")
+    if not isinstance(config, Mapping):
+        return False
+    scheme, algo = config.get("kv_cache_scheme"), str(config.get("kv_cache_quant_algo")).upper()
+    method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")).lower()
+    is_fp8 = isinstance(scheme, Mapping) and scheme.get("type") == "float" and scheme.get("num_bits") == 8
+    if method == "compressed-tensors":
+        return (
+            isinstance(scheme, Mapping)
+            and is_fp8
+            and scheme.get("strategy") == "tensor"
+            and scheme.get("symmetric", True) is True
+            and not scheme.get("dynamic")
+        )
+    if method.startswith("modelopt"):
+        return is_fp8 if isinstance(scheme, Mapping) else algo == "FP8"
+    return method == "fp8" and algo == "FP8"
+
+
+LONG_ROPES = ("longrope", "su")
+
+
+def context_length(spec: ModelSpec) -> int:
+    """The context taken when none is asked for, and the largest that is accepted: the long one of longrope models."""
+    text = _text(spec)
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
+    if kind in LONG_ROPES and not isinstance(text.get("model_max_length"), int):
+        return spec.context_limit
+    return spec.max_model_len
+
+
+# --- windows ----------------------------------------------------------------------------------------------------------
+
+
+def has_window_pool(spec: ModelSpec) -> bool:
+    if not spec.architecture:
+        return spec.model_type in WINDOW_POOL_TYPES
+    return spec.architecture in WINDOW_POOLS
+
+
+def counted_window(spec: ModelSpec, window: int) -> int:
+    """Tokens of a window as SGLang's scheduler counts them."""
+    return window if spec.architecture in WHOLE_WINDOWS else window - 1
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def takes_images(spec: ModelSpec, asked: bool | None) -> bool:
+    """Whether the server takes more than text; asked: --enable-multimodal."""
+    if asked is None and spec.architecture in IMAGES_ON_REQUEST:
+        return False
+    nested = any(isinstance(spec.config.get(key), Mapping) for key in NESTED)
+    return (spec.multimodal or nested) and asked is not False
+
+
+def is_large_hopper_qwen3_vl(spec: ModelSpec, sm: int, memory_mib: int, asked: bool | None) -> bool:
+    """Qwen3-VL on a Hopper of 60 GiB or more, which has defaults of its own."""
+    return (
+        90 <= sm < 100
+        and memory_mib >= LARGE_HOPPER_MIB
+        and spec.config.get("model_type") in QWEN3_VL
+        and takes_images(spec, asked)
+    )
+
+
+# model_type -> layers and width of the tower where its vision_config leaves them out; layers that the class calls
+# otherwise (`depth`) do not count. Source: transformers 5's classes and sglang 0.5.23 srt/configs.
+TOWER_CLASSES: Mapping[str, tuple[int, int]] = {
+    "gemma3": (12, 768), "gemma3n": (24, 2048), "gemma4": (16, 768), "llama4": (34, 768), "llava": (12, 768),
+    "mistral3": (24, 1024), "mllama": (32, 1280), "kimi_k25": (27, 1152),
+    "kimi_k3": (27, 1024),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), (24, 3584)),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), (24, 1152)),
+}  # fmt: skip
+
+
+TOWER_KEYS = ("num_hidden_layers", "hidden_size")
+OWN_TOWER_KEYS = {"kimi_k3": ("vt_num_hidden_layers", "vt_hidden_size")}  # which its class gives the usual names
+KDA = {"kda", "bounded_kda"}
+CAPTURED_WITH_KDA = "Glm5NextForConditionalGeneration"
+
+
+def tower_shape(spec: ModelSpec, usual: tuple[int, int]) -> tuple[int, int] | None:
+    """(layers, width) of the vision tower as SGLang reads it, `usual` for what no class says; None without a tower."""
+    tower, kind = spec.config.get("vision_config"), str(spec.config.get("model_type"))
+    if not isinstance(tower, Mapping):
+        return usual if kind == "llava" else None
+    default = TOWER_CLASSES.get(kind, usual)
+    layers, width = (
+        tower[key] if isinstance(tower.get(key), int) else other
+        for key, other in zip(OWN_TOWER_KEYS.get(kind, TOWER_KEYS), default, strict=True)
+    )
+    return layers, width
+
+
+def captures_prefill(spec: ModelSpec, args: EngineArgs) -> bool:
+    """Whether prefills get CUDA graphs: not with pipeline stages, KDA, or images in most models."""
+    if args.enforce_eager or args.disable_prefill_cuda_graph or args.pipeline_parallel_size > 1:
+        return False
+    kinds = {cache.kind for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
+    if kinds & KDA and spec.architecture != CAPTURED_WITH_KDA:
+        return False
+    return not takes_images(spec, args.enable_multimodal) or spec.architecture in CAPTURED_WITH_IMAGES
+
+
+# --- attention backends and pages -------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def has_uneven_values(spec: ModelSpec) -> bool:
+    """Whether K and V of a head differ in width."""
+    return any(
+        cache.head_dim != cache.head_dim_v
+        for caches in spec.layers
+        for cache in caches
+        if isinstance(cache, FullAttention | SlidingWindow | ChunkedAttention)
+    )
+
+
+def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str | None:
+    """The attention backend where none is asked for, as far as its pages depend on it; None: pages of any size."""
+    if vllm.is_sparse_mla(spec):
+        return "dsa"
+    if not is_datacenter_blackwell(sm) or not release.has("datacenter_pages"):
+        return None
+    name = spec.architecture
+    if name in QWEN_HYBRIDS:
+        followed = args.mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")
+        return "trtllm_mha" if followed or not caches_prefixes(args) else "triton"
+    if name in DATACENTER_BACKENDS and (name != GRANITE or vllm.has_states(spec)):
+        return DATACENTER_BACKENDS[name]
+    if vllm.is_mla(spec):
+        return "flashinfer"
+    return "fa4" if has_uneven_values(spec) else "trtllm_mha"
+
+
+def backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> tuple[str | None, str | None]:
+    """(of prefills, of decodes)."""
+    usual = default_backend(spec, sm, args, release)
+    return args.prefill_attention_backend or usual, args.decode_attention_backend or usual
+
+
+# Backends that a model's class can run with.
+BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
+    "GptOssForCausalLM": ("triton", "trtllm_mha", "fa3", "fa4"),
+    **dict.fromkeys(
+        ("Gemma4ForConditionalGeneration", "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
+        ("trtllm_mha", "triton", "fa4"),
+    ),
+    **dict.fromkeys(("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), ("fa3", "triton", "trtllm_mha")),
+}  # fmt: skip
+NOT_BACKENDS_OF: Mapping[str, str] = {
+    "Lfm2ForCausalLM": "triton", "Lfm2MoeForCausalLM": "triton", "Olmo2ForCausalLM": "flashinfer",
+}  # fmt: skip
+# Backend -> the tens of compute capability that it runs on.
+CAPABILITIES: Mapping[str, tuple[int, ...]] = {
+    "trtllm_mla": (10, 11, 12), "cutedsl_mla": (10,), "trtllm_mha": (9, 10, 12),
+}  # fmt: skip
+UNKNOWN_BACKEND = "unknown"  # a log's, which names pages and no backend
+LATENT_KV_DTYPES = ("auto", "fp8_e4m3", "fp8", "bfloat16")  # of trtllm_mla
+
+
+def check_backends(spec: ModelSpec, sm: int, args: EngineArgs) -> None:
+    """Refuse attention backends that were asked for and that SGLang does not start with."""
+    for phase in ("prefill", "decode"):
+        name = getattr(args, f"{phase}_attention_backend")
+        if name in (None, UNKNOWN_BACKEND):
+            continue
+        flag = f"--{phase}-attention-backend {name}"
+        if sm and name in CAPABILITIES and sm // 10 not in CAPABILITIES[name]:
+            raise UsageError(f"{flag}: does not run on compute capability {sm / 10:.1f}; choose another backend")
+        known = BACKENDS_OF.get(spec.architecture, (name,))
+        if name not in known or NOT_BACKENDS_OF.get(spec.architecture) == name:
+            raise UsageError(f"{flag}: SGLang does not run {spec.architecture} with it; choose another backend")
+        if name == "trtllm_mla" and phase == "decode" and args.kv_cache_dtype not in LATENT_KV_DTYPES:
+            raise UsageError(f"{flag}: does not take --kv-cache-dtype {args.kv_cache_dtype}; use auto or fp8_e4m3")
+
+
+PAGES_64 = ("flashmla", "hpc_ops")
+PAGES_OF: Mapping[str, tuple[int, ...]] = {
+    "trtllm_mla": (32, 64), "cutedsl_mla": (32, 64), "trtllm_mha": (16, 32, 64, 128),
+}  # fmt: skip
+
+
+def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
+    """Tokens of a page: what is asked for, where the attention backend takes it; sparse attention has 64."""
+    if vllm.is_sparse_mla(spec):
+        return 64
+    prefill, decode = backends(spec, sm, args, release)
+    size = args.block_size or 1
+    if forced := _forced_page(spec, sm, args, release):
+        size = forced
+    if decode in PAGES_64 or prefill == "hpc_ops":
+        size = 64
+    for backend in (decode, prefill):
+        known = PAGES_OF.get(backend or "")
+        if known is not None and size not in known and (backend == decode or backend == "trtllm_mha"):
+            size = 64
+    if "fa4" in (prefill, decode) and not vllm.is_mla(spec) and is_datacenter_blackwell(sm):
+        return 128
+    return size
+
+
+def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int | None:
+    """Qwen's hybrids on compute capability 10.x take the page that their backend wants, whatever is asked for."""
+    asked = args.prefill_attention_backend and args.prefill_attention_backend == args.decode_attention_backend
+    backend = default_backend(spec, sm, args, release)
+    if spec.architecture not in QWEN_HYBRIDS or backend is None or asked:
+        return None
+    return 64 if backend == "trtllm_mha" else 1
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def keeps_states(spec: ModelSpec) -> bool:
+    """Whether the prefix cache keeps states of this hybrid."""
+    return spec.architecture in CACHED_STATES and vllm.has_states(spec)
+
+
+def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str:
+    """How the prefix cache follows states: `no_buffer`, `extra_buffer`, `extra_buffer_lazy`; `auto` where it does not.
+
+    Raises UsageError for what SGLang refuses to start with.
+    """
+    asked = args.mamba_radix_cache_strategy or "auto"
+    if asked not in STRATEGIES:
+        raise UsageError(f"--mamba-radix-cache-strategy {asked!r}: is not one of {', '.join(STRATEGIES)}; use one")
+    if not caches_prefixes(args):
+        return "auto"
+    if not keeps_states(spec):
+        if asked.startswith("extra_buffer"):
+            raise UsageError(f"--mamba-radix-cache-strategy {asked}: {spec.name} has no states that the cache keeps")
+        return "auto"
+    tracked = spec.architecture not in NOT_TRACKED
+    page = _forced_page(spec, sm, args, release) or args.block_size or 1
+    overlap = args.async_scheduling
+    found = asked
+    if asked == "auto":
+        follows = tracked and release.has("tracked_states")
+        found = "extra_buffer" if (overlap or page > 1) and follows else "no_buffer"
+        overlap = overlap and found != "no_buffer"
+    flag = f"--mamba-radix-cache-strategy {asked}"
+    if found != "no_buffer" and not tracked:
+        raise UsageError(f"{flag}: SGLang has no extra buffer for {spec.architecture}; use no_buffer")
+    if found == "extra_buffer_lazy" and (not overlap or args.pipeline_parallel_size > 1):
+        raise UsageError(f"{flag}: needs the overlap schedule, which is off here; use extra_buffer")
+    if found == "no_buffer" and overlap:
+        raise UsageError(f"{flag}: needs --disable-overlap-schedule; add it")
+    if found == "no_buffer" and page > 1:
+        raise UsageError(f"--page-size {page}: without an extra buffer for states pages have 1 token; leave it out")
+    if found == "no_buffer" and "trtllm_mha" in backends(spec, sm, args, release):
+        raise UsageError(f"{flag}: does not go with the attention backend trtllm_mha; choose another backend")
+    return found
+
+
+BASE_SLOTS = 3  # the running state, and the cache's copies between prefill and decode
+
+
+def slots_per_request(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
+    """State slots that a running request may take."""
+    if not caches_prefixes(args):
+        return 1
+    match strategy(spec, sm, args, release):
+        case "extra_buffer":
+            overlap = args.async_scheduling and args.pipeline_parallel_size == 1
+            return BASE_SLOTS + (2 if overlap else 1)
+        case "extra_buffer_lazy":
+            return BASE_SLOTS + 1
+        case _:
+            return BASE_SLOTS

@@ -1,0 +1,440 @@
+"""SGLang's pools: how many tokens, window tokens and state slots a rank's memory holds, and how many requests may run.
+
+Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py and srt/model_executor/pool_configurator.py. Where SGLang
+counts in floating point, so does this: a token is a token.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.units import format_gib
+from kvplan.models.spec import (
+    ChunkedAttention,
+    CompressedLatent,
+    CrossAttention,
+    FullAttention,
+    KeyIndex,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    WindowLatent,
+)
+from kvplan.servers.releases import Version
+from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.pages import KVSpec, Paging, attention_spec
+from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool
+from kvplan.servers.vllm.rules import EngineArgs, Settings
+from kvplan.sizing.layout import cdiv, state_bytes
+from kvplan.sizing.weights import stage_layers
+
+MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
+EVICTION_INTERVAL = 128  # tokens beyond its window that a request may keep before they are given back
+SPARE_TOKENS = 4  # of a request's row in the table of tokens, beyond the context
+STATE_DTYPE, CONVOLUTION_DTYPE = "float32", "bfloat16"  # of states where the config does not say, whatever the model's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SglangPool(Pool):
+    """Pages of all layers that keep every token; window layers have a pool of their own, states have slots.
+
+    A block is a page of the full pool with its share of the windows' pool.
+
+    full, windows  bytes per token of the layers that keep all tokens, and of those that keep a window; by stage
+    swa_ratio      tokens of the windows' pool per token of the full one
+    window_tokens  tokens of the windows' pool where the requests' number sizes it; None: the ratio does
+    window         tokens that a window keeps, as the scheduler counts them; 0 without a pool for windows
+    state          bytes of one slot of recurrent states; by stage
+    slot           bytes that a slot is counted with on every stage: those of the stage with most
+    slots_each     slots that a running request may take
+    """
+
+    full: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    swa_ratio: float = 1.0
+    window_tokens: int | None = None
+    window: int = 0
+    state: tuple[int, ...] = ()
+    slot: int = 0
+    slots_each: int = 1
+
+    def tokens_of_windows(self, pages: int) -> int:
+        """Tokens of the windows' pool beside so many pages of the full one."""
+        page = self.block_size
+        if self.window_tokens is not None:
+            return self.window_tokens
+        return int(pages * page * self.swa_ratio) // page * page
+
+    def in_full_pages(self, per_group: list[int]) -> int:
+        """Pages of the full pool that requests take, or that their pages of the windows' pool stand for, if more."""
+        pages = [
+            self._standing_for(count) if group.first.kind == "sliding" else count
+            for group, count in zip(self.groups, per_group, strict=True)
+        ]
+        return max(pages)
+
+    def _standing_for(self, window_pages: int) -> int:
+        """The fewest pages of the full pool beside which so many pages of the windows' pool are; where the requests'
+        number sizes that pool, it holds them all.
+        """
+        if self.window_tokens is not None:
+            return 0
+        pages = int(window_pages / self.swa_ratio)
+        while self.tokens_of_windows(pages) < window_pages * self.block_size:
+            pages += 1
+        return pages
+
+    def charged(self, context: int, settings: Settings) -> int:
+        return self.in_full_pages([group.charged(context, settings, 1) for group in self.groups])
+
+    def held(self, num_tokens: int) -> int:
+        return self.in_full_pages([group.held(num_tokens, 1) for group in self.groups])
+
+    def prefilling(self, num_tokens: int, context: int, settings: Settings) -> int:
+        return self.in_full_pages([group.prefilling(num_tokens, context, settings, 1) for group in self.groups])
+
+    def shared(self, num_tokens: int) -> int:
+        return num_tokens // self.block_size
+
+    def given_out(self, pages: int, slots: int, stage: int) -> int:
+        """What counts against the budget: the pages that requests can have, and every slot."""
+        windows = self.tokens_of_windows(pages) * self.windows[stage]
+        return pages * self.block_size * self.full[stage] + windows + self.taken_by_states(slots)
+
+    def num_bytes(self, pages: int, slots: int, stage: int) -> int:
+        """What the buffers take: each pool holds one page more than is counted, the slots one more."""
+        page = self.block_size
+        full = (pages + 1) * page * self.full[stage]
+        windows = (self.tokens_of_windows(pages) + page) * self.windows[stage] if self.windows[stage] else 0
+        return full + windows + ((slots + 1) * self.state[stage] if self.state[stage] else 0)
+
+    def kept_from_requests(self, pages: int, slots: int, stage: int) -> int:
+        """What the buffers take beyond what is given out."""
+        return self.num_bytes(pages, slots, stage) - self.given_out(pages, slots, stage)
+
+    def taken_by_states(self, slots: int) -> int:
+        """Bytes of all slots, the one that is never given out with them."""
+        return (slots + 1) * self.slot if self.slot else 0
+
+
+def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
+    return Paging(
+        sm=sm,
+        kv_dtype=settings.kv_dtype,
+        dtype=CONVOLUTION_DTYPE if vllm.has_states(spec) else settings.dtype,
+        tp=args.tensor_parallel_size,
+        pp=args.pipeline_parallel_size,
+        dcp=1,
+        block_size=sglang_models.page_size(spec, sm, args, settings.version),
+        prefix_caching=sglang_models.caches_prefixes(args),
+        flat=args.disable_hybrid_kv_cache_manager,
+        first_engine=False,
+        checkpoints=frozenset(),
+        every_block=frozenset(),
+        spec_tokens=0,
+        ssm_dtype=state_dtype(spec, args),
+        context=0,
+        encoder=0,
+        rest_last=True,
+    )
+
+
+def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
+    """The dtype of states: what is asked for, else the config's, else float32; None without states."""
+    if not vllm.has_states(spec):
+        return args.mamba_ssm_cache_dtype
+    fixed = {c.ssm_dtype for caches in spec.layers for c in caches if isinstance(c, RecurrentState)} - {None}
+    return args.mamba_ssm_cache_dtype or next(iter(fixed), STATE_DTYPE)
+
+
+NOT_MODELLED = (KeyIndex, WindowLatent, CompressedLatent)
+
+
+def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
+    """What SGLang allocates for each layer: those that share the KV of an earlier layer get buffers all the same.
+
+    Raises UnsupportedModelError for layers without a cache that are neither shared nor plain MLPs.
+    """
+    types = _layer_types(spec)
+    kinds = {caches for caches in spec.layers if caches}
+    if len({_geometry(caches) for caches in kinds}) == 1 and _shares(spec):  # one geometry, whatever the kinds
+        only = next(iter(kinds))
+        yield from (caches or only for caches in spec.layers)
+        return
+    found: dict[bool, tuple[LayerCache, ...]] = {}
+    for index, caches in enumerate(spec.layers):
+        if spec.model_type == "nemotron_h" or caches:
+            if types and caches:
+                found[types[index] == "full_attention"] = caches
+            yield caches
+            continue
+        if not types or not _shares(spec) or types[index] not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(
+                f"{spec.name}: layer {index} has no cache of its own; what SGLang allocates for it is not modelled; "
+                "use vllm"
+            )
+        yield found[types[index] == "full_attention"]
+
+
+def _shares(spec: ModelSpec) -> bool:
+    """Whether the layers without a cache read an earlier layer's."""
+    return spec.model_type in ("gemma3n_text", "gemma4_text")
+
+
+def _geometry(caches: tuple[LayerCache, ...]) -> tuple[object, ...]:
+    return tuple(
+        (cache.num_kv_heads, cache.head_dim, cache.head_dim_v)
+        if isinstance(cache, FullAttention | SlidingWindow)
+        else cache
+        for cache in caches
+    )
+
+
+def _layer_types(spec: ModelSpec) -> list[str]:
+    text = spec.config.get("text_config")
+    types = (text if isinstance(text, dict) else spec.config).get("layer_types")
+    return types if isinstance(types, list) and len(types) == spec.num_layers else []
+
+
+def in_window_pool(cache: LayerCache) -> bool:
+    return isinstance(cache, SlidingWindow | ChunkedAttention)
+
+
+def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
+    """Whether window layers have a pool of their own."""
+    kinds = vllm.caches_of(spec)
+    return (
+        bool(kinds & {SlidingWindow, ChunkedAttention})
+        and sglang_models.has_window_pool(spec)
+        and not args.disable_hybrid_kv_cache_manager
+    )
+
+
+def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int) -> int | None:
+    """Tokens of the windows' pool where --max-running-requests sizes it: without the prefix cache."""
+    if sglang_models.caches_prefixes(args) or args.max_num_seqs is None or not settings.version.has("request_windows"):
+        return None
+    window = window_of(spec)
+    batches = 2 if args.async_scheduling and args.pipeline_parallel_size == 1 else 1
+    each = window + EVICTION_INTERVAL + 2 * page
+    return cdiv(each * args.max_num_seqs + batches * settings.max_num_batched_tokens + page, page) * page
+
+
+def window_of(spec: ModelSpec) -> int:
+    """Tokens of the largest window, as SGLang counts them; 0 without one."""
+    bounds = [
+        cache.chunk if isinstance(cache, ChunkedAttention) else sglang_models.counted_window(spec, cache.window)
+        for caches in spec.layers
+        for cache in caches
+        if isinstance(cache, SlidingWindow | ChunkedAttention)
+    ]
+    return max(bounds, default=0)
+
+
+def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> SglangPool:
+    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modelled."""
+    how = paging(spec, settings, args, sm)
+    page = how.block_size or 1
+    windows = has_windows(spec, args)
+    check_pool(spec, settings.version, windows=windows)
+    ratio = SWA_RATIO if args.swa_full_tokens_ratio is None else args.swa_full_tokens_ratio
+    capped = window_pool(spec, settings, args, page) if windows else None
+    each = sglang_models.slots_per_request(spec, sm, args, settings.version)
+    return _pool(spec, how, windows, ratio, capped, each)
+
+
+def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
+    sglang_models.check_class(spec)
+    for kind in vllm.caches_of(spec):
+        if issubclass(kind, NOT_MODELLED):
+            raise UnsupportedModelError(f"{spec.name}: SGLang's pool for its {kind.__name__} is not modelled; use vllm")
+    if vllm.has_states(spec) and not release.has("state_pools"):
+        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for states are not modelled; use sglang@0.5")
+    if windows and not release.has("window_pools"):
+        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for windows are not modelled; use sglang@0.5")
+
+
+def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: bool) -> KVSpec:
+    """A layer's cache in its pool: windows as such where they have their own, all else in full."""
+    if isinstance(cache, CrossAttention):
+        cache = FullAttention(cache.num_kv_heads, cache.head_dim, cache.head_dim_v)
+    if windows and isinstance(cache, ChunkedAttention):
+        cache = SlidingWindow(cache.num_kv_heads, cache.head_dim, cache.head_dim_v, cache.chunk)
+    page = how.block_size or 1
+    return attention_spec(
+        cache, page, how.kv_dtype, how.tp, flat=not windows, encoder=0, model_type=spec.model_type
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int | None, slots_each: int) -> SglangPool:
+    page = how.block_size or 1
+    full: list[tuple[int, KVSpec]] = []
+    narrow: list[tuple[int, KVSpec]] = []
+    states: list[tuple[int, int]] = []
+    for index, caches in enumerate(allocated(spec)):
+        for cache in caches:
+            if isinstance(cache, RecurrentState):
+                states.append((index, state_bytes(cache, how.dtype, how.tp, ssm_dtype=how.ssm_dtype)))
+                continue
+            paged = paged_cache(spec, cache, how, windows=windows)
+            (narrow if paged.kind == "sliding" else full).append((index, paged))
+    if not full:
+        raise UnsupportedModelError(f"{spec.name}: no layer keeps all tokens; SGLang's pool for it is not modelled")
+    if how.flat and SlidingWindow in vllm.caches_of(spec) and len({paged.page for _, paged in full}) > 1:
+        raise UnsupportedModelError(
+            f"{spec.name}: --disable-hybrid-swa-memory: SGLang's one pool for layers of several shapes is not "
+            "modelled; leave it out"
+        )
+    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True)
+    by_stage = [
+        tuple(sum(each.page for i, each in layers if i in stage) // page for stage in stages)
+        for layers in (full, narrow)
+    ]
+    for stage, (whole, window) in enumerate(zip(*by_stage, strict=True)):
+        if narrow and not (whole and window):
+            raise UnsupportedModelError(
+                f"{spec.name}: pipeline stage {stage} has layers of one kind only; SGLang's pool for it is not modelled"
+            )
+    share = 0.0 if capped is not None else ratio
+    stage_bytes = tuple(cdiv_float(page * (whole + share * window)) for whole, window in zip(*by_stage, strict=True))
+    groups = tuple(
+        KVGroup(tuple(layers), tuple(dict.fromkeys(paged for _, paged in layers)))
+        for layers in (full, narrow)
+        if layers
+    )
+    counts = [sum(i in stage for i, _ in states) for stage in stages]
+    slot = int(sum(size for _, size in states) * (max(counts) / max(1, sum(counts))))
+    return SglangPool(
+        groups, stage_bytes, how, full=by_stage[0], windows=by_stage[1], swa_ratio=ratio, window_tokens=capped,
+        window=window_of(spec) if narrow else 0,
+        state=tuple(sum(size for i, size in states if i in stage) for stage in stages), slot=slot,
+        slots_each=slots_each,
+    )  # fmt: skip
+
+
+def cdiv_float(value: float) -> int:
+    return -int(-value // 1)
+
+
+# --- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def num_slots(layout: SglangPool, args: EngineArgs, room: int) -> int:
+    """Slots for recurrent states: those asked for, as many as requests where nothing is kept of them, else a share of
+    the memory.
+    """
+    if not layout.slot:
+        return 0
+    if args.max_mamba_cache_size is not None:
+        return args.max_mamba_cache_size
+    if not sglang_models.caches_prefixes(args) and args.max_num_seqs is not None:
+        return args.max_num_seqs
+    ratio = MAMBA_RATIO if args.mamba_full_memory_ratio is None else args.mamba_full_memory_ratio
+    share = room * ratio / (1 + ratio)
+    return max(0, int((share - layout.slot) // layout.slot))  # one more is never given out
+
+
+def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tuple[int, int, int]:
+    """(pages that every stage can hold, slots, the stage that decides)."""
+    room = min(available)  # all ranks agree on the least
+    slots = num_slots(layout, args, room)
+    room -= layout.taken_by_states(slots)
+    pages, stage = min(
+        (tokens_in(layout, args, room, stage) // layout.block_size, stage)
+        for stage in range(len(available))
+        if layout.full[stage] or layout.windows[stage]
+    )
+    return pages, slots, stage
+
+
+def tokens_in(layout: SglangPool, args: EngineArgs, room: int, stage: int) -> int:
+    """Tokens of the full pool in so many bytes of a stage's rank, at most what is asked for."""
+    if layout.window_tokens is not None:
+        tokens = (room - layout.window_tokens * layout.windows[stage]) // layout.full[stage]
+    elif layout.windows[stage]:
+        tokens = int(room // (layout.full[stage] + layout.swa_ratio * layout.windows[stage]))
+    else:
+        tokens = room // layout.full[stage]
+    tokens = max(0, tokens)
+    return min(tokens, args.max_total_tokens or tokens)
+
+
+def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> int:
+    """max_running_requests: 512 per context that the pool holds, from 2,048 to 4,096, and no more than states allow."""
+    tokens = pages * layout.block_size
+    most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
+    most = min(args.max_num_seqs or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
+    return min(most, slots // layout.slots_each) if layout.slot else most
+
+
+def request_table(settings: Settings, requests: int) -> int:
+    """Bytes of the table of each request's tokens, int32, at least: newer releases have a row more."""
+    return requests * (settings.max_model_len + SPARE_TOKENS) * 4
+
+
+def starts(layout: SglangPool, settings: Settings, args: EngineArgs, pages: int, slots: int) -> bool:
+    """Whether the server starts: it has pages, slots for a request, and a window fits its pool."""
+    by_ratio = layout.window and layout.window_tokens is None
+    if by_ratio and layout.window + layout.block_size >= layout.tokens_of_windows(pages):
+        return False
+    return pages > 0 and max_requests(layout, settings, args, pages, slots) > 0
+
+
+def capacity(layout: SglangPool, settings: Settings, args: EngineArgs, available: list[int]) -> Capacity:
+    """Pages, tokens and users for `available` KV bytes per rank, one entry per pipeline stage.
+
+    `num_blocks` counts the page that is never given out. A server whose pool is smaller than the context starts all
+    the same and refuses longer requests; here it does not fit.
+    """
+    pages, slots, worst = pages_in(layout, args, available)
+    context = settings.max_model_len
+    if settings.auto_fit:
+        context = _largest_context(layout, settings, context, pages) or context
+    charged = layout.charged(context, settings)
+    cost = layout.stage_bytes[worst]
+    fits = pages >= charged and starts(layout, settings, args, pages, slots)
+    return Capacity(
+        num_blocks=pages + 1,
+        bytes_per_block=cost,
+        stage=worst,
+        max_model_len=context,
+        blocks_per_request=charged,
+        max_concurrency=pages / charged,
+        tokens=pages * layout.block_size,
+        fits=fits,
+        deficit=0 if fits else max(1, charged * cost - available[worst]),
+    )
+
+
+def _largest_context(layout: SglangPool, settings: Settings, limit: int, pages: int) -> int:
+    """The largest context, at most `limit`, that the pool holds once; 0 when there is none."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if layout.charged(middle, settings) <= pages else (low, middle - 1)
+    return low
+
+
+def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int) -> Iterator[str]:
+    """What the pools hold that no row shows."""
+    if layout.slot:
+        size = layout.taken_by_states(slots)
+        yield (
+            f"{format_gib(size)} of the KV cache are {slots:,} slots for recurrent states, "
+            f"{layout.slots_each} of which a request may take"
+        )
+    if layout.window_tokens is not None:
+        yield (
+            f"without the prefix cache --max-running-requests {args.max_num_seqs:,} sizes the windows' pool: "
+            f"{layout.window_tokens:,} tokens"
+        )
+    kinds = vllm.caches_of(spec)
+    if SlidingWindow in kinds and not layout.window:
+        yield "SGLang keeps every token of this model's windows: they are counted in full"
+    if CrossAttention in kinds:
+        yield "an image's tokens take pages of the same pool, which are not counted per request"

@@ -1,0 +1,319 @@
+"""SGLang's settings: what it decides when a flag is not given. Its pools are in sglang_pool.py, what depends on the
+model in sglang_models.py.
+
+SGLang measures no activation peak. It loads the model, keeps back a share of what was free before, and turns the rest
+into tokens: KV bytes = free before loading x mem_fraction_static - what loading took. Activations and CUDA graphs live
+in the share kept back, which a rule of thumb sizes.
+
+Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overrides.py); srt/server_args.py of 0.5.15 to
+0.5.2, 0.4.9 and 0.4.4 for the older defaults. Equal to SGLang's own code on every case compared (tests/oracles.py).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvplan.core.errors import UsageError
+from kvplan.core.units import GIB, MIB, format_gib
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.releases import Version
+from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.models import takes_images
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.rules import EngineArgs, Settings
+
+NEWEST, OLDEST = (0, 5), (0, 4)
+TABLE_UNTIL = (0, 4, 4)  # the default fraction was a table by tensor parallel size
+
+# `memory.total` of nvidia-smi in MiB, from which SGLang computes its default fraction: more than CUDA sees. Source:
+# public listings ("0MiB / 81559MiB").
+SMI_MIB = {
+    "t4": 15_360, "a10": 23_028, "a10g": 23_028, "l4": 23_034, "rtx-4090": 24_564, "rtx-3090": 24_576,
+    "rtx-5090": 32_607, "a100-40g": 40_960, "a40": 46_068, "l40": 46_068, "l40s": 46_068, "rtx-a6000": 49_140,
+    "rtx-6000-ada": 49_140, "h100-80g": 81_559, "h100-pcie-80g": 81_559, "a100-80g": 81_920,
+    "a100-pcie-80g": 81_920, "h100-nvl-94g": 95_830, "h20": 97_871, "gh200-96g": 97_871, "rtx-pro-6000": 97_887,
+    "h200": 143_771, "b200": 183_359,
+}  # fmt: skip
+# (below so many MiB, chunked_prefill_size, largest decode graph, the same from tensor parallel size 4 on)
+CLASSES = (
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 4096, 48, 160),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+)
+BLACKWELL, CONSUMER_BLACKWELL = 100, 120  # compute capabilities
+LARGEST_CLASS = (16_384, 512, 512)
+CLASSES_055 = (CLASSES[0], (35 * 1024, 2048, 24, 80), *CLASSES[2:])
+CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 graphs from 90 GiB on: of no account here
+# Tokens of the prefill graphs that are captured: (from, to, step).
+PREFILL_GRAPHS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
+PREFILL_STEP = 512  # beyond the last
+MLA_GRAPHS_MIB = 1536
+VISION_FACTOR = 0.95  # of the fraction, for a vision tower like ViT-L, whose size is 24 layers of 1,024
+VISION_SIZE = (24, 1024)
+VISION_STEP, VISION_RANGE = 0.1, (0.8, 1.05)  # a tenth less for each time that the tower is larger
+IMAGE_CACHE = 100 * MIB  # embeddings of images, allocated after the pool (SGLANG_VLM_CACHE_SIZE_MB)
+IMAGE_TRANSPORT, MANY_REQUESTS = GIB, 400  # Qwen3-VL's on large Hoppers; three times that for so many requests
+FIRST_LLAMAS = "llama-2"  # in the name of the model: prefill graphs of 4,096 tokens at most
+FIRST_LLAMAS_GRAPHS, LATENT_GRAPHS = 4096, 8192
+# max_running_requests: so many per context that the pool holds, and their limits.
+LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
+PAGE_SIZES = (1, 16, 32, 64, 128)
+KV_DTYPES = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+SPARSE_KV_DTYPES = ("auto", "bfloat16", "bf16", "fp8", "fp8_e4m3")
+
+
+def version(number: tuple[int, ...]) -> Version:
+    """The behaviour of a release: (0, 5), or (0, 4, 3), whose third field matters to the default fraction."""
+    if not OLDEST <= number[:2] <= NEWEST:
+        raise UsageError(
+            f"--engine sglang@{'.'.join(map(str, number))}: kvplan knows SGLang {OLDEST[0]}.{OLDEST[1]} and "
+            f"{NEWEST[0]}.{NEWEST[1]}; use one of those"
+        )
+    return Version((number[0], number[1]), "sglang", number[2] if len(number) > 2 else None)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+DP_ATTENTION = "SGLang's DP attention is not modelled"
+QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
+VLLM_ONLY = {
+    "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
+    "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
+    "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
+    "attention_backend": "SGLang has one for each phase here; give --prefill-attention-backend and "
+    "--decode-attention-backend",
+    "language_model_only": "SGLang has no such flag; leave it out",
+    "limit_mm_per_prompt": "SGLang has no such flag; leave it out",
+    "num_speculative_tokens": "drafts in SGLang are not modelled; leave it out",
+    "max_loras": "adapters in SGLang are not modelled; leave them out",
+    "kv_offloading_size": "SGLang's hierarchical cache is not modelled; leave it out",
+}
+
+
+NO_FLAG = (
+    "enable_chunked_prefill", "performance_mode", "usage", "max_lora_rank", "fully_sharded_loras",
+    "decode_context_parallel_size", "mm_encoder_tp_mode",
+)  # fmt: skip
+
+
+def check_args(spec: ModelSpec, args: EngineArgs) -> None:
+    """Refuse flags that SGLang has not, and what is not modelled of it."""
+    for name, cure in VLLM_ONLY.items():
+        if getattr(args, name) not in (None, False, 0):
+            raise UsageError(f"--{name.replace('_', '-')}: {cure}")
+    for name in NO_FLAG:
+        if getattr(args, name) != getattr(EngineArgs(), name):
+            raise UsageError(f"--{name.replace('_', '-')}: SGLang has no such flag; leave it out")
+    if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
+        raise UsageError(
+            f"--quantization {args.quantization}: is not one that is modelled for SGLang; name a quantised checkpoint"
+        )
+    if args.data_parallel_size > 1 and args.enable_expert_parallel:
+        raise UsageError(f"--enable-expert-parallel with replicas: {DP_ATTENTION}; use --dp 1")
+    if args.block_size is not None and args.block_size not in PAGE_SIZES:
+        raise UsageError(
+            f"--block-size (page_size) {args.block_size}: SGLang's pages have 1, 16, 32, 64 or 128 tokens; use one"
+        )
+    if args.kv_cache_dtype not in KV_DTYPES:
+        raise UsageError(
+            f"--kv-cache-dtype {args.kv_cache_dtype!r}: is not one that is modelled for SGLang; "
+            f"use {', '.join(KV_DTYPES)}"
+        )
+    if vllm.is_sparse_mla(spec) and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
+        raise UsageError(
+            f"--kv-cache-dtype {args.kv_cache_dtype}: SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
+        )
+
+
+def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+    """Refuse splits and GPUs that the model cannot run with."""
+    experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # of a dense model --ep-size says nothing
+    asked = replace(args, disable_hybrid_kv_cache_manager=False, enable_expert_parallel=experts)
+    vllm.check_parallel(spec, asked)  # SGLang's hybrids need no manager
+    vllm.check_capability(spec, args, sm)
+
+
+def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
+    """The settings in effect; `max_num_seqs` is the largest there can be until the pool is known (max_requests)."""
+    check_args(spec, args)
+    sglang_models.check_class(spec)
+    sglang_models.check_backends(spec, gpu.sm, args)
+    asked, longest = args.max_model_len, sglang_models.context_length(spec)
+    context = longest if asked in (None, "auto") else asked
+    assert isinstance(context, int)
+    if context > longest:
+        raise UsageError(f"max_model_len {context:,}: {spec.name} was made for {longest:,} tokens; use at most that")
+    asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
+    dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
+    return Settings(
+        version=release,
+        max_model_len=context,
+        auto_fit=asked == "auto",
+        max_num_batched_tokens=chunk_size(gpu, args, release),
+        max_num_seqs=args.max_num_seqs or MOST_REQUESTS,
+        in_flight_tokens=chunk_size(gpu, args, release),
+        gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
+        kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
+        dtype=dtype,
+        prefix_caching=sglang_models.caches_prefixes(args),
+    )
+
+
+def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
+    """The KV dtype in effect: the model's, unless the checkpoint carries scales for an fp8 cache.
+
+    Sparse attention keeps fp8 from compute capability 10.0 on and bfloat16 below, whatever the checkpoint says; fp8
+    there are 656 bytes a token where the kernel wants its own scales (flashmla_kv; GLM on 12.x).
+    """
+    asked = "bfloat16" if asked == "bf16" else asked  # SGLang's name of it
+    if not vllm.is_sparse_mla(spec):
+        stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
+        return stored if asked == "auto" else vllm.resolve_kv_dtype(spec, asked, dtype, sm)
+    if asked == "bfloat16" or (asked == "auto" and sm < BLACKWELL):
+        return "bfloat16"
+    scaled = sm < BLACKWELL or (sm >= CONSUMER_BLACKWELL and spec.model_type == "glm_moe_dsa")
+    return "fp8_ds_mla" if scaled else "fp8"
+
+
+def smi_mib(gpu: GpuSpec) -> int:
+    """What nvidia-smi calls the GPU's memory; where no listing is known or the user gave a size, what CUDA sees."""
+    seen = gpu.total_memory // MIB
+    return seen if gpu.total_memory_kind == "given" else SMI_MIB.get(gpu.name, seen)
+
+
+def gpu_class(gpu: GpuSpec, args: EngineArgs, release: Version) -> tuple[int, int]:
+    """(chunked_prefill_size, largest decode graph) by the GPU's memory."""
+    small_tp = args.tensor_parallel_size < 4
+    classes: tuple[tuple[int, int, int, int], ...] = CLASSES
+    if not release.has("wider_small_gpus"):
+        classes = CLASSES_055 if release.has("reserve_by_parts") else CLASSES_04
+    for below, chunk, graphs, graphs_tp4 in classes:
+        if smi_mib(gpu) < below:
+            return chunk, graphs if small_tp else graphs_tp4
+    chunk, graphs, graphs_tp4 = LARGEST_CLASS
+    return chunk, graphs if small_tp else graphs_tp4
+
+
+def chunk_size(gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
+    return args.max_num_batched_tokens or gpu_class(gpu, args, release)[0]
+
+
+def decode_graphs(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
+    """Sequences of the largest graph: what is asked for; else the GPU's, at most --max-running-requests. Qwen3-VL on a
+    large Hopper takes up to 512 of those.
+    """
+    if args.cuda_graph_max_bs is not None:
+        return args.cuda_graph_max_bs
+    usual, asked = gpu_class(gpu, args, release)[1], args.max_num_seqs
+    if asked is None or not release.has("graphs_by_requests"):
+        return usual
+    large = sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal)
+    return asked if asked < usual or (large and asked <= LARGEST_CLASS[2]) else usual
+
+
+def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
+    """Tokens of the largest prefill graph."""
+    if args.cuda_graph_max_bs_prefill is not None:
+        return args.cuda_graph_max_bs_prefill
+    most = min(chunk, LATENT_GRAPHS) if vllm.is_mla(spec) else chunk
+    if args.max_total_tokens is not None:
+        most = min(most, args.max_total_tokens)
+    return min(most, FIRST_LLAMAS_GRAPHS) if FIRST_LLAMAS in spec.name.lower() else most
+
+
+def num_prefill_graphs(most: int) -> int:
+    """Prefill graphs of up to `most` tokens."""
+    sizes = [size for start, end, step in PREFILL_GRAPHS for size in range(start, end + 1, step)]
+    sizes += range(PREFILL_GRAPHS[-1][1] + PREFILL_STEP, most + 1, PREFILL_STEP)
+    return len([size for size in sizes if size <= most])
+
+
+def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
+    """mem_fraction_static where it is not given: what a rule of thumb leaves beside activations and graphs."""
+    total, ranks = smi_mib(gpu), args.tensor_parallel_size * args.pipeline_parallel_size
+    if not release.has("reserve_by_parts"):
+        fraction = _older_fraction(total, ranks, release)
+    else:
+        fraction = round((total - reserved_mib(spec, gpu, args, release)) / total, 3)
+    if fraction <= 0:
+        raise UsageError(
+            f"--mem-fraction-static: SGLang's rule of thumb leaves nothing of {total:,} MiB for weights and KV; state "
+            "it, or lower --max-num-batched-tokens (chunked_prefill_size)"
+        )
+    return fraction * vision_factor(spec, args)
+
+
+def usual_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float | None:
+    """The default of mem_fraction_static; None where the rule of thumb leaves nothing."""
+    try:
+        return default_fraction(spec, gpu, args, release)
+    except UsageError:
+        return None
+
+
+def vision_factor(spec: ModelSpec, args: EngineArgs) -> float:
+    """By which the default is lowered for a model that takes images: by the tower's layers x width squared."""
+    shape = sglang_models.tower_shape(spec, VISION_SIZE) if takes_images(spec, args.enable_multimodal) else None
+    if shape is None:
+        return 1.0
+    layers, width = shape
+    times = layers * width**2 / (VISION_SIZE[0] * VISION_SIZE[1] ** 2)
+    least, most = VISION_RANGE
+    return VISION_FACTOR * max(least, min(most, 1 - VISION_STEP * (times - 1)))
+
+
+def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> float:
+    """What is kept back, in MiB: 1.5 per token of a chunk, 2 per sequence of the largest graph, 8 per prefill graph."""
+    chunk = chunk_size(gpu, args, release)
+    reserved = 512 + 1.5 * max(chunk, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
+    if not args.enforce_eager:
+        reserved += 2 * decode_graphs(spec, gpu, args, release)
+    if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
+        graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
+        reserved += MLA_GRAPHS_MIB if vllm.is_mla(spec) else 8 * graphs
+    return max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
+
+
+def image_reservation(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> int:
+    """Bytes set aside for images before the pool is sized; they are allocated later."""
+    if not release.has("image_reservation") or not takes_images(spec, args.enable_multimodal):
+        return 0
+    if not sglang_models.is_large_hopper_qwen3_vl(spec, gpu.sm, smi_mib(gpu), args.enable_multimodal):
+        return IMAGE_CACHE
+    return IMAGE_TRANSPORT * (3 if (args.max_num_seqs or 0) >= MANY_REQUESTS else 1)
+
+
+def _older_fraction(total: int, ranks: int, release: Version) -> float:
+    """0.4: by tensor parallel size up to 0.4.4, then by the GPU's memory."""
+    if release.patch is not None and (*release.number, release.patch) <= TABLE_UNTIL:
+        table = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87))
+        return next((fraction for least, fraction in table if ranks >= least), 0.88)
+    gib = 2.8 + ranks / 10 if total < 35 * 1024 else (9.5 if total < 90 * 1024 else 12) + ranks / 2
+    return round((total - (32 if total >= 160 * 1024 else gib) * 1024) / total, 3)
+
+
+def notes(args: EngineArgs, settings: Settings, kept: int, wanted: int, images: int) -> Iterator[str]:
+    """What the answer rests on that no row shows.
+
+    kept, wanted  bytes kept back for activations and graphs, and what SGLang's own rule of thumb would keep
+    images        bytes set aside for images
+    """
+    if args.mem_fraction_static is None:
+        fraction = f"{settings.gpu_memory_utilization:.6g}"
+        yield f"no --mem-fraction-static: SGLang's rule of thumb gives {fraction}; the command states it"
+    elif kept < wanted:
+        yield (
+            f"{format_gib(max(0, kept))} are kept back for activations and CUDA graphs; SGLang's rule of thumb keeps "
+            f"{format_gib(wanted)}"
+        )
+    if images:
+        yield f"{format_gib(images)} more are set aside for images before the KV pool is sized"
+
+
+def replicas_note(replicas: int, ranks: int) -> str:
+    """Plain --dp-size starts servers side by side; users of DP attention mean something else by it."""
+    return (
+        f"--dp-size {replicas}: {replicas} servers of {ranks} GPUs each, {replicas * ranks:,} GPUs in all; with "
+        "--enable-dp-attention its ranks would lie inside --tp-size, which is not modelled"
+    )

@@ -1,0 +1,56 @@
+"""DeepSeek-V4's caches: small pages of many kinds, packed side by side in one block.
+
+Source: vLLM 0.33 v1/core/kv_cache_planning.py (packed groups), re-derived;
+equal to the server's own capacity code on every case compared (tests/oracles.py).
+"""
+
+from kvplan.models.spec import CompressedLatent, ModelSpec, WindowLatent
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.pages import KVSpec
+from kvplan.sizing.layout import cdiv, v4_latent_bytes
+
+V4_ALIGNMENT = 576  # every page is a multiple of this
+V4_WINDOW_BLOCK, V4_BLOCK = 64, 256
+V4_STATE_BLOCK = {4: 4, 128: 8}  # compression ratio -> block of the compressor's state
+V4_STATE_WINDOW = {4: 8, 128: 128}
+
+
+def is_v4(spec: ModelSpec) -> bool:
+    return WindowLatent in vllm.caches_of(spec)
+
+
+def v4_page(size: int) -> int:
+    return cdiv(size, V4_ALIGNMENT) * V4_ALIGNMENT
+
+
+def v4_state(ratio: int, width: int) -> KVSpec:
+    """The float32 inputs a compressor has not folded yet: keys and gates, twice as wide where windows overlap."""
+    block = V4_STATE_BLOCK[ratio]
+    columns = 4 * width if ratio == 4 else 2 * width
+    return KVSpec("sliding", block, v4_page(block * columns * 4), V4_STATE_WINDOW[ratio], shape=("v4 state", ratio))
+
+
+def v4_specs(spec: ModelSpec) -> list[tuple[int, KVSpec]]:
+    """A window in every layer; compressed entries, their index keys and the compressors' states where there are any.
+
+    Pages have one size whatever KV dtype is asked for: the server stores these caches in its own layout.
+    """
+    found: list[tuple[int, KVSpec]] = []
+    for i, caches in enumerate(spec.layers):
+        for cache in caches:
+            match cache:
+                case WindowLatent(dim, rope, window):
+                    page = v4_page(V4_WINDOW_BLOCK * v4_latent_bytes(dim, rope))
+                    found.append((i, KVSpec("sliding", V4_WINDOW_BLOCK, page, window, shape=("v4 window",))))
+                case CompressedLatent(dim, rope, ratio, index_dim):
+                    entries = V4_BLOCK // ratio
+                    page = v4_page(entries * v4_latent_bytes(dim, rope))
+                    if index_dim:
+                        index = v4_page(entries * (index_dim + 4 * cdiv(index_dim, 128)))
+                        found.append((i, KVSpec("latent", V4_BLOCK, index, shape=("v4 index",))))
+                        found.append((i, v4_state(ratio, index_dim)))
+                    found.append((i, KVSpec("latent", V4_BLOCK, page, shape=("v4", ratio))))
+                    found.append((i, v4_state(ratio, dim)))
+                case _:
+                    raise AssertionError("a DeepSeek-V4 layer keeps no other cache")
+    return found

@@ -1,0 +1,777 @@
+"""Bytes per rank that are neither weights nor KV: buffers, activation peak, CUDA graphs, non-torch memory, LoRA slots.
+
+Formulas re-derive vLLM's code; constants are fitted on start-up logs that users and projects posted. The evidence of
+each, thread by thread and with what does not fit, is in reports/constants.md, which every `source` points into; a
+thread is one report (an issue, a document), its logs are not independent. What is subtracted from the budget is
+`buffers + activations + non_torch + lora`, and `cuda_graphs` where vLLM estimates them (`Settings.graphs_in_budget`);
+elsewhere the graphs are taken from what the budget leaves. `context` lies outside the budget in every version.
+
+Comparing with a log: from 0.27 on the "peak activation" of vLLM's summary line includes the CUDA-graph estimate
+(vllm-project/vllm#57936), and "consumed memory" is weights + buffers + non-torch. Releases before print `buffers`
+partly as weights (rotary tables) and partly as peak activation (MoE workspace).
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Literal
+
+from kvplan.core.errors import UsageError
+from kvplan.core.records import dataclass
+from kvplan.core.units import DTYPE_BITS, GIB, MIB
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
+from kvplan.servers.releases import Version, since
+from kvplan.servers.vllm.rules import EngineArgs, Settings, has_states, is_mla, scheme_kinds, takes_items
+from kvplan.sizing.allocator import weights_excess
+from kvplan.sizing.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
+
+Kind = Literal["exact", "formula", "calibrated", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on one rank, low <= likely <= high; `formula` has its numbers put in."""
+
+    low: int
+    likely: int
+    high: int
+    formula: str
+    source: str
+    kind: Kind
+
+
+# --- facts about a model, found once ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Elements per token on one rank that a forward pass holds at once, beside the two residual streams.
+
+    layer     widest of a layer's parts: a projection's outputs and what the next one reads
+    latent    heads x (key + value) of MLA's up-projection; 0 without MLA
+    workspace the two buffers of fused experts for one token and one chosen expert; 0 without experts
+    """
+
+    layer: int
+    latent: int
+    workspace: int
+
+
+@lru_cache(maxsize=4096)
+def widths(spec: ModelSpec, tp: int, ep: int) -> Widths:
+    """Source: vLLM 0.33 model code (fused QKV, gate and up) and fused_moe's workspace shapes."""
+    layer = latent = workspace = 0
+    for weights in set(spec.layer_weights):
+        parts: dict[str, int] = {}
+        for weight in weights:
+            if weight.experts:
+                workspace = max(workspace, _expert_workspace(weight, 1 if ep > 1 else tp))
+                parts["experts"] = spec.hidden_size
+            elif weight.quantizable and weight.split != "none":
+                columns, rows = local_shape(weight, tp)
+                parts[weight.group] = parts.get(weight.group, 0) + (sum(rows) if weight.split == "outputs" else columns)
+                if weight.name.endswith("kv_b_proj"):
+                    latent = max(latent, sum(rows))
+        layer = max(layer, *parts.values(), 0)
+    return Widths(layer, latent, workspace)
+
+
+def _expert_workspace(weight: Weight, tp: int) -> int:
+    """max(width of gate and up, hidden) + max(inner width, hidden), counted at the first of the two matrices."""
+    if weight.split != "outputs":
+        return 0
+    hidden, rows = local_shape(weight, tp)
+    return max(sum(rows), hidden) + max(rows[0], hidden)
+
+
+@lru_cache(maxsize=1024)
+def rope_elements(spec: ModelSpec, context: int) -> int:
+    return sum(rope.rows(context) * rope.dim for rope in spec.ropes)
+
+
+@lru_cache(maxsize=4096)
+def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -> int:
+    """Elements of the copies that MLA keeps of a quantised kv_b_proj, on the stage with most layers.
+
+    Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantised.
+    """
+    if not is_mla(spec):
+        return 0
+    return max(
+        sum(
+            weight.inputs * sum(local_shape(weight, tp)[1])
+            for index in stage
+            for weight in spec.layer_weights[index]
+            if weight.name.endswith("kv_b_proj") and scheme_for(spec, weight, index, online)
+        )
+        for stage in stage_layers(spec.num_layers, pp)
+    )
+
+
+@lru_cache(maxsize=4096)
+def absorbed_projections(spec: ModelSpec, tp: int, pp: int, element: int) -> int:
+    """Bytes of the products of MLA's projections that vLLM 0.7 kept beside them, on the stage with most layers.
+
+    Source: vLLM 0.7.3 attention/backends/mla (W_Q_UK and W_UV_O, in fp8 beside fp8 weights; the queries' rope part in
+    two bytes). It is what DeepSeek-R1 takes on 8 H200 (83.88 GiB) and on 3 x 8 L20 (25.02) beyond its parameters.
+    """
+    heads = spec.num_heads // tp
+    per_layer = []
+    for weights, caches in zip(spec.layer_weights, spec.layers, strict=True):
+        latent = next((cache for cache in caches if isinstance(cache, LatentAttention)), None)
+        queries = next((w.inputs for w in weights if w.name.endswith(("q_b_proj", ".q_proj", "q_proj"))), None)
+        if latent is None or queries is None:
+            per_layer.append(0)
+            continue
+        products = heads * latent.kv_lora_rank * (queries + spec.hidden_size)
+        per_layer.append(element * products + 2 * queries * heads * latent.qk_rope_head_dim)
+    return max(sum(per_layer[index] for index in stage) for stage in stage_layers(spec.num_layers, pp))
+
+
+def expert_ranks(args: EngineArgs) -> int:
+    return args.tensor_parallel_size * args.data_parallel_size if args.enable_expert_parallel else 1
+
+
+def element_bytes(settings: Settings) -> int:
+    return DTYPE_BITS[settings.dtype] // 8
+
+
+# --- what stays allocated -----------------------------------------------------------------------------------------
+
+EVIDENCE = "reports/constants.md#"
+
+INPUT_BYTES = 13  # token id, position, slot and flags per batched token
+# The workspace of Triton's fused experts. It explains the difference between MoE and dense models of one vocabulary in
+# vLLM 0.19 logs to 0.03 GiB: Qwen3-30B-A3B 0.50, Qwen1.5-MoE 0.30, DeepSeek-V2-Lite 0.44, Mixtral TP2 0.66 GiB
+# (llm-d-planner, accuracy report: 1 thread, 4 models). Other kernels differ: half to twice. MXFP4 kernels show none
+# (gpt-oss in that report and in "empirical vLLM memory results": 2 threads, 3 logs).
+WORKSPACE_RANGE = (0.5, 2.0)
+# NVFP4 experts on Blackwell take [tokens, hidden] (FlashInfer's CUTLASS kernels) or nothing (TensorRT-LLM's). Source:
+# vLLM 0.20, 0.25 and 0.33 fused_moe/flashinfer_cutlass_moe.py and oracle/nvfp4.py; GLM-5.1-NVFP4 on RTX PRO 6000.
+BLACKWELL = 100
+# More tokens than that go through fused experts in turns, until 0.17 (vLLM envs.py, VLLM_FUSED_MOE_CHUNK_SIZE).
+EXPERT_TOKENS, SMALL_EXPERT_TOKENS = 32_768, 16_384
+BUFFERS_SOURCE = f"vLLM 0.33 model runner, rotary embedding, fused_moe, torch's allocator; {EVIDENCE}buffers"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Bytes that come with the weights, and that a log counts as weights.
+
+    ropes      rotary tables
+    latents    copies that MLA keeps of quantised up-projections
+    alignment  what the allocator's blocks and the kernels' layouts take beyond the tensors
+    """
+
+    ropes: int
+    latents: int
+    alignment: int
+
+    @property
+    def total(self) -> int:
+        return self.ropes + self.latents + self.alignment
+
+
+def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None) -> Loaded:
+    """What a rank holds once its weights are loaded, beside them; `layout` None: without the allocator's share."""
+    latents = 0
+    if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
+        tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
+        latents = 2 * dequantised_latents(spec, tp, pp, args.quantization)
+    if is_mla(spec) and since("latent_cache") <= settings.version.number < since("plain_projections"):
+        tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
+        latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
+    alignment = 0
+    if layout is not None and (spec.quantization is None or spec.quantization.known):
+        alignment = weights_excess(spec, layout)
+    return Loaded(rope_elements(spec, settings.max_model_len) * element_bytes(settings), latents, alignment)
+
+
+INDEXER_BLOCK = 8  # index keys in a gathered latent's place: 576 x 2 B // 132 B
+INDEXER_CONTEXTS, INDEXER_LONG_CONTEXTS = 5, 2  # contexts whose keys are gathered at once, and beyond INDEXER_LONG
+INDEXER_LONG = 256 * 1024
+
+
+@lru_cache(maxsize=1024)
+def index_keys(spec: ModelSpec) -> tuple[int, int] | None:
+    """(bytes of an index key and its scales, tokens it stands for) of DeepSeek's sparse attention; None without it."""
+    for cache in {cache for caches in spec.layers for cache in caches}:
+        match cache:
+            case SparseIndexer(dim, pool):
+                return dim + 4 * cdiv(dim, 128), pool
+            case CompressedLatent(_, _, ratio, int(dim)):
+                return dim + 4 * cdiv(dim, 128), ratio
+    return None
+
+
+def indexer_workspace(spec: ModelSpec, settings: Settings) -> tuple[int, str]:
+    """(bytes, formula) of the index keys of a prefill gathered in one place, reserved before the pool is sized.
+
+    Source: vLLM 0.33 v1/attention/backends/mla/indexer.py (get_max_prefill_buffer_size).
+    """
+    keys = index_keys(spec)
+    if keys is None or not settings.version.has("indexer_workspace"):
+        return 0, ""
+    (size, ratio), context = keys, settings.max_model_len
+    long = context > INDEXER_LONG and settings.version.has("indexer_contexts")
+    times = INDEXER_BLOCK * (INDEXER_LONG_CONTEXTS if long else INDEXER_CONTEXTS)
+    compressed = f" / {ratio}" if ratio > 1 else ""
+    return times * context // ratio * size, f" + indexer {times} x {context:,} tokens{compressed} x {size} B"
+
+
+def indexer_logits(spec: ModelSpec, settings: Settings) -> int:
+    """Bytes that a prefill's scores against the index keys may take; the profile run sets them aside.
+
+    Source: vLLM 0.33 model_executor/layers/sparse_attn_indexer.py; VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
+    """
+    has = index_keys(spec) is not None and settings.version.has("indexer_logits")
+    return settings.version.indexer_logits_mib * MIB if has else 0
+
+
+def expert_tokens(tokens: int, release: Version) -> int:
+    """Tokens of a step that go through fused experts at once."""
+    if release.has("whole_expert_batches"):
+        return tokens
+    usual = SMALL_EXPERT_TOKENS if release.has("small_expert_chunks") else EXPERT_TOKENS
+    return min(tokens, release.expert_tokens or usual)
+
+
+def buffers(
+    spec: ModelSpec,
+    settings: Settings,
+    args: EngineArgs,
+    layout: Layout | None = None,
+    *,
+    stage: int | None = None,
+    sm: int = 0,
+) -> Estimate:
+    """Tensors a server allocates before it sizes the pool and keeps: rotary tables, sampling state, workspaces.
+
+    layout  how the weights are spread, where they are what the spec says; it adds what the allocator rounds up
+    stage   of a pipeline, of which the last alone samples; None: the last
+    sm      `GpuSpec.sm`; Blackwell's kernels for NVFP4 experts work in place
+    """
+    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
+    tp = args.tensor_parallel_size
+    with_weights = loaded(spec, settings, args, layout)
+    sampling = 0
+    formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
+    samples = stage is None or stage == args.pipeline_parallel_size - 1
+    if samples and settings.runner_v2 and settings.version.has("consumed_memory"):
+        sampling = seqs * (4 * spec.vocab_size + 8 * cdiv(spec.vocab_size, 32))
+        formula += f" + {seqs:,} seqs x {spec.vocab_size:,} vocab x 4.25 B sampling"
+    fixed = with_weights.total + sampling + tokens * INPUT_BYTES
+    if with_weights.latents:
+        formula += f" + MLA copies {with_weights.latents:,} B"
+    if with_weights.alignment:
+        formula += f" + alignment {with_weights.alignment:,} B"
+    low = likely = high = fixed
+    gathered, gathered_text = indexer_workspace(spec, settings)
+    if spec.experts_per_token:
+        per_choice = widths(spec, tp, expert_ranks(args)).workspace
+        at_once = expert_tokens(tokens, settings.version)
+        workspace = element * at_once * spec.experts_per_token * per_choice
+        shown = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
+        if spec.quantization is not None and spec.quantization.method == "mxfp4":
+            high = fixed + workspace
+            formula += f" + at most {shown}"
+        elif sm >= BLACKWELL and "nvfp4" in scheme_kinds(spec):
+            likely, high = fixed + element * tokens * spec.hidden_size, fixed + workspace
+            formula += f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {shown}"
+        else:
+            low, likely = fixed + int(workspace * WORKSPACE_RANGE[0]), fixed + workspace
+            high = fixed + int(workspace * WORKSPACE_RANGE[1])
+            formula += f" + {shown}"
+    # One workspace may serve experts and indexer in turn, as the code reads; one log has room for both.
+    low = max(low, fixed + gathered)
+    likely, high = likely + gathered, high + gathered
+    return Estimate(low, likely, high, formula + gathered_text, BUFFERS_SOURCE, "formula")
+
+
+# --- what a step needs for a moment -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """Bytes per (sequence x vocabulary entry) that sampling needs for a 2-byte model, with its range.
+
+    `rest` says what comes on top of the logits themselves.
+    """
+
+    low: float
+    likely: float
+    high: float
+    rest: str
+    source: str
+    kind: Kind
+
+
+# 38.4, hidden states subtracted: n = 8 logs of 6 models on H100 with vLLM 0.11, spread 38.2-38.6 (llm-d-benchmark,
+# empirical-vllm-memory-results.md); 38.2-38.5 in 4 threads of 0.6-0.7 (Qwen2.5 and Phi-4 where the sequences are the
+# default's) and for Qwen3-14B in 0.15 and 0.16 (llm-d-planner, accuracy/blog-gpu-capacity.md). Mistral-Small-3.2 on
+# 0.11 (2.12 GiB) does not fit.
+SAMPLER_TO_016 = Sampler(
+    36.0,
+    38.4,
+    40.0,
+    "36.4 fitted",
+    f"llm-d-benchmark and llm-d-planner on H100, Unsloth; {EVIDENCE}sampler",
+    "calibrated",
+)
+# Until 0.16 the second engine samples with FlashInfer where that is installed, with no sort: 8-14 by what logs of 0.9
+# and 0.10 leave for it (Gemma-3-1B on a MIG slice, gpt-oss-120b TP4, Qwen2-7B TP2, Qwen2-Audio: 4 threads). It is an
+# extra of the wheel (vLLM 0.10.2 and 0.11.0 METADATA: `pip install vllm` sorts) that container images of 0.8 to 0.10
+# have. Source: vLLM 0.8.5, 0.9.2, 0.10.2 v1/sample/ops/topk_topp_sampler.py.
+SAMPLER_FLASHINFER = Sampler(
+    9.0, 12.0, 16.0, "4 fp32 copy + 6 scratch", f"6 logs of 0.9 and 0.10; {EVIDENCE}sampler", "calibrated"
+)
+# 0.8 to 0.10 where nobody said: as `pip install vllm` has it; `low` covers container images.
+SAMPLER_TO_010 = Sampler(9.0, 38.4, 40.0, "36.4 fitted", f"as pip installs it; {EVIDENCE}sampler", "calibrated")
+# 14.9: n = 13 models (49 runs, 1 thread) on H100 with vLLM 0.19, spread 14.7-15.3 (llm-d-planner, accuracy report,
+# whose blog post also dates the change: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17). Not fitted on: A100 logs of 0.19
+# (myoceane.fr), where 14.9 leaves 0.1 GiB (gemma-4-26B-A4B) and 0.3 GiB (gpt-oss-20b) of what is not KV unexplained.
+SAMPLER_TO_024 = Sampler(
+    14.0, 14.9, 16.5, "12.9 fitted", f"llm-d-planner vLLM v0.19.0 accuracy report; {EVIDENCE}sampler", "calibrated"
+)
+# Model runner V2 keeps its penalties apart (`buffers`). Its profile run samples greedily: 2 for logits and, until 0.27,
+# 4 for the fp32 copy, both read in the code of 0.22 to 0.27, where one log says 6.9 (Qwen2.5-0.5B on 0.27.1).
+SAMPLER_V2_TO_027 = Sampler(
+    6.0, 6.9, 8.0, "4 fp32 copy + 0.9 rounding",
+    f"vLLM 0.27 gpu/sample/sampler.py, 1 log; {EVIDENCE}sampler", "formula",
+)  # fmt: skip
+# From 0.28 to 0.32 nothing asks for the copy: the logits alone, and what kernels leave beside them. No log has it.
+SAMPLER_V2_TO_032 = Sampler(
+    2.0, 2.9, 8.0, "0.9 rounding",
+    f"vLLM 0.28 to 0.32 gpu/sample/sampler.py, no log; {EVIDENCE}sampler", "formula",
+)  # fmt: skip
+# From 0.33 a second pass sets every sampling parameter: 2 for logits, 4 for the fp32 copy; the scratch of top-k and
+# softmax is not derived. Two logs of August and September 2026 without graphs bound the sum to 8 and 14 if their
+# sequences are the default 256.
+SAMPLER_V2 = Sampler(
+    8.0, 12.0, 16.0, "4 fp32 copy + 6 scratch",
+    f"vLLM 0.33 model_runner.py, scratch bounded by 2 logs only; {EVIDENCE}sampler", "calibrated",
+)  # fmt: skip
+
+# A forward pass against 2 B x tokens x (2 hidden + widest part of a layer): 1.08-1.25, median 1.19, n = 8 logs of 4
+# threads in which it sets the peak: Llama-3.1-8B with 20,000 and 29,000 tokens unchunked (vllm-project/vllm#10517),
+# Qwen2.5-7B on V100, Qwen2.5-3B of Unsloth, and in the accuracy report CodeLlama-7B, granite-3.1-8b and both pipeline
+# rows.
+FORWARD_RANGE = (1.0, 1.2, 1.4)
+FORWARD_SOURCE = f"vLLM 0.33 profile run; vllm#10517, llm-d-planner v0.19.0; {EVIDENCE}forward"
+MLA_ROWS = 65_536  # most rows of the tensor that stands in for MLA's prefill workspace
+# Encoder outputs of a full batch of items, and a copy: +0.05 to 0.28 GiB over text models in vLLM 0.19 logs (Gemma 3,
+# MiMo-VL, Kimi-VL, Mistral 3, granite-vision: 1 thread, 6 models; 2 x tokens x hidden x 2 B gives 0.06-0.16).
+ENCODER_COPIES = 2
+# A tower's own peak was up to 2.4 GiB above that in logs of 0.8-0.10 (Gemma 3, llava, Qwen2-VL); video or very large
+# images took up to 13 GiB more, which no range here covers.
+ENCODER_HIGH = 5 * GIB // 2
+
+
+def sampler_of(settings: Settings) -> Sampler:
+    """The sampler of a release and of what was told of its installation: `--engine vllm@0.9+flashinfer`."""
+    release = settings.version
+    if settings.runner_v2:
+        if release.has("sampler_warm_up"):
+            return SAMPLER_V2
+        return SAMPLER_V2_TO_032 if release.has("logits_as_they_are") else SAMPLER_V2_TO_027
+    if release.has("lean_sampler"):
+        return SAMPLER_TO_024
+    if not release.has("v1") or settings.first_engine:
+        return SAMPLER_TO_016
+    if release.flashinfer is not None:
+        return SAMPLER_FLASHINFER if release.flashinfer else SAMPLER_TO_016
+    return SAMPLER_TO_016 if release.has("v1_only") else SAMPLER_TO_010
+
+
+def activations(
+    spec: ModelSpec,
+    settings: Settings,
+    args: EngineArgs,
+    release: Version,
+    *,
+    stage: int | None = None,
+    sampler: Sampler | None = None,
+) -> Estimate:
+    """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the
+    hidden states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the
+    stage with most. `sampler` in place of the release's own.
+
+    Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
+    """
+    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
+    width = widths(spec, args.tensor_parallel_size, expert_ranks(args))
+    hidden = element * tokens * spec.hidden_size
+    forward = element * tokens * (2 * spec.hidden_size + width.layer)
+    kept = 2 * hidden if args.pipeline_parallel_size > 1 else 0  # hidden and residual, sent on to the next stage
+    if width.latent:
+        rows = min(max(8 * settings.max_model_len, 64 * seqs), MLA_ROWS)
+        kept += element * rows * width.latent
+    sampler = sampler or sampler_of(settings)
+    samples = stage is None or stage == args.pipeline_parallel_size - 1
+    entries = min(seqs, tokens) * spec.vocab_size if samples else 0
+    wider = element - 2
+    sampling = hidden + int(entries * (sampler.likely + wider))
+    passing = kept + int(forward * FORWARD_RANGE[1])
+    # The logits of sparse attention are a forward pass's own, as the code reads; one log has them beside the sampler.
+    logits = indexer_logits(spec, settings)
+    low = max(kept + forward + logits, hidden + int(entries * (sampler.low + wider)))
+    likely = max(passing, sampling) + logits
+    high = max(kept + int(forward * FORWARD_RANGE[2]), hidden + int(entries * (sampler.high + wider))) + logits
+    if release.has("consumed_memory") and not release.has("profiled_without_splits"):
+        high += forward
+    if sampling >= passing:
+        formula = (
+            f"{min(seqs, tokens):,} seqs x {spec.vocab_size:,} vocab x {sampler.likely + wider:g} B"
+            f" ({element} logits + {sampler.rest}) + {tokens:,} x {spec.hidden_size:,} hidden x {element} B"
+        )
+        source, kind = sampler.source, sampler.kind
+    else:
+        formula = (
+            f"{tokens:,} tokens x (2 x {spec.hidden_size:,} hidden + {width.layer:,} widest) x {element} B"
+            f" x {FORWARD_RANGE[1]} (temporaries, fitted){f' + {kept:,} B kept' if kept else ''}"
+        )
+        source, kind = FORWARD_SOURCE, "calibrated"
+    if logits:
+        formula += f" + {logits // MIB:,} MiB indexer logits"
+    if takes_items(spec, args, release) and (not settings.runner_v2 or release.has("runner_v2_encoder")):
+        encoder = ENCODER_COPIES * element * max(tokens, spec.item_tokens) * spec.hidden_size
+        likely, high = likely + encoder, high + encoder + ENCODER_HIGH
+        formula += f" + encoder outputs {encoder:,} B"
+    return Estimate(low, likely, high, formula, source, kind)
+
+
+# --- CUDA graphs --------------------------------------------------------------------------------------------------
+
+# vLLM's own estimate, the one it subtracts: 0.25 GiB + 6 MiB per captured graph, through 0.84 GiB at 102 graphs
+# (Llama-3.1-8B, accuracy report), 0.79, 0.78 and 0.64 at 86, 0.37 at 54 (vLLM issues and recipes of 2026). Fewer graphs
+# scatter: 0.14 at 30, 0.22 at 15, 0.09-0.61 below ten; so did larger ones (1.6 at 86). n = 14 logs, half of them
+# within a third. Real pools were a third of the estimate to equal to it, 0.5-1.9 GiB (mean 1.0) with 1,024 sequences.
+GRAPHS_BASE = GIB // 4
+GRAPH = 6 * MIB
+GRAPHS_RANGE = (0.35, 2.5)
+# Experts, latents and states: reports of 0.44-1.94 GiB, but also 4.77-5.10 (GLM-5.1 TP8: 6.0 x), 33 and 119 GiB
+# (vllm-project/vllm#45178, #50780, #53013: no range covers them), as one graph's share is multiplied by all of them.
+GRAPHS_HIGH_EXOTIC = 6.5
+GRAPHS_SOURCE = f"llm-d-planner v0.19.0, logs of 2026; not vllm#50780, vllm#53013; {EVIDENCE}cuda-graphs"
+# Largest size captured: 1,024 on compute capability 10.x from 0.28 on (vllm-project/vllm#49390), 512 elsewhere.
+LARGEST_GRAPH = 512
+LARGEST_GRAPH_SM100 = 1024
+SM100_RAISED = since("large_graphs")
+
+
+@lru_cache(maxsize=1024)
+def num_graphs(seqs: int, largest: int) -> int:
+    """Graphs captured: piecewise ones up to min(2 x seqs, largest) tokens, full ones up to `seqs`.
+
+    Sizes are 1, 2, 4, then every 8 below 256, then every 16. Source: vLLM 0.33 config/vllm.py; logs of 256 sequences
+    say PIECEWISE=51 (largest=512), FULL=35 (largest=256), one with sizes up to 1,024 PIECEWISE=83 (largest=1024).
+    """
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    piecewise = min(2 * seqs, largest)
+    return len([size for size in sizes if size <= piecewise]) + len([size for size in sizes if size <= seqs])
+
+
+def largest_graph(number: tuple[int, int], sm: int) -> int:
+    return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
+
+
+def graphs_rule(settings: Settings) -> str:
+    """How the server of a plan comes to its number of bytes for CUDA graphs.
+
+    Source: vLLM 0.20 to 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/cudagraph_utils.py.
+    """
+    if not settings.graphs_in_budget:
+        return "the server takes no estimate off its budget: graphs come on top of it, from what utilization leaves"
+    if settings.runner_v2:
+        return (
+            "model runner V2 captures all piecewise graphs and the two largest full ones, and takes the second's "
+            "bytes, at least 1 MiB, for each of the other full ones"
+        )
+    return (
+        "model runner V1 captures the two largest graphs of each kind, and takes the second's bytes, at least 1 MiB, "
+        "for each of the others"
+    )
+
+
+def sampler_rule(settings: Settings) -> str | None:
+    """Which sampler a plan has and how to say otherwise; None where a release has but one."""
+    release = settings.version
+    if settings.runner_v2 or settings.first_engine or not release.has("v1") or release.has("lean_sampler"):
+        return None
+    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    match release.flashinfer:
+        case True:
+            return f"sampling with FlashInfer, as told; without: --engine {name}+no-flashinfer"
+        case False:
+            return f"sampling sorts, as told; with FlashInfer: --engine {name}+flashinfer"
+        case None:
+            return (
+                "sampling sorts, as after `pip install vllm`, which leaves FlashInfer out; container images of 0.8 to "
+                f'0.10 have it (the log says "Using FlashInfer for top-p & top-k sampling"): --engine {name}+flashinfer'
+            )
+
+
+def runner_rule(settings: Settings) -> str | None:
+    """Which model runner a plan has and how to say otherwise; None where a release has but one."""
+    release = settings.version
+    if not release.has("runner_v2_by_name"):
+        return None
+    this, other = ("V2", "v1") if settings.runner_v2 else ("V1", "v2")
+    why = "as this release chooses for the model" if release.runner_v2 is None else "as told"
+    name = f"vllm@{release.number[0]}.{release.number[1]}"
+    return f"model runner {this}, {why}; the other (VLLM_USE_V2_MODEL_RUNNER): --engine {name}+runner-{other}"
+
+
+NARROWER = (
+    "--kv-cache-memory-bytes sets the pool whatever they take, --enforce-eager has none, and the log of one start says "
+    "what they took (kvplan reconcile)"
+)
+WIDE = 0.2  # a range of the pool this share wide is worth a word
+
+
+def wide_by_graphs(
+    estimates: Mapping[str, Estimate], available: tuple[int, int, int], *, in_budget: bool
+) -> str | None:
+    """What to do about a wide range of the pool that is mostly the graphs'; None where it is not."""
+    low, likely, high = available
+    graphs = estimates["cuda_graphs"]
+    spread = graphs.high - graphs.low
+    if not in_budget or likely <= 0 or high - low < WIDE * likely or 2 * spread < high - low:
+        return None
+    share = f"{graphs.low / GIB:.2f}-{graphs.high / GIB:.2f} GiB"
+    return f"the range is mostly that of the CUDA graphs, {share}: {NARROWER}"
+
+
+def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
+    """What CUDA graphs take: out of the budget where `settings.graphs_in_budget`, else on top of it.
+
+    `sm` is `GpuSpec.sm`, 103 for compute capability 10.3.
+    """
+    if args.enforce_eager:
+        return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
+    graphs = num_graphs(settings.max_num_seqs, largest_graph(release.number, sm))
+    likely = GRAPHS_BASE + graphs * GRAPH
+    exotic = spec.experts_per_token > 0 or is_mla(spec) or has_states(spec)
+    high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
+    outside = "" if settings.graphs_in_budget else ", outside the budget"
+    formula = f"0.25 GiB + {graphs} graphs x 6 MiB, fitted on 14 logs{outside}"
+    return Estimate(int(likely * GRAPHS_RANGE[0]), likely, high, formula, GRAPHS_SOURCE, "calibrated")
+
+
+# --- memory that torch does not manage ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes as measured; `spread` words the range and what it was seen over."""
+
+    low: int
+    likely: int
+    high: int
+    over: str
+    source: str
+
+    @property
+    def spread(self) -> str:
+        return f"{self.low / GIB:.2f}-{self.high / GIB:.2f} {self.over}"
+
+
+# Growth between the snapshot and the end of the profiling run: kernels loaded, cuBLAS workspaces, all-reduce buffers.
+# One NVIDIA GPU, vLLM 0.6-0.11: median of 24 threads 0.085, 10-90 % 0.03-0.28 GiB; all 8 runs on H100 with 0.11: 0.13.
+NON_TORCH_ONE = Range(
+    GIB * 3 // 100, GIB * 12 // 100, GIB // 3, "over 24 threads",
+    f"llm-d-benchmark, vllm#11899, vllm#10517, Unsloth; {EVIDENCE}non-torch",
+)  # fmt: skip
+# From 0.18: 0.24-0.27 on H100 (21 models, 1 thread; Granite 0.46, unexplained), 0.12-0.22 in 5 logs of smaller GPUs of
+# 2026, model runner V2's own buffers subtracted. First pipeline stages showed 0.07.
+NON_TORCH_ONE_NEW = Range(
+    GIB // 10, GIB // 5, GIB // 2, "over 6 threads",
+    f"llm-d-planner v0.19.0 report and 5 logs of 2026; {EVIDENCE}non-torch",
+)  # fmt: skip
+# Several GPUs, 0.6-0.17: 0.11 (8 T4), 0.15 and 0.20 (3090), 0.21 (8 L40S), 0.25-0.33 (TP2 without NVLink), 0.4-0.52
+# (TP4 A100), 0.54-0.55 (TP2 H100); 5.2-7.7 on H200 TP8 under the old V0 engine (2 threads) is not covered.
+NON_TORCH_MANY = Range(
+    GIB // 10, GIB // 2, 2 * GIB, "over 9 of 11 threads",
+    f"llm-d-benchmark, vllm#13061, vllm#16378, vllm#15766; {EVIDENCE}non-torch",
+)  # fmt: skip
+# Eight Hopper GPUs behind an NVSwitch, before 0.8: 5.2-7.7 (H200: Llama-3.1-70B 5.21, 5.68, 7.71 by rank, DeepSeek-R1
+# 7.16): the first engine's snapshot is older than NCCL, whose buffers then count.
+NON_TORCH_NVSWITCH_V0 = Range(
+    GIB * 52 // 10, GIB * 64 // 10, GIB * 77 // 10, "over 2 threads",
+    f"vllm#10702 and a log of DeepSeek-R1, both on 8 H200; {EVIDENCE}non-torch",
+)  # fmt: skip
+# From 0.18 on H100: TP2 2.06-2.10, TP4 2.13-2.21 (14 runs, 1 thread): all-reduce buffers over NVLink.
+NON_TORCH_NVLINK = Range(
+    GIB, GIB * 21 // 10, GIB * 5 // 2, "over 14 runs, 1 thread",
+    f"llm-d-planner vLLM v0.19.0 accuracy report (H100); {EVIDENCE}non-torch",
+)  # fmt: skip
+# Without NVLink, by what two logs leave for it: 0.63 GiB on four RTX PRO 6000 (Qwen3-235B, August 2026), 0.05 on two
+# (Qwen3-32B, 0.27.1). Their middle; the high end by analogy with the older releases.
+NON_TORCH_PCIE = Range(
+    GIB // 20, GIB * 35 // 100, GIB * 18 // 10, "from 2 logs and older releases",
+    f"2 logs of RTX PRO 6000 (0.27), vllm#16378; {EVIDENCE}non-torch",
+)  # fmt: skip
+# ROCm: 0.59 GiB (MI300X, vllm-project/vllm#20069), others 0.25-0.6 without a repository on record.
+NON_TORCH_ROCM = Range(
+    GIB // 4, GIB * 4 // 10, GIB * 6 // 10, "in ROCm logs",
+    f"vllm#20069 (MI300X) and unnamed ROCm logs; {EVIDENCE}non-torch",
+)  # fmt: skip
+
+
+def non_torch_range(gpu: GpuSpec, tp: int, number: tuple[int, int]) -> Range:
+    if gpu.vendor == "amd":
+        return NON_TORCH_ROCM
+    if tp == 1:
+        return NON_TORCH_ONE if number < since("all_reduce_buffers") else NON_TORCH_ONE_NEW
+    if number < since("v1") and gpu.sm == 90 and tp >= 8:
+        return NON_TORCH_NVSWITCH_V0
+    if number < since("all_reduce_buffers"):
+        return NON_TORCH_MANY
+    return NON_TORCH_NVLINK if gpu.sm in (90, 100, 103) else NON_TORCH_PCIE
+
+
+def non_torch(spec: ModelSpec, settings: Settings, args: EngineArgs, gpu: GpuSpec) -> Estimate:
+    """Device memory that appears while the model is loaded and profiled and that torch does not account for."""
+    tp = args.tensor_parallel_size
+    talks_to = tp * (args.data_parallel_size if spec.experts_per_token else 1)  # replicas exchange tokens with experts
+    found = non_torch_range(gpu, talks_to, settings.version.number)
+    causes = "kernels, BLAS" if gpu.vendor == "amd" else "kernels, cuBLAS"
+    if talks_to > 1:
+        causes += ", all-reduce"
+    where = f"TP {tp}" if talks_to == tp else f"{talks_to} ranks, as at TP"
+    formula = f"{found.likely / GIB:.2f} GiB measured growth at {where} ({causes}), {found.spread}"
+    low, likely, high, source = found.low, found.likely, found.high, found.source
+    if gpu.unified:
+        host = HOST_GROWTH
+        low, likely, high = low + host.low, likely + host.likely, high + host.high
+        formula += f"; {host.likely / GIB:.1f} GiB that the host takes meanwhile, {host.spread}, not derivable"
+        source += f"; {host.source}"
+    return Estimate(low, likely, high, formula, source, "calibrated")
+
+
+# Missing from "Free memory on device (free/total)" when vLLM starts. One GPU: 0.61 (4 H100 runs of one document), 0.56,
+# 0.53, 0.51, 0.50, 0.49, 0.41, 0.33, 0.23, 0.17, 0.11 GiB. Several: 0.49 (8 L40S), 0.96, 1.18, 1.54, 2.35, 3.33. It is
+# driver and context and, with several GPUs, NCCL. Other processes on the GPU add to it.
+CONTEXT_ONE = Range(
+    GIB // 10, GIB // 2, GIB * 65 // 100, "in 11 threads",
+    f"llm-d-benchmark on H100 and 10 start-up logs; {EVIDENCE}context",
+)  # fmt: skip
+CONTEXT_MANY = Range(
+    GIB * 45 // 100, GIB * 12 // 10, GIB * 335 // 100, "in 6 threads",
+    f"llm-d-benchmark on H100 and 5 start-up logs; {EVIDENCE}context",
+)  # fmt: skip
+
+
+def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
+    """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilisation leaves."""
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    found = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
+    runtime, collectives = ("HIP", "RCCL") if gpu.vendor == "amd" else ("CUDA", "NCCL")
+    causes = f"{runtime} context" if ranks == 1 else f"{runtime} context and {collectives} of {ranks} ranks"
+    formula = f"{found.likely / GIB:.2f} GiB measured ({causes}), {found.spread}"
+    return Estimate(found.low, found.likely, found.high, formula, found.source, "calibrated")
+
+
+# On a GPU that shares its memory with the CPU: what the host and other processes hold when the server starts, and what
+# the host takes more while weights are loaded. Neither can be derived: both depend on the machine's other work.
+HOST_AT_START = Range(
+    GIB * 2, GIB * 152 // 10, GIB * 192 // 10, "posted for GB10",
+    "GB10s with 102-110.4 GiB free of 121.69 (GLM-5.3-Flash-EXL3#47) and one that started at 0.92 "
+    f"(Qwen3.8-27B on 0.27.1); {EVIDENCE}context",
+)  # fmt: skip
+HOST_GROWTH = Range(
+    GIB * 2, GIB * 65 // 10, GIB * 15, "in posted logs",
+    f"logs of GB10: 6.5 and 7.4 GiB less KV than planned without it (Qwen3.8-27B on 0.27.1); {EVIDENCE}non-torch",
+)  # fmt: skip
+
+
+def in_use(gpu: GpuSpec, stated: int | None) -> Estimate:
+    """Memory that others hold when the server starts: as stated, else typical of GPUs that share the CPU's memory."""
+    if stated is not None:
+        return Estimate(stated, stated, stated, "as stated (--memory-in-use)", "--memory-in-use", "exact")
+    if not gpu.unified:
+        return Estimate(0, 0, 0, "none: no other process on the GPU", "--memory-in-use states it", "exact")
+    spread = HOST_AT_START
+    formula = f"{spread.likely / GIB:.1f} GiB of the host, {spread.spread}; not derivable: --memory-in-use states it"
+    return Estimate(spread.low, spread.likely, spread.high, formula, spread.source, "calibrated")
+
+
+# --- LoRA slots ---------------------------------------------------------------------------------------------------
+
+LORA_SOURCE = f"vLLM 0.33 lora/layers, not compared with a device; {EVIDENCE}lora"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+# Architectures whose embedding and head get adapters too; elsewhere `high` counts both, as some have the embedding
+# only.
+LORA_EMBEDDINGS = ("llama", "mistral", "granite")
+LORA_GROUPS = ("attention", "mlp", "experts", "shared_expert", "state")
+
+
+def lora_elements(weight: Weight, rank: int, tp: int, ep: int, *, sharded: bool) -> int:
+    """Elements of one adapter slot of one weight on one rank: A `[rank, inputs]` per fused part, B `[outputs, rank]`.
+
+    Source: vLLM lora/layers: A is whole on each rank of a column layer and B of a row layer, unless fully sharded.
+    """
+    is_expert = weight.experts > 0
+    width = 1 if is_expert and ep > 1 else tp
+    inputs, parts = local_shape(weight, width)
+    rank_a, outputs = rank, sum(parts)
+    if sharded and weight.split == "outputs":
+        rank_a = cdiv(rank, width)
+    if sharded and weight.split == "inputs":
+        outputs = cdiv(outputs, width)
+    copies = cdiv(weight.experts, ep) if is_expert else 1
+    return copies * (len(parts) * rank_a * inputs + rank * outputs)
+
+
+@lru_cache(maxsize=4096)
+def lora_slot(spec: ModelSpec, rank: int, tp: int, pp: int, ep: int, sharded: bool) -> tuple[int, int]:
+    """(elements of one slot, with adapters on whatever may get one) on the stage with most."""
+    layers: dict[int, tuple[int, int]] = {}
+    for weights in spec.layer_weights:
+        if id(weights) not in layers:
+            wrapped = sum(
+                lora_elements(weight, rank, tp, ep, sharded=sharded)
+                for weight in weights
+                if weight.group in LORA_GROUPS and (weight.quantizable or weight.experts)
+            )
+            routers = sum(
+                rank * (weight.inputs + weight.outputs)
+                for weight in weights
+                if weight.group == "router" and weight.inputs > 1
+            )
+            layers[id(weights)] = wrapped, routers
+    both = spec.model_type in LORA_EMBEDDINGS
+    likely = high = 0
+    for index, stage in enumerate(stage_layers(spec.num_layers, pp)):
+        own = sum(layers[id(spec.layer_weights[i])][0] for i in stage)
+        routers = sum(layers[id(spec.layer_weights[i])][1] for i in stage)
+        tables = sum(
+            rank * (spec.vocab_size + spec.hidden_size)
+            for place in (Place.FIRST, Place.LAST)
+            if on_stage(place, Layout(tp=tp, pp=pp, stage=index))
+        )
+        likely = max(likely, own + (tables if both else 0))
+        high = max(high, own + routers + tables)
+    return likely, high
+
+
+def lora(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
+    """Adapter slots, preallocated at the full rank whatever the adapters hold: `max_loras` of them.
+
+    Source: vLLM lora/layers and model_manager; not yet compared with a device.
+    """
+    if args.max_loras == 0:
+        return Estimate(0, 0, 0, "no adapters", "vLLM lora/model_manager.py", "exact")
+    if args.max_loras < 0:
+        raise UsageError(f"--max-loras {args.max_loras}: must be 0 (none) or more")
+    if args.max_lora_rank not in LORA_RANKS:
+        ranks = ", ".join(map(str, LORA_RANKS))
+        raise UsageError(f"--max-lora-rank {args.max_lora_rank}: is not one vLLM takes; use one of {ranks}")
+    slot, most = lora_slot(
+        spec, args.max_lora_rank, args.tensor_parallel_size, args.pipeline_parallel_size, expert_ranks(args),
+        args.fully_sharded_loras,
+    )  # fmt: skip
+    element = element_bytes(settings)
+    likely = element * args.max_loras * slot
+    formula = f"{args.max_loras} slots x {slot:,} elements at rank {args.max_lora_rank} x {element} B"
+    return Estimate(likely, likely, element * args.max_loras * most, formula, LORA_SOURCE, "formula")

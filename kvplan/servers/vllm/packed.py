@@ -1,0 +1,83 @@
+"""Caches of many page sizes packed side by side in one block: DeepSeek-V4, GLM-5.3-Flash.
+
+Source: vLLM 0.33 v1/core/kv_cache_planning.py (_get_packed_kv_cache_groups, _get_kv_cache_bytes_per_block) and
+v1/kv_cache_interface.py (get_block_stride_alignment), re-derived; equal to the server's own capacity code on every case
+compared (tests/oracles.py).
+"""
+
+from collections import Counter
+from math import lcm
+
+from kvplan.servers.vllm.pages import KVSpec
+from kvplan.sizing.layout import cdiv
+
+Layers = list[tuple[int, KVSpec]]
+
+
+def packed_groups(layers: Layers) -> list[Layers]:
+    """Buckets of one kind, bound and block; a bucket of one page size is split to about the size of the mixed ones.
+
+    The size is the one, at least as large as any page repeats in a mixed bucket, that rounds up least over all
+    buckets of one page size, the larger of equals. States and rings are split further where a group of them would be
+    wider than what a block holds anyway.
+    """
+    buckets: dict[tuple[object, ...], Layers] = {}
+    for index, spec in layers:
+        kind = "full" if spec.kind == "latent" else spec.kind
+        buckets.setdefault((kind, spec.bound, spec.block_size), []).append((index, spec))
+    repeats = [pattern_repeats(bucket) for bucket in buckets.values()]
+    size = group_size([(n, not is_plain(b)) for n, b in zip(repeats, buckets.values(), strict=True) if n])
+    counts = [cdiv(n, size) if size and n else 1 for n in repeats]
+    least = max(least_bytes(bucket, count) for bucket, count in zip(buckets.values(), counts, strict=True))
+    cut: list[Layers] = []
+    for bucket, count in zip(buckets.values(), counts, strict=True):
+        if is_state(bucket):
+            count = max(count, cdiv(len(bucket), max(1, least // bucket[0][1].page)))
+        cut += cut_bucket(bucket, count)
+    return cut
+
+
+def cut_bucket(bucket: Layers, count: int) -> list[Layers]:
+    """A bucket in `count` parts, layers of different page sizes that stand together kept together."""
+    pages: dict[int, Layers] = {}
+    for index, spec in bucket:
+        pages.setdefault(spec.page, []).append((index, spec))
+    patterns = [bucket] if count == 1 else list(zip(*pages.values(), strict=True))
+    return [[layer for pattern in patterns[i::count] for layer in pattern] for i in range(count)]
+
+
+def is_plain(bucket: Layers) -> bool:
+    """Whether all pages of a bucket are of one size."""
+    return len({spec.page for _, spec in bucket}) == 1
+
+
+def is_state(bucket: Layers) -> bool:
+    return bucket[0][1].kind in ("state", "ring")
+
+
+def pattern_repeats(bucket: Layers) -> int:
+    """Layers of each page size of a bucket; 0 where some sizes have more than others."""
+    counts = set(Counter(spec.page for _, spec in bucket).values())
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def group_size(repeats: list[tuple[int, bool]]) -> int:
+    """Layers of one page size in a group, by (repeats, whether of several sizes) of each bucket; 0: nothing is cut."""
+    least = max([n for n, is_mixed in repeats if is_mixed], default=0)
+    sizes = range(least, max([n for n, _ in repeats], default=0) + 1) if least else range(1)
+    return min(sizes, key=lambda d: (sum(cdiv(n, d) * d - n for n, _ in repeats) if d else 0, -d))
+
+
+def least_bytes(bucket: Layers, count: int) -> int:
+    """Bytes that a block must have for a bucket cut into `count` groups; for one state, where it is states."""
+    pages = [spec.page for _, spec in bucket]
+    if is_state(bucket):
+        return pages[0]
+    return sum(cdiv(pages.count(page), count) * page for page in set(pages))
+
+
+def block_bytes(groups: list[Layers], stage: range) -> int:
+    """Bytes of a block on a stage: its widest group, padded so that every kernel finds its pages a whole step apart."""
+    widest = max(sum(spec.page for index, spec in group if index in stage) for group in groups)
+    step = lcm(*(spec.stride for group in groups for _, spec in group))
+    return cdiv(widest, step) * step

@@ -1,0 +1,818 @@
+"""vLLM's settings: what it decides when a flag is not given, by version and GPU.
+
+Source: vLLM 0.33 engine/arg_utils.py, config/vllm.py, platforms/interface.py; older behaviour from its release notes
+and from start-up logs that users posted.
+"""
+
+from functools import lru_cache
+from typing import Literal
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.core.units import GIB
+from kvplan.hardware.gpu import GpuSpec
+from kvplan.models.spec import (
+    ChunkedAttention,
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    RecurrentState,
+    SlidingWindow,
+    SparseIndexer,
+    WindowLatent,
+)
+from kvplan.servers.releases import Version, since
+from kvplan.servers.vllm import backends as vllm_backends
+from kvplan.sizing.layout import KV_DTYPES
+
+AMPERE = 80  # compute capability from which GPUs have bfloat16
+NEWEST = (0, 33)
+OLDEST = (0, 6)
+
+
+def version(number: tuple[int, int]) -> Version:
+    """The behaviour of a release. Newer ones than kvplan knows are refused: their rules may differ."""
+    if not OLDEST <= number <= NEWEST:
+        raise UsageError(
+            f"--engine vllm@{number[0]}.{number[1]}: kvplan knows vLLM {OLDEST[0]}.{OLDEST[1]} to "
+            f"{NEWEST[0]}.{NEWEST[1]}; use one of those"
+        )
+    return Version(number)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What the user asked for; None means "not given", and the server decides.
+
+    max_model_len   tokens; "auto" fits the largest context the pool can hold
+    performance_mode  throughput doubles the default token budget and sequences
+    limit_mm_per_prompt  items of each input that a prompt may have: "image=2,video=0"
+    mm_encoder_tp_mode   data: ranks share the items, and each holds the whole encoder
+    usage           server (`vllm serve`) or offline (`LLM(...)`): their token budgets differ
+    """
+
+    max_model_len: int | Literal["auto"] | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    decode_context_parallel_size: int = 1
+    dtype: str = "auto"
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    block_size: int | None = None
+    attention_backend: str | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool = True
+    disable_hybrid_kv_cache_manager: bool = False
+    async_scheduling: bool = True
+    enforce_eager: bool = False
+    mamba_ssm_cache_dtype: str | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    fully_sharded_loras: bool = False
+    kv_offloading_size: int = 0
+    num_speculative_tokens: int = 0
+    language_model_only: bool = False
+    limit_mm_per_prompt: str | None = None
+    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
+    performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
+    usage: Literal["server", "offline"] = "server"
+    # SGLang's own; those that have a counterpart above go by its name (page_size is block_size).
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+    swa_full_tokens_ratio: float | None = None
+    mamba_full_memory_ratio: float | None = None
+    cuda_graph_max_bs: int | None = None
+    cuda_graph_max_bs_prefill: int | None = None
+    disable_prefill_cuda_graph: bool | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    enable_multimodal: bool | None = None
+    max_mamba_cache_size: int | None = None
+    mamba_radix_cache_strategy: str | None = None
+
+
+SGLANG_ONLY = (
+    "mem_fraction_static", "max_total_tokens", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "cuda_graph_max_bs",
+    "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "prefill_attention_backend", "decode_attention_backend",
+    "enable_multimodal", "max_mamba_cache_size", "mamba_radix_cache_strategy",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings a server runs with: the user's, and its own where none were given.
+
+    batches           batches scheduled at once; in_flight_tokens are what windows are charged for
+    first_engine      it is vLLM's V0 that runs
+    runner_v2         it is model runner V2 that runs
+    backend           the attention backend that was asked for, by its plain name; None: the server's choice
+    graphs_in_budget  an estimate of the CUDA graphs is subtracted before the KV pool is sized
+    prefix_caching    finished blocks are kept for requests that begin alike
+    """
+
+    version: Version
+    max_model_len: int
+    auto_fit: bool
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    in_flight_tokens: int
+    gpu_memory_utilization: float
+    kv_dtype: str
+    dtype: str
+    backend: str | None = None
+    batches: int = 1
+    first_engine: bool = False
+    runner_v2: bool = False
+    graphs_in_budget: bool = False
+    prefix_caching: bool = True
+
+
+GPU_CLASSES = (
+    # minimum total bytes, tokens offline, tokens server, sequences
+    (160 * GIB, 16384, 16384, 1024),
+    (70 * GIB, 16384, 8192, 1024),
+    (0, 8192, 2048, 256),
+)
+
+
+def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of a GPU: large memory counts, but for A100 and GB10."""
+    for least, offline, server, seqs in GPU_CLASSES:
+        small_class = least and least < 160 * GIB and (gpu.is_a100 or gpu.is_gb10)
+        if gpu.total_memory >= least and not small_class:
+            return (server if usage == "server" else offline), seqs
+    raise AssertionError("the last class has no minimum")
+
+
+def is_v0(release: Version, sm: int) -> bool:
+    """The first engine: everywhere before 0.8, and until 0.11 on GPUs older than Ampere or where it was asked for."""
+    if release.first_engine is not None:
+        return release.first_engine
+    return not release.has("v1") or (not release.has("v1_only") and 0 < sm < AMPERE)
+
+
+# Architectures that model runner V2 takes by default, from a release to the next row's.
+# Source: vLLM 0.22 to 0.28 config/vllm.py (DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES), all read.
+RUNNER_V2_BY_NAME: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
+    ((0, 22), frozenset({"Qwen3ForCausalLM"})),
+    ((0, 23), frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})),
+    (
+        (0, 24),
+        frozenset(
+            {
+                "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
+                "LlamaForCausalLM", "MistralForCausalLM",
+            }
+        ),
+    ),
+    ((0, 25), frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})),
+    (
+        (0, 26),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                "InklingForConditionalGeneration", "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM",
+            }
+        ),
+    ),
+    (
+        (0, 27),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
+                "Qwen2MoeForCausalLM",
+            }
+        ),
+    ),
+    (
+        (0, 28),
+        frozenset(
+            {
+                "DeepseekV2ForCausalLM", "DeepseekV4ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM",
+                "InklingForConditionalGeneration", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM",
+                "Qwen2MoeForCausalLM",
+            }
+        ),
+    ),
+)  # fmt: skip
+# Likewise those that keep runner V1 on AMD GPUs. Source: vLLM 0.29 to 0.32 config/vllm.py (ROCM_DEFAULT_MRV1_...).
+RUNNER_V1_ON_AMD: tuple[tuple[tuple[int, int], frozenset[str]], ...] = (
+    ((0, 29), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM"})),
+    ((0, 30), frozenset({"DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "GlmMoeDsaForCausalLM"})),
+    ((0, 32), frozenset()),
+)
+
+
+def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
+    """Whether it is model runner V2 that runs, by the release, the architecture and what the model is made of."""
+    if release.runner_v2 is not None:
+        return release.runner_v2
+    if release.has("runner_v2"):
+        return not (amd and spec.architecture in _row(RUNNER_V1_ON_AMD, release))
+    if not release.has("runner_v2_by_name"):
+        return False
+    if spec.architecture in _row(RUNNER_V2_BY_NAME, release):
+        return not has_states(spec) or release.has("runner_v2_named_hybrids")
+    return release.has("runner_v2_dense") and not spec.experts_per_token and not has_states(spec)
+
+
+def _row(table: tuple[tuple[tuple[int, int], frozenset[str]], ...], release: Version) -> frozenset[str]:
+    """The row of the newest release in a table that is not newer than this one."""
+    return next(names for first, names in reversed(table) if first <= release.number)
+
+
+def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether prefixes are cached: as asked, else as the release does it for this kind of model."""
+    if has_states(spec) and not release.has("cached_states"):
+        return False
+    if args.enable_prefix_caching is not None:
+        return args.enable_prefix_caching
+    return not has_states(spec) or (has_attention(spec) and release.has("hybrid_prefix_caching"))
+
+
+def batches_at_once(args: EngineArgs, release: Version, *, runner_v2: bool) -> int:
+    """Batches scheduled at once: one per pipeline stage, and one more where scheduling runs ahead.
+
+    Source: vLLM 0.24 to 0.33 config/vllm.py (max_concurrent_batches): runner V1 runs ahead on one stage alone.
+    """
+    stages = args.pipeline_parallel_size
+    ahead = release.has("async_scheduling") and args.async_scheduling and (stages == 1 or runner_v2)
+    return stages + 1 if ahead else stages
+
+
+def estimates_graphs(release: Version, *, amd: bool, runner_v2: bool) -> bool:
+    """Whether an estimate of the CUDA graphs is subtracted before the KV pool is sized."""
+    made = not runner_v2 or release.has("runner_v2_graph_estimate")
+    there = not amd or release.has("rocm_graph_estimate")
+    return release.has("graphs_in_budget") and release.estimates_graphs and made and there
+
+
+LATENT_KEPT = since("latent_cache")
+V0_CHUNKED_FROM = 32_768  # V0 turned chunked prefill on by itself for longer contexts
+
+
+def v0_defaults(context: int) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of V0: a step held a whole prompt, 256 sequences on any GPU.
+
+    Source: vLLM 0.6 config.py (SchedulerConfig) and posted logs of 0.6 and 0.7.
+    """
+    return (2048 if context > V0_CHUNKED_FROM else max(context, 2048)), 256
+
+
+@lru_cache(maxsize=1024)
+def caches_of(spec: ModelSpec) -> frozenset[type[LayerCache]]:
+    return frozenset(type(cache) for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def is_mla(spec: ModelSpec) -> bool:
+    return any(isinstance(cache, LatentAttention) for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def is_sparse_mla(spec: ModelSpec) -> bool:
+    return any(isinstance(c, LatentAttention) and c.sparse for caches in spec.layers for c in caches)
+
+
+@lru_cache(maxsize=1024)
+def is_pooled(spec: ModelSpec) -> bool:
+    """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
+    return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def has_states(spec: ModelSpec) -> bool:
+    return any(isinstance(cache, RecurrentState) for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def has_attention(spec: ModelSpec) -> bool:
+    return bool(caches_of(spec) - {RecurrentState})
+
+
+@lru_cache(maxsize=1024)
+def most_kv_heads(spec: ModelSpec) -> int:
+    """KV heads of the layers that have the most; 0 for latent attention, whose cache is whole on every rank."""
+    kinds = (FullAttention, SlidingWindow, ChunkedAttention)
+    return max(
+        [cache.num_kv_heads for caches in spec.layers for cache in caches if isinstance(cache, kinds)], default=0
+    )
+
+
+NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
+
+
+def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None = None) -> str:
+    """The dtype of weights and activations. GPUs before Ampere have no bfloat16: `auto` then means float16, or float32
+    for models that float16 breaks."""
+    old = 0 < sm < AMPERE
+    name = {"half": "float16", "float": "float32"}.get(asked, asked)
+    if name == "auto":
+        name = spec.dtype
+        if old and name == "bfloat16":
+            name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
+    if name not in ("bfloat16", "float16", "float32"):
+        raise UsageError(f"--dtype {asked!r}: is not one vLLM takes; use auto, bfloat16, float16 or float32")
+    if old and name == "bfloat16":
+        raise UsageError(f"--dtype {asked}: needs compute capability 8.0, this GPU has {sm / 10:.1f}; use float16")
+    if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
+        raise UsageError(f"--dtype {asked}: vLLM refuses {spec.name} in float16; use bfloat16 or float32")
+    is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
+    if is_mxfp4 and name != "bfloat16" and not old and (release is None or release.engine == "vllm"):
+        raise UsageError(f"--dtype {asked}: vLLM runs {spec.name}'s MXFP4 in bfloat16 alone; use that")
+    return name
+
+
+# Least compute capability of each storage scheme. Source: vLLM 0.33 model_executor/layers/quantization.
+MIN_CAPABILITY = {
+    "fp8_tensor": 75, "fp8_channel": 75, "fp8_block": 75, "int8_channel": 75, "int4": 75, "awq": 75, "gptq": 60,
+    "nvfp4": 75, "mxfp8": 75, "mxfp4": 80,
+}  # fmt: skip
+SPARSE_MLA_CAPABILITY = 90  # v1/attention/backends/mla: 9.x, 10.x and 12.x have a sparse backend
+
+
+@lru_cache(maxsize=1024)
+def scheme_kinds(spec: ModelSpec) -> tuple[str, ...]:
+    """Every way the checkpoint stores a linear layer."""
+    found = spec.quantization
+    if found is None:
+        return ()
+    schemes = {found.default, *found.names.values(), *(scheme for _, scheme in found.patterns)}
+    return tuple(sorted(scheme.kind for scheme in schemes if scheme is not None))
+
+
+# The last release that ran each architecture: language models, as those are what is sized here. Source: vLLM 0.33
+# model_executor/models/registry.py, which names the release when it refuses one.
+LAST_RELEASE = {
+    "MllamaForConditionalGeneration": (0, 10), "Phi4FlashForCausalLM": (0, 10), "Phi3SmallForCausalLM": (0, 9),
+    "QWenLMHeadModel": (0, 23), "InternLMForCausalLM": (0, 23), "XverseForCausalLM": (0, 23),
+    "BambaForCausalLM": (0, 23), "Dots1ForCausalLM": (0, 23), "MiniMaxForCausalLM": (0, 23),
+    "MiniMaxText01ForCausalLM": (0, 23),
+    "MiniMaxM1ForCausalLM": (0, 23), "BaiChuanForCausalLM": (0, 23), "BaichuanForCausalLM": (0, 23),
+    "AquilaModel": (0, 24), "AquilaForCausalLM": (0, 24), "Grok1ForCausalLM": (0, 24), "Grok1ModelForCausalLM": (0, 24),
+    "TeleChatForCausalLM": (0, 25), "PersimmonForCausalLM": (0, 25), "Plamo2ForCausalLM": (0, 26),
+    "OuroForCausalLM": (0, 26), "ArcticForCausalLM": (0, 28), "MPTForCausalLM": (0, 28), "MptForCausalLM": (0, 28),
+    "RWForCausalLM": (0, 28), "StableLMEpochForCausalLM": (0, 28),
+}  # fmt: skip
+
+
+# The first release whose caches are sized as it does, where earlier ones page them in another way or lack the model.
+FIRST_SIZED = {
+    "MiniMaxM1ForCausalLM": (0, 11),
+    "MiniMaxText01ForCausalLM": (0, 11),
+    "MiniMaxForCausalLM": (0, 11),
+    "Glm5NextForConditionalGeneration": (0, 33),
+    "Glm5NextForCausalLM": (0, 33),
+}
+
+
+def check_architecture(spec: ModelSpec, release: Version) -> None:
+    """Refuse what a release no longer runs, or runs in a way that is not modelled."""
+    first = FIRST_SIZED.get(spec.architecture)
+    if first is not None and release.number < first:
+        raise UnsupportedModelError(
+            f"{spec.name}: how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is "
+            f"not modelled; use --engine vllm@{first[0]}.{first[1]}"
+        )
+    last = LAST_RELEASE.get(spec.architecture)
+    if last is not None and release.number > last:
+        raise UnsupportedModelError(
+            f"{spec.name}: vLLM {release.number[0]}.{release.number[1]} does not run {spec.architecture}, which "
+            f"{last[0]}.{last[1]} was the last to run; use --engine vllm@{last[0]}.{last[1]}"
+        )
+
+
+def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
+    """Refuse what the GPU has no kernels for. GPUs whose capability is unknown (AMD, a stated size) are not checked."""
+    if not sm:
+        return
+    kinds = scheme_kinds(spec)
+    if not kinds and args.quantization:
+        kinds = ("fp8_tensor",)
+    for kind in kinds:
+        least = MIN_CAPABILITY.get(kind, 0)
+        if sm < least:
+            raise UsageError(
+                f"{spec.name}: its {kind.partition('_')[0]} weights need compute capability {least / 10:.1f}, this GPU "
+                f"has {sm / 10:.1f}; choose a newer GPU or another checkpoint"
+            )
+    if is_sparse_mla(spec) and sm < SPARSE_MLA_CAPABILITY:
+        raise UsageError(
+            f"{spec.name}: sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}; take a newer one"
+        )
+
+
+V4_KV_DTYPES = (
+    "auto",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_ds_mla",
+)  # DeepSeek-V4 has one cache layout, whichever of these is asked
+
+
+FP8_ON_BLACKWELL = ("glm_moe_dsa", "glm5_next_text", "glm5_next")  # model_executor/models/config.py
+
+
+def has_rope_key(spec: ModelSpec) -> bool:
+    """Whether latents carry a rope key, as the 656-byte layout does; GLM-5.3-Flash's do not."""
+    return any(isinstance(c, LatentAttention) and c.qk_rope_head_dim for caches in spec.layers for c in caches)
+
+
+def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
+    """The KV dtype in effect. `auto` is the model's dtype whatever the weights are stored in, unless the checkpoint
+    carries scales for an fp8 cache.
+
+    Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there starts in fp8
+    without being asked (vLLM 0.33's own answers; 12.0 has the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
+    """
+    if WindowLatent in caches_of(spec) and asked in V4_KV_DTYPES:
+        return "fp8_ds_mla"
+    if asked not in KV_DTYPES:
+        raise UsageError(f"--kv-cache-dtype {asked!r}: is not one kvplan knows; use one of {', '.join(KV_DTYPES)}")
+    if WindowLatent in caches_of(spec):
+        raise UsageError(f"--kv-cache-dtype {asked}: {spec.name} keeps its cache in a layout of its own; leave it out")
+    name = asked
+    if name == "auto":
+        name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
+        if is_sparse_mla(spec) and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
+            name = "fp8"
+    if name in ("fp8", "fp8_e4m3") and is_sparse_mla(spec):
+        return "fp8" if 100 <= sm < 120 or not has_rope_key(spec) else "fp8_ds_mla"
+    if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and is_mla(spec):
+        raise UsageError(
+            f"--kv-cache-dtype {name}: vLLM refuses it for the latent attention of {spec.name}; use fp8, or "
+            "nvfp4_ds_mla where attention is sparse"
+        )
+    return name
+
+
+# --- images, videos and sounds ---------------------------------------------------------------------------------------
+
+
+def mm_limits(args: EngineArgs) -> dict[str, int]:
+    """Items of each input that a prompt may have, where a limit was given."""
+    pairs = [pair.partition("=") for pair in (args.limit_mm_per_prompt or "").split(",") if pair]
+    return {name: int(count) for name, _, count in pairs}
+
+
+@lru_cache(maxsize=1024)
+def served_inputs(spec: ModelSpec) -> frozenset[str]:
+    """Every input that the model's towers serve."""
+    return frozenset(name for weight in spec.other_weights for name in weight.serves)
+
+
+def left_out(spec: ModelSpec, args: EngineArgs, release: Version) -> frozenset[str]:
+    """The inputs that are switched off, with the towers that serve no other.
+
+    Source: vLLM 0.33 config/multimodal.py (get_limit_per_prompt), model_executor/models/interfaces.py
+    (_mark_tower_model).
+    """
+    if args.language_model_only:
+        return served_inputs(spec)
+    if not release.has("towers_left_out"):
+        return frozenset()
+    return frozenset(name for name, count in mm_limits(args).items() if count == 0)
+
+
+def takes_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether an encoder runs beside the language model."""
+    return spec.multimodal and not left_out(spec, args, release).issuperset(served_inputs(spec) or {""})
+
+
+def check_mm_flags(args: EngineArgs, release: Version) -> None:
+    """Refuse flags that the release does not know."""
+    if args.language_model_only and not release.has("language_model_only"):
+        raise unknown_flag("--language-model-only", release, since("language_model_only"))
+    if args.mm_encoder_tp_mode == "data" and not release.has("encoder_data"):
+        raise unknown_flag("--mm-encoder-tp-mode data", release, since("encoder_data"))
+
+
+def unknown_flag(flag: str, release: Version, first: tuple[int, ...]) -> UsageError:
+    return UsageError(
+        f"{flag}: {release.label} does not know it; leave it out, or use vllm@{first[0]}.{first[1]} or newer"
+    )
+
+
+INPUTS = ("image", "video", "audio")  # of any model; commands name those that it lacks
+
+
+def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
+    """What a limit changes that is not sized."""
+    served = served_inputs(spec)
+    limits = {name: count for name, count in mm_limits(args).items() if name in served}
+    notes = []
+    unserved = [name for name, count in mm_limits(args).items() if name not in served and name not in INPUTS]
+    if unserved and served:
+        lacking = printable(", ".join(unserved), 80)
+        notes.append(
+            f"--limit-mm-per-prompt: {spec.name} takes no {lacking}; its inputs are {', '.join(sorted(served))}"
+        )
+    if any(limits.values()) and not args.language_model_only:
+        notes.append("--limit-mm-per-prompt: what a count above 0 changes in the encoder's share is not modelled")
+    if 0 in limits.values() and not release.has("towers_left_out"):
+        notes.append(
+            f"--limit-mm-per-prompt: whether {release.label} leaves out a tower at 0 is up to the model's class; it is "
+            "counted"
+        )
+    return notes
+
+
+# --- which caches a GPU's attention backends take ---------------------------------------------------------------------
+
+FP8_IN_TRITON = 89  # Triton's kernels, the last resort of latent attention, float32 and images, read fp8 from here on
+SIXTEEN_BITS = ("bfloat16", "float16")
+
+
+def no_backend(asked: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
+    return UsageError(
+        f"--kv-cache-dtype {asked}: vLLM has no attention backend that keeps it for {spec.name} on compute capability "
+        f"{sm / 10:.1f}; {cure}"
+    )
+
+
+def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, release: Version) -> str:
+    """What the backends of sparse latent attention make of a KV dtype.
+
+    Hopper has fp8 in the 656-byte layout, and fp8_e4m3 as plain fp8 on one rank per request; there the 16-bit kernels
+    give no log-sum-exp, which ranks that share a request's tokens need. 12.x has the 656 bytes alone.
+    Source: vLLM 0.33 v1/attention/backends/mla, platforms/cuda.py, and its answers on H200, B200 and RTX 5090.
+    """
+    stored = spec.quantization.kv_dtype if spec.quantization else None
+    if 90 <= sm < 100:
+        e4m3 = asked == "fp8_e4m3" or (asked == "auto" and stored == "fp8")  # a checkpoint's fp8 is fp8_e4m3
+        if e4m3 and release.has("sparse_fp8_hopper") and dcp == 1:
+            return "fp8"
+        if asked in ("fp8_e4m3", "nvfp4_ds_mla"):
+            raise no_backend(asked, spec, sm, "use fp8")
+        if dcp > 1 and name in SIXTEEN_BITS:
+            raise UsageError(
+                f"decode_context_parallel_size {dcp}: vLLM refuses it for the {name} cache of {spec.name} on compute "
+                f"capability {sm / 10:.1f}; use --kv-cache-dtype fp8"
+            )
+    if sm >= 120:
+        if dcp > 1:
+            raise no_backend(asked, spec, sm, "leave --decode-context-parallel-size out")
+        # vLLM takes bfloat16 for "auto" in DeepSeek V3.2's own class
+        if name in SIXTEEN_BITS and asked != "auto" and spec.model_type != "deepseek_v32":
+            raise no_backend(asked, spec, sm, "use fp8")
+        return "fp8_ds_mla"
+    return name
+
+
+def has_sinks(spec: ModelSpec) -> bool:
+    return any("sink" in weight.name for layer in spec.layer_weights for weight in layer)
+
+
+def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: Version) -> None:
+    """FlashInfer alone reads 4-bit caches: not where images look at each other, and with less before Blackwell.
+
+    Source: vLLM 0.33 v1/attention/backends/flashinfer.py (supports_kv_cache_dtype, supports_combination).
+    """
+    if not name.startswith("nvfp4") or not sm or is_mla(spec):
+        return
+    small = any(getattr(cache, "head_dim", 0) == 64 for caches in spec.layers for cache in caches)
+    old = sm < 100 or sm >= 120
+    if sees_ahead(spec, args, release) or sm < AMPERE or (old and (name != "nvfp4" or small or has_sinks(spec))):
+        raise no_backend(name, spec, sm, "use fp8")
+
+
+def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether an image's tokens attend to each other both ways (Gemma 3, Gemma 4's large ones): few backends do."""
+    if not release.has("images_look_ahead"):
+        return False
+    kind = spec.model_type == "gemma3_text" or (spec.model_type == "gemma4_text" and spec.item_tokens > 0)
+    return kind and takes_items(spec, args, release)
+
+
+def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -> Settings:
+    """The settings in effect.
+
+    Raises UsageError for a context beyond the model's, or flags that contradict each other.
+    """
+    for name in SGLANG_ONLY:
+        if getattr(args, name) is not None:
+            cure = "; vLLM's is --gpu-memory-utilization" if name == "mem_fraction_static" else ""
+            raise UsageError(
+                f"--{name.replace('_', '-')}: is a flag of SGLang{cure}; leave it out or add --engine sglang"
+            )
+    asked = args.max_model_len
+    context = spec.max_model_len if asked in (None, "auto") else asked
+    assert isinstance(context, int)
+    if context > spec.context_limit:
+        raise UsageError(
+            f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
+        )
+    if is_mla(spec) and release.number < LATENT_KEPT:
+        raise UnsupportedModelError(
+            f"{spec.name}: vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled; "
+            f"use vllm@0.{LATENT_KEPT[1]} or newer"
+        )
+    check_mm_flags(args, release)
+    default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
+    if is_v0(release, gpu.sm):
+        default_tokens, default_seqs = v0_defaults(context)
+    if args.performance_mode == "throughput":
+        default_tokens, default_seqs = 2 * default_tokens, 2 * default_seqs
+    seqs = args.max_num_seqs or default_seqs
+    item_tokens = spec.item_tokens if takes_items(spec, args, release) else 0
+    tokens = args.max_num_batched_tokens or min(seqs * context, max(default_tokens, item_tokens))
+    if not args.enable_chunked_prefill:
+        tokens = max(tokens, context) if args.max_num_batched_tokens is None else tokens
+        if tokens < context:
+            raise UsageError(
+                f"max_num_batched_tokens {tokens:,}: without chunked prefill a step must hold the whole context of "
+                f"{context:,} tokens"
+            )
+    if args.max_num_seqs is not None and args.max_num_seqs > tokens:
+        raise UsageError(
+            f"max_num_seqs {args.max_num_seqs:,}: is more than max_num_batched_tokens, {tokens:,}; each running "
+            "sequence needs a token in a step"
+        )
+    seqs = min(seqs, tokens)
+    amd = gpu.vendor == "amd"
+    runner_v2 = runs_v2(spec, release, amd=amd)
+    batches = batches_at_once(args, release, runner_v2=runner_v2)
+    dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
+    kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
+    if is_sparse_mla(spec):
+        dcp = args.decode_context_parallel_size
+        kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, gpu.sm, release)
+    elif is_mla(spec) and kv_dtype.endswith("_ds_mla"):
+        raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
+    check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
+    triton = is_mla(spec) or dtype == "float32" or sees_ahead(spec, args, release)
+    if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
+        stored = spec.quantization is not None and spec.quantization.kv_dtype is not None
+        cure = "use bfloat16" if stored else "leave it out"
+        asked_kv = args.kv_cache_dtype if args.kv_cache_dtype != "auto" else f"auto (the checkpoint's {kv_dtype})"
+        raise no_backend(asked_kv, spec, gpu.sm, f"{cure}, or choose a GPU of 8.9 or newer")
+    backend = None
+    if args.attention_backend is not None:
+        need = backend_need(spec, args, dtype, gpu.sm, release)
+        backend = vllm_backends.check(args.attention_backend, need, release)
+        if is_sparse_mla(spec):
+            kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
+    if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
+        raise UsageError(
+            f"--no-enable-chunked-prefill: vLLM refuses it where it caches the states of {spec.name}; leave it out, or "
+            "add --no-enable-prefix-caching"
+        )
+    return Settings(
+        version=release,
+        max_model_len=context,
+        auto_fit=asked == "auto",
+        max_num_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        in_flight_tokens=tokens * (batches if release.has("batches_in_flight") else 1),
+        gpu_memory_utilization=args.gpu_memory_utilization or release.utilization,
+        kv_dtype=kv_dtype,
+        dtype=dtype,
+        backend=backend,
+        batches=batches,
+        first_engine=is_v0(release, gpu.sm),
+        runner_v2=runner_v2,
+        graphs_in_budget=estimates_graphs(release, amd=amd, runner_v2=runner_v2),
+        prefix_caching=caches_prefixes(spec, args, release),
+    )
+
+
+def head_dims(spec: ModelSpec) -> frozenset[int]:
+    """Widths of the heads that an attention backend computes; of latent attention, the latent's with its rope key."""
+    found: set[int] = set()
+    for cache in {cache for caches in spec.layers for cache in caches}:
+        match cache:
+            case FullAttention(_, width) | SlidingWindow(_, width) | ChunkedAttention(_, width):
+                found.add(width)
+            case LatentAttention(latent, rope):
+                found.add(latent + rope)
+    return frozenset(found)
+
+
+def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release: Version) -> vllm_backends.Need:
+    """What an attention backend that was asked for has to compute."""
+    asked = args.kv_cache_dtype
+    if asked == "auto" and spec.quantization is not None and spec.quantization.kv_dtype:
+        asked = spec.quantization.kv_dtype
+    return vllm_backends.Need(
+        name=spec.name,
+        latent=is_mla(spec),
+        sparse=is_sparse_mla(spec),
+        dtype=dtype,
+        cache=asked,
+        head_dims=head_dims(spec),
+        sinks=has_sinks(spec),
+        ahead=sees_ahead(spec, args, release),
+        block_size=args.block_size,
+        sm=sm,
+        pooled=is_pooled(spec),
+    )
+
+
+def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) -> int:
+    """The attention backend's smallest block, at least 16, before states or a user raise it.
+
+    ahead  an image's tokens attend to each other both ways
+
+    Source: vLLM 0.33 platforms/interface.py and the backends it chose for some 180 configurations.
+    """
+    blackwell, hopper = 100 <= sm < 120, 90 <= sm < 100
+    fp8 = kv_dtype.startswith("fp8")
+    if is_sparse_mla(spec):
+        return 64
+    if is_mla(spec):
+        if blackwell:
+            return 32  # FLASHINFER_MLA
+        return 64 if hopper and fp8 else 16  # FLASHMLA; else FLASH_ATTN_MLA or TRITON_MLA
+    if kv_dtype.startswith("turboquant"):
+        return 32
+    if spec.model_type.startswith("minimax_m3"):
+        return 128
+    if spec.model_type == "gemma4_text" and hopper and fp8:
+        return 64
+    return 64 if blackwell and ahead else 16
+
+
+def check_block_size(block_size: int | None) -> None:
+    if block_size is not None and (block_size < 1 or block_size % 16 or block_size > 2**20):
+        raise UsageError(f"--block-size {block_size}: must be a multiple of 16; use 16, 32, 64 or 128")
+
+
+NO_STAGES = ("gemma3n_text",)  # their classes have no SupportsPP in vLLM 0.33
+
+
+NO_EXPERT_COUNT = ("dbrx",)  # it stands in ffn_config, where vLLM 0.33's model config does not look
+EXPERT_TILE = 128
+KERNEL_ACTIVATIONS = (None, "silu", "swish", "relu2")
+# Whose routers renormalize the weights of the chosen experts where the config does not say (`norm_topk_prob`): their
+# classes' defaults in transformers 5, or what vLLM's class always does.
+RENORMALIZING = (
+    "deepseek_v3", "exaone_moe", "glm4_moe", "glm4_moe_lite", "granitemoe", "granitemoehybrid", "granitemoeshared",
+    "lfm2_moe", "mixtral", "nemotron_h", "qwen3_5_moe_text", "qwen3_next", "solar_open",
+)  # fmt: skip
+
+
+def expert_tile(spec: ModelSpec, args: EngineArgs, sm: int, release: Version) -> int:
+    """What a rank's share of a plain expert's inner width is padded to: FlashInfer's TRT-LLM kernel wants 128 columns.
+
+    It is taken on compute capability 10.x for routers that renormalize, without adapters; others run in kernels that
+    take any width. Source: vLLM 0.33 fused_moe/oracle/unquantized.py and experts/trtllm_bf16_moe.py.
+    """
+    is_taken = release.engine == "vllm" and release.has("tiled_experts") and sm // 10 == 10 and not args.max_loras
+    return EXPERT_TILE if is_taken and renormalizes(spec) else 1
+
+
+def renormalizes(spec: ModelSpec) -> bool:
+    inner = spec.config.get("text_config")
+    text = inner if isinstance(inner, dict) else spec.config
+    activation = text.get("hidden_act") or text.get("hidden_activation") or text.get("mlp_hidden_act")
+    stated = text.get("norm_topk_prob")
+    if activation not in KERNEL_ACTIVATIONS or not spec.experts_per_token:
+        return False
+    return spec.model_type in RENORMALIZING if stated is None else bool(stated)
+
+
+def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
+    """The splits a server refuses at start-up."""
+    tp = args.tensor_parallel_size
+    if args.enable_expert_parallel and not spec.experts_per_token:
+        raise UsageError(f"--enable-expert-parallel: {spec.name} has no experts; leave it out")
+    if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
+        raise UsageError(f"--enable-expert-parallel: vLLM does not find the experts of {spec.name}; leave it out")
+    if caches_of(spec) != {RecurrentState} and spec.num_heads % tp:
+        raise UsageError(
+            f"tensor_parallel_size {tp}: does not divide the {spec.num_heads} attention heads of {spec.name}; "
+            "use a divisor"
+        )
+    if args.decode_context_parallel_size > 1 and tp % args.decode_context_parallel_size:
+        raise UsageError(
+            f"decode_context_parallel_size {args.decode_context_parallel_size}: must divide tensor_parallel_size {tp}"
+        )
+    heads = most_kv_heads(spec)
+    dcp = args.decode_context_parallel_size
+    if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
+        raise UsageError(
+            f"pipeline_parallel_size {args.pipeline_parallel_size}: vLLM cannot split {spec.name} into stages; use --tp"
+        )
+    if dcp > 1 and heads and (tp <= heads or dcp > tp // heads):
+        raise UsageError(
+            f"decode_context_parallel_size {dcp}: {spec.name} has {heads} KV heads, and only ranks that hold the same "
+            f"ones can share a request's tokens; use a tensor_parallel_size of {dcp * heads} or more"
+        )
+    if dcp > 1 and caches_of(spec) & {SlidingWindow, ChunkedAttention} and not args.disable_hybrid_kv_cache_manager:
+        raise UsageError(
+            f"decode_context_parallel_size {dcp}: vLLM refuses it for the windows of {spec.name}; leave it out"
+        )
+    if has_states(spec) and args.disable_hybrid_kv_cache_manager and len(caches_of(spec)) > 1:
+        raise UnsupportedModelError(
+            f"{spec.name}: mixes attention with recurrent states; it cannot run without the hybrid KV cache manager"
+        )

@@ -1,0 +1,75 @@
+"""What a step takes, fitted to a run's samples: seconds per step, prompt token, output token and byte of KV read.
+
+Between two samples the engine was busy for so long, in so many steps, with so many tokens: one equation each. The
+coefficients are the least-squares solution among those that are not negative.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from statistics import median
+from typing import Any
+
+from kvplan.servers.calibration import TERMS
+
+FEWEST = 20  # equations; four unknowns want more than a handful
+NEEDED = ("busy_s", "num_steps", "prompt_tokens", "generation_tokens", "num_kv_tokens")
+STAGES = ("prefill", "decode")  # of the run itself, not of its baseline
+
+
+def fitted(samples: Sequence[dict[str, Any]], model: str, kv_token_bytes: int) -> dict[str, Any] | None:
+    """`step_time` of a calibration: the model, the seconds of each term, how many equations and how well they agree.
+
+    kv_token_bytes  that a step reads for each token in the pool
+    None where the samples hold too few steps, or too little variety to tell the terms apart.
+    """
+    equations = [
+        ((steps, prompt, output, steps * kv * kv_token_bytes), busy)
+        for busy, steps, prompt, output, kv in _intervals(samples)
+    ]
+    if len(equations) < FEWEST:
+        return None
+    seconds = _least_squares([row for row, _ in equations], [busy for _, busy in equations])
+    if seconds is None:
+        return None
+    errors = [abs(sum(a * b for a, b in zip(seconds, row, strict=True)) - busy) / busy for row, busy in equations]
+    return {
+        "model": model,
+        "seconds": dict(zip(TERMS, seconds, strict=True)),
+        "num_intervals": len(equations),
+        "median_error": median(errors),
+    }
+
+
+def _intervals(samples: Sequence[dict[str, Any]]) -> list[tuple[float, int, int, int, float]]:
+    """(busy seconds, steps, prompt tokens, output tokens, mean KV tokens) between consecutive samples with steps."""
+    served = [sample for sample in samples if sample.get("stage") in STAGES and all(name in sample for name in NEEDED)]
+    found = []
+    for a, b in pairwise(served):
+        busy, steps = b["busy_s"] - a["busy_s"], b["num_steps"] - a["num_steps"]
+        if steps > 0 and busy > 0:
+            kv = (a["num_kv_tokens"] + b["num_kv_tokens"]) / 2
+            tokens = b["generation_tokens"] - a["generation_tokens"]
+            found.append((busy, steps, b["prompt_tokens"] - a["prompt_tokens"], tokens, kv))
+    return found
+
+
+def _least_squares(rows: list[tuple[float, ...]], values: list[float]) -> list[float] | None:
+    """The best non-negative coefficients: of every subset of terms, the plain solution; the best that has no minus."""
+    import numpy as np  # only here: calibrating is not a light command
+
+    matrix, target = np.array(rows, dtype=float), np.array(values, dtype=float)
+    scale = np.abs(matrix).max(axis=0)
+    best: tuple[float, list[float]] | None = None
+    for count in range(len(TERMS), 0, -1):
+        for kept in combinations([i for i in range(len(TERMS)) if scale[i] > 0], count):
+            part = matrix[:, kept] / scale[list(kept)]
+            solution, _, rank, _ = np.linalg.lstsq(part, target, rcond=None)
+            if rank < count or (solution < 0).any():
+                continue
+            rest = float(((part @ solution - target) ** 2).sum())
+            if best is None or rest < best[0]:
+                full = [0.0] * len(TERMS)
+                for i, value in zip(kept, solution, strict=True):
+                    full[i] = float(value / scale[i])
+                best = rest, full
+    return None if best is None else best[1]

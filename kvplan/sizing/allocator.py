@@ -1,0 +1,121 @@
+"""What torch's caching allocator adds to the tensors a server asks for: it hands out whole blocks.
+
+A server's log counts the allocator's blocks, not its tensors, and the pool is cut from what the blocks leave. Source:
+torch 2.x c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes; up to 1 MiB they come from segments of
+2 MiB, below 10 MiB from segments of 20 MiB, larger ones in segments of their own, of whole 2 MiB. What is left of a
+block is split off only where it is 512 bytes (small) or more than 1 MiB (large); else it goes with the block. For
+Qwen2.5-7B that is 57 MiB in all, by which the logs of vLLM 0.6 to 0.10 exceed its parameters.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator
+from functools import lru_cache
+
+from kvplan.core.units import MIB
+from kvplan.models.spec import ModelSpec, Weight
+from kvplan.sizing.weights import (
+    BYTES,
+    Layout,
+    alike,
+    expert_tp,
+    local_shape,
+    on_stage,
+    scheme_for,
+    stage_layers,
+    up,
+    weight_tensors,
+)
+
+ROUND = 512
+SMALL, SMALL_SEGMENT = MIB, 2 * MIB
+LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
+
+
+def blocks(sizes: Iterable[int]) -> tuple[int, int]:
+    """(bytes that blocks take beyond the tensors, bytes of all segments) for tensors made in this order and kept."""
+    free: tuple[list[int], list[int]] = ([], [])  # free ends of the small and of the large segments, by size
+    added = segments = 0
+    for size in sizes:
+        if size <= 0:
+            continue
+        asked = -(-size // ROUND) * ROUND
+        small = asked <= SMALL
+        ends = free[0] if small else free[1]
+        at = bisect_left(ends, asked)
+        if at < len(ends):
+            block = ends.pop(at)
+        else:
+            block = segment(asked)
+            segments += block
+        rest = block - asked
+        if rest >= ROUND if small else rest > SMALL:
+            insort(ends, rest)
+            block = asked
+        added += block - size
+    return added, segments
+
+
+def segment(asked: int) -> int:
+    """Bytes of the new segment that a block of `asked` bytes comes from."""
+    if asked <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if asked < LARGE else -(-asked // SMALL_SEGMENT) * SMALL_SEGMENT
+
+
+def excess(sizes: Iterable[int]) -> int:
+    """Bytes that blocks take beyond the tensors, allocated in this order and kept."""
+    return blocks(sizes)[0]
+
+
+HOPPER_MXFP4 = 256  # Triton's layout of MXFP4 values on compute capability 9.x pads their inputs to this many
+
+
+def loaded(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> list[tuple[int, int]]:
+    """(bytes once the kernels have laid it out, bytes as created) of each tensor of a weight.
+
+    gpt-oss on H100 with vLLM 0.11 loads as 13.47 and 64.38 GiB where its parameters are 12.83 and 60.78 GiB: 7 % of the
+    values of each expert (llm-d-benchmark, empirical-vllm-memory-results.md).
+    """
+    values, scales, bias = weight_tensors(spec, weight, layer, layout)
+    held = values
+    scheme = scheme_for(spec, weight, layer, layout.online)
+    if scheme is not None and scheme.kind == "mxfp4" and layout.sm // 10 == 9:
+        inputs, _ = local_shape(weight, expert_tp(layout))
+        held = values * up(inputs, HOPPER_MXFP4) // inputs
+    return [(held, values), (scales, scales), (bias, bias)]
+
+
+def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Each tensor of one rank as `loaded` says, in about the order a server makes them: towers, embedding, rotary
+    tables, layers, head."""
+    others = [weight for weight in spec.other_weights if on_stage(weight.place, layout)]
+    last = [weight for weight in others if weight.group in ("norm", "lm_head")]
+    towers = [weight for weight in others if weight.group == "vision_audio"]
+    first = [weight for weight in others if weight.group not in ("norm", "lm_head", "vision_audio")]
+    for weight in (*towers, *first):
+        yield from loaded(spec, weight, None, layout)
+    for rope in spec.ropes:
+        if rope.served:  # as long as the context, which is not known here
+            continue
+        table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
+        yield table, table
+    made: dict[Hashable, list[tuple[int, int]]] = {}
+    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
+        key = alike(spec, index, layout)
+        if key not in made:
+            made[key] = [sizes for weight in spec.layer_weights[index] for sizes in loaded(spec, weight, index, layout)]
+        yield from made[key]
+    for weight in last:
+        yield from loaded(spec, weight, None, layout)
+
+
+@lru_cache(maxsize=4096)
+def weights_excess(spec: ModelSpec, layout: Layout) -> int:
+    """Bytes that a rank's weights and rotary tables take once loaded, beyond the tensors themselves."""
+    made = list(tensors(spec, layout))
+    return excess(held for held, _ in made) + sum(held - created for held, created in made)
+
+
+def weights_reserved(spec: ModelSpec, layout: Layout) -> int:
+    """Bytes of the segments that a rank's weights and rotary tables come from: what the device has less of."""
+    return blocks(held for held, _ in tensors(spec, layout))[1]

@@ -1,0 +1,175 @@
+"""Weight bytes per rank from what a checkpoint's files hold, tensor by tensor.
+
+The headers say how large every tensor is; the model's facts say how a server splits it. A tensor that the facts do not
+name is counted whole on every rank, which is the safe side.
+"""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from kvplan.models.names import RENAMED
+from kvplan.models.spec import ModelSpec, Part, Place, Sharing, Weight
+from kvplan.models.tensors import Checkpoint, TensorInfo
+from kvplan.sizing.layout import cdiv
+from kvplan.sizing.weights import BYTES, Layout, expert_tp, held_dtype, on_stage, stage_layers, up
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_EXPERT = re.compile(r"(experts)\.\d+\.")
+# What checkpoints append to a module's name: the tensor itself, and the scales and zeros of quantised ones.
+_SUFFIX = re.compile(
+    r"\.(weight|bias|qweight|qzeros|scales|g_idx|weight_packed|weight_scale|weight_scale_2|weight_scale_inv|"
+    r"weight_shape|weight_zero_point|weight_global_scale|input_scale|input_global_scale|input_zero_point)$"
+)
+
+# GGUF's names for a layer's modules, and for what stands outside the layers (ggml-org/llama.cpp, gguf-py constants).
+_GGUF_LAYER = re.compile(r"^blk\.(\d+)\.")
+GGUF_NAMES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.0.gate_proj", "ffn_up_exps": "mlp.experts.0.up_proj",
+    "ffn_down_exps": "mlp.experts.0.down_proj", "token_embd": "model.embed_tokens", "output": "lm_head",
+    "output_norm": "model.norm",
+}  # fmt: skip
+KEPT = ("scales", "_scale", "_scale_2", "_scale_inv")  # endings of tensors that stay in the dtype they are stored in
+
+
+@lru_cache(maxsize=64)
+def by_source(spec: ModelSpec, layer: int) -> dict[str, tuple[Weight, Part | None]]:
+    """Checkpoint module name within a layer -> the weight it is part of, and which part."""
+    table: dict[str, tuple[Weight, Part | None]] = {}
+    for weight in spec.layer_weights[layer]:
+        names = weight.sources or (weight.name,)
+        fused = len(names) == len(weight.parts)
+        for i, name in enumerate(names):
+            table[name] = (weight, weight.parts[i] if fused else None)
+        table.setdefault(weight.name, (weight, None))  # stored fused already
+        if weight.experts:  # all experts in one tensor
+            stem, kind = weight.name.rpartition(".")[0], weight.name.rpartition(".")[2]
+            table.setdefault(f"{stem}.{'gate_up_proj' if kind == 'w13' else 'down_proj'}", (weight, None))
+    return table
+
+
+def weight_of(spec: ModelSpec, layer: int, role: str) -> tuple[Weight, Part | None] | None:
+    """What a module of a layer is part of, by its own name or one of the usual others."""
+    table = by_source(spec, layer)
+    for pattern, name in ((None, ""), *RENAMED):
+        role = role if pattern is None else pattern.sub(name, role)
+        if role in table:
+            return table[role]
+    return None
+
+
+def share(part: Part, tp: int) -> tuple[int, int]:
+    """(units on one rank, units in all) of a split part."""
+    match part.sharing:
+        case Sharing.SPLIT:
+            return cdiv(part.units, tp), part.units
+        case Sharing.KV_HEADS:
+            return max(1, part.units // tp), part.units
+        case Sharing.GROUPS | Sharing.PADDED_HEADS:
+            return cdiv(part.units, tp), part.units
+
+
+def held_bytes(tensor: TensorInfo, weight: Weight | None, layout: Layout, dtype: str) -> int:
+    """Bytes of a tensor once loaded: plain floating-point ones take the dtype a server keeps them in.
+
+    Scales keep their own, as do tensors that are stored narrower than 16 bits.
+    """
+    wide = tensor.dtype in ("F64", "F32", "F16", "BF16")
+    if not wide or tensor.name.endswith(KEPT) or weight is None:
+        return tensor.num_bytes
+    return prod(tensor.shape) * BYTES[held_dtype(weight, layout, dtype)]
+
+
+def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
+    """Bytes of one loaded tensor of `size` on one rank."""
+    expert = weight.experts > 0
+    if expert and layout.ep > 1:
+        return cdiv(size, layout.ep)
+    ranks = expert_tp(layout) if expert else layout.tp
+    match weight.split:
+        case "none":
+            return size
+        case "inputs":
+            return size if bias else cdiv(size, ranks)
+        case "outputs":
+            mine, units = share(part or weight.parts[0], ranks)
+            return cdiv(size * mine, units)
+
+
+def outside_layers(spec: ModelSpec, name: str) -> Weight | None:
+    """The weight of a tensor that belongs to no layer, by the end of its name."""
+    module = _SUFFIX.sub("", name)
+    for weight in spec.other_weights:
+        if module == weight.name or module.endswith("." + weight.name.rpartition(".")[2]):
+            return weight
+    return None
+
+
+@lru_cache(maxsize=4096)
+def tower_inputs(spec: ModelSpec) -> tuple[frozenset[str], frozenset[str]]:
+    """(the inputs that the model sees, those that it hears)."""
+    served = {name for weight in spec.other_weights for name in weight.serves}
+    return frozenset(served - {"audio"}), frozenset(served & {"audio"})
+
+
+def inputs_of(spec: ModelSpec, name: str) -> frozenset[str]:
+    """The inputs that a tower's tensor serves, by its name; the empty name, never switched off, where none is known."""
+    seen, heard = tower_inputs(spec)
+    return (heard if "audio" in name else seen) or frozenset({""})
+
+
+def hugging_face_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; a name that is not known stays as it is."""
+    layer = _GGUF_LAYER.match(name)
+    module, _, tensor = (name[layer.end() :] if layer else name).rpartition(".")
+    if module not in GGUF_NAMES:
+        return f"model.layers.{layer.group(1)}.{module}.{tensor}" if layer else name
+    return f"model.layers.{layer.group(1)}.{GGUF_NAMES[module]}.{tensor}" if layer else f"{GGUF_NAMES[module]}.{tensor}"
+
+
+def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> Counter[str]:
+    """Bytes on one rank by tensor group.
+
+    Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
+    """
+    total: Counter[str] = Counter()
+    stage = stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]
+    for tensor in checkpoint.tensors:
+        if checkpoint.format == "gguf":
+            tensor = replace(tensor, name=hugging_face_name(tensor.name))
+        found = _LAYER.search(tensor.name)
+        tower = any(word in tensor.name for word in ("visual", "vision", "audio", "mm_projector", "multi_modal"))
+        if found is None or tower:
+            weight = outside_layers(spec, tensor.name)
+            if spec.tied and tensor.name.startswith("lm_head"):
+                continue
+            place = weight.place if weight else Place.FIRST
+            if tower and layout.left_out.issuperset(inputs_of(spec, tensor.name)):
+                continue
+            if on_stage(place, layout):
+                group = weight.group if weight else ("vision_audio" if tower else "other")
+                splits = weight is not None and weight.split == "outputs" and not tower
+                size = held_bytes(tensor, weight, layout, spec.dtype)
+                if weight is not None and weight.pad_rows > 1 and tensor.shape[:1] == (weight.outputs,):
+                    size = size * up(weight.outputs, weight.pad_rows) // weight.outputs
+                total[group] += cdiv(size, layout.tp) if splits else size
+            continue
+        layer = int(found.group(1))
+        if layer not in stage:
+            continue
+        module = _EXPERT.sub(r"\1.0.", tensor.name[found.end() :])
+        role, is_bias = _SUFFIX.sub("", module), module.endswith((".bias", "_bias"))
+        match weight_of(spec, layer, role):
+            case None:
+                total["other"] += tensor.num_bytes
+            case weight, part:
+                total[weight.group] += rank_bytes(
+                    held_bytes(tensor, weight, layout, spec.dtype), weight, part, layout, bias=is_bias
+                )
+    return total

@@ -1,0 +1,363 @@
+"""Parameters -> bytes on one rank, by tensor group, quantisation, and tensor/pipeline/expert parallelism.
+
+Sources: vLLM 0.33's own parameters for some 180 configurations (created, not yet post-processed); storage layouts of
+AutoAWQ, GPTQ, compressed-tensors, ModelOpt, OCP microscaling and bitsandbytes.
+"""
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import lru_cache
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.records import dataclass
+from kvplan.models.quant import WEIGHT_ONLY, head_scheme, scheme_of
+from kvplan.models.spec import (
+    ChunkedAttention,
+    FullAttention,
+    LatentAttention,
+    LayerCache,
+    ModelSpec,
+    Part,
+    Place,
+    Quantization,
+    Scheme,
+    Sharing,
+    SlidingWindow,
+    Weight,
+)
+
+WNA16 = "moe_wna16"
+FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
+BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a model is spread: tensor parallel, pipeline parallel and its stage, expert parallel ranks (1: none).
+
+    dp  data parallel replicas; without expert parallelism they share the experts' matrices as tensor ranks do (vLLM)
+    sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
+    rest_last  layers that pipeline stages cannot share evenly go to the last stages (SGLang)
+    left_out      inputs that are switched off: a tower that serves no other is not built
+    whole_towers  towers are whole on each rank, which share the batch
+    expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing
+    """
+
+    tp: int = 1
+    pp: int = 1
+    stage: int = 0
+    ep: int = 1
+    dp: int = 1
+    sm: int = 90
+    dtype: str | None = None
+    online: str | None = None
+    rest_last: bool = False
+    left_out: frozenset[str] = frozenset()
+    whole_towers: bool = False
+    expert_tile: int = 1
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False) -> list[range]:
+    """The layers of each pipeline stage: an equal share each, the rest one by one from the last but one backwards, or
+    with rest_last from the last one.
+
+    Source: vLLM 0.33 and sglang 0.5.23 distributed/utils.py (get_pp_indices).
+    """
+    share, rest = divmod(num_layers, pp)
+    sizes = [share] * pp
+    for i in range(1, rest + 1) if rest_last else range(2, rest + 2):
+        sizes[-i if i <= pp else -1] += 1
+    starts = [sum(sizes[:i]) for i in range(pp)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def local_units(part: Part, tp: int, name: str) -> int:
+    """How many units of a part one rank holds."""
+    match part.sharing:
+        case Sharing.SPLIT:
+            if part.units % tp:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}: {name} has {part.units} units, which {tp} ranks cannot share; "
+                    "use a divisor"
+                )
+            return part.units // tp
+        case Sharing.KV_HEADS:
+            if part.units % tp and tp % part.units:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}: {part.units} KV heads can neither be split nor repeated evenly; "
+                    "use a divisor or a multiple"
+                )
+            return max(1, part.units // tp)
+        case Sharing.GROUPS:
+            return cdiv(part.units, tp)
+        case Sharing.PADDED_HEADS:
+            return up(cdiv(part.units, tp), FLASHMLA_HEADS)
+
+
+def up(value: int, multiple: int) -> int:
+    return cdiv(value, multiple) * multiple
+
+
+def linear_bytes(scheme: Scheme, k: int, parts: list[int], *, expert: bool = False) -> int:
+    """Bytes of one matrix `[sum(parts), k]` with its scales, as a server creates it.
+
+    expert  one of many in a fused layer: one input scale of fp8 for all its parts, shapes in 16 bits, and scales of
+            4-bit inputs even where the inputs stay wide
+    """
+    n, p = sum(parts), len(parts)
+    group = scheme.group_size or k
+    match scheme.kind:
+        case "fp8_tensor":
+            return k * n + 4 * p + (4 * (1 if expert else p) if scheme.static else 0)
+        case "fp8_channel" | "int8_channel":
+            return k * n + 4 * n + (4 * p if scheme.static else 0)
+        case "fp8_block":
+            rows, columns = scheme.block or (128, 128)
+            return k * n + scheme.scale_bytes * cdiv(k, columns) * cdiv(n, rows)
+        case "int4":
+            shape = 4 if expert else 16  # two numbers, in the model's dtype or as int64
+            return k * n // 2 + 2 * cdiv(k, group) * n + shape + (cdiv(k, group) * n // 2 if scheme.zeros else 0)
+        case "awq" | "gptq":
+            zeros = 0 if (scheme.kind, scheme.variant) == ("gptq", WNA16) else cdiv(k, group) * n // 2
+            return k * n // 2 + 2 * cdiv(k, group) * n + zeros
+        case "nvfp4":
+            inputs = 4 if expert or scheme.variant != WEIGHT_ONLY else 2 if scheme.static else 0
+            return k * n // 2 + k // group * n + (4 + inputs) * p
+        case "mxfp8":
+            return k * n + k // group * n
+        case "mxfp4":
+            return k * n // 2 + k * n // group
+        case "nf4":
+            return k * n // 2 + 4 * cdiv(k * n, 64)
+        case "nf4_double":
+            # absmax itself in 8 bits per 64, with one fp32 per 256 of them: 4.127 bits in all
+            return k * n // 2 + cdiv(k * n, 64) + 4 * cdiv(k * n, 64 * 256)
+        case "bnb_int8":
+            return k * n + 4 * n
+
+
+def expert_scheme(scheme: Scheme, k: int, parts: list[int], split: str) -> Scheme:
+    """How experts are held whose split width does not suit the scheme's groups (vLLM 0.33).
+
+    FP8 block scales: per 64 x 64. AWQ and GPTQ: Marlin takes a width of whole groups, of 64 at least; other widths go
+    to a kernel (moe_wna16) that halves the group until it divides the width, and has no zeros for GPTQ.
+    """
+    if scheme.kind == "fp8_block" and scheme.block and (k % scheme.block[1] or parts[0] % scheme.block[0]):
+        return replace(scheme, block=(64, 64))
+    width, group = parts[0] if split == "outputs" else k, scheme.group_size
+    if scheme.kind in ("awq", "gptq") and group is not None and width % max(64, group):
+        while width % group and group > 32:
+            group //= 2
+        return replace(scheme, group_size=group, variant=WNA16)
+    return scheme
+
+
+def mxfp4_padded(k: int, parts: list[int], split: str, sm: int) -> tuple[int, list[int]]:
+    """MXFP4 experts are padded for the kernel that reads them.
+
+    Triton on compute capability 9.0: the intermediate width to 64. Marlin and TRT-LLM elsewhere: the intermediate
+    width to 128, the hidden width to 256. Source: vLLM 0.33's parameters on A100, L40S, H100, B200.
+    """
+    inner_to, hidden_to = (64, 1) if sm // 10 == 9 else (128, 256)
+    if split == "outputs":
+        return up(k, hidden_to), [up(part, inner_to) for part in parts]
+    return up(k, inner_to), [up(part, hidden_to) for part in parts]
+
+
+def tiled(k: int, parts: list[int], split: str, tile: int) -> tuple[int, list[int]]:
+    """Plain experts with their inner width padded to the tile of the kernel that reads them."""
+    if split == "outputs":
+        return k, [up(part, tile) for part in parts]
+    return (up(k, tile) if split == "inputs" else k), parts
+
+
+def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
+    """(columns, rows of each part) of a weight on one rank."""
+    if weight.even and weight.even % tp:
+        tp = 1
+    match weight.split:
+        case "none":
+            return weight.inputs, [part.size for part in weight.parts]
+        case "inputs":
+            if weight.inputs % tp:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}: {weight.name} has {weight.inputs} inputs, which {tp} ranks cannot "
+                    "share; use a divisor"
+                )
+            return max(weight.inputs // tp, least_of(weight, tp)), [part.size for part in weight.parts]
+        case "outputs" if weight.pad_rows > 1:
+            return weight.inputs, [cdiv(up(weight.outputs, weight.pad_rows), tp)]
+        case "outputs":
+            rows = [local_units(part, tp, weight.name) * part.width for part in weight.parts]
+            rows = [max(each, least_of(weight, tp)) for each in rows]
+            rows[-1] += up(sum(rows), weight.align_rows) - sum(rows)
+            return weight.inputs, rows
+
+
+def least_of(weight: Weight, tp: int) -> int:
+    """The smallest share of a rank, where there are several."""
+    return weight.least if tp > 1 else 0
+
+
+def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str | None) -> Scheme | None:
+    if weight.group == "lm_head" and spec.quantization is not None and online is None:
+        return head_scheme(spec.quantization)
+    if not weight.quantizable:
+        return None
+    if online == "fp8":
+        return Scheme("fp8_tensor")
+    if online == "experts_int8":
+        return Scheme("int8_channel") if weight.experts else None
+    if spec.quantization is None:
+        return None
+    return scheme_of(spec.quantization, layer, weight.sources or (weight.name,), weight.name)
+
+
+def alike(spec: ModelSpec, layer: int, layout: Layout) -> Hashable:
+    """What layers that weigh the same have in common: their weights, and how each is stored."""
+    weights = spec.layer_weights[layer]
+    return id(weights), tuple(scheme_for(spec, weight, layer, layout.online) for weight in weights)
+
+
+def expert_tp(layout: Layout) -> int:
+    """Ranks that share each expert's matrices: none under expert parallelism, else those of all replicas."""
+    return 1 if layout.ep > 1 else layout.tp * layout.dp
+
+
+def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
+    """What a plain weight is kept in: its own dtype, the one asked for, or the model's."""
+    if 0 < layout.sm < weight.wide_below:
+        return "float32"
+    return weight.dtype or layout.dtype or dtype
+
+
+def is_built(weight: Weight, layout: Layout) -> bool:
+    """Whether a server makes the weight at all: a tower only for inputs that are not switched off."""
+    return weight.held and not (weight.serves and layout.left_out.issuperset(weight.serves))
+
+
+def ranks_of(weight: Weight, layout: Layout) -> int:
+    """Ranks that share the weight's matrix."""
+    if weight.experts:
+        return expert_tp(layout)
+    return 1 if layout.whole_towers and weight.whole_by_data else layout.tp
+
+
+WIDE_SCHEMES = ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp8", "bnb_int8")  # others have 4 bits
+
+
+def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> tuple[int, int, int]:
+    """Bytes of a weight's values, of what scales them, and of its bias; all its experts on this rank included."""
+    if not is_built(weight, layout):
+        return 0, 0, 0
+    is_expert = weight.experts > 0
+    k, parts = local_shape(weight, ranks_of(weight, layout))
+    copies = cdiv(weight.experts, layout.ep) if is_expert else 1
+    scheme = scheme_for(spec, weight, layer, layout.online)
+    element = BYTES[held_dtype(weight, layout, spec.dtype)]
+    bias = element * sum(parts) if weight.bias else 0
+    if scheme is None:
+        if is_expert and layout.expert_tile > 1:
+            k, parts = tiled(k, parts, weight.split, layout.expert_tile)
+            bias = element * sum(parts) if weight.bias else 0
+        return element * k * sum(parts) * copies, 0, bias * copies
+    if is_expert:
+        scheme = expert_scheme(scheme, k, parts, weight.split)
+        if scheme.kind == "gptq" and scheme.variant != WNA16:  # for Marlin experts have a bias in any case
+            bias = element * sum(parts)
+    if scheme.kind == "mxfp4":
+        k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
+        bias = element * sum(parts) if weight.bias else 0
+    size = linear_bytes(scheme, k, parts, expert=is_expert)
+    values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
+    return values * copies, (size - values) * copies, bias * copies
+
+
+def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
+    """Bytes of one weight, all its experts on this rank included."""
+    return sum(weight_tensors(spec, weight, layer, layout))
+
+
+def on_stage(place: Place, layout: Layout) -> bool:
+    match place:
+        case Place.FIRST:
+            return layout.stage == 0
+        case Place.LAST:
+            return layout.stage == layout.pp - 1
+        case Place.FIRST_AND_LAST:
+            return layout.stage in (0, layout.pp - 1)
+        case Place.EVERY:
+            return True
+
+
+# Scales of the KV cache that a quantised attention layer holds as parameters (vLLM 0.33): q, k, v and probability in
+# bfloat16 (fp8, ModelOpt), or q, k, v in float32 with bfloat16 zero points (compressed-tensors).
+KV_SCALE_BYTES = {"fp8": 8, "modelopt": 8, "compressed-tensors": 18}
+
+
+def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | None) -> int:
+    """Bytes of one layer's KV scale parameters; latent attention has them under ModelOpt only.
+
+    With an algorithm for each layer ModelOpt has them where the cache has one too, and not in latent attention.
+    """
+    if quantization is None or (quantization.mixed and quantization.kv_dtype is None):
+        return 0
+    kinds: tuple[type, ...] = (FullAttention, SlidingWindow, ChunkedAttention)
+    if quantization.method == "modelopt" and not quantization.mixed:
+        kinds += (LatentAttention,)
+    holds = any(isinstance(cache, kinds) for cache in caches)
+    return KV_SCALE_BYTES.get(quantization.method, 0) if holds else 0
+
+
+def check_known(spec: ModelSpec) -> None:
+    if spec.quantization is not None and not spec.quantization.known:
+        raise UnsupportedModelError(
+            f"{spec.name}: {spec.quantization.problem}; pass --weights-bytes, or a directory that holds the "
+            "safetensors files"
+        )
+
+
+@lru_cache(maxsize=4096)
+def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
+    """Bytes on one rank by tensor group, as a server holds them once loaded.
+
+    Raises UnsupportedModelError for a quantisation kvplan cannot size, UsageError for a split that does not work.
+    """
+    check_known(spec)
+    if layout.pp > spec.num_layers:
+        raise UsageError(f"pipeline_parallel_size {layout.pp}: {spec.name} has only {spec.num_layers} layers")
+    total: Counter[str] = Counter()
+    for weight in spec.other_weights:
+        if on_stage(weight.place, layout):
+            total[weight.group] += weight_bytes(spec, weight, None, layout)
+    cache: dict[Hashable, Counter[str]] = {}
+    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
+        weights = spec.layer_weights[index]
+        key = alike(spec, index, layout)
+        if key not in cache:
+            cache[key] = Counter()
+            for weight in weights:
+                cache[key][weight.group] += weight_bytes(spec, weight, index, layout)
+        total.update(cache[key])
+        scales = kv_scale_bytes(spec.layers[index], spec.quantization)
+        if scales:
+            total["attention"] += scales
+    return total
+
+
+def total_weights(spec: ModelSpec, layout: Layout) -> int:
+    """Bytes of all weights on one rank."""
+    return sum(rank_weights(spec, layout).values())
+
+
+def num_params(spec: ModelSpec) -> Counter[str]:
+    """Parameters of the whole model by tensor group, towers as `vision_audio`."""
+    counts: Counter[str] = Counter()
+    for weight in spec.weights:
+        counts[weight.group] += weight.num_params
+    return counts

@@ -1,0 +1,66 @@
+"""A smaller trace out of a larger one: a span of time as it was, or fewer requests over the whole time."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from kvplan.core.errors import InvalidInputError, UsageError
+from kvplan.core.units import plural
+from kvplan.workloads.stats import prefix_chains
+from kvplan.workloads.trace import Trace, TraceRequest, from_start
+
+# A run that more requests than this share begins unrelated ones (a system prompt); it makes no family.
+MAX_FAMILY = 20
+MAX_FAMILY_SHARE = 0.01
+
+
+def span_of(trace: Trace, length_s: float, start_s: float | None = None, seed: int = 0) -> Trace:
+    """The requests of `length_s` seconds from `start_s` (None: drawn by the seed), their arrivals as they were."""
+    if not trace.has_arrivals:
+        raise InvalidInputError(f"{trace.source}: has no arrivals to take a span of; take a number of requests")
+    if length_s > trace.span_s:
+        raise UsageError(f"--span {length_s:g}s: is more than the trace has ({trace.span_s:g} s); take less")
+    start = random.Random(seed).uniform(0, trace.span_s - length_s) if start_s is None else start_s
+    kept = [each for each in trace.requests if start <= each.arrival_s < start + length_s]
+    if not kept:
+        raise UsageError(f"--span: no request came from {start:g} s to {start + length_s:g} s; take another span")
+    return from_first(trace, kept, f"{start:g} s to {start + length_s:g} s of {trace.source}")
+
+
+def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
+    """`num_requests` drawn at random, whole families of shared prefixes at a time; the last family only in part.
+
+    A conversation is kept or left as a whole, so about as many of its tokens repeat as did; the rate falls with the
+    number.
+    """
+    if num_requests > len(trace.requests):
+        raise UsageError(
+            f"--num-requests {num_requests:,}: the trace has {plural(len(trace.requests), 'request')}; take at most all"
+        )
+    members: dict[int, list[int]] = {}
+    for index, family in enumerate(families(trace.requests)):
+        members.setdefault(family, []).append(index)
+    order = list(members.values())
+    random.Random(seed).shuffle(order)
+    drawn = [index for indices in order for index in indices][:num_requests]
+    kept = [trace.requests[index] for index in sorted(drawn)]
+    return from_first(trace, kept, f"{num_requests:,} of {trace.source}, seed {seed}")
+
+
+def share_of(trace: Trace, share: float, seed: int = 0) -> Trace:
+    """A share (0 to 1) of the requests, at least one, drawn likewise."""
+    return thinned(trace, max(1, round(share * len(trace.requests))), seed)
+
+
+def families(requests: Sequence[TraceRequest]) -> list[int]:
+    """A number per request: the same for those that share a run, unless it is one that many share."""
+    chains = prefix_chains(requests)
+    sharers = Counter(node for chain in chains for node in chain)
+    most = max(MAX_FAMILY, MAX_FAMILY_SHARE * len(requests))
+    # The first run that only a few share tells families apart; a request without one is alone (a negative number).
+    return [next((node for node in chain if sharers[node] <= most), -1 - index) for index, chain in enumerate(chains)]
+
+
+def from_first(trace: Trace, kept: Sequence[TraceRequest], source: str) -> Trace:
+    """Those requests as a trace that begins with the first of them."""
+    return Trace(tuple(from_start(kept, kept[0].arrival_s)), source, trace.prefix_block, trace.has_arrivals)

@@ -1,0 +1,490 @@
+"""Request traces: when requests came, how long they were, and which of them begin alike.
+
+Read are CSV files by their header (Azure, BurstGPT, vidur, or plain columns), JSON Lines (Mooncake, Qwen-Bailian) and
+the saved result of `vllm bench serve`. What a file is, its first line says; gzip is known by its first bytes. Lines are
+streamed, and lines, requests and prefix ids are bounded. A unit that a file does not state is refused, not guessed.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kvplan.core.errors import InvalidInputError, bad_value
+from kvplan.core.files import parse_json, printable
+from kvplan.core.units import MIB, plural
+from kvplan.workloads.lengths import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
+
+MAX_REQUESTS = 6_000_000  # BurstGPT's three files have up to 5.3 million rows
+MAX_LINES = 2 * MAX_REQUESTS  # blank ones count
+MAX_PREFIX_IDS = 20_000_000
+MAX_TOKENS = 2**24  # of one request; no served model has a longer context
+MAX_SECONDS = 1e10  # of a time as written; seconds since 1970 are under 2e9
+MAX_LINE_BYTES = MIB  # a prompt of a million tokens in runs of 16 has 65,536 ids
+MAX_DOCUMENT_BYTES = 64 * MIB  # of a result that is one JSON object
+MOONCAKE_BLOCK = 512
+BAILIAN_BLOCK = 16
+NAMES = "prompt_tokens and output_tokens, and arrival_s in seconds where there are times"
+
+# Columns of time: seconds that one unit stands for. `timestamp` has no unit of its own: see `_time_column`.
+TIMES = {
+    "arrival_s": 1.0,
+    "arrival": 1.0,
+    "arrived_at": 1.0,  # vidur
+    "timestamp_s": 1.0,
+    "arrival_ms": 0.001,
+    "timestamp_ms": 0.001,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request: seconds since the trace's first request, tokens in, tokens out.
+
+    prefix_ids  ids of the prompt's leading runs of `Trace.prefix_block` tokens: requests whose ids agree up to some run
+                have the same tokens up to its end; the last run may be partial; tokens past the runs are the request's
+                own
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests by arrival.
+
+    source        for the reader of a report
+    prefix_block  tokens that one prefix id stands for; None: no ids
+    has_arrivals  False: the file has lengths only, and every arrival_s is 0
+    notes         what was changed while reading
+    """
+
+    requests: tuple[TraceRequest, ...]
+    source: str
+    prefix_block: int | None = None
+    has_arrivals: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first request to the last."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file, by arrival. Raises InvalidInputError naming the line of a fault."""
+    where = printable(str(path), 400)
+    lines = _filled(path, where)
+    first = next(lines, None)
+    if first is None:
+        raise InvalidInputError(f"{where}: is empty; give a trace with {NAMES}")
+    rows = _Rows(where)
+    is_json = first[1].lstrip().startswith(("{", "["))
+    return _read_json(rows, first, lines) if is_json else _read_csv(rows, first, lines)
+
+
+def _filled(path: Path, where: str) -> Iterator[tuple[int, str]]:
+    """Numbered lines that are not blank."""
+    for number, line in read_lines(path, where, MAX_DOCUMENT_BYTES):
+        if number > MAX_LINES:
+            raise InvalidInputError(f"{where}: line {number}: more than {MAX_LINES:,} lines; give a part of the file")
+        if line and not line.isspace():
+            yield number, line
+
+
+def read_full_lengths(path: Path, limit: int) -> Lengths:
+    """Lengths of requests, prompt + output, from a trace or a CSV of lengths; above `limit` tokens they count as it."""
+    where = printable(str(path), 400)
+    first = next((line for _, line in _filled(path, where)), "")
+    if not first.lstrip().startswith(("{", "[")):
+        return read_csv(path, limit)
+    trace = read(path)
+    counts = Counter(each.prompt_tokens + each.output_tokens for each in trace.requests)
+    weights = {tokens: float(count) for tokens, count in counts.items()}
+    return clipped(weights, limit, trace.source, "a request counts at its full length, prompt + output", *trace.notes)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The requests of a file while it is read."""
+
+    where: str
+    noun: str = "line"  # what is counted in it
+    requests: list[TraceRequest] = field(default_factory=list)
+    num_empty: int = 0
+    num_ids: int = 0
+
+    def fault(self, number: int, what: str) -> InvalidInputError:
+        return InvalidInputError(f"{self.where}: {self.noun} {number}: {what}")
+
+    def bad_value(self, number: int, what: str, value: str, cure: str) -> InvalidInputError:
+        return bad_value(f"{self.where}: {self.noun} {number}: {what}", value, cure)
+
+    def add(self, number: int, at: float, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:
+        """Keep a request, unless it has no output: that is how BurstGPT and vLLM's benchmark record a failed one."""
+        if output == 0:
+            self.num_empty += 1
+            return
+        if prompt == 0:
+            raise self.fault(number, "a prompt of 0 tokens; remove the row")
+        if prompt + output > MAX_TOKENS:
+            raise self.fault(number, f"a request of more than {MAX_TOKENS:,} tokens ({prompt + output}); correct it")
+        self.num_ids += len(ids)
+        if len(self.requests) >= MAX_REQUESTS or self.num_ids > MAX_PREFIX_IDS:
+            raise self.fault(
+                number,
+                f"more than {MAX_REQUESTS:,} requests or {MAX_PREFIX_IDS:,} prefix ids; give a part of the file",
+            )
+        self.requests.append(TraceRequest(at, prompt, output, ids))
+
+    def trace(self, *, has_arrivals: bool, prefix_block: int | None = None) -> Trace:
+        """By arrival, and counted from the first request."""
+        if not self.requests:
+            none = "no request has any output" if self.num_empty else "no rows below the header"
+            raise InvalidInputError(f"{self.where}: {none}; give a trace with at least one request")
+        notes = []
+        if self.num_empty:
+            total = self.num_empty + len(self.requests)
+            notes.append(
+                f"left out {self.num_empty:,} of {total:,} requests, with 0 output tokens: so are failed ones recorded"
+            )
+        if any(a.arrival_s > b.arrival_s for a, b in pairwise(self.requests)):
+            self.requests.sort(key=lambda request: request.arrival_s)
+            notes.append("the rows were not in order of time and are sorted by arrival")
+        start = self.requests[0].arrival_s
+        if start:
+            self.requests = from_start(self.requests, start)
+        source = f"{self.where} ({plural(len(self.requests), 'request')})"
+        return Trace(tuple(self.requests), source, prefix_block, has_arrivals, tuple(notes))
+
+
+def from_start(requests: Sequence[TraceRequest], start_s: float) -> list[TraceRequest]:
+    """The same requests, their times counted from `start_s`."""
+    return [
+        TraceRequest(each.arrival_s - start_s, each.prompt_tokens, each.output_tokens, each.prefix_ids)
+        for each in requests
+    ]
+
+
+# --- CSV ----------------------------------------------------------------------------------------------------------
+
+
+def _read_csv(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Trace:
+    names = [name.strip().lower() for name in _fields(rows, *first)]
+    prompt, output = _length_columns(rows, first[0], names)
+    time = _time_column(rows, first[0], names)
+    seconds_of = _Clock(rows, time[1] if time else None)
+    last = max(prompt, output, time[0] if time else 0)
+    for number, line in lines:
+        fields = _fields(rows, number, line)
+        if len(fields) <= last:
+            raise rows.fault(number, f"too few columns ({len(fields)} of {len(names)}); correct the row")
+        if len(fields) > len(names):
+            raise rows.fault(number, f"more columns than the header ({len(fields)}, not {len(names)}); correct the row")
+        at = seconds_of(fields[time[0]], number) if time else 0.0
+        rows.add(number, at, _tokens(rows, number, fields[prompt]), _tokens(rows, number, fields[output]))
+    return rows.trace(has_arrivals=time is not None)
+
+
+def _fields(rows: _Rows, number: int, line: str) -> list[str]:
+    if len(line) > MAX_LINE_BYTES:
+        raise rows.fault(number, f"longer than {MAX_LINE_BYTES:,} characters; is it a trace?")
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line], strict=True))
+    except csv.Error as error:
+        raise rows.fault(number, f"is not CSV ({error}); correct the line") from None
+
+
+def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, int]:
+    """Where prompt and output tokens stand."""
+    shown = printable(",".join(names), 80)
+    found = [pair for pair in PAIRS if pair[0] in names and pair[1] in names]
+    for pair in found[:1]:
+        if names.count(pair[0]) > 1 or names.count(pair[1]) > 1:
+            raise rows.bad_value(number, "the header names a column of tokens twice", repr(shown), "leave one")
+        return names.index(pair[0]), names.index(pair[1])
+    if len(names) > 1 and all(is_number(name) for name in names):
+        what = f"{len(names)} columns of numbers and no header"
+        raise rows.bad_value(number, what, repr(shown), f"put a line above that names them: {NAMES}")
+    if any(total in names for total in TOTALS) or all(name.isdigit() for name in names):
+        raise rows.bad_value(
+            number,
+            "one length per request and no header of two",
+            repr(shown),
+            f"a trace has the columns {NAMES}, and `kvplan estimate --lengths` reads plain lengths",
+        )
+    raise rows.bad_value(number, "no columns of lengths in the header", repr(shown), f"name the columns {NAMES}")
+
+
+def is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", text) is not None
+
+
+def _time_column(rows: _Rows, number: int, names: list[str]) -> tuple[int, float | None] | None:
+    """(where the time stands, seconds of one unit); None for the unit: each value must be a date."""
+    for name, unit in TIMES.items():
+        if name in names:
+            return names.index(name), unit
+    if "timestamp" not in names:
+        return None
+    # BurstGPT's README: seconds since midnight of the first day. Azure writes dates, which say what they are.
+    return names.index("timestamp"), 1.0 if "request tokens" in names else None
+
+
+def _tokens(rows: _Rows, number: int, text: str) -> int:
+    text = text.strip()
+    if not text.isdigit() or not text.isascii() or len(text) > 20:
+        raise rows.bad_value(number, "not a whole number of tokens", repr(printable(text, 40)), "correct the row")
+    return int(text)
+
+
+class _Clock:
+    """A column of times as seconds: numbers of a unit, or dates, which count from the first of them."""
+
+    def __init__(self, rows: _Rows, unit: float | None) -> None:
+        self.rows, self.unit = rows, unit
+        self.start: datetime | None = None
+
+    def __call__(self, text: str, number: int) -> float:
+        return self._of_date(text.strip(), number) if self.unit is None else self._of_number(text, number, self.unit)
+
+    def _of_number(self, text: str, number: int, unit: float) -> float:
+        try:
+            value = float(text) if text.isascii() and "_" not in text else -1.0
+        except ValueError:
+            value = -1.0
+        if not 0 <= value * unit < MAX_SECONDS:
+            raise self.rows.bad_value(number, "not a time of 0 or more", repr(printable(text, 40)), "correct the row")
+        return value * unit
+
+    def _of_date(self, text: str, number: int) -> float:
+        try:
+            if len(text) < 19 or text[4] != "-" or text[10] not in " T":  # not every form that Python would take
+                raise ValueError
+            value = datetime.fromisoformat(text)
+            self.start = self.start or value
+            since = (value - self.start).total_seconds()
+            if abs(since) >= MAX_SECONDS:
+                raise ValueError
+            return since
+        except (ValueError, TypeError, OverflowError):  # TypeError: some dates with a time zone, some without
+            raise self.rows.bad_value(number, self._what(text), repr(printable(text, 40)), self.CURE) from None
+
+    CURE = "write 2023-11-16 18:15:46.68, or name a column of seconds arrival_s, of milliseconds arrival_ms"
+
+    def _what(self, text: str) -> str:
+        """What a timestamp is in place of a date."""
+        if is_number(text):
+            return "the timestamp is a number without a unit"
+        return "the timestamp is not a date" + ("" if self.start is None else " as in the rows before")
+
+
+# --- JSON ---------------------------------------------------------------------------------------------------------
+
+
+def _read_json(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Trace:
+    number, line = first
+    if line.lstrip().startswith("["):
+        raise rows.fault(number, "a JSON list; write one object per line (jq -c '.[]' does)")
+    if line.strip() == "{":  # indented: the object ends at the end of the file
+        return _read_result(rows, parse_json(_rest(rows, line, lines), rows.where))
+    record = _record(rows, number, line)
+    if "input_lens" in record or "total_input_tokens" in record:
+        if (more := next(lines, None)) is not None:
+            raise rows.fault(more[0], "more after the first result; give one result per file")
+        return _read_result(rows, record)
+    return _read_records(rows, number, record, lines)
+
+
+def _rest(rows: _Rows, line: str, lines: Iterator[tuple[int, str]]) -> str:
+    size, parts = 0, [line]
+    for number, part in lines:
+        size += len(part)
+        if size > MAX_DOCUMENT_BYTES:
+            raise rows.fault(number, f"more than {MAX_DOCUMENT_BYTES:,} characters of one JSON object; shorten it")
+        parts.append(part)
+    return "\n".join(parts)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key twice")
+    return made
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+# As strict as parse_json about what is read here, and several times as fast; what it refuses, parse_json names.
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
+
+
+def _record(rows: _Rows, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = _DECODER.decode(line)
+        if isinstance(record, dict):
+            return record
+    except (ValueError, RecursionError):
+        pass
+    return parse_json(line, rows.where, first_line=number)
+
+
+def _read_records(rows: _Rows, number: int, record: dict[str, Any], lines: Iterator[tuple[int, str]]) -> Trace:
+    """One request per line: Mooncake's form (milliseconds, runs of 512) or Qwen-Bailian's (seconds, runs of 16)."""
+    form = _Form.of(rows, number, record)
+    form.add(rows, number, record)
+    for later, line in lines:
+        if len(line) > MAX_LINE_BYTES:
+            raise rows.fault(later, f"longer than {MAX_LINE_BYTES:,} characters; is it a trace?")
+        form.add(rows, later, _record(rows, later, line))
+    return rows.trace(has_arrivals=form.time is not None, prefix_block=form.block if rows.num_ids else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Which keys hold what, by the first line.
+
+    unit       seconds of one unit of time
+    block      tokens that an id stands for
+    is_stated  whether the file states the block; where it does not, the number of ids must agree with it
+    """
+
+    prompt: str
+    output: str
+    time: str | None
+    unit: float
+    block: int
+    is_stated: bool
+
+    @staticmethod
+    def of(rows: _Rows, number: int, record: dict[str, Any]) -> "_Form":
+        pair = next((pair for pair in PAIRS if pair[0] in record and pair[1] in record), None)
+        if pair is None:
+            shown = printable(", ".join(record), 80)
+            raise rows.bad_value(number, "no lengths among the keys", shown, "name them input_length and output_length")
+        is_bailian = "chat_id" in record or "parent_chat_id" in record
+        time = next((name for name in (*TIMES, "timestamp") if name in record), None)
+        unit = TIMES.get(time or "", 1.0 if is_bailian else 0.001)
+        block = BAILIAN_BLOCK if is_bailian else MOONCAKE_BLOCK
+        if "block_size" not in record:
+            return _Form(*pair, time, unit, block, is_bailian)
+        stated = _count(rows, number, record, "block_size")
+        if not 1 <= stated <= MAX_TOKENS:
+            raise rows.fault(number, f"block_size: must be at least 1 token ({stated}); correct it")
+        return _Form(*pair, time, unit, stated, True)
+
+    def add(self, rows: _Rows, number: int, record: dict[str, Any]) -> None:
+        prompt, output = _count(rows, number, record, self.prompt), _count(rows, number, record, self.output)
+        if record.get("block_size", self.block) != self.block:
+            raise rows.fault(number, "another block_size than in the lines before; give one form per file")
+        if record.get("delay") is not None:  # AIPerf's: turns of a session, whose lengths leave out what came before
+            raise rows.fault(
+                number, "delay: a time after another request; give each request its timestamp and its length"
+            )
+        at = 0.0
+        if self.time is not None:
+            at = _seconds(rows, number, record.get(self.time), self.time, self.unit)
+        elif any(name in record for name in (*TIMES, "timestamp")):
+            raise rows.fault(number, "has a time, which the first line lacks; give all lines one or none")
+        rows.add(number, at, prompt, output, self._ids(rows, number, record, prompt))
+
+    def _ids(self, rows: _Rows, number: int, record: dict[str, Any], prompt: int) -> tuple[int, ...]:
+        ids = record.get("hash_ids")
+        if ids is None:
+            return ()
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+            raise rows.fault(number, "hash_ids: not a list of whole numbers; correct the line")
+        runs = -(-prompt // self.block)
+        least = 0 if self.is_stated or not ids else prompt // self.block
+        if not least <= len(ids) <= runs:
+            raise rows.fault(
+                number,
+                f"hash_ids: {len(ids):,} of them do not go with {prompt:,} tokens in runs of {self.block:,} "
+                f'({runs:,}); state the runs\' length: "block_size": N in each line',
+            )
+        return tuple(ids)
+
+
+def _count(rows: _Rows, number: int, record: dict[str, Any], key: str) -> int:
+    value = record.get(key)
+    if type(value) is not int or not 0 <= value < 10**20:
+        raise rows.bad_value(number, f"{key}: not a whole number of tokens", printable(repr(value), 40), "correct it")
+    return value
+
+
+def _seconds(rows: _Rows, number: int, value: Any, key: str, unit: float) -> float:
+    if type(value) not in (int, float) or not 0 <= value < MAX_SECONDS / unit:
+        raise rows.bad_value(number, f"{key}: not a time of 0 or more", printable(repr(value), 40), "correct it")
+    return float(value) * unit
+
+
+def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
+    """The result that `vllm bench serve --save-result --save-detailed` writes: a list per figure, seconds."""
+    prompts, outputs = result.get("input_lens"), result.get("output_lens")
+    if not isinstance(prompts, list) or not isinstance(outputs, list):
+        raise InvalidInputError(
+            f"{rows.where}: a result without its requests' input_lens and output_lens; save it with --save-detailed"
+        )
+    starts = result.get("start_times")
+    times = starts if isinstance(starts, list) else [0.0] * len(prompts)
+    if not len(prompts) == len(outputs) == len(times):
+        raise InvalidInputError(
+            f"{rows.where}: input_lens, output_lens and start_times are not of one length "
+            f"({len(prompts):,}, {len(outputs):,}, {len(times):,}); save the result again"
+        )
+    rows.noun = "request"
+    for number, (prompt, output, start) in enumerate(zip(prompts, outputs, times, strict=True), 1):
+        figures = {"input_lens": prompt, "output_lens": output}
+        at = _seconds(rows, number, start, "start_times", 1.0)
+        rows.add(number, at, _count(rows, number, figures, "input_lens"), _count(rows, number, figures, "output_lens"))
+    return rows.trace(has_arrivals=isinstance(starts, list))
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def csv_text(trace: Trace) -> str:
+    """The plain form: arrival_s (microseconds kept), prompt_tokens, output_tokens. Prefix ids have no place in it."""
+    if not trace.has_arrivals:
+        rows = [f"{each.prompt_tokens},{each.output_tokens}\n" for each in trace.requests]
+        return "".join(["prompt_tokens,output_tokens\n", *rows])
+    rows = [f"{_plain(each.arrival_s, 6)},{each.prompt_tokens},{each.output_tokens}\n" for each in trace.requests]
+    return "".join(["arrival_s,prompt_tokens,output_tokens\n", *rows])
+
+
+def jsonl_text(trace: Trace) -> str:
+    """Mooncake's form: milliseconds, and ids of runs of 512 tokens; other runs are stated as `block_size`."""
+    is_plain = trace.prefix_block in (None, MOONCAKE_BLOCK) and all(
+        not each.prefix_ids or len(each.prefix_ids) >= each.prompt_tokens // MOONCAKE_BLOCK for each in trace.requests
+    )
+    extra = {} if is_plain else {"block_size": trace.prefix_block}
+    return "".join(json.dumps(_json_row(each, trace) | extra) + "\n" for each in trace.requests)
+
+
+def _json_row(request: TraceRequest, trace: Trace) -> dict[str, Any]:
+    row: dict[str, Any] = {"input_length": request.prompt_tokens, "output_length": request.output_tokens}
+    if trace.has_arrivals:
+        text = _plain(request.arrival_s * 1000, 3)
+        row = {"timestamp": float(text) if "." in text else int(text), **row}
+    return row if trace.prefix_block is None else {**row, "hash_ids": list(request.prefix_ids)}
+
+
+def _plain(number: float, digits: int) -> str:
+    """As short as it goes: "0", "12.5"."""
+    return f"{number:.{digits}f}".rstrip("0").rstrip(".")
+
+
+WRITERS: dict[str, Callable[[Trace], str]] = {"csv": csv_text, "jsonl": jsonl_text}

@@ -1,0 +1,164 @@
+"""Every Triton kernel compiles for GPUs that are not here, fits them and keeps its values in registers.
+
+The interpreter accepts much that the compiler does not, and says nothing about registers and shared memory.
+`python -m tests.support.compile_kernels --table` prints what is checked here.
+"""
+
+import csv
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import product
+
+import pytest
+import torch
+
+from engine.kernels.checks import need_supported
+from kvplan.core.errors import EnvironmentProblem
+from tests.support.compile_kernels import ARCHS, COLUMNS, ROOT, Row, jobs
+from tests.support.line_process import LineProcess
+
+# Bytes that one program may use: CUDA programming guide, "Technical Specifications per Compute Capability".
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+MAX_KERNELS = 110  # per architecture: what a full run on one core can compile in a minute
+
+JOBS = tuple(jobs())
+FP8_ON_SM_80 = [(job, 80) for job in JOBS if "fp8" in job]
+WIDENED_ON_SM_80 = [(job, 80) for job in JOBS if job.startswith("fp8 blocks")]  # by torch: no kernel is launched
+PAIRS = [pair for pair in product(JOBS, ARCHS) if pair not in FP8_ON_SM_80]
+# One architecture for each kernel in every run, all of them in turn; fp8 moves on where sm_80 is due. Of attention's
+# 33 tiles, which take longest, every third.
+SPREAD = [
+    (job, 90 if (job, ARCHS[i % 4]) in FP8_ON_SM_80 else ARCHS[i % 4])
+    for i, job in enumerate(JOBS)
+    if i % 3 == 0 or not job.startswith(("decode", "prefill"))
+]
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LineProcess]:
+    errors = tmp_path_factory.mktemp("compiler") / "stderr"
+    process = LineProcess("tests.support.compile_kernels", {"TRITON_INTERPRET": "0"}, errors)
+    yield process
+    process.close()
+
+
+def compiled(compiler: LineProcess, job: str, arch: int) -> list[Row]:
+    answer = compiler.ask(f"{job} {arch}")
+    assert "error" not in answer, answer["error"]
+    return [Row(**row) for row in answer["rows"]]
+
+
+def faults(row: Row) -> list[str]:
+    """What keeps a kernel from running well, or at all."""
+    found = []
+    if row.spills > 0:
+        found.append(f"{row.spills} bytes of registers spilled")
+    if row.shared > SHARED_MEMORY[row.arch]:
+        found.append(f"{row.shared} bytes of shared memory, of {SHARED_MEMORY[row.arch]}")
+    if row.registers < 16 and row.instructions < 100:  # what is left where the compiler gives up without an error
+        found.append(f"{row.registers} registers and {row.instructions} instructions: nothing is computed")
+    return [f"{row.kernel} on sm_{row.arch}: {fault}" for fault in found]
+
+
+@pytest.mark.parametrize(("job", "arch"), SPREAD)
+def test_a_kernel_compiles_without_spills_and_fits(compiler: LineProcess, job: str, arch: int) -> None:
+    rows = compiled(compiler, job, arch)
+    assert rows
+    assert [fault for row in rows for fault in faults(row)] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("job", "arch"), [pair for pair in PAIRS if pair not in SPREAD])
+def test_a_kernel_compiles_and_fits_on_every_other_architecture(compiler: LineProcess, job: str, arch: int) -> None:
+    rows = compiled(compiler, job, arch)
+    assert rows
+    assert [fault for row in rows for fault in faults(row)] == []
+
+
+@pytest.mark.parametrize("job", ["decode bfloat16 128", "prefill bfloat16 128", "latent bfloat16 16"])
+def test_any_part_of_a_batch_runs_the_same_kernel(compiler: LineProcess, job: str) -> None:
+    """Another kernel would be compiled while requests wait."""
+    assert {row.hash for row in compiled(compiler, f"{job} parts", 90)} == {
+        row.hash for row in compiled(compiler, job, 90)
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_check_stays_small(compiler: LineProcess, arch: int) -> None:
+    rows = [row for job, at in PAIRS if at == arch for row in compiled(compiler, job, arch)]
+    assert len({row.hash for row in rows}) <= MAX_KERNELS
+
+
+def compiled_report() -> list[dict[str, str]]:
+    with (ROOT / "reports" / "kernels" / "compiled.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(version("triton") != "3.6.0", reason="the report is of what triton 3.6.0 compiles")
+def test_the_report_is_what_compiles(compiler: LineProcess) -> None:
+    found = [row for arch in ARCHS for job in JOBS if (job, arch) in PAIRS for row in compiled(compiler, job, arch)]
+    assert compiled_report() == [{column: str(getattr(row, column)) for column in COLUMNS} for row in found]
+
+
+@pytest.mark.parametrize(
+    ("arch", "config", "registers", "shared", "programs"),
+    [
+        # 79 * 32 = 2528 registers of a warp are 2560 in units of 256; 16384 / 2560 = 6 warps in each quarter, 24 in
+        # all, 6 programs of 4; 228 KiB hold three times 71 KiB.
+        (90, "w4 s3", 79, 71_680, 3),
+        (90, "w4 s3", 79, 0, 6),
+        (90, "w4 s3", 114, 39_424, 4),  # 3648 are 3840: 4 warps in each quarter
+        (90, "w4 s3", 78, 39_424, 5),  # 6 by registers; 233472 / 40448 = 5.8
+        (90, "w8 s2", 171, 94_720, 1),  # 5472 are 5632: 2 warps in each quarter, 8 in all
+        (90, "w8 s3", 128, 94_720, 2),
+        (89, "w4 s3", 16, 0, 12),  # 48 warps
+        (90, "w1 s3", 16, 0, 32),  # 64 warps, but 32 programs
+        (89, "w1 s3", 16, 0, 24),
+        (80, "w4 s3", 32, 166_912, 1),  # the largest program: 163 KiB, and 1 KiB that the system takes
+        (100, "w4 s3", 32, 115_712, 2),  # 113 KiB and 1 KiB, twice, are 228 KiB
+        (100, "w4 s3", 32, 115_713, 1),
+    ],
+)
+def test_programs_share_a_multiprocessors_registers_warps_and_memory(
+    arch: int, config: str, registers: int, shared: int, programs: int
+) -> None:
+    assert Row("", "", config, arch, registers, 0, shared, 900, "").programs == programs
+
+
+@pytest.mark.parametrize(("job", "arch"), [pair for pair in FP8_ON_SM_80 if pair not in WIDENED_ON_SM_80])
+def test_float8_on_a_gpu_without_it_is_refused_by_name(compiler: LineProcess, job: str, arch: int) -> None:
+    answer = compiler.ask(f"{job} {arch}")
+    cached = "values" if job.startswith("fp8 rows") else "k_cache"
+    assert answer["error"].startswith(f"EnvironmentProblem: sm_80: {cached} is torch.float8_e4m3fn")
+
+
+@pytest.mark.parametrize(("job", "arch"), WIDENED_ON_SM_80)
+def test_weights_in_float8_are_widened_on_a_gpu_without_it(compiler: LineProcess, job: str, arch: int) -> None:
+    assert compiler.ask(f"{job} {arch}") == {"rows": []}
+
+
+def test_float8_is_refused_below_8_9_only() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"^sm_86: cache is torch\.float8_e4m3fn, .*; keep the KV"):
+        need_supported("cache", torch.float8_e4m3fn, 86)
+    need_supported("cache", torch.float8_e4m3fn, 89)
+    need_supported("cache", torch.bfloat16, 80)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (Row("", "decode", "", 90, 96, 8, 0, 900, ""), "decode on sm_90: 8 bytes of registers spilled"),
+        (
+            Row("", "decode", "", 89, 96, 0, 101_377, 900, ""),
+            "decode on sm_89: 101377 bytes of shared memory, of 101376",
+        ),
+        (
+            Row("", "decode", "", 100, 4, 0, 0, 38, ""),
+            "decode on sm_100: 4 registers and 38 instructions: nothing is computed",
+        ),
+    ],
+)
+def test_a_bad_kernel_is_seen(row: Row, fault: str) -> None:
+    assert faults(row) == [fault]

@@ -1,0 +1,283 @@
+"""Ranks that share a model give one rank's tokens, hold their share of it, and refuse what cannot be shared."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.tp import GROUP_TIMEOUT, TensorParallel, join
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.models.hf_config import load_spec
+from kvplan.servers.bundled.rules import EngineInputs, predict
+from tests.support.small_engines import engine_for, random_tokens, saved_model, wrong_greedy_tokens
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 240  # of all jobs of a group of ranks: a hang is a failure, a slow machine is not
+NUM_TOKENS = 16
+PROMPTS = random_tokens(5, 17, 30)
+CONFIG: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "block_size": 4, "num_blocks": 400, "max_model_len": 96, "max_num_seqs": 8,
+    "max_num_batched_tokens": 24,
+}  # fmt: skip
+GREEDY = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+
+# 250 rows of the vocabulary: padded to 256, so that the second of two ranks has 122, and the last of four 58.
+
+
+def job(family: str, size: int, params: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    return {
+        "folder": str(saved_model(family)),
+        "config": {**CONFIG, "tensor_parallel_size": size, **changes},
+        "prompts": PROMPTS if family != "llama_250" else [[token % 250 for token in prompt] for prompt in PROMPTS],
+        "params": {**GREEDY, **(params or {})},
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def run_ranks(jobs: list[dict[str, Any]], size: int) -> list[list[dict[str, Any]]]:
+    """Each rank's answers to the jobs, from `size` processes on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "jobs.json"
+        path.write_text(json.dumps(jobs), encoding="utf-8")
+        shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        command = [sys.executable, "-m", "tests.support.tp_worker", str(path)]
+        ranks = [
+            subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(size)
+        ]  # fmt: skip
+        try:
+            ended = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(stderr for _, stderr in ended)
+    return [[json.loads(line) for line in stdout.splitlines()] for stdout, _ in ended]
+
+
+# --- two ranks -----------------------------------------------------------------------------------------------------
+
+SHARED = ("llama", "llama_250", "qwen2", "gpt_oss", "mixtral", "deepseek_v3", "gemma3_text")
+DRAWN = {"temperature": 1.0, "seed": 3, "top_p": 0.9}
+
+# In a step of 256 tokens a llama of 64 hidden holds most while it norms the stream, which is whole on every rank; half
+# an MLP beside both streams is 2 + 3 * 48 / 64 = 4.25 such tensors. float32: both streams, their sum, its norm and the
+# product. bfloat16: both streams, their sum, the norm and the product, and the sum and the norm in float32.
+WIDE_STEP = {"float32": 256 * 64 * 5 * 4, "bfloat16": 256 * 64 * (5 * 2 + 2 * 4)}
+
+
+@cache
+def two_ranks() -> dict[str, list[dict[str, Any]]]:
+    """One start of two processes for all tests: every family, and what else is asked of two ranks."""
+    jobs = {family: job(family, 2) for family in SHARED} | {
+        "drawn": job("llama", 2, DRAWN),
+        "unseeded": job("llama", 2, {"temperature": 1.0}),
+        "small pool": job("llama", 2, num_blocks=18),
+        "overlap": job("llama", 2, async_scheduling=True),
+        "overlap, drawn": job("llama", 2, {**DRAWN, "frequency_penalty": 0.7}, async_scheduling=True),
+        "overlap, small pool": job("llama", 2, num_blocks=18, async_scheduling=True),
+        "its own pool": job("llama", 2, num_blocks=None, memory_limit=4_000_000),
+        "own prompts": job("llama", 2) | {"own_prompts": True},
+        "three": job("llama", 3),
+        **{dtype: job("llama", 2, dtype=dtype, max_num_batched_tokens=256) for dtype in WIDE_STEP},
+    }
+    answers = run_ranks(list(jobs.values()), 2)
+    return {name: [answer[i] for answer in answers] for i, name in enumerate(jobs)}
+
+
+@pytest.mark.parametrize("family", SHARED)
+def test_two_ranks_give_the_tokens_of_one(family: str) -> None:
+    first, second = two_ranks()[family]
+    assert first["tokens"] == second["tokens"]
+    for prompt, token_ids in zip(job(family, 2)["prompts"], first["tokens"], strict=True):
+        assert len(token_ids) == NUM_TOKENS
+        assert wrong_greedy_tokens(family, prompt, token_ids) == []
+
+
+@pytest.mark.parametrize("how", ["drawn", "unseeded"])
+def test_two_ranks_draw_alike(how: str) -> None:
+    first, second = two_ranks()[how]
+    assert first["tokens"] == second["tokens"]
+
+
+def test_two_ranks_preempt_alike() -> None:
+    first, second = two_ranks()["small pool"]
+    assert first["num_preemptions"] == second["num_preemptions"] > 0
+    assert first["tokens"] == second["tokens"]
+    for prompt, token_ids in zip(PROMPTS, first["tokens"], strict=True):
+        assert wrong_greedy_tokens("llama", prompt, token_ids) == []
+
+
+@pytest.mark.parametrize("how", ["overlap", "overlap, drawn", "overlap, small pool"])
+def test_two_ranks_overlap_alike(how: str) -> None:
+    first, second = two_ranks()[how]
+    assert first["tokens"] == second["tokens"]
+    assert first["num_preemptions"] == second["num_preemptions"]
+    assert (first["num_preemptions"] > 0) == (how == "overlap, small pool")
+    if how != "overlap, drawn":
+        for prompt, token_ids in zip(PROMPTS, first["tokens"], strict=True):
+            assert len(token_ids) == NUM_TOKENS
+            assert wrong_greedy_tokens("llama", prompt, token_ids) == []
+
+
+def test_rank_0_hands_its_requests_to_all() -> None:
+    first, second = two_ranks()["own prompts"]  # the second rank asks for prompts a token shorter
+    assert first["tokens"] == second["tokens"] == two_ranks()["llama"][0]["tokens"]
+
+
+def test_a_rank_takes_its_own_gpu_before_it_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL would otherwise guess, and every rank would make a context on the first GPU."""
+    calls: list[tuple[str, Any]] = []
+    world = {"is_initialized": lambda: False, "get_world_size": lambda: 2, "get_rank": lambda: 1}
+    for name, stand_in in world.items():
+        monkeypatch.setattr(torch.distributed, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(("set_device", device)))
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **options: calls.append((backend, options))
+    )
+    monkeypatch.setenv("RANK", "1")
+    device = torch.device("cuda:1")
+    assert join(2, device) == TensorParallel(1, 2)
+    assert calls == [("set_device", device), ("nccl", {"timeout": GROUP_TIMEOUT, "device_id": device})]
+
+
+def test_two_ranks_have_pools_of_one_size() -> None:
+    first, second = two_ranks()["its own pool"]
+    assert first["num_blocks"] == second["num_blocks"] > 2
+
+
+def test_the_number_of_processes_is_the_number_of_ranks() -> None:
+    assert [answer["error"] for answer in two_ranks()["three"]] == [
+        "UsageError: tensor_parallel_size: 3 asked for, 2 processes run; make them equal"
+    ] * 2
+
+
+def test_two_ranks_hold_half_of_the_pool() -> None:
+    whole = engine_for("llama", num_blocks=400).memory_report().kv_cache
+    assert [2 * answer["kv_cache"] for answer in two_ranks()["llama"]] == [whole] * 2
+    whole = engine_for("deepseek_v3", num_blocks=400).memory_report().kv_cache
+    assert [answer["kv_cache"] for answer in two_ranks()["deepseek_v3"]] == [whole] * 2  # latents serve all heads
+
+
+# A llama of 64 hidden, 3 layers, 4 heads and 2 KV heads of 16, 96 inner and 256 rows, by hand:
+#   embedding and head   2 * 256 * 64                                             = 32,768
+#   per layer   q and o  2 * 64 * 64 = 8,192;  k and v  2 * 32 * 64 = 4,096;  MLP  3 * 96 * 64 = 18,432
+#   norms       2 * 64 per layer and 64, whole on every rank                      =    448
+LLAMA_PARAMETERS = {
+    1: 32_768 + 3 * (8_192 + 4_096 + 18_432) + 448,
+    2: 32_768 // 2 + 3 * (8_192 + 4_096 + 18_432) // 2 + 448,
+    4: 32_768 // 4 + 3 * (8_192 // 4 + 4_096 // 2 + 18_432 // 4) + 448,  # 2 KV heads, each on two of the ranks
+}
+
+
+def test_ranks_hold_their_share_of_the_weights() -> None:
+    assert engine_for("llama").memory_report().weights == 4 * LLAMA_PARAMETERS[1]
+    assert [answer["weights"] for answer in two_ranks()["llama"]] == [4 * LLAMA_PARAMETERS[2]] * 2
+    # 250 rows are padded to 256 on either count of ranks
+    assert [answer["weights"] for answer in two_ranks()["llama_250"]] == [4 * LLAMA_PARAMETERS[2]] * 2
+
+
+@pytest.mark.parametrize("dtype", WIDE_STEP)
+def test_the_peak_of_a_rank_is_the_planners(dtype: str) -> None:
+    inputs = EngineInputs(
+        total=2**34, dtype=dtype, kv_cache_dtype=dtype, block_size=4, max_model_len=96, max_num_seqs=8,
+        max_num_batched_tokens=256, gpu_memory_utilization=0.9, num_blocks=400, backend="torch", tensor_parallel_size=2,
+    )  # fmt: skip
+    planned = predict(load_spec(saved_model("llama"), name="llama"), inputs).activations
+    assert planned == WIDE_STEP[dtype]
+    # gloo's thread lets go of the tensor it summed last when it comes to it: that one may live on for a while.
+    summed = 256 * 64 * getattr(torch, dtype).itemsize
+    for rank in two_ranks()[dtype]:
+        assert planned <= rank["activations"] <= 1.01 * planned + summed  # small tensors
+
+
+# --- four ranks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+def test_four_ranks_copy_two_kv_heads_and_give_the_tokens_of_one() -> None:
+    answers = run_ranks([job(family, 4) for family in SHARED], 4)
+    for i, family in enumerate(SHARED):
+        tokens = [rank[i]["tokens"] for rank in answers]
+        assert tokens == [tokens[0]] * 4
+        for prompt, token_ids in zip(job(family, 4)["prompts"], tokens[0], strict=True):
+            assert wrong_greedy_tokens(family, prompt, token_ids) == []
+    assert [rank[0]["weights"] for rank in answers] == [4 * LLAMA_PARAMETERS[4]] * 4
+    whole = engine_for("llama", num_blocks=400).memory_report().kv_cache
+    assert [2 * rank[0]["kv_cache"] for rank in answers] == [whole] * 4  # each holds one of the two KV heads
+
+
+# --- shares, without processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "num_kv_heads", "held"),
+    [
+        (1, 2, [range(2)]),
+        (2, 8, [range(4), range(4, 8)]),
+        (4, 2, [range(1), range(1), range(1, 2), range(1, 2)]),
+        (4, 1, [range(1)] * 4),
+        (2, 2, [range(1), range(1, 2)]),
+    ],
+)
+def test_kv_heads_are_shared_or_copied(size: int, num_kv_heads: int, held: list[range]) -> None:
+    shares = [TensorParallel(rank, size).share_kv_heads(num_kv_heads) for rank in range(size)]
+    assert [range(share.start, share.stop) for share in shares] == held
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "what"),
+    [
+        ("llama", 3, "4 heads cannot be shared by 3 ranks; use a divisor of 4"),
+        ("llama", 8, "4 heads cannot be shared by 8 ranks; use a divisor of 4"),
+        ("deepseek_v3", 8, "4 heads cannot be shared by 8 ranks; use a divisor of 4"),
+    ],
+)
+def test_heads_that_cannot_be_shared_are_named(
+    family: str, size: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.engine.join", lambda size, device_type: TensorParallel(0, size))
+    with pytest.raises(UnsupportedModelError) as error:
+        engine_for(family, tensor_parallel_size=size)
+    assert str(error.value) == f"tensor_parallel_size: {what}"
+
+
+def test_kv_heads_that_cannot_be_copied_evenly_are_named() -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        TensorParallel(0, 4).share_kv_heads(3)
+    assert str(error.value) == (
+        "tensor_parallel_size: 4 ranks cannot copy 3 KV heads evenly; use a multiple or a divisor of 3"
+    )
+
+
+def test_ranks_are_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UsageError) as error:
+        join(4, torch.device("cpu"))
+    assert str(error.value) == (
+        "tensor_parallel_size: 4 ranks need 4 processes; start with: torchrun --nproc-per-node 4 ..."
+    )
+
+
+def test_one_rank_needs_nobody() -> None:
+    alone, x = join(1, torch.device("cpu")), torch.arange(3)
+    assert alone == TensorParallel(0, 1)
+    assert all(f(x) is x for f in (alone.all_reduce, alone.all_gather, alone.broadcast))
+    assert alone.smallest(7) == 7
+    assert not torch.distributed.is_initialized()

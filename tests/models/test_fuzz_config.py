@@ -1,0 +1,125 @@
+"""A damaged config ends in a plan or in one line of error: never another exception, never NaN."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import parse_json
+from kvplan.documents.artifact import dumps, plan_document
+from kvplan.hardware.gpu import gpu
+from kvplan.models.hf_config import read_config
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.vllm import rules as vllm
+from tests.support.config_shapes import paths, shape, shape_names
+
+DROP = object()
+BAD: tuple[Any, ...] = (
+    DROP, None, 0, -1, 1, 7, 2**31 + 1, 2**63, 10**30, 32.0, 1.5, 1e300, math.nan, math.inf, "32", "", True, False,
+    [], [1], [None], ["full_attention"], [[1]], {}, {"a": 1},
+)  # fmt: skip
+
+
+def damage(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Put `value` at a path, or drop the key; a path that an earlier damage removed is left alone."""
+    inner: Any = config
+    for key in path[:-1]:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    if isinstance(inner, dict):
+        if value is DROP:
+            inner.pop(path[-1], None)
+        else:
+            inner[path[-1]] = value
+
+
+def is_one_line(error: KvplanError) -> bool:
+    return str(error).isprintable() and len(str(error)) < 1000
+
+
+def answer(config: dict[str, Any], name: str) -> Plan | KvplanError:
+    """The plan or the error, checked for what both promise."""
+    result: Plan | KvplanError
+    try:
+        spec = read_config(config, "config.json", name)
+        release = vllm.version(vllm.LAST_RELEASE.get(spec.architecture, vllm.NEWEST))
+        result = plan(Request(spec, gpu("h100-80g"), release=release))
+        dumps(plan_document(result))  # refuses NaN and infinities
+    except KvplanError as error:
+        result = error
+    if isinstance(result, KvplanError):
+        assert is_one_line(result)
+    else:
+        assert 0 <= result.concurrency.max < math.inf
+        rows = sum(getattr(result.memory, row) for row in result.memory.ROWS)
+        assert rows == result.memory.total
+    return result
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_an_undamaged_shape_is_planned(name: str) -> None:
+    assert isinstance(answer(shape(name), name), Plan)
+
+
+@given(name=st.sampled_from(shape_names()), data=st.data())
+def test_a_damaged_config_is_planned_or_refused(name: str, data: st.DataObject) -> None:
+    config = shape(name)
+    keys = paths(config)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damage(config, data.draw(st.sampled_from(keys)), data.draw(st.sampled_from(BAD)))
+    answer(config, name)
+
+
+@given(name=st.sampled_from(shape_names()), data=st.data())
+def test_any_value_of_json_in_any_place_is_planned_or_refused(name: str, data: st.DataObject) -> None:
+    leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+    values = st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+    )
+    config = shape(name)
+    damage(config, data.draw(st.sampled_from(paths(config))), data.draw(values))
+    answer(config, name)
+
+
+@given(name=st.sampled_from(shape_names()), data=st.data())
+def test_the_order_of_keys_and_unknown_keys_change_nothing(name: str, data: st.DataObject) -> None:
+    config = shape(name)
+    shuffled = dict(data.draw(st.permutations(list(config.items()))))
+    first = answer(config, name)
+    second = answer(shuffled | {"_kvplan_unknown": data.draw(st.integers() | st.text(max_size=5))}, name)
+    assert isinstance(first, Plan)
+    assert isinstance(second, Plan)
+    assert (first.memory, first.capacity) == (second.memory, second.capacity)
+
+
+@given(name=st.sampled_from(shape_names()), data=st.data())
+def test_a_file_cut_or_changed_anywhere_is_read_or_refused(name: str, data: st.DataObject) -> None:
+    text = json.dumps(shape(name))
+    at = data.draw(st.integers(0, len(text)))
+    cut = data.draw(st.integers(0, 3))
+    changed = (
+        text[:at]
+        + data.draw(st.sampled_from(["", "\0", "NaN", '"', "[", "}", "1e999", ",", "\ud800"]))
+        + text[at + cut :]
+    )
+    try:
+        config = parse_json(changed, "config.json")
+    except KvplanError as error:
+        refused: KvplanError | None = error
+    else:
+        refused = None
+        answer(config, name)
+    assert refused is None or is_one_line(refused)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", shape_names())
+def test_every_key_with_every_bad_value_is_planned_or_refused(name: str) -> None:
+    for path in paths(shape(name)):
+        for value in BAD:
+            config = shape(name)
+            damage(config, path, value)
+            answer(config, name)

@@ -1,0 +1,133 @@
+"""Which layer is stored how: each producer's way of saying it."""
+
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import UnsupportedModelError
+from kvplan.models.families.config import Config
+from kvplan.models.quant import read_quantization, scheme_of
+from kvplan.models.spec import Quantization, Scheme
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+
+
+def read(config: dict[str, Any], **outer: Any) -> Quantization:
+    whole = Config({"quantization_config": config, **outer}, "config.json")
+    found = read_quantization(whole, whole)
+    assert found is not None
+    return found
+
+
+def scheme(quantization: Quantization, source: str, layer: int = 3) -> Scheme | None:
+    return scheme_of(quantization, layer, (source,))
+
+
+def test_a_plain_config_is_not_quantised() -> None:
+    plain = Config({}, "config.json")
+    assert read_quantization(plain, plain) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "fp8"}, Scheme("fp8_tensor")),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, Scheme("fp8_tensor", static=True)),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, Scheme("fp8_block", block=(128, 128))),
+        ({"quant_method": "fbgemm_fp8"}, Scheme("fp8_channel")),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, Scheme("awq", 128, zeros=True)),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, Scheme("gptq")),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Scheme("nvfp4", 16)),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_BLOCK_SCALES"}, Scheme("fp8_block", block=(128, 128))),
+        ({"quant_algo": "FP8"}, Scheme("fp8_tensor", static=True)),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, Scheme("nf4", 64)),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+            Scheme("nf4_double", 64),
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, Scheme("bnb_int8")),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}}},
+            Scheme("fp8_channel"),
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"], "weights": INT4}}},
+            Scheme("int4", 32),
+        ),
+    ],
+)
+def test_each_method_has_its_scheme(config: dict[str, Any], expected: Scheme) -> None:
+    assert scheme(read(config), "mlp.down_proj") == expected
+
+
+@pytest.mark.parametrize(
+    ("ignored", "source"),
+    [
+        ("model.layers.3.mlp.down_proj", "mlp.down_proj"),  # by its name
+        ("model.layers.3.mlp", "mlp.down_proj"),  # by its parent's
+        ("model.layers.3", "mlp.down_proj"),
+        ("language_model.model.layers.3.mlp*", "mlp.down_proj"),  # by a wildcard, below a wrapper
+        (r"re:.*\.down_proj$", "mlp.down_proj"),  # by a regular expression
+    ],
+)
+def test_ignored_layers_stay_in_the_models_dtype(ignored: str, source: str) -> None:
+    config = {
+        "quant_method": "compressed-tensors", "ignore": [ignored],
+        "config_groups": {"g": {"targets": ["Linear"], "weights": FP8}},
+    }  # fmt: skip
+    found = read(config)
+    assert scheme(found, source) is None
+    assert scheme(found, "self_attn.o_proj" if "3.mlp" in ignored or "down" in ignored else "x", 4) is not None
+
+
+def test_a_layer_30_is_not_layer_3() -> None:
+    found = read({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3"]})
+    assert scheme(found, "mlp.down_proj", 3) is None
+    assert scheme(found, "mlp.down_proj", 30) is not None
+
+
+def test_only_experts_are_mxfp4() -> None:
+    found = read({"quant_method": "mxfp4"})
+    assert scheme(found, "mlp.experts.0.gate_proj") == Scheme("mxfp4", 32)
+    assert scheme(found, "self_attn.q_proj") is None
+
+
+def test_deepseek_v4_mixes_fp8_with_fp4_experts() -> None:
+    found = read({"quant_method": "fp8", "weight_block_size": [128, 128]}, expert_dtype="fp4")
+    assert scheme(found, "ffn.experts.0.gate_proj") == Scheme("mxfp4", 32)
+    assert scheme(found, "attn.wq_b") == Scheme("fp8_block", block=(128, 128), scale_bytes=1)
+
+
+def test_mixed_precision_names_its_layers() -> None:
+    found = read(
+        {
+            "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                "model.layers.3.self_attn.q_proj": {"quant_algo": "FP8"},
+                "model.layers.3.mlp.up_proj": {"quant_algo": "NVFP4"},
+            },
+        }
+    )  # fmt: skip
+    assert scheme(found, "self_attn.q_proj") == Scheme("fp8_tensor", static=True)
+    assert scheme(found, "mlp.up_proj") == Scheme("nvfp4", 16)
+    assert scheme(found, "mlp.down_proj") is None
+
+
+def test_parts_that_a_server_fuses_must_agree() -> None:
+    found = read({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.self_attn.q_proj"]})
+    with pytest.raises(UnsupportedModelError, match="fused by a server but stored in different schemes"):
+        scheme_of(found, 3, ("self_attn.q_proj", "self_attn.k_proj"))
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"num_bits": 8, "type": "float"}, "fp8"),
+        ({"num_bits": 8, "type": "int"}, None),
+        ("FP8", "fp8"),
+        (None, None),
+    ],
+)
+def test_a_checkpoint_may_ask_for_an_fp8_cache(stated: object, expected: str | None) -> None:
+    assert read({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": stated}).kv_dtype == expected

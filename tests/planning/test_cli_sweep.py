@@ -1,0 +1,369 @@
+"""`kvplan sweep`: the numbers of `kvplan estimate`, every combination, in every format; what it refuses."""
+
+import csv
+import io
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvplan.planning.sweep import Row
+from tests.support.cli import Run, config_file, refused
+from tests.support.cli import run as run  # the fixture
+
+LLAMA = ("sweep", "llama-3.1-8b", "--gpu", "a100-80g,l40s", "--ctx", "8k,32k", "--tp", "1,2")
+PRICES = "a100-80g: 2.00\nl40s: 1.20\n"
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> Path:
+    path = tmp_path / "prices.yaml"
+    path.write_text(PRICES, encoding="utf-8")
+    return path
+
+
+def flags_of(row: dict[str, Any]) -> list[str]:
+    """What `kvplan estimate` is asked for one row of a sweep."""
+    named = {
+        "--gpu": row["gpu"],
+        "--engine": row["engine"],
+        "--ctx": row["max_model_len"],
+        "--mean-tokens": row["mean_tokens"],
+        "--tp": row["tensor_parallel_size"],
+        "--pp": row["pipeline_parallel_size"],
+        "--quantization": row["quantization"],
+        "--kv-cache-dtype": row["kv_cache_dtype"],
+        "--gpu-memory-utilization": row["gpu_memory_utilization"],
+        "--max-num-seqs": row["max_num_seqs"],
+        "--dtype": row["dtype"],
+    }
+    return [str(word) for flag, value in named.items() if value is not None for word in (flag, value)]
+
+
+# --- the numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_of_rows_has_the_numbers_of_estimate(run: Run) -> None:
+    swept = run(
+        "sweep", "llama-3.1-8b", "gemma-3-27b", "qwen3-next-80b-a3b", "deepseek-v2-lite",
+        "--gpu", "l40s,a100-80g,h200", "--engine", "vllm@0.33,vllm@0.11", "--tp", "1,2", "--pp", "1,2",
+        "--kv-cache-dtype", "auto,fp8", "--gpu-memory-utilization", "0.9,0.95", "--max-num-seqs", "16,200",
+        "--ctx", "4k,30000", "--mean-tokens", "1000,3000", "--quantization", "none,fp8", "--format", "json",
+    )  # fmt: skip
+    rows = swept.json["rows"]
+    assert len(rows) == swept.json["combinations"] == 4 * 3 * 2**9
+    for row in random.Random(7).sample(rows, 60):
+        asked = run("estimate", row["model"], *flags_of(row), "--format", "json", "-q")
+        if row["deficit"] is None:
+            assert refused(asked) == row["reason"]
+            continue
+        doc = asked.json
+        users, kv = doc["concurrency"], doc["kv"]
+        expected = {
+            "fits": doc["fits"], "deficit": doc["deficit"], "weights": doc["memory"]["weights"],
+            "kv_cache": doc["memory"]["kv_cache"], "num_blocks": kv["num_blocks"], "tokens": kv["tokens"],
+            "block_size": kv["block_size"], "kv_dtype": kv["dtype"], "kv_bytes_per_token": kv["bytes_per_token"],
+            "bytes_per_request": kv["bytes_per_request"], "concurrency": users["max"],
+            "concurrency_low": users["low"], "concurrency_high": users["high"],
+            "pool_users": users["pool_users"], "num_gpus": doc["inputs"]["num_gpus"], "users": users["users"],
+        }  # fmt: skip
+        assert {name: row[name] for name in expected} == expected, flags_of(row)
+
+
+def test_lengths_are_answered_as_estimate_does(run: Run) -> None:
+    dist = ("--lengths", "lognormal:median=600,p95=2000", "--shared-prefix", "256")
+    rows = run(*LLAMA, *dist, "--format", "json").json["rows"]
+    for row in (rows[0], rows[5]):
+        doc = run("estimate", row["model"], *flags_of(row), *dist, "--format", "json").json
+        assert row["pool_users"] == doc["concurrency"]["pool_users"]
+        assert row["users"] == min(row["pool_users"], row["max_num_seqs"])
+
+
+def test_flags_that_are_no_lists_hold_for_every_row(run: Run) -> None:
+    rows = run(*LLAMA, "--dp", "2", "--enforce-eager", "--format", "json").json["rows"]
+    assert {row["data_parallel_size"] for row in rows} == {2}
+    doc = run("estimate", "llama-3.1-8b", *flags_of(rows[3]), "--dp", "2", "--enforce-eager", "--format", "json").json
+    assert rows[3]["concurrency"] == doc["concurrency"]["max"]
+    assert rows[3]["users"] == 2 * doc["concurrency"]["users"]
+
+
+def test_a_pasted_command_is_the_base_and_lists_win_over_it(run: Run) -> None:
+    command = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 4096 --tensor-parallel-size 4 --max-num-seqs 32"
+    rows = run("sweep", "--from-command", command, "--gpu", "h200", "--tp", "1,2", "--format", "json").json["rows"]
+    assert [(r["tensor_parallel_size"], r["max_num_seqs"], r["max_model_len"]) for r in rows] == [
+        (1, 32, 4096),
+        (2, 32, 4096),
+    ]
+
+
+def test_auto_contexts_are_rows_with_the_context_that_fits(run: Run) -> None:
+    rows = run("sweep", "llama-3.1-8b", "--gpu", "rtx-4090,h200", "--ctx", "auto", "--format", "json").json["rows"]
+    for row in rows:
+        fitted = run("estimate", "llama-3.1-8b", "--gpu", row["gpu"], "--ctx", "auto", "--format", "json").json
+        assert row["max_model_len"] == fitted["kv"]["max_model_len"]
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_json_follows_its_schema(run: Run, prices: Path) -> None:
+    schema = run("schema", "sweep").json
+    validator = jsonschema.Draft202012Validator(schema)
+    for more in (
+        (),
+        ("--prices", str(prices)),
+        ("--pareto",),
+        ("--quantization", "none,fp8", "--mean-tokens", "1k,2k"),
+    ):
+        validator.validate(run(*LLAMA, *more, "--format", "json").json)
+    impossible = run("sweep", "llama-3.1-8b", "qwen3-32b", "--gpu", "l40s", "--ctx", "4k,64k", "--format", "json").json
+    validator.validate(impossible)
+    assert impossible["impossible"] == 1  # Qwen3-32B was made for 40,960 tokens
+    assert sum(row["reason"] is not None and "40,960" in row["reason"] for row in impossible["rows"]) == 1
+
+
+def test_csv_and_json_hold_the_same(run: Run) -> None:
+    rows = run(*LLAMA, "--format", "json").json["rows"]
+    read = list(csv.DictReader(io.StringIO(run(*LLAMA, "--format", "csv").out)))
+    assert tuple(read[0]) == Row._fields
+    shown = {None: "", True: "true", False: "false"}
+    for row, line in zip(rows, read, strict=True):
+        assert line == {
+            name: shown[value] if value is None or isinstance(value, bool) else str(value)
+            for name, value in row.items()
+        }
+
+
+def test_reports_are_what_standard_output_would_be(run: Run, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.csv", "c.md")]
+    ran = run(*LLAMA, *(word for path in paths for word in ("--report", str(path))))
+    assert ran.code == 0
+    for path, format in zip(paths, ("json", "csv", "markdown"), strict=True):
+        text = path.read_text(encoding="utf-8").removesuffix("<!-- kvplan -->\n")
+        assert text == run(*LLAMA, "--format", format).out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.csv", "c.md"]
+
+
+def test_the_table_has_the_columns_that_vary(run: Run) -> None:
+    head = run(*LLAMA).out.splitlines()[2].split()
+    assert head[:3] == ["GPU", "context", "TP"]
+    assert "KV dtype" not in run(*LLAMA).out
+    assert "KV dtype" in run(*LLAMA, "--kv-cache-dtype", "auto,fp8").out
+    one = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "32k")
+    assert one.out.splitlines()[0] == "llama-3.1-8b on a100-80g at 32,768 tokens: 1 combination, 1 fits"
+
+
+def test_a_long_table_is_cut_and_says_so(run: Run) -> None:
+    out = run(*LLAMA, "--limit", "3").out.splitlines()
+    assert len(out) == 2 + 1 + 3 + 1
+    assert out[-1] == "… and 5 more: --format csv"
+    assert "more: --format csv" not in run(*LLAMA, "--limit", "8").out
+
+
+def test_the_table_says_where_the_scheduler_is_the_limit(run: Run) -> None:
+    out = run("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "4k", "--max-num-seqs", "16,512").out
+    assert [line.endswith("yes, 16 at once") for line in out.splitlines()[3:]] == [False, True]
+
+
+def test_the_table_begins_with_what_was_asked_for(run: Run, prices: Path) -> None:
+    rows = run(*LLAMA, "--prices", str(prices), "--format", "json").json["rows"]
+    for sort, field in (
+        ("users", "users"),
+        ("users-per-gpu", "users_per_gpu"),
+        ("users-per-dollar", "users_per_dollar"),
+    ):
+        best = max(rows, key=lambda row: row[field] or 0)
+        first = run(*LLAMA, "--prices", str(prices), "--sort", sort, "--limit", "1").out.splitlines()[3].split()
+        assert first[:3] == [best["gpu"], f"{best['max_model_len']:,}", str(best["tensor_parallel_size"])]
+
+
+def test_what_cannot_be_is_counted_below_the_table(run: Run) -> None:
+    out = run("sweep", "llama-3.1-8b", "qwen2.5-7b", "--gpu", "l40s,h200", "--ctx", "8k", "--tp", "1,8").out
+    assert "2 combinations are not possible:" in out
+    table = out.splitlines()[2:]
+    assert table[7:8] == [""]  # the header, six rows, then what cannot be
+    assert "2 x tensor_parallel_size 8: does not divide the 28 attention heads of qwen2.5-7b" in out
+
+
+def test_pareto_keeps_what_nothing_beats_in_every_format(run: Run, prices: Path) -> None:
+    every = run(*LLAMA, "--prices", str(prices), "--format", "json").json["rows"]
+
+    def values(row: dict[str, Any]) -> tuple[float, ...]:
+        return row["max_model_len"], row["users_per_gpu"], row["users_per_dollar"]
+
+    def beats(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        pairs = list(zip(values(one), values(other), strict=True))
+        return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
+
+    kept = [row for row in every if row["users"] and not any(beats(other, row) for other in every)]
+    found = run(*LLAMA, "--prices", str(prices), "--pareto", "--format", "json").json
+    assert found["rows"] == kept
+    assert (found["pareto"], found["combinations"]) == (True, len(every))
+    assert len(kept) < len(every)
+
+
+def test_of_combinations_that_are_alike_the_plainest_is_kept(run: Run) -> None:
+    """200 tokens a user: the pool holds more than max_num_seqs at each utilisation, KV dtype and block size."""
+    words = ("--gpu-memory-utilization", "0.8,0.92,0.95", "--kv-cache-dtype", "fp8,auto", "--block-size", "32,16")
+    asked = ("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--mean-tokens", "200", *words)
+    every = run(*asked, "--format", "json").json
+    assert len({(row["max_model_len"], row["users_per_gpu"]) for row in every["rows"]}) == 1
+    assert every["alike"] == 0  # without --pareto nothing is left out
+    found = run(*asked, "--pareto", "--format", "json").json
+    (row,) = found["rows"]
+    flags = ("gpu_memory_utilization", "kv_cache_dtype", "block_size")
+    assert [row[name] for name in flags] == [0.92, "auto", 16]  # what vLLM 0.33 takes where it is told nothing
+    assert found["alike"] == 3 * 2 * 2 - 1
+    for form in ("table", "markdown"):
+        assert (
+            "11 other combinations hold as many users on as many of the same GPUs"
+            in run(*asked, "--pareto", "--format", form).out
+        )
+
+
+def test_other_gpus_and_more_of_them_are_not_alike(run: Run) -> None:
+    """Both hold 256 users a GPU of 100 tokens, as max_num_seqs bounds them: each is an offer of its own."""
+    words = (
+        "--gpu",
+        "h200,b200",
+        "--ctx",
+        "8k",
+        "--mean-tokens",
+        "100",
+        "--max-num-seqs",
+        "256",
+        "--block-size",
+        "16,32",
+    )
+    found = run("sweep", "llama-3.1-8b", *words, "--pareto", "--format", "json").json
+    assert [(row["gpu"], row["users"], row["block_size"]) for row in found["rows"]] == [
+        ("h200", 256, 16),
+        ("b200", 256, 16),
+    ]
+    assert found["alike"] == 2
+
+
+def test_the_figure_is_written_whole(run: Run, tmp_path: Path, prices: Path) -> None:
+    for name, start in (("a.png", b"\x89PNG"), ("b.svg", b"<?xml")):
+        assert run(*LLAMA, "--figure", tmp_path / name, "--prices", prices).code == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.svg", "prices.yaml"]
+
+
+def test_the_exit_code_says_whether_anything_fits(run: Run) -> None:
+    small = ("sweep", "llama-3.1-70b", "--gpu", "l40s", "--ctx", "4k,8k")
+    assert run(*small).code == 0
+    assert run(*small, "--exit-code").code == 1
+    assert run(*small, "--tp", "1,4", "--exit-code").code == 0
+
+
+def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
+    folder = config_file(tmp_path / "=[bold]|x")
+    words = ("sweep", str(folder), "--gpu", "h200", "--ctx", "4k,8k")
+    assert "=[bold]|x" in run(*words, "--color", "always").out
+    assert "=\\[bold\\]\\|x" in run(*words, "--format", "markdown").out
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("--tp", "1,,2"), "--tp: holds an empty value ('1,,2')"),
+        (("--tp", "1,two"), "--tp: not a whole number ('two')"),
+        (("--tp", "1,3"), "tensor_parallel_size 3: does not divide the 32 attention heads"),
+        (("--tp", "1,2", "--engine-arg", "tensor_parallel_size=4"), "and --engine-arg tensor_parallel_size=4"),
+        (("--gpu", "a100-80g,nosuch"), "gpu 'nosuch'"),
+        (("--ctx", "8k,1M"), "max_model_len 1,048,576: llama-3.1-8b was made for 131,072 tokens"),
+        (("--kv-cache-dtype", "auto,fp9"), "--kv-cache-dtype 'fp9': is not one kvplan knows"),
+        (("--quantization", "none,awq"), "--quantization awq: llama-3.1-8b is not quantised"),
+        (("--dtype", "bfloat16,int8"), "--dtype 'int8': is not one vLLM takes"),
+        (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan knows vLLM"),
+        (("--mean-tokens", "1k,200k"), "mean length 204,800: is beyond the context"),
+        (("--mean-tokens", "1k,2k", "--prompt-tokens", "1k", "--output-tokens", "9"), "--mean-tokens: says the same"),
+        (("--block-size", "16,24"), "--block-size 24: must be a multiple of 16"),
+        (("--gpu-memory-utilization", "0.9,1.9"), "--gpu-memory-utilization: outside (0, 1] ('1.9')"),
+        (("--limit", "0"), "--limit: must be at least 1"),
+        (("--jobs", "many"), "--jobs: not a whole number"),
+        (("--sort", "users-per-dollar"), "--sort users-per-dollar: needs to know what GPUs cost"),
+        (("--prices", "nosuch.yaml"), "nosuch.yaml: no such file"),
+        (("--figure", "out.gif"), "--figure out.gif: the suffix does not say a format"),
+        (("--report", "out.txt"), "--report out.txt: the suffix does not say a format"),
+        (("--ctx", ",".join(str(4096 + i) for i in range(2000)), "--max-num-seqs", ",".join(map(str, range(8, 1018)))),
+         "sweep: 2,020,000 combinations are more than 2,000,000"),
+    ],
+)  # fmt: skip
+def test_what_no_combination_can_use_is_refused(run: Run, words: tuple[str, ...], fault: str) -> None:
+    base = ["sweep", "llama-3.1-8b", "--gpu", "h200"]
+    if "--gpu" in words:
+        base = base[:2]
+    line = refused(run(*base, *([] if "--ctx" in words else ["--ctx", "8k"]), *words))
+    assert fault in line
+
+
+def test_a_sweep_needs_a_model(run: Run) -> None:
+    assert refused(run("sweep", "--gpu", "h200")).startswith("MODEL: is missing")
+
+
+def test_a_gpu_without_a_price_is_named_and_kept(run: Run, prices: Path) -> None:
+    ran = run("sweep", "llama-3.1-8b", "--gpu", "a100-80g,h200", "--ctx", "8k", "--prices", prices, "--format", "json")
+    assert "has no price for h200" in ran.err
+    assert [row["price_per_hour"] for row in ran.json["rows"]] == [2.0, None]
+    assert "has none of h200" in refused(
+        run("sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--prices", prices)
+    )
+
+
+def test_a_closed_pipe_ends_a_long_sweep_quietly() -> None:
+    contexts = ",".join(str(1024 + i) for i in range(5_000))
+    seqs = ",".join(str(8 + i) for i in range(20))
+    words = [
+        "sweep",
+        "llama-3.1-8b",
+        "--gpu",
+        "h200",
+        "--ctx",
+        contexts,
+        "--max-num-seqs",
+        seqs,
+        "--jobs",
+        "1",
+        "--format",
+        "csv",
+    ]
+    line = "import sys; from kvplan.cli.main import run; run()"
+    running = subprocess.Popen([sys.executable, "-c", line, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    assert running.stdout.readline().startswith(b"model,gpu,engine")
+    running.stdout.close()
+    err = running.stderr.read()
+    running.stderr.close()
+    assert (running.wait(60), err) == (0, b"")
+
+
+def test_a_sweep_and_a_recommendation_load_no_heavy_library() -> None:
+    code = """
+import sys
+from kvplan.cli.main import main
+codes = [main(["sweep", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "32k,64k"]),
+         main(["recommend", "llama-3.1-8b", "--users", "20", "--ctx", "8k"])]
+print(codes, *sorted(set(sys.argv[1:]) & set(sys.modules)), file=sys.stderr)
+"""
+    heavy = ("torch", "triton", "transformers", "pandas", "matplotlib", "pynvml", "numpy", "jinja2", "multiprocessing")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *heavy], capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.stderr.strip().splitlines()[-1:] == ["[0, 0]"], done.stderr
+
+
+def test_json_is_one_document_however_few_rows_there_are(run: Run) -> None:
+    none = run("sweep", "llama-3.1-70b", "--gpu", "l40s", "--ctx", "4k", "--pareto", "--format", "json")
+    assert json.loads(none.out)["rows"] == []
+    assert json.loads(none.out)["short"] == 1

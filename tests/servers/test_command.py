@@ -1,0 +1,328 @@
+"""A pasted server command is read as vLLM reads it; what would give a wrong answer is refused."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.servers.command import (
+    ARGUMENTS,
+    COMPILATION,
+    HARMLESS,
+    OWN,
+    REFUSED,
+    SWITCHES,
+    UNMODELLED,
+    ServeCommand,
+    read_argument,
+    read_command,
+    read_pair,
+)
+from kvplan.servers.pasted import read_command as read_either
+from kvplan.servers.vllm.rules import EngineArgs
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_every_engine_argument_can_be_said() -> None:
+    assert set(ARGUMENTS) == {field.name for field in fields(EngineArgs)}
+
+
+def test_no_flag_stands_in_two_lists() -> None:
+    lists = (set(ARGUMENTS), set(REFUSED), UNMODELLED, SWITCHES, HARMLESS, OWN, set(COMPILATION))
+    assert sum(len(flags) for flags in lists) == len(set().union(*lists))
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "args"),
+    [
+        (f"vllm serve {MODEL}", MODEL, {}),
+        (f"vllm serve {MODEL} --max-model-len 32k", MODEL, {"max_model_len": 32_000}),  # vLLM: k is 1000
+        (f"vllm serve {MODEL} --max-model-len=32K", MODEL, {"max_model_len": 32_768}),  # and K 1024
+        (f"vllm serve {MODEL} --max-model-len 25.6k", MODEL, {"max_model_len": 25_600}),
+        (f"vllm serve {MODEL} --max-model-len -1", MODEL, {"max_model_len": "auto"}),
+        (f"vllm serve {MODEL} --max-model-len auto", MODEL, {"max_model_len": "auto"}),
+        (f"vllm serve {MODEL} --kv-cache-memory-bytes 20G", MODEL, {"kv_cache_memory_bytes": 20 * 2**30}),
+        (f"vllm serve {MODEL} --kv-cache-memory-bytes 20g", MODEL, {"kv_cache_memory_bytes": 20 * 10**9}),
+        (f"vllm serve {MODEL} --max-num-batched-tokens 8k", MODEL, {"max_num_batched_tokens": 8_000}),
+        (f"vllm serve {MODEL} -tp 4 -pp 2 -dp 3", MODEL, {
+            "tensor_parallel_size": 4, "pipeline_parallel_size": 2, "data_parallel_size": 3}),
+        (f"vllm serve {MODEL} --tensor_parallel_size 4 -q awq", MODEL, {
+            "tensor_parallel_size": 4, "quantization": "awq"}),
+        (f"vllm serve {MODEL} -tp=4", MODEL, {"tensor_parallel_size": 4}),
+        (f"vllm serve {MODEL} --no-enable-prefix-caching --enforce-eager", MODEL, {
+            "enable_prefix_caching": False, "enforce_eager": True}),
+        (f"vllm serve {MODEL} --no-async-scheduling -ep", MODEL, {
+            "async_scheduling": False, "enable_expert_parallel": True}),
+        (f"vllm serve {MODEL} --gpu-memory-utilization 0.95 --kv-cache-dtype fp8", MODEL, {
+            "gpu_memory_utilization": 0.95, "kv_cache_dtype": "fp8"}),
+        (f"vllm serve {MODEL} --kv-offloading-size 32", MODEL, {"kv_offloading_size": 32 * 2**30}),
+        (f"vllm serve {MODEL} --enable-lora", MODEL, {"max_loras": 1}),  # vLLM's default
+        (f"vllm serve {MODEL} --enable-lora --max-loras 4 --max-lora-rank 64", MODEL, {
+            "max_loras": 4, "max_lora_rank": 64}),
+        (f"vllm serve {MODEL} --max-loras 4", MODEL, {}),  # nothing is set aside without --enable-lora
+        (f"CUDA_VISIBLE_DEVICES=0,1 VLLM_USE_V1=1 vllm serve {MODEL} -tp 2", MODEL, {"tensor_parallel_size": 2}),
+        (f"nohup /opt/venv/bin/vllm serve {MODEL} -tp 2 > log.txt 2>&1 &", MODEL, {"tensor_parallel_size": 2}),
+        (f"vllm serve {MODEL} \\\n  --tensor-parallel-size 2 \\\r\n  --enforce-eager", MODEL, {
+            "tensor_parallel_size": 2, "enforce_eager": True}),
+        (f"python -m vllm.entrypoints.openai.api_server --model {MODEL} -tp 2", MODEL, {"tensor_parallel_size": 2}),
+        (f"python3 -m vllm.entrypoints.openai.api_server --model={MODEL}", MODEL, {}),
+        (f"vllm bench throughput --model {MODEL} --input-len 100", MODEL, {"usage": "offline"}),
+        (f"vllm serve --trust-remote-code {MODEL}", MODEL, {}),  # a switch takes no value
+        (f"vllm serve {MODEL} --served-model-name a b c --max-num-seqs 64", MODEL, {"max_num_seqs": 64}),
+        (f"vllm serve '{MODEL}' --override-generation-config '{{\"max_new_tokens\": 4096}}'", MODEL, {}),
+        (f"vllm serve {MODEL} --cpu-offload-gb 0", MODEL, {}),
+        (f"vllm serve {MODEL} --performance-mode throughput", MODEL, {"performance_mode": "throughput"}),
+        (f"vllm serve {MODEL} --async-scheduling", MODEL, {"async_scheduling": True}),
+        # a line of a shell, of which one command starts the server
+        (f"export X=1 && vllm serve {MODEL} -tp 2", MODEL, {"tensor_parallel_size": 2}),
+        (f"cd /opt/x && vllm serve {MODEL} -tp 2 | tee log.txt", MODEL, {"tensor_parallel_size": 2}),
+        (f"export X=1; vllm serve {MODEL} -tp 2; echo done", MODEL, {"tensor_parallel_size": 2}),
+        (f"ray start --head --port 6379 && vllm serve {MODEL} -pp 2", MODEL, {"pipeline_parallel_size": 2}),
+        (f"vllm serve {MODEL} -tp 2  # two GPUs, don't use one", MODEL, {"tensor_parallel_size": 2}),
+        (f"# on two GPUs\nvllm serve {MODEL} -tp 2", MODEL, {"tensor_parallel_size": 2}),
+        (f"vllm serve {MODEL} --chat-template 'a # b' -tp 2", MODEL, {"tensor_parallel_size": 2}),  # no comment
+        (f"vllm serve {MODEL} --chat-template a#b -tp 2", MODEL, {"tensor_parallel_size": 2}),  # likewise
+    ],
+)  # fmt: skip
+def test_a_command_is_read(text: str, model: str, args: dict[str, Any]) -> None:
+    found = read_command(text)
+    assert (found.model, found.args) == (model, args)
+
+
+def test_an_image_names_the_release_and_what_stands_before_it_is_of_no_account() -> None:
+    found = read_command(
+        "docker run --runtime nvidia --gpus all -v ~/.cache/huggingface:/root/.cache/huggingface "
+        '--env "HF_TOKEN=hf_secret" -p 8000:8000 --ipc=host --name vllm vllm/vllm-openai:v0.11.2 '
+        f"--model {MODEL} --max-model-len 16384 --api-key sk-secret"
+    )
+    assert found == ServeCommand(
+        model=MODEL, engine="vllm@0.11.2", args={"max_model_len": 16384}, ignored=["--api-key"],
+        environment={"HF_TOKEN": None},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:latest", "hub.local:5000/team/vllm-openai", "vllm/vllm-openai"])
+def test_an_image_without_a_release_names_none(image: str) -> None:
+    found = read_command(f"sudo docker run --rm -it {image} {MODEL} -tp 2")
+    assert (found.engine, found.model, found.args) == (None, MODEL, {"tensor_parallel_size": 2})
+
+
+def test_a_number_that_kvplan_itself_would_read_differently_is_noted() -> None:
+    (note,) = read_command(f"vllm serve {MODEL} --max-model-len 32k").notes
+    assert "32,000" in note
+    assert "32K" in note
+    assert read_command(f"vllm serve {MODEL} --max-model-len 32768").notes == []
+
+
+def test_flags_of_no_account_are_listed_without_their_values() -> None:
+    found = read_command(f"vllm serve {MODEL} --port 8000 --api-key sk-123 --chat-template ./x.jinja --enable-foo")
+    assert found.ignored == ["--port", "--api-key", "--chat-template"]
+    assert found.unknown == ["--enable-foo"]
+    assert "sk-123" not in repr(found)
+
+
+def test_flags_whose_effect_is_not_sized_are_named() -> None:
+    found = read_command(f"vllm serve {MODEL} -O3 --compilation-config.mode 3 --load-format x")
+    assert found.unmodelled == ["-O3", "--compilation-config.mode", "--load-format"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        """--compilation-config '{"cudagraph_mode": "NONE"}'""",
+        """--compilation-config '{"level": 0}'""",
+        """--compilation-config '{"mode": 0, "custom_ops": ["none"]}'""",
+        """-cc '{"use_cudagraph": false}'""",
+        "--compilation-config 0",
+        "--compilation-config.cudagraph_mode NONE",
+        "-cc.cudagraph_mode=none",
+        "-O0",
+        "-O 0",
+        "-O.cudagraph_mode=NONE",
+        "--optimization-level 0",
+        "--cudagraph-mode NONE",
+    ],
+)
+def test_a_command_without_cuda_graphs_is_sized_without_them(flags: str) -> None:
+    found = read_command(f"vllm serve {MODEL} {flags}")
+    assert found.args == {"enforce_eager": True}
+    assert found.unmodelled == []
+    assert "--enforce-eager" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-O2",
+        """--compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""",
+        """--compilation-config '{"level": 0, "cudagraph_mode": "FULL"}'""",  # what is said wins over the level
+        """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""",
+        "-O0 -cc.cudagraph_mode=FULL",
+    ],
+)
+def test_other_cuda_graphs_are_named_as_not_modelled(flags: str) -> None:
+    found = read_command(f"vllm serve {MODEL} {flags}")
+    assert found.args == {}
+    assert found.unmodelled
+
+
+@pytest.mark.parametrize(
+    ("flags", "draft", "tokens"),
+    [
+        ('--speculative-config \'{"model": "org/small", "num_speculative_tokens": 5}\'', "org/small", 5),
+        ("--speculative-config.model org/small --speculative-config.num_speculative_tokens 5", "org/small", 5),
+        ("--speculative-model org/small --num-speculative-tokens 5", "org/small", 5),
+        ('--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}\'', None, 4),
+    ],
+)
+def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> None:
+    found = read_command(f"vllm serve {MODEL} {flags}")
+    assert (found.draft_model, found.args) == (draft, {"num_speculative_tokens": tokens})
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "has no server in it"),
+        ("ls -la", "has no server in it"),
+        ("vllm chat", "has no server in it"),
+        ("docker run nginx", "has no server in it"),
+        (f"vllm serve {MODEL} --max-modle-len 32k", "did you mean --max-model-len"),
+        (f"vllm serve {MODEL} --tensor-parallel 2", "did you mean --tensor-parallel-size"),
+        (f"vllm serve {MODEL} --max-model-len", "needs one value"),
+        (f"vllm serve {MODEL} --max-model-len 32kb", "not a number vLLM reads"),
+        (f"vllm serve {MODEL} --gpu-memory-utilization 1.2", r"outside \(0, 1\]"),
+        (f"vllm serve {MODEL} --enforce-eager=true", "takes no value"),
+        (f"vllm serve {MODEL} other", "a word without a flag"),
+        (f"vllm serve {MODEL} --no-such-flag 3", "^--from-command --no-such-flag: is no flag kvplan knows"),
+        (f"vllm serve {MODEL} --no-enable-prefix-caching 3", r"a word without a flag \('3'\)"),
+        (f"vllm serve {MODEL} --port 1 --no-enforce-eager 3", "a word without a flag"),
+        (f"vllm serve {MODEL} --served-model-name 'x", "quotes do not match"),
+        ("vllm serve $MODEL", "shell variable"),
+        (f"vllm serve {MODEL} -tp $(nproc)", "shell variable"),
+        (f"vllm serve {MODEL} -tp 4096", "more than 1,024"),
+        (f"vllm serve {MODEL} --cpu-offload-gb 10", "not modelled"),
+        (f"vllm serve {MODEL} --config serve.yaml", "a file of more flags"),
+        (f"vllm serve {MODEL} --hf-overrides '{{\"num_hidden_layers\": 2}}'", "changes the model's config"),
+        (f"vllm serve {MODEL} --speculative-config nonsense", "not a JSON object"),
+        (f"vllm serve {MODEL} --max-lora-rank 7 --enable-lora", "not one of 1, 8, 16"),
+        (f"vllm serve {MODEL} --performance-mode fast", "not one of balanced, interactivity, throughput"),
+        (f"vllm serve {MODEL} --kv-cache-memory-bytes 16", "too small to be meant"),
+        (f"vllm serve {MODEL} --compilation-config nonsense", "not a JSON object"),
+        (f"cd /opt && echo {MODEL}", "has no server in it"),
+        (f"vllm serve {MODEL} --served-model-name {'a ' * 8192}", "is longer than 16,384 characters"),
+        (f"# vllm serve {MODEL}", "has no server in it"),
+    ],
+)
+def test_a_command_that_would_be_misread_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=fault) as caught:
+        read_command(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "medusa"])
+def test_a_draft_that_is_no_model_of_its_own_is_refused_by_name(method: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=method):
+        read_command(f'vllm serve {MODEL} --speculative-config \'{{"method": "{method}"}}\'')
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("max_model_len=32k", "max_model_len", 32_768),  # kvplan's own reading
+        ("max-model-len=-1", "max_model_len", "auto"),
+        ("tp=4", "tensor_parallel_size", 4),
+        ("--block-size=32", "block_size", 32),
+        ("async_scheduling=false", "async_scheduling", False),
+        ("kv_offloading_size=1.5", "kv_offloading_size", 3 * 2**29),
+        ("usage=offline", "usage", "offline"),
+    ],
+)
+def test_an_engine_argument_is_read(text: str, name: str, value: object) -> None:
+    assert read_pair(text) == (name, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("block_size", "has no value"),
+        ("blok_size=32", "did you mean block_size"),
+        ("port=8000", "is not an engine argument kvplan models"),
+        ("async_scheduling=yes", "neither true nor false"),
+        ("usage=batch", "not one of server, offline"),
+        ("dtype=", "is not a name"),
+        ("block_size=\x1b[31m", "not a whole number"),
+    ],
+)
+def test_an_engine_argument_that_cannot_be_read_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=fault) as caught:
+        read_pair(text)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+@pytest.mark.parametrize("text", ["", " ", "0", "-1", "nan", "1e999", "9" * 400, "\0", "[/x]", "32", "true"])
+def test_any_text_is_read_or_refused(name: str, text: str) -> None:
+    for vllm in (False, True):
+        said = ""
+        try:
+            read_argument(name, text, "--x", vllm=vllm)
+        except KvplanError as error:
+            said = str(error)
+        assert said == "" or said.isprintable()
+
+
+def test_a_command_of_unknown_flags_is_no_vllm_command() -> None:
+    flags = " ".join(f"--zz{number}" for number in range(201))
+    assert len(read_command("vllm serve x " + flags.rpartition(" ")[0]).unknown) == 200
+    with pytest.raises(UsageError, match=r"--zz200: is one of more than 200 flags .*; is it a vllm command\?$"):
+        read_command(f"vllm serve x {flags}")
+
+
+SCRIPT = f"vllm serve {MODEL} --max-num-seqs 64"
+IMAGE = "vllm/vllm-openai:v0.11.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        (f"docker run --gpus all {IMAGE} bash -c '{SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --gpus all {IMAGE} /bin/bash -lc 'cd /srv && {SCRIPT} > log.txt 2>&1'", "vllm@0.11.2"),
+        (f"docker run --gpus all {IMAGE} sh -c 'pip install x; exec {SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --entrypoint bash {IMAGE} -c '{SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --entrypoint=/bin/sh {IMAGE} -c '{SCRIPT}'", "vllm@0.11.2"),
+        (f"docker run --entrypoint vllm {IMAGE} serve {MODEL} --max-num-seqs 64", "vllm@0.11.2"),
+        (f"docker run --entrypoint python3 {IMAGE} -m vllm.entrypoints.openai.api_server --model {MODEL} "
+         "--max-num-seqs 64", "vllm@0.11.2"),
+        (f"docker run {IMAGE} vllm serve {MODEL} --max-num-seqs 64", "vllm@0.11.2"),
+        (f"docker run pytorch/pytorch:2.9 bash -euo pipefail -c 'pip install vllm && {SCRIPT}'", None),
+        (f"srun bash -c \"bash -lc '{SCRIPT}'\"", None),
+        (f"nohup bash -c '{SCRIPT}' &", None),
+    ],
+)  # fmt: skip
+def test_a_script_that_a_shell_is_handed_is_read(text: str, engine: str | None) -> None:
+    command = read_command(text)
+    assert (command.model, command.args, command.engine) == (MODEL, {"max_num_seqs": 64}, engine)
+
+
+def test_what_a_container_and_its_script_set_is_read_together() -> None:
+    given = "-e VLLM_USE_V1=1 -e HF_TOKEN=hf_secret --env-file .env"
+    command = read_command(f"docker run {given} {IMAGE} bash -c 'export VLLM_USE_V2_MODEL_RUNNER=0; {SCRIPT}'")
+    assert command.environment == {
+        "VLLM_USE_V1": "1", "HF_TOKEN": None, "--env-file": None, "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }  # fmt: skip
+
+
+def test_a_script_starts_sglang_as_well() -> None:
+    script = f"python3 -m sglang.launch_server --model-path {MODEL} --tp 2"
+    command = read_either(f"docker run --gpus all lmsysorg/sglang:v0.5.9 bash -c '{script}'")
+    assert (command.model, command.engine) == (MODEL, "sglang@0.5.9")
+    assert command.args == {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize("words", ["bash", "/bin/bash start.sh", "bash -c 'echo nothing'"])
+def test_a_shell_without_a_server_is_no_model(words: str) -> None:
+    with pytest.raises(UsageError, match=r"has no server in it|not a server"):
+        read_command(f"docker run {IMAGE} {words}")

@@ -1,0 +1,44 @@
+"""One rank of a tensor-parallel engine: runs the jobs of a JSON file, prints an answer per job, a line of JSON each."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine import Engine, EngineConfig, SamplingParams
+from kvplan.cli.main import end
+from kvplan.core.errors import KvplanError
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    """Tokens of the job's prompts, and this rank's bytes; or why the engine refused."""
+    try:
+        engine = Engine(Path(job["folder"]), EngineConfig(**job["config"]))
+    except KvplanError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    rank = int(os.environ["RANK"])
+    prompts = [prompt[rank:] for prompt in job["prompts"]] if job.get("own_prompts") else job["prompts"]
+    outputs = engine.generate(prompts, SamplingParams(**job["params"]))
+    memory = engine.memory_report()
+    return {
+        "tokens": [output.token_ids for output in outputs],
+        "num_preemptions": engine.stats().num_preemptions,
+        "weights": memory.weights,
+        "activations": memory.activations,
+        "kv_cache": memory.kv_cache,
+        "num_blocks": memory.num_blocks,
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+        print(json.dumps(answer(job)), flush=True)
+    end(0)
+
+
+if __name__ == "__main__":
+    main()

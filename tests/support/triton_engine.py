@@ -1,0 +1,42 @@
+"""A program: serve two prompts with the Triton kernels in the interpreter; a line of JSON, their tokens, per model.
+
+`python -m tests.support.triton_engine KV_DTYPE FOLDER[,graphs] ...`, with TRITON_INTERPRET=1, which must be set before triton
+is imported. With `graphs` decode steps run on the tensors of CUDA graphs, which a CPU runs again instead of replaying.
+"""
+
+import json
+import sys
+
+import torch
+
+from engine import Engine, EngineConfig, SamplingParams, cuda_graphs
+
+# A prompt prefilled in two chunks beside another's decode, across a block boundary.
+PROMPTS = (tuple(range(5, 25)), (7, 8, 9))
+TOKENS = 3
+
+GRAPH_ROWS = 4  # more than there are requests
+
+
+def served(folder: str, kv_dtype: str, graphs: bool) -> list[list[int]]:
+    engine = Engine(
+        folder,
+        EngineConfig(
+            device="cpu", dtype="float32", backend="triton", kv_cache_dtype=kv_dtype, block_size=16, num_blocks=20,
+            max_model_len=48, max_num_seqs=2, max_num_batched_tokens=16,
+        ),
+    )  # fmt: skip
+    if graphs:
+        cuda_graphs.SIZES = (GRAPH_ROWS,)
+        cuda_graphs.capture = lambda run, pool: run
+        engine.runner.graphs = engine.runner._capture_graphs()
+        assert engine.runner.graphs.planners
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    return [output.token_ids for output in engine.generate([list(p) for p in PROMPTS], params)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    kv_dtype, *models = sys.argv[1:]
+    for folder, _, graphs in (model.partition(",") for model in models):
+        print(json.dumps(served(folder, kv_dtype, graphs == "graphs")), flush=True)
