@@ -30,7 +30,7 @@ types: .venv/dev.stamp
 tests: .venv/dev.stamp
 	.venv/bin/pytest -n 2
 
-test-full: .venv/dev.stamp # what is marked full, and every property once more with many new examples
+test-full: .venv/dev.stamp # what is marked full, and every property once more with many examples
 	.venv/bin/pytest -n 2 -m "(full or hypothesis) and not gpu" --hypothesis-profile full
 
 # The engine's tests with the GPU machines' Python, torch and numpy, where they are to be had; else a line says what is not.

@@ -19,9 +19,11 @@ GOLDEN = Path(__file__).parent / "golden"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Plain runs repeat the same few examples, so a red run is red for everyone; `make test-full` draws many new ones.
+# Every run repeats the same examples, so a red run is red for everyone: few in plain runs, many in `make test-full`.
+# `--hypothesis-profile new` draws others.
 settings.register_profile("plain", max_examples=25, derandomize=True, deadline=None)
-settings.register_profile("full", max_examples=200, deadline=None)
+settings.register_profile("full", max_examples=200, derandomize=True, deadline=None)
+settings.register_profile("new", max_examples=200, deadline=None)
 settings.load_profile("plain")
 
 # No test asserts seconds. One that hangs ends its process, which prints where; the slowest takes a few minutes.

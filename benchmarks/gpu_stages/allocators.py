@@ -1,6 +1,6 @@
 """Paged memory against a contiguous reservation of 8,192 tokens per request, in the same pool: requests per second.
 
-Lengths are those of azure-2023-conv (kvplan/workloads/workloads.yaml), all submitted at once. The pools are what Llama-3.1-8B
+Lengths are those of azure-2023-conv (`kvplan profiles`), all submitted at once. The pools are what Llama-3.1-8B
 leaves of a 24 GB and of a 40 GB GPU, in whole reservations (`kvplan estimate llama-3.1-8b --ctx 8192 --gpu rtx-4090`,
 and a100-40g): where memory is scarce, how it is given out decides. Both ways serve from one engine: weights, pool and
 graphs are the same, the scheduler is another. The empty part of a pool is, over all steps, the share of slots that

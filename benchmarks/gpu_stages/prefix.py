@@ -2,7 +2,7 @@
 
 One request at a time asks for one token, so its time is the time to first token without any queue. Two mixes:
 
-* clinical-notes of kvplan/workloads/workloads.yaml: each note behind a prefix that nobody has sent, and behind the one that all
+* clinical-notes of workloads.yaml: each note behind a prefix that nobody has sent, and behind the one that all
   share. Prompts have 8,902 tokens on average, so of their time about a tenth is the prefix's, and no cache can save
   more: the row "could save" is the shared part of all prompt tokens. The goal is about this mix.
 * short notes: 900 + 300 tokens, three quarters of them shared; told beside the goal. Every round has a prefix of its

@@ -2,7 +2,7 @@
 
 Nothing tunes itself at run time. Where tiles.json beside this file has an entry for the GPU and the shape, it is used:
 benchmarks/tune_kernels.py timed it there. Elsewhere the tables below are: their lines come from compiling for sm_80,
-89, 90 and 100, where they fit the shared memory and spill no register (tests/support/compile_kernels.py prints the table).
+89, 90 and 100, where they fit the shared memory and spill no register (tests/support/compile_kernels.py prints it).
 """
 
 from dataclasses import dataclass, replace

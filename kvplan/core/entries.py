@@ -15,14 +15,15 @@ from kvplan.core.errors import UsageError
 
 _KEY = re.compile(r"^([^\s#:][^:\n]*):", re.MULTILINE)
 _ALIASES = re.compile(r"^  aliases: \[([^\]]*)\]", re.MULTILINE)
+_ROOMS = {"gpus.yaml": "hardware", "workloads.yaml": "workloads"}
 _ID = re.compile(r"^  id: (\S+)$", re.MULTILINE)
 
 
 def locate(file_name: str) -> Path:
-    """The facts file beside this module (in a wheel), or one folder up (in a checkout)."""
-    here = Path(__file__).resolve().parent
-    beside = here / file_name
-    return beside if beside.exists() else here.parent / file_name
+    """A facts file: in its room of the package, or beside the package (models.yaml in a checkout)."""
+    package = Path(__file__).resolve().parents[1]
+    path = package / _ROOMS.get(file_name, "") / file_name
+    return path if path.exists() else package.parent / file_name
 
 
 @cache

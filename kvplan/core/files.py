@@ -224,7 +224,9 @@ def _integer(token: str) -> int:
 
 
 def _complaint(text: str, error: json.JSONDecodeError) -> str:
-    what = error.msg[:1].lower() + error.msg[1:].removesuffix(" at")  # `json` goes on with a line, which stands before
+    what = error.msg[:1].lower() + error.msg[1:].removesuffix(" starting at").removesuffix(
+        " at"
+    )  # the place stands before
     partial_word_left = re.compile(r"[\w.+-]*\s*").fullmatch(text, error.pos) and error.msg != "Extra data"
     if partial_word_left or error.msg.startswith("Unterminated"):
         return f"not JSON, {what}; the file is cut short, fetch it again"

@@ -224,7 +224,7 @@ def checkup() -> Checkup:
     )
     return Checkup(
         kvplan=installed("kvplan"),
-        kvplan_path=str(Path(__file__).resolve().parent),
+        kvplan_path=str(Path(__file__).resolve().parents[1]),
         python=platform.python_version(),
         python_path=sys.executable,
         platform=platform.platform(),

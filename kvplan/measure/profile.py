@@ -714,7 +714,7 @@ def environment(nvml: Nvml | None, gpu: Device | None) -> dict[str, Any]:
         "host_memory": host_memory()[1],
         "warnings": [] if nvml is None else list(nvml.warnings),
         "is_wsl": "microsoft" in platform.release().lower(),
-        "commit": checkout(Path(__file__).resolve().parents[1]),
+        "commit": checkout(Path(__file__).resolve().parents[2]),
         "argv": sys.argv[1:],
     }
 

@@ -205,7 +205,7 @@ def calibrated_bytes(calibration: Calibration, run: Run) -> tuple[dict[str, int]
 def elsewhere(run: Run) -> list[str]:
     """A note where the run is of other code than the formulas it is held against."""
     environment = run.manifest.get("environment") or {}
-    there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[1])
+    there, here = environment.get("commit"), checkout(Path(__file__).resolve().parents[2])
     if not isinstance(there, str):
         there, here = environment.get("kvplan"), installed()
     elif here is None:

@@ -151,7 +151,7 @@ class ServerSetup:
     """How a server was set up, as its page says.
 
     flags  engine arguments by name; model: the name it serves under, which need not be the model's id
-    facts  figures of one engine, under the names of kvplan/measure/serverlog/log.py: of several, of the one with fewest blocks
+    facts  figures of one engine, under the names of measure/serverlog/log.py: of several, of the one with fewest blocks
     num_engines  replicas on the page, each with a pool of its own
     """
 

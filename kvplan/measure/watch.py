@@ -1,6 +1,6 @@
 """What a GPU, a process and a server hold at one moment: readings for `kvplan watch`, as values and as rows of a CSV.
 
-A server's own numbers come from its /metrics page (kvplan/measure/server_metrics.py), which is read in a thread of its own: a
+A server's own numbers come from its /metrics page (server_metrics.py), which is read in a thread of its own: a
 page that cannot be had, or not yet, is part of a reading, and the others go on.
 """
 

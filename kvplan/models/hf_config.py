@@ -27,7 +27,7 @@ from kvplan.models.spec import (
 
 Reader = Callable[[Config, str], SpecDraft]
 
-# Module of kvplan.models.families -> the model types it reads. A module is imported when one of its models is asked for.
+# Module of families/ -> the model types it reads. A module is imported when one of its models is asked for.
 MODULES: dict[str, tuple[str, ...]] = {
     "dense": (
         "llama", "internlm2", "internlm3", "granite", "seed_oss", "smollm3", "mistral", "ministral3", "qwen2", "mimo",

@@ -87,7 +87,7 @@ class Concurrency:
 
     max, low, high  the server's own figure, all requests at the full context in the worst moment of their prefill; low
                     and high where what is estimated is at its worst and best
-    pool            users that the pool holds by the load's measure (kvplan.planning.users.users_held); low and high as above,
+    pool            users that the pool holds by the load's measure (planning.users.users_held); low and high as above,
                     None for a distribution of lengths: each would cost as much again
     max_num_seqs    requests that the scheduler runs at most; seqs_low and seqs_high at both ends: under SGLang slots
                     for states bound them, which are a share of the memory

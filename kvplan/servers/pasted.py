@@ -13,7 +13,7 @@ _VLLM_IMAGE = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:[-.][\
 
 
 def read_command(text: str) -> ServeCommand:
-    """What a pasted `vllm serve ...` or `sglang serve ...` asks for; errors as of kvplan.servers.command.read_command."""
+    """What a pasted `vllm serve ...` or `sglang serve ...` asks for; errors as of command.read_command."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError(f"--from-command: {command.too_long(text)}")
     from kvplan.servers import container  # of no account for most commands

@@ -953,8 +953,8 @@ def test_the_whole_script_runs_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_the_tests_stage_runs_every_file_with_a_test_for_a_gpu() -> None:
     marked = {
-        f"tests/{path.name}"
-        for path in Path(__file__).parents[1].glob("test_*.py")
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
         if re.search(
             r"^(@pytest\.mark\.gpu|pytestmark = pytest\.mark\.gpu)", path.read_text(encoding="utf-8"), re.MULTILINE
         )

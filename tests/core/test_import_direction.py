@@ -8,84 +8,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# From the ground up. A package counts as one entry: its modules may import each other.
+# From the ground up; the modules of a room may import each other.
 ORDER = (
-    # ground: errors, text and files in, no idea of a model
-    "errors",
-    "records",  # dataclasses that are made quickly
-    "units",
-    "entries",
-    "files",
-    "csv_text",  # rows as CSV
-    "git",  # a repository's files at a revision
-    "strict_yaml",
-    "limits",
-    "tensors",  # what a checkpoint's headers say
-    "gguf_header",
-    "safetensors_header",
-    "checkpoint",
-    "hub",
-    # facts
-    "spec",
-    "gpu",
-    "prices",  # what a GPU costs, as the user says
-    "workload",
-    "traces",  # requests as they came, or as a published workload has them
-    "families",  # one reader per model family
-    "patterns",  # over names of modules, from strangers
-    "names",  # of modules in checkpoints
-    "listed",  # what a quantization_config's lists say about them
-    "quant",  # a config's quantization_config
-    "hf_config",
-    "catalog",
-    # arithmetic
-    "layout",
-    "weights",
-    "disk",  # what they weigh as a checkpoint stores them
-    "allocator",  # what torch's blocks add to them
-    "stored",  # the same from a checkpoint's own headers
-    "rules",
-    "environment",  # variables that change a server's memory
-    "overheads",
-    "calibration",  # measured constants in place of modelled ones
-    "step_fit",  # what a step took
-    "start",  # why a server with room does not start
-    "users",  # how many requests a pool holds, exactly and in distribution
-    "plan",
-    "held",  # users of a plan at either end of its range
-    "sweep",  # many plans
-    "advise",  # what would make a plan fit
-    "recommend",  # the cheapest plan that holds so many users
-    "attribute",  # why two plans differ
-    "flags",
-    "explain",
-    "command",  # a pasted `vllm serve ...`
-    "sglang_command",
-    "container",  # a compose file's or a manifest's, as a shell's line
-    "pasted",  # either of the two
-    "simulate",
+    "core",  # errors, units, files: no idea of a model
+    "models",  # config file -> ModelSpec
+    "hardware",  # what a GPU is, and is doing
+    "sizing",  # bytes of weights and caches
+    "workloads",  # lengths, traces, profiles
+    "servers",  # the rules of vLLM, SGLang and the bundled engine
+    "planning",  # questions asked of plans
+    "simulate",  # a workload over plans in time
     "policy",  # what deployments promise, judged over plans
-    # what it really takes
-    "rundir",  # what a profile leaves on disk
-    "nvml",
-    "server_metrics",  # a server's /metrics page
-    "watch",
-    "doctor",
-    "profile",
-    "serverlog",  # a server's start-up log beside its plan
-    "run_manifest",
-    "run_capacity",
-    "reconcile",
-    "diff",  # what changed between plans
-    # answers
-    "schema",
-    "artifact",
+    "measure",  # what it really takes
+    "documents",  # every kvplan/*@1, and its JSON Schema
     "report",
     "cli",
     "__main__",
 )
-MAY_IMPORT_ENGINE = ("profile", "simulate", "cli")
-ENGINE_MAY_IMPORT = ("spec", "errors", "quant", "hf_config", "catalog")  # what a model is, and where that is read
+MAY_IMPORT_ENGINE = ("measure", "simulate", "cli")
+ENGINE_MAY_IMPORT = ("core", "models")  # what a model is, and where that is read
 
 
 def violations(root: Path) -> list[str]:
@@ -152,20 +93,32 @@ def test_every_import_goes_down() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "fault"),
     [
-        ("kvplan/units.py", "from kvplan.plan import plan", "kvplan/units.py:1: units imports plan"),
-        ("kvplan/spec.py", "def f():\n    import kvplan.layout", "kvplan/spec.py:2: spec imports layout"),
-        ("kvplan/spec.py", "from kvplan import cli", "kvplan/spec.py:1: spec imports cli"),
-        ("kvplan/rules/vllm.py", "from kvplan.plan import plan", "kvplan/rules/vllm.py:1: rules imports plan"),
         (
-            "kvplan/plan.py",
-            "import importlib\nimportlib.import_module('kvplan.cli')",
-            "kvplan/plan.py:2: plan imports cli",
+            "kvplan/core/units.py",
+            "from kvplan.planning.plan import plan",
+            "kvplan/core/units.py:1: core imports planning",
         ),
-        ("kvplan/plan.py", "from . import errors", "kvplan/plan.py:1: plan imports all of kvplan"),
-        ("kvplan/__init__.py", "from kvplan.plan import plan", "kvplan/__init__.py:1: __init__ imports plan"),
+        (
+            "kvplan/models/spec.py",
+            "def f():\n    import kvplan.sizing",
+            "kvplan/models/spec.py:2: models imports sizing",
+        ),
+        ("kvplan/models/spec.py", "from kvplan import cli", "kvplan/models/spec.py:1: models imports cli"),
+        (
+            "kvplan/servers/vllm/a.py",
+            "from kvplan.planning import b",
+            "kvplan/servers/vllm/a.py:1: servers imports planning",
+        ),
+        (
+            "kvplan/planning/plan.py",
+            "import importlib\nimportlib.import_module('kvplan.cli')",
+            "kvplan/planning/plan.py:2: planning imports cli",
+        ),
+        ("kvplan/planning/plan.py", "from . import a", "kvplan/planning/plan.py:1: planning imports all of kvplan"),
+        ("kvplan/__init__.py", "from kvplan.planning import plan", "kvplan/__init__.py:1: __init__ imports planning"),
         ("kvplan/oracle.py", "", "kvplan/oracle.py: 'oracle' has no place; add it to ORDER"),
-        ("kvplan/plan.py", "from engine.block_manager import BlockManager", "kvplan/plan.py:1: imports engine"),
-        ("engine/kv_cache.py", "from kvplan.layout import seq_bytes", "engine/kv_cache.py:1: imports kvplan.layout"),
+        ("kvplan/planning/plan.py", "from engine import sampler", "kvplan/planning/plan.py:1: imports engine"),
+        ("engine/kv_cache.py", "from kvplan.sizing import layout", "engine/kv_cache.py:1: imports kvplan.sizing"),
     ],
 )
 def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, fault: str) -> None:
@@ -179,10 +132,16 @@ def test_a_planted_wrong_import_is_found(tmp_path: Path, file: str, text: str, f
 @pytest.mark.parametrize(
     ("file", "text"),
     [
-        ("kvplan/plan.py", "import math\nfrom kvplan.errors import UsageError\nfrom kvplan import __version__, spec"),
-        ("kvplan/rules/vllm.py", "from kvplan.rules import bundled\nimport kvplan.layout"),
+        (
+            "kvplan/planning/plan.py",
+            "import math\nfrom kvplan.core import errors\nfrom kvplan import __version__, sizing",
+        ),
+        ("kvplan/servers/vllm/rules.py", "from kvplan.servers import bundled\nimport kvplan.sizing.layout"),
         ("kvplan/cli/main.py", "def f():\n    from engine.engine import Engine"),
-        ("engine/models.py", "import torch\nfrom kvplan.spec import ModelSpec\nfrom engine.layers import Linear"),
+        (
+            "engine/models.py",
+            "import torch\nfrom kvplan.models.spec import ModelSpec\nfrom engine.layers import Linear",
+        ),
     ],
 )
 def test_imports_that_go_down_are_fine(tmp_path: Path, file: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Classes of kvplan.core.records are what dataclasses makes of the same definition, in everything that is used of them."""
+"""Classes of core.records are what dataclasses makes of the same definition, in everything that is used of them."""
 
 import copy
 import dataclasses

@@ -35,7 +35,7 @@ from kvplan.servers.vllm.rules import EngineArgs, Settings
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
-PACKAGE = Path(vllm.__file__).parents[1]
+PACKAGE = Path(vllm.__file__).parents[2]
 
 
 def settings_of(model: str, device: str, number: tuple[int, int], args: EngineArgs) -> Settings:

@@ -48,7 +48,7 @@ def test_the_wheel_carries_the_facts_and_both_packages(wheel: zipfile.ZipFile) -
 
 def test_the_facts_in_the_wheel_are_those_of_the_checkout(wheel: zipfile.ZipFile) -> None:
     assert wheel.read("kvplan/models.yaml") == (ROOT / "models.yaml").read_bytes()
-    assert wheel.read("kvplan/hardware/gpus.yaml") == (ROOT / "kvplan" / "gpus.yaml").read_bytes()
+    assert wheel.read("kvplan/hardware/gpus.yaml") == (ROOT / "kvplan/hardware/gpus.yaml").read_bytes()
 
 
 def test_every_module_of_the_checkout_is_in_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -511,7 +511,7 @@ def test_an_observer_that_raises_leaves_the_engine_usable() -> None:
 
 
 def test_weights_larger_than_the_memory_are_refused() -> None:
-    # 125,376 parameters of 4 bytes (tests/engine/test_tp.py adds them up), and cos and sin of 96 positions times 8 angles
+    # 125,376 parameters of 4 bytes (test_tp.py adds them up), and cos and sin of 96 positions times 8 angles
     needed = 125_376 * 4 + 96 * 16 * 4
     with pytest.raises(EnvironmentProblem) as error:
         engine_for(saved_model("llama"), memory_limit=500_000)

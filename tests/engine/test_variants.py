@@ -16,7 +16,8 @@ OTHERS = ("qwen2_window", "gemma3_text", "gpt_oss", "deepseek_v3")
 def test_no_variant_is_first_launched_while_serving(families: tuple[str, ...]) -> None:
     """Prompts of 1 to 508 tokens, 1 to 40 at a time, and every way to sample beside every other."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.variants", *families], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "tests.support.variants", *families],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

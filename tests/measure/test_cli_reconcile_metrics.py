@@ -115,7 +115,7 @@ def test_the_help_says_what_fills_in_what_is_missing(run: Run) -> None:
     for option in ("--log FILE", "--metrics URL|FILE"):
         said = text.partition(f" {option} ")[2].partition(" FILE ")[0][:330]
         assert all(flag in said for flag in ("--engine", "--model", "--config", "does not say")), said
-    assert "log-reconciliation" in " ".join(run("schema", "--help").out.split())
+    assert "log-reconciliation" in "".join(run("schema", "--help").out.split())
 
 
 def test_a_page_is_had_from_its_server(run: Run, server: str) -> None:

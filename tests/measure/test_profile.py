@@ -272,7 +272,7 @@ def test_what_is_appended_reaches_the_disk_every_second(tmp_path: Path, monkeypa
     synced: list[int] = []
     now = [time.monotonic()]
     monkeypatch.setattr("kvplan.measure.rundir.os.fsync", synced.append)
-    monkeypatch.setattr("kvplan.rundir.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("kvplan.measure.rundir.time.monotonic", lambda: now[0])
     for seconds in (0.5, 0.6, 0.9, 0.2):  # 0.5 and 1.1 s after the start, then 0.9 and 1.1 s after that
         now[0] += seconds
         writer.sample({"t": now[0]})
@@ -329,7 +329,7 @@ def serving(folder: Path) -> "subprocess.Popen[str]":
     """A profile of two requests at a time for ten minutes, which has sampled tokens."""
     options = (
         "--device", "cpu", "--dtype", "float32", "--num-seqs", "2", "--max-num-seqs", "2", "--prompt-tokens", "20",
-        "--output-tokens", "100", "--max-num-batched-tokens", "32", "--interval", "20ms", "--duration", "10min",
+        "--output-tokens", "100", "--max-num-batched-tokens", "32", "--interval", "20ms", "--duration", "10m",
     )  # fmt: skip
     process = subprocess.Popen(
         [*KVPLAN, "profile", str(model_directory(folder / "model")), *options, "-o", str(folder / "run")],

@@ -202,7 +202,7 @@ class Pages:
         self.asked = 0
         self.answer: ServerStats | Exception = counted(0, 0)
         self.let_go = threading.Event()
-        monkeypatch.setattr("kvplan.watch.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("kvplan.measure.watch.time", SimpleNamespace(monotonic=lambda: self.now))
 
     def read(self) -> ServerStats:
         self.asked += 1
@@ -481,7 +481,7 @@ def test_tokens_per_second_are_shown_and_logged_from_the_second_reading_on(
         say(f"vllm:prompt_tokens_total {prompt}\nvllm:generation_tokens_total {output}\n".encode())(handler)
 
     monkeypatch.setitem(PAGES, "/growing", grow)
-    monkeypatch.setattr("kvplan.watch.time", SimpleNamespace(monotonic=lambda: 2.0 * served))
+    monkeypatch.setattr("kvplan.measure.watch.time", SimpleNamespace(monotonic=lambda: 2.0 * served))
     log = tmp_path / "log.csv"
     ran = run("watch", "--metrics", f"{server}/growing", "--csv", log, "--interval", "1s", "--duration", "4s")
     assert (ran.code, ran.err.count("\n")) == (0, 1)  # the note that there is no GPU

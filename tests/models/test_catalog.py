@@ -58,7 +58,7 @@ def exact_rows() -> list[tuple[str, dict[str, Any]]]:
     return [(name, row) for name, row in rows_of_catalog("params.jsonl") if row.get("check") == "exact"]
 
 
-# --- layout: what kvplan/core/entries.py relies on ---------------------------------------------------------------------
+# --- layout: what kvplan/core/entries.py relies on -----------------------------------------------------------------
 
 
 def test_the_whole_file_is_yaml_and_has_the_sections_that_the_quick_look_up_finds() -> None:

@@ -1,4 +1,4 @@
-"""Users of a pool against the engine's scheduler, which takes vLLM's decisions step by step (tests/engine/test_scheduler.py).
+"""Users of a pool against the engine's scheduler, which takes vLLM's decisions step by step (engine/test_scheduler.py).
 
 The scheduler is the oracle: it is run with real requests on real pools, and says how many it holds without preempting
 one or making one wait.

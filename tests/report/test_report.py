@@ -327,7 +327,8 @@ def test_a_console_is_opened_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch
 
 def test_a_pipe_loads_no_rich() -> None:
     script = (
-        "import sys; from kvplan.models import catalog; from kvplan.hardware.gpu import gpu; from kvplan.planning.plan import Request, plan\n"
+        "import sys; from kvplan.models import catalog; from kvplan.hardware.gpu import gpu\n"
+        "from kvplan.planning.plan import Request, plan\n"
         "from kvplan.report.console import print_plan\n"
         "print_plan(plan(Request(catalog.load('llama-3.1-8b'), gpu('a100-80g'))), sys.stdout)\n"
         "sys.exit('rich' in sys.modules)"

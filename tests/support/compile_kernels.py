@@ -2,7 +2,7 @@
 
     python -m tests.support.compile_kernels --table [ARCH ...]     every kernel, for every architecture or those named
     python -m tests.support.compile_kernels --csv FILE [ARCH ...]  the same as a CSV file
-    python -m tests.support.compile_kernels                        `JOB ARCH` per line of stdin, its rows as JSON on stdout
+    python -m tests.support.compile_kernels                     `JOB ARCH` per line of stdin, its rows as JSON on stdout
 
 A launcher is called with tensors that have shapes and no memory, and triton is told that the device is the named
 architecture: so each kernel is specialised as it would be there, and nothing runs. What was compiled is kept in

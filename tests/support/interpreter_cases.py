@@ -1,6 +1,6 @@
 """What the Triton kernels are tried on in the interpreter: small shapes, odd on purpose.
 
-A case names everything about its inputs; tests/support/interpreter_run.py builds and judges them. Loads neither torch nor
+A case names everything about its inputs; interpreter_run.py builds and judges them. Loads neither torch nor
 triton, so that the tests can list the cases.
 """
 

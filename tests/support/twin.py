@@ -1,4 +1,4 @@
-"""The engine's tests with what the GPU machines have, on a CPU: `python -m tests.support.twin`, which `make test-twin` runs.
+"""The engine's tests with what the GPU machines have, on a CPU: `python -m tests.support.twin` (`make test-twin`).
 
 That is Python 3.12 and the versions in constraints/twin.txt: torch 2.11, triton 3.6, numpy 2.5. Kernels' own tests are
 left out: Triton's interpreter breaks with that numpy. Where a part is not to be had, one line says which.

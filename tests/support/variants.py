@@ -1,8 +1,8 @@
 """Which variants of its kernels an engine launches at start-up, and which only while it serves; without a GPU.
 
-`python -m tests.support.variants FAMILY ...` prints a line of JSON for each small model: variants at the start, and the names
-of those first launched while serving. Each of them would be compiled, for a second or more, with all requests waiting.
-Kernels are not launched here, so what the tokens are means nothing.
+`python -m tests.support.variants FAMILY ...` prints a line of JSON for each small model: variants at the start, and the
+names of those first launched while serving. Each of them would be compiled, for a second or more, with all requests
+waiting. Kernels are not launched here, so what the tokens are means nothing.
 """
 
 import json

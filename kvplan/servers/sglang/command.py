@@ -1,6 +1,6 @@
 """A pasted `python -m sglang.launch_server ...` or `sglang serve ...`: what it says in kvplan's terms.
 
-Read like vLLM's (kvplan/servers/command.py): split as a shell would, never run; numbers as SGLang's argparse takes them, plain.
+Read like vLLM's (command.py): split as a shell would, never run; numbers as SGLang's argparse takes them, plain.
 Source: sglang 0.5.23 srt/server_args.py.
 """
 
