@@ -1,0 +1,193 @@
+"""kvplan from Python.
+
+    import kvplan
+
+    answer = kvplan.estimate("llama-3.1-8b", gpu="a100-80g", max_model_len=32768)
+    answer.users, answer.memory.kv_cache, answer.serve_command
+
+Keywords are the command line's options by their long names (`tensor_parallel_size=2`, `kv_cache_dtype="fp8"`,
+`mean_tokens="4k"`, `engine="vllm@0.30"`); numbers may be numbers. What the command line refuses is raised as a
+`KvplanError` with the same words.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from kvplan.cli import asked
+from kvplan.cli.options import EstimateOptions
+from kvplan.cli.sweep_options import SweepOptions
+from kvplan.core.errors import (
+    EnvironmentProblem,
+    InvalidInputError,
+    KvplanError,
+    UnsupportedModelError,
+    UsageError,
+)
+from kvplan.core.units import GIB, plural
+from kvplan.planning.plan import MemoryBreakdown, Plan, plan
+from kvplan.report import lines
+
+__all__ = (
+    "Answer",
+    "EnvironmentProblem",
+    "InvalidInputError",
+    "KvplanError",
+    "UnsupportedModelError",
+    "UsageError",
+    "estimate",
+    "sweep",
+)
+
+# Options of the command line that say how an answer is shown, not what is asked.
+SHOWING = {
+    "model", "from_command", "explain", "format", "report", "force", "exit_code", "color", "quiet", "figure", "limit",
+}  # fmt: skip
+Value = str | int | float | bool | None
+Options = TypeVar("Options", EstimateOptions, SweepOptions)
+
+
+class Answer:
+    """What kvplan answers for one model on one GPU: the figures of `kvplan estimate`.
+
+    plan      everything, typed
+    notes     what was derived or assumed while reading the model and the options
+    warnings  what was read otherwise than it was written
+    """
+
+    def __init__(self, plan: Plan, notes: Iterable[str] = (), warnings: Iterable[str] = ()) -> None:
+        self.plan = plan
+        self.notes = tuple(dict.fromkeys((*notes, *plan.notes)))
+        self.warnings = tuple(dict.fromkeys(warnings))
+
+    def __repr__(self) -> str:
+        return f"<kvplan.Answer: {self.headline}>"
+
+    def __str__(self) -> str:
+        """The answer as the terminal shows it, without color."""
+        from kvplan.report.console import plan_lines
+
+        return "\n".join(map(lines.plain, plan_lines(self.to_dict())))
+
+    def _repr_html_(self) -> str:
+        """The answer in a notebook: the headline, where the memory goes, and the command that serves it."""
+        from html import escape
+
+        from kvplan.report.console import LABELS
+
+        sizes = {name: getattr(self.memory, name) for name in MemoryBreakdown.ROWS} | {"total": self.memory.total}
+        rows = (
+            f"<tr><th style='text-align:left'>{escape(LABELS.get(name, name))}</th><td>{size / GIB:,.2f} GiB</td></tr>"
+            for name, size in sizes.items()
+            if size
+        )
+        return (
+            f"<p><b>{escape(self.headline)}</b></p><table>{''.join(rows)}</table>"
+            f"<pre>{escape(self.serve_command)}</pre>"
+        )
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence."""
+        from kvplan.report.console import headline
+
+        return headline(self.to_dict())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the server starts and holds at least one request of the full context."""
+        return self.plan.fits
+
+    @property
+    def users(self) -> int:
+        """Requests served at once, over all replicas: the number to buy by."""
+        return self.plan.concurrency.users * self.plan.concurrency.replicas
+
+    @property
+    def memory(self) -> MemoryBreakdown:
+        """Bytes of the fullest rank by component; the rows add up to `memory.total`."""
+        return self.plan.memory
+
+    @property
+    def serve_command(self) -> str:
+        """The command that starts this very server."""
+        command: str = self.to_dict()["flags"]["command"]
+        return command
+
+    def explain(self) -> str:
+        """Every formula with its numbers and sources, as `--explain` prints them."""
+        from kvplan.planning.explain import explain
+        from kvplan.report.console import explain_lines
+
+        return "\n".join(map(lines.plain, explain_lines(explain(self.plan)))).strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of `--format json` (`kvplan schema estimate` describes it)."""
+        from kvplan.documents.artifact import plan_document
+
+        return plan_document(self.plan)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+
+
+def estimate(
+    model: str | None = None, *, gpu: str | None = None, command: str | None = None, **options: Value
+) -> Answer:
+    """The memory of a server and the users it holds: one model, one kind of GPU, one context.
+
+    model    a catalog name, a path, or a Hub id; may be left out where `command` names one
+    gpu      "a100-80g"; "8xh100-80g" splits every layer over eight
+    command  a pasted `vllm serve ...` or `sglang serve ...`, over which keywords win
+    options  the command line's: max_model_len=32768, tensor_parallel_size=2, mean_tokens="4k", ...
+
+    Raises UsageError for what contradicts itself, UnsupportedModelError for what kvplan cannot size.
+    """
+    read_options = read(EstimateOptions, options, model=model, gpu=gpu, from_command=command)
+    if gpu is None and options.get("gpu_memory") is None:
+        raise UsageError("gpu: is missing; name one (`kvplan gpus` lists them)")
+    request = asked.read(read_options, lambda context, spec: asked.load_of(read_options, context, spec))
+    if len(request.requests) != 1:
+        raise UsageError(f"estimate: {plural(len(request.requests), 'plan')} are asked for; kvplan.sweep takes several")
+    return Answer(plan(request.requests[0]), request.notes, request.warnings)
+
+
+def sweep(models: str | Iterable[str], **options: "Value | Iterable[Value]") -> list[dict[str, Any]]:
+    """One row for each combination, in the order of `kvplan sweep --format csv`: `pandas.DataFrame(rows)` takes them.
+
+    models   one or several
+    options  the command line's; a list where several are tried: gpu=["l40s", "h100-80g"], max_model_len=[8192, 32768]
+
+    A combination that cannot run has a row with its `reason`. Raises what `estimate` raises where none can.
+    """
+    from kvplan.cli.sweep import grid_of, refuse_unusable
+    from kvplan.planning.sweep import Row, all_rows
+
+    names = [models] if isinstance(models, str) else list(models)
+    read_options = read(SweepOptions, options, model=names)
+    _, grid, _ = grid_of(read_options)
+    refuse_unusable(grid)
+    rows = (row for chunk in all_rows(grid, jobs=1) for row in chunk)
+    return [dict(zip(Row._fields, row, strict=True)) for row in rows]
+
+
+def read(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
+    """Keywords as the command line's options; UsageError for a name that is none of them."""
+    known = {option.name: str(option.type) for option in fields(kind)}
+    for name in options:
+        if name not in known or name in SHOWING:
+            near = get_close_matches(name, known.keys() - SHOWING, 3)
+            hint = f"did you mean {', '.join(near)}?" if near else "`kvplan estimate --help` lists them"
+            raise UsageError(f"{name}: no such keyword; {hint}")
+    values = {name: value for name, value in (options | named).items() if value is not None}
+    return kind(**{name: text_of(value, known[name]) for name, value in values.items()})
+
+
+def text_of(value: Any, kind: str) -> Any:
+    """A keyword's value as the command line has it: a switch, a text, or texts where the option may be repeated."""
+    if isinstance(value, bool):
+        return value
+    texts = [str(value)] if isinstance(value, str | int | float) else [str(item) for item in value]
+    return texts if "list[str]" in kind.partition(",")[0] else ",".join(texts)

@@ -1,0 +1,123 @@
+"""kvplan from Python answers what the command line answers: the command's own JSON and CSV are the oracle."""
+
+import csv
+import io
+import subprocess
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+import kvplan
+from tests.support.cli import Run, run  # noqa: F401
+
+QUESTIONS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"gpu": "a100-80g", "max_model_len": 32768}, ["--gpu", "a100-80g", "--ctx", "32k"]),
+    (
+        {"gpu": "2xl40s", "max_model_len": "16k", "kv_cache_dtype": "fp8", "mean_tokens": 2000},
+        ["--gpu", "2xl40s", "--ctx", "16k", "--kv-cache-dtype", "fp8", "--mean-tokens", "2000"],
+    ),
+    (
+        {"gpu": "h100-80g", "engine": "sglang", "max_model_len": 8192, "data_parallel_size": 2},
+        ["--gpu", "h100-80g", "--engine", "sglang", "--ctx", "8k", "--dp", "2"],
+    ),
+    (
+        {"gpu_memory": "24GiB", "max_model_len": "auto", "enforce_eager": True, "engine_arg": ["block_size=32"]},
+        ["--gpu-memory", "24GiB", "--ctx", "auto", "--enforce-eager", "--engine-arg", "block_size=32"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("keywords", "flags"), QUESTIONS)
+def test_an_estimate_is_the_command_s(run: Run, keywords: dict[str, Any], flags: list[str]) -> None:  # noqa: F811
+    answer = kvplan.estimate("llama-3.1-8b", **keywords)
+    document = run("estimate", "llama-3.1-8b", *flags, "--format", "json").json
+    assert answer.to_dict() == document
+    assert answer.users == document["concurrency"]["users"] * document["concurrency"]["replicas"]
+    assert answer.memory.kv_cache == document["memory"]["kv_cache"]
+    assert answer.serve_command == document["flags"]["command"]
+    assert answer.fits is document["fits"]
+    assert str(answer).splitlines() == run("estimate", "llama-3.1-8b", *flags).out.splitlines()
+    assert answer.explain() in run("estimate", "llama-3.1-8b", *flags, "--explain").out
+
+
+def test_a_pasted_command_is_read() -> None:
+    answer = kvplan.estimate(gpu="h200", command="vllm serve Qwen/Qwen3-8B --max-model-len 8192")
+    assert (answer.plan.request.spec.name, answer.plan.settings.max_model_len) == ("qwen3-8b", 8192)
+
+
+def test_rows_of_a_sweep_are_the_command_s(run: Run) -> None:  # noqa: F811
+    rows = kvplan.sweep(["llama-3.1-8b", "qwen3-8b"], gpu=["l40s", "h100-80g"], max_model_len=[8192, 32768])
+    flags = ["--gpu", "l40s,h100-80g", "--ctx", "8192,32768", "--format", "csv"]
+    table = list(csv.DictReader(io.StringIO(run("sweep", "llama-3.1-8b", "qwen3-8b", *flags).out)))
+    assert len(rows) == 8
+    assert [list(row) for row in rows] == [list(row) for row in table]
+    assert [str(row["kv_cache"]) for row in rows] == [row["kv_cache"] for row in table]
+
+
+def test_pandas_takes_the_rows() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(kvplan.sweep("qwen3-8b", gpu="l40s", max_model_len=[8192, 16384, 32768]))
+    assert list(frame["max_model_len"]) == [8192, 16384, 32768]
+    assert frame["tokens"].nunique() == 1  # the pool does not depend on the context here
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: kvplan.estimate("llama-3.1-8b"), kvplan.UsageError, "gpu: is missing"),
+        (lambda: kvplan.estimate(gpu="l40s"), kvplan.UsageError, "MODEL: is missing"),
+        (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s,h200"), kvplan.UsageError, "kvplan.sweep takes several"),
+        (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_length=1), kvplan.UsageError, "max_model_len"),
+        (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", format="csv"), kvplan.UsageError, "no such keyword"),
+        (lambda: kvplan.sweep("llama-3.1-8c", gpu="l40s"), kvplan.UsageError, "did you mean llama-3.1-8b"),
+        (lambda: kvplan.estimate("./nowhere", gpu="l40s"), kvplan.InvalidInputError, "nowhere"),
+    ],
+)
+def test_what_the_command_refuses_is_an_exception(call: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
+
+
+class Cells(HTMLParser):
+    """The texts of a table's cells; fails on a tag that is never closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1] in ("th", "td"):
+            self.cells.append(data)
+
+
+def test_a_notebook_shows_a_table() -> None:
+    # What a notebook does with the last line of a cell: it asks the value for its HTML.
+    names: dict[str, Any] = {}
+    exec("import kvplan\nanswer = kvplan.estimate('llama-3.1-8b', gpu='a100-80g', max_model_len=32768)", names)
+    page = Cells()
+    page.feed(names["answer"]._repr_html_())
+    assert page.open == []
+    table = dict(zip(page.cells[::2], page.cells[1::2], strict=True))
+    assert (table["weights"], table["total"]) == ("14.96 GiB", "79.25 GiB")  # as README's first answer has them
+
+
+def test_importing_kvplan_loads_nothing_and_an_estimate_no_heavy_library() -> None:
+    code = (
+        "import sys, kvplan\n"
+        "assert not [name for name in sys.modules if name.startswith('kvplan.')]\n"
+        "assert 'estimate' in dir(kvplan)\n"
+        "kvplan.estimate('llama-3.1-8b', gpu='l40s', max_model_len=8192)\n"
+        "heavy = {'torch', 'pandas', 'matplotlib', 'transformers', 'numpy', 'ray'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
