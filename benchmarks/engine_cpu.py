@@ -33,8 +33,7 @@ import torch
 import transformers
 
 from benchmarks.planner import HEADER, measured_with
-from engine import Engine, EngineConfig, SamplingParams
-from engine.bench import (
+from benchmarks.throughput import (
     BenchRequest,
     LengthRange,
     Run,
@@ -45,6 +44,7 @@ from engine.bench import (
     run_warm_up,
     warm_up,
 )
+from engine import Engine, EngineConfig, SamplingParams
 from engine.directory import read_spec
 from kvplan.models import catalog
 

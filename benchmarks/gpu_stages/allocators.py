@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from benchmarks.gpu_stages.serving import requests_of, reschedule, start
 from benchmarks.gpu_stages.stage import Row, Task, parser, row, task
+from benchmarks.throughput import BenchRequest, Figures, figures, run_engine, run_warm_up
 from engine import Engine
-from engine.bench import BenchRequest, Figures, figures, run_engine, run_warm_up
 from engine.engine import Stats
 from kvplan.workloads.profiles import profile
 

@@ -14,8 +14,7 @@ import torch
 
 from benchmarks.gpu_stages.serving import first_line, requests_of, start
 from benchmarks.gpu_stages.stage import Row, Task, config_of, parser, row, task
-from engine import Engine
-from engine.bench import (
+from benchmarks.throughput import (
     BenchRequest,
     figures,
     load_transformers,
@@ -24,6 +23,7 @@ from engine.bench import (
     run_warm_up,
     warm_up,
 )
+from engine import Engine
 
 MODEL = "llama-3.1-8b"
 FULL = (64, 512, 128)  # requests, and tokens in and out of each

@@ -14,8 +14,8 @@ from benchmarks.gpu_stages import roofline
 from benchmarks.gpu_stages.roofline import limits_of
 from benchmarks.gpu_stages.serving import reschedule, start
 from benchmarks.gpu_stages.stage import Task, parser, row, task
+from benchmarks.throughput import BenchRequest, run_warm_up
 from engine import Engine, SamplingParams
-from engine.bench import BenchRequest, run_warm_up
 
 MODEL = "qwen3-0.6b"
 NUM_REQUESTS, LEAST, MOST, LARGEST_TOKEN, SEED = 256, 100, 1024, 10_000, 0

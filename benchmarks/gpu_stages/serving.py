@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu_stages.stage import Task, spec_of
+from benchmarks.throughput import BenchRequest
 from engine import Engine, EngineConfig
-from engine.bench import BenchRequest
 from engine.scheduler import Scheduler
 
 

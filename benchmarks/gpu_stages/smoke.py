@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu_stages.stage import Task, parser, spec_of, task
 from engine import Engine, EngineConfig, SamplingParams, kernels
-from engine.kernels import reference
+from tests.support import kernel_reference as reference
 
 NUM_TOKENS = 8
 

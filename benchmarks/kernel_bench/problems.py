@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from engine.kernels import reference
+from tests.support import kernel_reference as reference
 
 Kind = Literal["decode", "prefill", "store", "rope+store", "latent"]
 

@@ -1,7 +1,7 @@
 """The kernels on any device in plain torch, as fast as that goes: what the engine runs on a CPU.
 
-Shapes, dtypes and meanings are those of the Triton launchers of the same names; engine/kernels/reference.py is the
-slow and obvious version of both.
+Shapes, dtypes and meanings are those of the Triton launchers of the same names. The slow and obvious version of both,
+which tests compare them with, is tests/support/kernel_reference.py.
 
 Two findings on CPUs shape the attention: gathering blocks into one contiguous tensor beats walking them, and torch
 2.13's scaled_dot_product_attention is fused, two to seven times faster, only for four dimensions and a V as wide as K.

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu_stages import serving
 from benchmarks.gpu_stages.stage import Task
-from engine.bench import BenchRequest, run_warm_up
+from benchmarks.throughput import BenchRequest, run_warm_up
 
 
 @pytest.mark.parametrize("is_overlapped", [False, True])

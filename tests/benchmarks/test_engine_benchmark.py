@@ -25,8 +25,8 @@ from benchmarks.gpu_stages.overhead import Times
 from benchmarks.gpu_stages.roofline import Limits, limits_of
 from benchmarks.gpu_stages.runner import Machine, Stage
 from benchmarks.gpu_stages.stage import Task
+from benchmarks.throughput import BenchRequest, Run, figures, run_transformers, run_warm_up
 from engine import Engine, SamplingParams
-from engine.bench import BenchRequest, Run, figures, run_transformers, run_warm_up
 from kvplan.workloads.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from engine import Engine, EngineConfig, SamplingParams, kernels
-from engine.kernels import reference
 from engine.memory import requested
 from kvplan.models import hf_config
 from tests.engine.test_engine_models import teacher_forced
 from tests.support import interpreter_run, small_engines
+from tests.support import kernel_reference as reference
 from tests.support.interpreter_cases import (
     CASES,
     Attention,

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import Engine, quantized
 from engine.directory import read_spec
-from engine.kernels import dequantize, load, reference, torch_backend
+from engine.kernels import dequantize, load, torch_backend
 from engine.layers import Mlp
 from engine.loader import Checkpoint, NoWeights, RandomWeights
 from engine.memory import nbytes
@@ -37,6 +37,7 @@ from kvplan.core.errors import InvalidInputError, KvplanError, UnsupportedModelE
 from kvplan.models import catalog
 from kvplan.models.spec import Quantization, Scheme
 from kvplan.servers.bundled.rules import EngineInputs, predict
+from tests.support import kernel_reference as reference
 from tests.support import small_models
 from tests.support.small_engines import ROUNDING, engine_for, greedy, random_tokens, saved_model
 

@@ -12,7 +12,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.mixtral import modeling_mixtral as mixtral
 
-from engine.kernels import reference
+from tests.support import kernel_reference as reference
 
 BLOCK_SIZE = 16
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}  # float64 sums of at most some hundred terms

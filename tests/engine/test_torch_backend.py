@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.kernels import reference, torch_backend
+from engine.kernels import torch_backend
+from tests.support import kernel_reference as reference
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 30
 ROUNDING = 2e-6  # float32 sums of some dozens of terms of size 1

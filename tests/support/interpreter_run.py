@@ -19,9 +19,10 @@ import numpy as np
 import torch
 import triton.runtime.interpreter as interpreter
 
-from engine.kernels import fp8, moe, reference, triton_backend
+from engine.kernels import fp8, moe, triton_backend
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
+from tests.support import kernel_reference as reference
 from tests.support.interpreter_cases import (
     CASES,
     FULL_CASES,

@@ -20,12 +20,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.directory import read_spec
-from engine.kernels import reference, torch_backend, triton_backend
+from engine.kernels import torch_backend, triton_backend
 from engine.kernels.fp8 import fp8_rows_kernel
 from engine.loader import Checkpoint
 from engine.models import Model
 from engine.quantized import Fp8Matrix, product
 from engine.tp import TensorParallel
+from tests.support import kernel_reference as reference
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""`python -m engine.bench` counts what happened, gives every backend the same mix, and refuses in one line."""
+"""`python -m benchmarks.throughput` counts what happened, gives every backend the same mix, and refuses in one line."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,18 @@ import pytest
 import torch
 import yaml
 
-from engine import Engine, EngineConfig, bench
-from engine.bench import BenchRequest, LengthRange, Run, figures, main, random_mix, run_engine, run_transformers
+from benchmarks import throughput
+from benchmarks.throughput import (
+    BenchRequest,
+    LengthRange,
+    Run,
+    figures,
+    main,
+    random_mix,
+    run_engine,
+    run_transformers,
+)
+from engine import Engine, EngineConfig
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.models import catalog
 from tests.support.small_models import load_reference, save_small_model
@@ -208,7 +218,7 @@ def test_a_catalog_name_runs_with_random_weights(
 def test_without_transformers_its_column_is_skipped_by_name(
     run: RunBench, llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    monkeypatch.setattr(throughput, "find_spec", lambda name: None)
     ran = run("--model", llama, *SMALL, "--backends", "paged,transformers", "--output-json", tmp_path / "out.json")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[-1] == "transformers: skipped, transformers is not installed; pip install transformers"
@@ -241,7 +251,7 @@ def test_a_refusal_is_one_line_with_its_exit_code(
     ran = run(*defaults, "--backends", "paged", *given)
     assert ran.code == code
     assert says in ran.err
-    assert ran.err.startswith("engine.bench: error: ")
+    assert ran.err.startswith("benchmarks.throughput: error: ")
     assert len(ran.err.splitlines()) == 1
 
 
@@ -249,7 +259,7 @@ def test_a_bug_is_no_refusal(run: RunBench, llama: Path, monkeypatch: pytest.Mon
     def crash(*_: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(bench, "bench", crash)
+    monkeypatch.setattr(throughput, "bench", crash)
     ran = run("--model", llama)
     assert (ran.code, ran.out) == (70, "")
     assert "ZeroDivisionError('planted')" in ran.err
@@ -259,5 +269,5 @@ def test_an_interrupt_has_its_own_code(run: RunBench, llama: Path, monkeypatch: 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "bench", interrupt)
+    monkeypatch.setattr(throughput, "bench", interrupt)
     assert run("--model", llama) == Ran(130, "", "")

@@ -1,4 +1,4 @@
-"""`python -m engine.bench`: throughput and latency of a mix of requests, paged against contiguous against transformers.
+"""`python -m benchmarks.throughput`: tokens/s and latency of a mix of requests: paged, contiguous, transformers.
 
 All requests are submitted at once, as in `vllm bench throughput`, so the time to first token includes waiting. Tokens
 are random and chosen greedily, and every request runs to its stated length.
@@ -411,7 +411,9 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     default = EngineConfig()
-    own = Parser("python -m engine.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    own = Parser(
+        "python -m benchmarks.throughput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = own.add_argument
     add("--model", required=True, help="a Hugging Face directory, or a name of models.yaml (random weights)")
     add("--backends", default=",".join(BACKENDS), help="which to run, in this order (%(default)s)")
@@ -495,14 +497,14 @@ def main(argv: Many[str] | None = None) -> int:
     try:
         run_command(sys.argv[1:] if argv is None else argv)
     except KvplanError as error:
-        print(f"engine.bench: error: {error}", file=sys.stderr)
+        print(f"benchmarks.throughput: error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("KVPLAN_DEBUG") == "1":
             raise
-        print(f"engine.bench: error: a bug: {error!r}; set KVPLAN_DEBUG=1 and report it", file=sys.stderr)
+        print(f"benchmarks.throughput: error: a bug: {error!r}; set KVPLAN_DEBUG=1 and report it", file=sys.stderr)
         return BUG
     return 0
 
