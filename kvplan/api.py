@@ -77,7 +77,7 @@ class Answer:
 
         from kvplan.report.console import LABELS
 
-        sizes = {name: getattr(self.memory, name) for name in MemoryBreakdown.ROWS} | {"total": self.memory.total}
+        sizes = {name: getattr(self.memory, name) for name in (*MemoryBreakdown.ROWS, "missing", "total")}
         rows = (
             f"<tr><th style='text-align:left'>{escape(LABELS.get(name, name))}</th><td>{size / GIB:,.2f} GiB</td></tr>"
             for name, size in sizes.items()
@@ -107,7 +107,7 @@ class Answer:
 
     @property
     def memory(self) -> MemoryBreakdown:
-        """Bytes of the fullest rank by component; the rows add up to `memory.total`."""
+        """Bytes of the fullest rank by component; the rows less `missing` add up to `memory.total`."""
         return self.plan.memory
 
     @property

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from kvplan.core.units import format_gib
 from kvplan.models.quant import scheme_name
@@ -153,10 +153,13 @@ def _memory(plan: Plan) -> Document:
         "total": memory.total,
         "budget": memory.budget,
         **{row: getattr(memory, row) for row in MemoryBreakdown.ROWS},
+        "missing": memory.missing,
         "unused_detail": {
             "context": memory.context,
             "outside_budget": memory.outside_budget,
             "slack": memory.slack,
+            "over_budget": memory.over_budget,
+            "over_gpu": memory.over_gpu,
         },
         "in_use": plan.estimates["in_use"].likely,
         "load_peak": memory.load_peak,
@@ -487,6 +490,9 @@ def _ruled(plan: Plan, source: str) -> Origin:
     return "formula", f"rules of {release.label} as its {DESCRIBED}"
 
 
+PARTS: Final = ("outside_budget", "slack", "over_budget", "over_gpu")  # of what is unused, beside the context
+
+
 def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     gpu = plan.request.gpu
     total_kind = TOTAL_KINDS[gpu.total_memory_kind]
@@ -505,7 +511,7 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
         path = "unused_detail.context" if name == "context" else name
         yield path, (estimate.kind, estimate.source)
     yield "kv_cache", pool
-    for name in ("unused", "unused_detail.outside_budget", "unused_detail.slack"):
+    for name in ("unused", "missing", *(f"unused_detail.{part}" for part in PARTS)):
         yield name, ("calibrated", REST_SOURCE)
     for name in ("available", "available_low", "available_high"):
         given = plan.request.args.kv_cache_memory_bytes is not None

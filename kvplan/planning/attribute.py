@@ -29,8 +29,8 @@ ORDER_TEXT: Final = (
     "inputs are changed one after the other, in the order the steps are listed; the steps add up to the difference"
 )
 
-# Path of kvplan/plan@1 -> its unit. The rows of memory add up to memory.total.
-MEMORY: Final = {f"memory.{row}": "bytes" for row in MemoryBreakdown.ROWS} | {"memory.total": "bytes"}
+# Path of kvplan/plan@1 -> its unit. The rows of memory less what is missing add up to memory.total.
+MEMORY: Final = {f"memory.{row}": "bytes" for row in (*MemoryBreakdown.ROWS, "missing", "total")}
 CAPACITY: Final = {
     "kv.bytes_per_token": "bytes/token",
     "kv.bytes_per_request": "bytes",

@@ -32,12 +32,11 @@ DIFF: Final = "kvplan/diff@1"
 Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]
 
-# What a target of kvplan/check@1 says, under the paths of kvplan/plan@1.
+# What a target of kvplan/check@1 says, under the paths of kvplan/plan@1; its headroom is `unused` less `missing`.
 CHECKED: Final = {
     "weights": "memory.weights",
     "lora": "memory.lora",
     "kv_cache": "memory.kv_cache",
-    "headroom": "memory.unused",
     "kv_bytes_per_token": "kv.bytes_per_token",
     "kv_tokens": "kv.tokens",
     "concurrency": "concurrency.max",
@@ -85,7 +84,7 @@ class Row:
 class Comparison:
     """Two sides, compared.
 
-    memory    rows that add up to the last, memory.total; empty where a document has no such rows
+    memory    rows that add up, less memory.missing, to the last, memory.total; empty where a document has no such rows
     groups    the weights by tensor group, which add up to memory.weights
     figures   everything else
     steps     what each change of an input did; None: the sides are documents
@@ -299,7 +298,7 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_BYTES
 
 
-MAY_BE_NEGATIVE: Final = ("memory.unused", "figures.headroom")
+MAY_BE_NEGATIVE: Final = ("figures.headroom",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +332,7 @@ class Reader:
         return value
 
     def whole(self, path: str) -> int:
-        """A whole number, from 0 on but for what may be missing memory."""
+        """A whole number, from 0 on but for headroom, which is negative by what is missing."""
         value = self.value(path)
         if not is_whole(value) or (value < 0 and path not in MAY_BE_NEGATIVE):
             raise self._wrong(path, value, "a whole number of that kind")
@@ -372,7 +371,21 @@ class Reader:
         return [Reader(each, f"{self.where}: {path}[{i}]") for i, each in enumerate(value)]
 
 
+def headroom_figures(headroom: int) -> dict[str, Number]:
+    return {"memory.unused": max(0, headroom), "memory.missing": max(0, -headroom)}
+
+
+def with_missing(doc: Reader) -> Reader:
+    """The document with `memory.missing`, by which `memory.unused` was negative in earlier releases."""
+    memory = doc.table("memory")
+    if "missing" in memory or not is_whole(memory.get("unused")):
+        return doc
+    split = {path.partition(".")[2]: size for path, size in headroom_figures(memory["unused"]).items()}
+    return Reader({**doc.document, "memory": memory | split}, doc.where)
+
+
 def _document_side(doc: Reader) -> Side:
+    doc = with_missing(doc)
     figures = _document_figures(doc)
     groups = doc.sizes("memory.weight_groups")
     _check_sums(doc, figures, groups)
@@ -404,9 +417,10 @@ def _document_figures(doc: Reader) -> Figures:
 
 
 def _check_sums(doc: Reader, figures: Figures, groups: Mapping[str, int]) -> None:
-    *rows, total = (figures[path] or 0 for path in MEMORY)
-    if sum(rows) != total:
-        raise doc.fault("memory", f"adds up to {sum(rows):,} bytes, not to its total of {total:,}", "write it again")
+    *rows, missing, total = (int(figures[path] or 0) for path in MEMORY)
+    if sum(rows) - missing != total:
+        rest = sum(rows) - missing
+        raise doc.fault("memory", f"adds up to {rest:,} bytes, not to its total of {total:,}", "write it again")
     if sum(groups.values()) != figures["memory.weights"]:
         raise doc.fault(
             "memory.weight_groups",
@@ -456,7 +470,8 @@ def _target_side(target: Reader) -> Side:
             path: target.number(f"figures.{name}") if path in FLOATS else target.whole(f"figures.{name}")
             for name, path in CHECKED.items()
             if path not in MAY_BE_NULL or target.table("figures").get(name) is not None
-        },
+        }
+        | headroom_figures(target.whole("figures.headroom")),
     )
 
 
@@ -532,7 +547,7 @@ LABELS: Final = {
     "memory.lora": "LoRA",
     "memory.kv_cache": "KV cache",
 }
-SINGULAR: Final = ("memory.non_torch", "memory.lora", "memory.unused")
+SINGULAR: Final = ("memory.non_torch", "memory.lora", "memory.unused", "memory.missing")
 
 
 def signed_size(size: int) -> str:

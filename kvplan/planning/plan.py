@@ -56,11 +56,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """One rank's memory in bytes; the rows add up to `total`. `unused` is negative by what is missing.
+    """One rank's memory in bytes, none of it negative: the rows less `missing` add up to `total`.
 
     budget      total x utilisation: a limit, not a row
+    missing     by how much the other rows exceed the GPU; either this or `unused` is 0
     load_peak   weights while they load, when that is more than what stays
     context, outside_budget, slack   what `unused` consists of
+    over_budget, over_gpu            by how much the rows exceed the budget, and the budget with the context the GPU;
+                                     where either is not 0, context + outside_budget + slack is more than `unused` by it
     """
 
     total: int
@@ -73,12 +76,20 @@ class MemoryBreakdown:
     lora: int
     kv_cache: int
     unused: int
+    missing: int
     context: int
     outside_budget: int
     slack: int
+    over_budget: int
+    over_gpu: int
     load_peak: int
 
     ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")
+
+    @property
+    def headroom(self) -> int:
+        """What is left of the GPU; negative by what is missing."""
+        return self.unused - self.missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,19 +359,23 @@ def breakdown(
     total = request.gpu.total_memory
     rows = {name: stage.estimates[name].likely for name in BUDGET_ROWS}
     held = sum(stage.groups.values())
-    unused = total - held - sum(rows.values()) - kv_cache
+    left = total - held - sum(rows.values()) - kv_cache
     context = stage.estimates["context"].likely
     slack = stage.available[1] - (kv_cache if given_out is None else given_out)
+    outside_budget = left - context - slack
     return MemoryBreakdown(
         total=total,
         budget=stage.budget,
         weights=held,
         **rows,
         kv_cache=kv_cache,
-        unused=unused,
+        unused=max(0, left),
+        missing=max(0, -left),
         context=context,
-        outside_budget=unused - context - slack,
-        slack=slack,
+        outside_budget=max(0, outside_budget),
+        slack=max(0, slack),
+        over_budget=max(0, -slack),
+        over_gpu=max(0, -outside_budget),
         load_peak=load_peak,
     )
 

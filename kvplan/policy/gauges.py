@@ -103,11 +103,11 @@ def free_bytes(plan: Plan) -> int:
     """What is left of a GPU; raises UsageError for SGLang, which keeps memory back without saying for what."""
     if plan.request.release.engine == "sglang":
         raise UsageError("min_headroom: is not modelled for SGLang, which keeps a share back; use min_concurrency")
-    return plan.memory.unused
+    return plan.memory.headroom
 
 
 def headroom(plan: Plan) -> str:
-    left = plan.memory.unused
+    left = plan.memory.headroom
     if left < 0:
         return f"{format_bytes(-left)} more planned than the {format_gib(plan.memory.total)} there are"
     return f"{format_bytes(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} left"
@@ -327,7 +327,7 @@ def more_left(rule: Rule, plan: Plan) -> Iterator[Knob]:
             ]
         )
     elif args.kv_cache_memory_bytes is not None:
-        short = max(0, int(GAUGES["min_headroom"].limit(rule, plan)) - plan.memory.unused)
+        short = max(0, int(GAUGES["min_headroom"].limit(rule, plan)) - plan.memory.headroom)
         less = args.kv_cache_memory_bytes - short
         if less > 0:
             yield Knob([Change(f"--kv-cache-memory-bytes {less}", {"kv_cache_memory_bytes": less})])

@@ -131,7 +131,7 @@ def figures(case: Case) -> Figures:
         kv_bytes_per_token=plan.bytes_per_token,
         kv_tokens=kv_tokens(plan),
         concurrency=plan.concurrency.max,
-        headroom=plan.memory.unused,
+        headroom=plan.memory.headroom,
         lora=plan.memory.lora,
         users=plan.concurrency.users if case.lengths is None else None,
     )

@@ -227,12 +227,12 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     stored = inputs["model"]["scheme"] or inputs["args"]["quantization"] or inputs["settings"]["dtype"]
     notes = {
         "weights": f"{format_params(doc['parameters']['total'])} params in {stored}",
-        "unused": unused_text(doc),
+        **dict.fromkeys(("unused", "missing"), unused_text(doc)),
     }
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
     lines = [line(f"{title} ({inputs['engine']})", "bold")]
     optional = UNMEASURED if is_sglang(doc) else ("lora",)
-    rows = {name: memory[name] for name in MemoryBreakdown.ROWS if memory[name] or name not in optional}
+    rows = {name: size for name, size in memory_rows(memory).items() if size or name not in optional}
     wide = max(9, *(len(f"{size / GIB:,.2f}") + 1 for size in rows.values()))
     far = max(7, *(len(f"{100 * size / total:.1f}") + 2 for size in rows.values()))
 
@@ -240,8 +240,8 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
         return f"  {label:<12}{size / GIB:>{wide},.2f} GiB{100 * size / total:>{far}.1f} %  "
 
     for name, size in rows.items():
-        text = start(row_label(name, size), abs(size))
-        share, note = bar(size, total, blocks=blocks), notes.get(name, "")
+        text = start(LABELS.get(name, name), size)
+        share, note = bar(0 if name == "missing" else size, total, blocks=blocks), notes.get(name, "")
         lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
     utilization = f"{inputs['settings']['gpu_memory_utilization']:.6g}"
     limit = f"vLLM may use {format_gib(memory['budget'])} of it (utilisation {utilization})"
@@ -253,23 +253,24 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     return lines
 
 
-def row_label(name: str, size: int) -> str:
-    """What a row of memory is called; what is unused is missing where it is negative."""
-    return "missing" if name == "unused" and size < 0 else LABELS.get(name, name)
+def memory_rows(memory: Document) -> dict[str, int]:
+    """The rows of memory by name, bytes; in place of what is unused what is missing, where something is."""
+    last = "missing" if memory["missing"] else "unused"
+    return {name: memory[name] for name in (*(row for row in MemoryBreakdown.ROWS if row != "unused"), last)}
 
 
 def unused_text(doc: Document) -> str:
     """What the unused memory consists of, or by how much the other rows are beyond the GPU and the budget."""
     memory = doc["memory"]
     detail = memory["unused_detail"]
-    over = f"{-detail['slack'] / GIB:,.2f} over the budget" if round(detail["slack"] / GIB, 2) < 0 else ""
-    if memory["unused"] < 0:
+    over = f"{detail['over_budget'] / GIB:,.2f} over the budget" if round(detail["over_budget"] / GIB, 2) else ""
+    if memory["missing"]:
         return ", ".join(text for text in ("more than the GPU has", over) if text)
     outside = "kept back for activations and graphs" if is_sglang(doc) else "outside budget"
     parts = {
         "context": detail["context"],
         "other processes": memory["in_use"],  # the host, where it shares the memory
-        outside: detail["outside_budget"] - memory["in_use"],
+        outside: detail["outside_budget"] - detail["over_gpu"] - memory["in_use"],
     }
     if not over:
         parts["slack"] = detail["slack"]

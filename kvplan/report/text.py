@@ -19,8 +19,8 @@ from kvplan.report.console import (
     format_kib,
     headline,
     length_text,
+    memory_rows,
     name_of,
-    row_label,
     short_text,
     unused_text,
     where,
@@ -70,6 +70,9 @@ COLUMNS = (
     "concurrency.users_low",
     "concurrency.users_high",
     "concurrency.pool_users",
+    "memory.missing",
+    "memory.unused_detail.over_budget",
+    "memory.unused_detail.over_gpu",
 )
 
 
@@ -135,12 +138,11 @@ def _one(doc: Document) -> str:
 def _memory(doc: Document) -> str:
     memory = doc["memory"]
     rows = []
-    for name in MemoryBreakdown.ROWS:
-        if memory[name] or name != "lora":
-            note = unused_text(doc) if name == "unused" else ""
-            size = abs(memory[name])
+    for name, size in memory_rows(memory).items():
+        if size or name != "lora":
+            note = unused_text(doc) if name in ("unused", "missing") else ""
             share = f"{100 * size / memory['total']:.1f} %"
-            rows.append([row_label(name, memory[name]), f"{size / GIB:,.2f}", share, note])
+            rows.append([LABELS.get(name, name), f"{size / GIB:,.2f}", share, note])
     rows.append(["**total**", f"**{memory['total'] / GIB:,.2f}**", "100.0 %", f"budget {format_gib(memory['budget'])}"])
     return "\n".join(
         f"| {' | '.join(cells)} |"

@@ -108,8 +108,8 @@ def test_kv_per_token_and_weights_change_by_what_is_worked_out_by_hand() -> None
 def test_rows_and_groups_add_up_whatever_is_compared(old: Request, new: Request) -> None:
     (it,) = between(plan(old), plan(new)).comparisons
     for side in ("old", "new", "delta"):
-        *parts, total = (getattr(row, side) for row in it.memory)
-        assert sum(parts) == total
+        *parts, missing, total = (getattr(row, side) for row in it.memory)
+        assert sum(parts) - missing == total
         weights = next(getattr(row, side) for row in it.memory if row.name == "memory.weights")
         assert sum(getattr(row, side) for row in it.groups) == weights
 
@@ -390,6 +390,18 @@ def test_a_document_with_a_wrong_value_is_refused(path: str, value: Any, text: s
     assert str(caught.value).startswith(f"old.json: {text}"), caught.value
 
 
+def test_a_plan_saved_before_missing_was_a_field_is_read() -> None:
+    """It had `unused` negative by what is missing: the same plan saved today and then does not differ."""
+    document = json.loads(json.dumps(plan_document(plan(replace(request(), gpu=gpu("t4"))))))
+    memory = document["memory"]
+    assert memory["missing"] > memory["unused"] == 0  # 15 GiB of weights, 15 GiB of GPU
+    earlier = copy.deepcopy(document)
+    earlier["memory"]["unused"] = -earlier["memory"].pop("missing")
+    (now,), (then,) = document_sides(document, "new.json"), document_sides(earlier, "old.json")
+    assert then.figures == now.figures
+    assert compare(then, now).is_equal
+
+
 @pytest.mark.parametrize("schema", ["kvplan/plan@2", "kvplan/run@1", "other", 7, None, ["kvplan/plan@1"]])
 def test_another_document_is_refused_by_its_name(schema: Any) -> None:
     with pytest.raises(InvalidInputError, match="is not a document that can be compared"):
@@ -437,7 +449,8 @@ def test_checks_are_matched_by_target() -> None:
     result = difference("old.json", "new.json", old, new)
     (it,) = result.comparisons
     assert it.memory == ()  # a check has no rows that add up
-    assert {row.name: row.delta for row in it.figures if row.delta} == {"concurrency.max": -1.0, "memory.unused": -1}
+    # headroom -6 -> -7 of a check: nothing unused, 6 bytes missing, then 7
+    assert {row.name: row.delta for row in it.figures if row.delta} == {"concurrency.max": -1.0, "memory.missing": 1}
     assert it.worse == ("users",)
     assert (result.only_old, result.only_new) == (("gone",), ("fresh",))
     assert "NEW holds fewer users" in every_format(result)

@@ -37,8 +37,12 @@ def rows(answer: Plan) -> int:
 
 def check_identities(answer: Plan) -> None:
     memory, got = answer.memory, answer.capacity
-    assert rows(answer) == memory.total == answer.request.gpu.total_memory
-    assert memory.context + memory.outside_budget + memory.slack == memory.unused
+    assert rows(answer) - memory.missing == memory.total == answer.request.gpu.total_memory
+    detail = memory.context + memory.outside_budget + memory.slack - memory.over_budget - memory.over_gpu
+    assert detail == memory.unused - memory.missing == memory.headroom
+    sizes = (memory.unused, memory.missing, memory.outside_budget, memory.slack, memory.over_budget, memory.over_gpu)
+    assert min(sizes) == 0 <= memory.context
+    assert 0 in (memory.unused, memory.missing)
     assert memory.kv_cache == (got.num_blocks * got.bytes_per_block if answer.fits else 0)
     assert (answer.deficit > 0) == (not answer.fits)
     assert sum(answer.weight_groups.values()) == memory.weights <= memory.load_peak

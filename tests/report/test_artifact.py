@@ -141,8 +141,12 @@ def test_an_unknown_schema_is_refused_with_the_known_ones() -> None:
 def test_the_rows_add_up_to_the_total(cases: dict[str, Plan]) -> None:
     for name, one in cases.items():
         memory = plan_document(one)["memory"]
-        assert sum(memory[row] for row in ROWS) == memory["total"], name
-        assert sum(memory["unused_detail"].values()) == memory["unused"], name
+        assert sum(memory[row] for row in ROWS) - memory["missing"] == memory["total"], name
+        detail = memory["unused_detail"]
+        assert detail["context"] + detail["outside_budget"] + detail["slack"] == (
+            memory["unused"] - memory["missing"] + detail["over_budget"] + detail["over_gpu"]
+        ), name
+        assert min(memory["unused"], memory["missing"], *detail.values()) == 0, name
         assert sum(memory["weight_groups"].values()) == memory["weights"], name
 
 

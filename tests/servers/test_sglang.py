@@ -147,8 +147,10 @@ class TestThePlan:
         except (UnsupportedModelError, UsageError) as refusal:
             pytest.skip(str(refusal))
         memory = answer.memory
-        assert sum(getattr(memory, row) for row in memory.ROWS) == memory.total
-        assert memory.unused == memory.context + memory.outside_budget + memory.slack
+        assert sum(getattr(memory, row) for row in memory.ROWS) - memory.missing == memory.total
+        assert min(memory.unused, memory.missing, memory.outside_budget, memory.slack) == 0
+        detail = memory.context + memory.outside_budget + memory.slack - memory.over_budget - memory.over_gpu
+        assert memory.headroom == memory.unused - memory.missing == detail
         if answer.fits:
             pool = answer.pool
             assert isinstance(pool, SglangPool)

@@ -135,8 +135,9 @@ INPUTS = record(
     workload=record(mean_tokens=maybe(SIZE), lengths=maybe(TEXT), overflow=NUMBER, shared_prefix=COUNT),
 )
 MEMORY = record(
-    "Bytes of one rank. weights + buffers + activations + cuda_graphs + non_torch + lora + kv_cache + unused = total; "
-    "budget is a limit, not a row; unused = context + outside_budget + slack, negative by what is missing.",
+    "Bytes of one rank. weights + buffers + activations + cuda_graphs + non_torch + lora + kv_cache + unused - missing "
+    "= total, where unused or missing is 0; budget is a limit, not a row. Documents of earlier releases have no "
+    "missing, over_budget and over_gpu: there unused, slack and outside_budget were negative instead.",
     total=SIZE,
     budget=COUNT,
     weights=COUNT,
@@ -146,8 +147,17 @@ MEMORY = record(
     non_torch=COUNT,
     lora=COUNT,
     kv_cache=COUNT,
-    unused=WHOLE,
-    unused_detail=record(context=COUNT, outside_budget=WHOLE, slack=WHOLE),
+    unused=COUNT,
+    missing=COUNT,
+    unused_detail=record(
+        "unused - missing = context + outside_budget + slack - over_budget - over_gpu. over_budget: by how much the "
+        "rows exceed the budget; over_gpu: by how much budget and context exceed the GPU.",
+        context=COUNT,
+        outside_budget=COUNT,
+        slack=COUNT,
+        over_budget=COUNT,
+        over_gpu=COUNT,
+    ),
     in_use=COUNT,
     load_peak=COUNT,
     weight_groups=table(COUNT, "The weights by tensor group."),

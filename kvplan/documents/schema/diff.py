@@ -28,7 +28,8 @@ STEP: Final = record(
 )
 SIDE: Final = record("What was compared.", title=TEXT, fits=FLAG)
 COMPARISON: Final = record(
-    "Two plans compared. The rows of memory add up to the last, memory.total; weight_groups to memory.weights.",
+    "Two plans compared. The rows of memory, memory.missing subtracted, add up to memory.total; weight_groups to "
+    "memory.weights.",
     key=TEXT,
     old=SIDE,
     new=SIDE,
