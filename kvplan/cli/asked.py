@@ -25,8 +25,9 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memo
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
 from kvplan.servers import environment
+from kvplan.servers.base import server_of
 from kvplan.servers.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
-from kvplan.servers.engines import parse_engine
+from kvplan.servers.engines import DEFAULT, parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm.rules import EngineArgs
 
@@ -63,7 +64,7 @@ def read(
     if command is None and options.from_command is not None:
         command = read_command(options.from_command)
     args = engine_args(options, command)
-    release = parse_engine(options.engine or (command.engine if command else None) or "vllm")
+    release = parse_engine(options.engine or (command.engine if command else None) or DEFAULT)
     contexts = contexts_of(options, args.max_model_len)
     gpus = counted_gpus_of(options)
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
@@ -125,11 +126,7 @@ def about_flags(asked: Asked, command: ServeCommand) -> None:
 
 def default_context(request: Request) -> int:
     """The context that the server takes when none is asked for."""
-    if request.release.engine == "vllm":
-        return request.spec.max_model_len
-    from kvplan.servers.sglang.models import context_length
-
-    return context_length(request.spec)
+    return server_of(request.release.engine).context(request.spec)
 
 
 def about_defaults(asked: Asked, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:

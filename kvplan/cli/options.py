@@ -39,11 +39,9 @@ def complete_kv_dtype(incomplete: str) -> list[str]:
 
 
 def complete_engine(incomplete: str) -> list[str]:
-    from kvplan.servers.vllm.rules import NEWEST, OLDEST
+    from kvplan.servers.base import SERVERS, server_of
 
-    minors = range(NEWEST[1], OLDEST[1] - 1, -1)  # the newest first
-    names = ("vllm", *(f"vllm@0.{minor}" for minor in minors), "sglang", "sglang@0.5", "sglang@0.4")
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for server in SERVERS for name in server_of(server).labels() if name.startswith(incomplete)]
 
 
 def complete(file_name: str, incomplete: str) -> list[str]:

@@ -41,6 +41,7 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.servers import environment
+from kvplan.servers.base import terms_of
 from kvplan.servers.command import ARGUMENTS
 from kvplan.servers.vllm.rules import NEWEST
 
@@ -155,8 +156,7 @@ def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
         plain["max_model_len"] = None if derived is None else [str(derived[0])]
     if draft_of(log) and options.draft_model is None:
         method = printable(draft_of(log).get("method", draft_of(log).get("model", "speculation")), 40)
-        size = "what drafts is not sized" if log.engine == "sglang" else "add --draft-model to size what drafts"
-        notes.append(f"the server drafts tokens ({method}); {size}")
+        notes.append(f"the server drafts tokens ({method}); {terms_of(log.engine).drafts}")
     return Wanted(PlanOptions(**plain), taken, notes, derived)
 
 

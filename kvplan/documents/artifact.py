@@ -1,7 +1,7 @@
 """A plan as versioned JSON: what every report is written from, and what another tool reads.
 
 Sizes are integer bytes per GPU rank. The memory rows add up to `total`, and `kv_cache` is num_blocks x bytes_per_block,
-exactly (under SGLang, whose windows and states have pools of their own, what all its pools take); where the plan does
+exactly (of a server whose windows and states have pools of their own, what all its pools take); where the plan does
 not fit both are 0 and `deficit` says what is missing. No number is NaN or infinite.
 """
 
@@ -15,12 +15,11 @@ from typing import Any, Final
 from kvplan.core.units import format_gib
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.explain import DESCRIBED, stage_of, statements
+from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import blocks_per_user, log_differs
 from kvplan.planning.plan import MemoryBreakdown, Plan, online_scheme
-from kvplan.servers.releases import SGLANG_SOURCE
-from kvplan.servers.vllm.rules import has_states
+from kvplan.servers.base import Sources, server_of, terms_of
 from kvplan.sizing import weights
 
 PLAN = "kvplan/plan@1"
@@ -272,7 +271,7 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.refusal is not None:
         yield (
             plan.refusal.by,
-            f"{'SGLang' if plan.request.release.engine == 'sglang' else 'vLLM'} does not start: {plan.refusal.text}",
+            f"{terms_of(plan.request.release.engine).title} does not start: {plan.refusal.text}",
         )
     elif capacity.num_blocks == args.num_gpu_blocks_override and capacity.num_blocks <= capacity.blocks_per_request:
         yield (
@@ -318,21 +317,10 @@ def _bounds(plan: Plan) -> Iterator[tuple[str, str]]:
     if answer.pool.users <= settings.max_num_seqs:
         yield "kv_cache", f"KV memory: each further user takes {_further(plan)} of every GPU"
     if answer.pool.users > settings.max_num_seqs:
-        flag = "--max-running-requests" if plan.request.release.engine == "sglang" else "--max-num-seqs"
-        if bound_by_slots(plan):
-            flag = "--mamba-full-memory-ratio, which gives their states more slots"
+        server = server_of(plan.request.release.engine)
+        flag = server.seqs_cure(plan.request.spec, args, settings.max_num_seqs)
         yield "max_num_seqs", f"the scheduler runs at most {settings.max_num_seqs:,} requests at once; raise {flag}"
     yield from _stage(plan)
-
-
-def bound_by_slots(plan: Plan) -> bool:
-    """Whether SGLang runs fewer requests than it was told to, or would by default: their states have no more slots."""
-    if plan.request.release.engine != "sglang" or not has_states(plan.request.spec):
-        return False
-    from kvplan.servers.sglang.rules import LEAST_REQUESTS  # vLLM is planned without it
-
-    stated = plan.request.args.max_num_seqs
-    return plan.settings.max_num_seqs < (LEAST_REQUESTS if stated is None else stated)
 
 
 def _further(plan: Plan) -> str:
@@ -426,14 +414,9 @@ TOTAL_FORMULAS = {
 }
 TOTAL_KINDS = {"logged": "measured", "published": "measured", "estimated": "calibrated", "given": "exact"}
 
-SGLANG_BUDGET = "free before loading x mem_fraction_static, sglang srt/mem_cache/kv_cache_configurator.py"
-BUDGET_SOURCE = "vLLM v1/worker/gpu_worker.py: ceil(total x gpu_memory_utilization)"
 COMPARED = ", equal to the server's own code in every case compared"
-POOL_SOURCE = "vLLM v1/core/kv_cache_utils.py"
-SPEC_SOURCE = "vLLM v1/kv_cache_interface.py"
 ESTIMATED_POOL = ", over what the calibrated rows leave of the budget"
 REST_SOURCE = "what the other rows leave of the total"
-HELD_SOURCE = "blocks that decoding requests hold between two steps, after vLLM v1/core/single_type_kv_cache_manager.py"
 
 
 def _provenance(plan: Plan, document: Document) -> Document:
@@ -463,6 +446,10 @@ def _provenance(plan: Plan, document: Document) -> Document:
 Origin = tuple[str, str]  # (kind, source)
 
 
+def sources(plan: Plan) -> Sources:
+    return terms_of(plan.request.release.engine).sources
+
+
 def _pool_is_given(plan: Plan) -> bool:
     args = plan.request.args
     return args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None
@@ -470,24 +457,23 @@ def _pool_is_given(plan: Plan) -> bool:
 
 def _charge_source(plan: Plan) -> Origin:
     """Of what tokens and requests are charged: bytes and blocks, whatever the size of the pool."""
-    return _ruled(plan, SPEC_SOURCE)
+    return _ruled(plan, sources(plan).charge)
 
 
 def _pool_source(plan: Plan) -> Origin:
     """Of the number of blocks and what follows from it: exact only for a stated pool."""
     if _pool_is_given(plan):
-        return _ruled(plan, POOL_SOURCE)
-    source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else POOL_SOURCE
-    return "calibrated", source + ESTIMATED_POOL
+        return _ruled(plan, sources(plan).pool)
+    return "calibrated", sources(plan).pool + ESTIMATED_POOL
 
 
 def _ruled(plan: Plan, source: str) -> Origin:
-    release = plan.request.release
-    if release.engine == "sglang":
-        return "formula", SGLANG_SOURCE
+    release, described = plan.request.release, sources(plan).described
+    if described is None:
+        return "formula", source
     if release.is_compared:
         return "exact", source + COMPARED
-    return "formula", f"rules of {release.label} as its {DESCRIBED}"
+    return "formula", described.format(label=release.label)
 
 
 PARTS: Final = ("outside_budget", "slack", "over_budget", "over_gpu")  # of what is unused, beside the context
@@ -497,7 +483,7 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     gpu = plan.request.gpu
     total_kind = TOTAL_KINDS[gpu.total_memory_kind]
     yield "total", (total_kind, gpu.total_memory_source)
-    source = SGLANG_BUDGET if plan.request.release.engine == "sglang" else BUDGET_SOURCE
+    source = sources(plan).budget
     yield "budget", ("exact" if total_kind == "exact" else "formula", source)
     stated = plan.request.weights_bytes is not None
     read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
@@ -521,9 +507,9 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
 def _user_source(name: str, pool: Origin, plan: Plan) -> Origin:
     kind = pool[0]
     if name in ("max_num_seqs", "replicas"):
-        return _ruled(plan, "vLLM engine/arg_utils.py")
+        return _ruled(plan, sources(plan).arguments)
     if "users" in name:  # this is kvplan's own count, which the server does not print
-        source = SGLANG_SOURCE if plan.request.release.engine == "sglang" else HELD_SOURCE
+        source = sources(plan).users
         if plan.request.load.lengths is not None:
             source = plan.concurrency.pool.method
         return "formula" if kind == "exact" else kind, source

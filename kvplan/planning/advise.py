@@ -14,6 +14,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.rules import EngineArgs, is_mla
 
 TP_SIZES = (1, 2, 4, 8, 16)
@@ -304,7 +305,7 @@ def fit_knobs(short: Plan) -> Iterator[Knob]:
     if args.max_total_tokens is not None:
         context = short.settings.max_model_len
         yield Knob([Change(f"--max-total-tokens {context}", {"max_total_tokens": context})])
-    if request.release.engine == "vllm":
+    if not terms_of(request.release.engine).keeps_share:
         yield smaller_needs(args)
     yield fp8_cache(args)
     yield more_ranks(args)

@@ -21,7 +21,7 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.planning.plan import BUDGET_ROWS, Plan
-from kvplan.servers.releases import SGLANG_SOURCE
+from kvplan.servers.base import terms_of
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.pages import KVSpec, charged_blocks
@@ -96,11 +96,6 @@ def is_published(source: str) -> bool:
     return not source.startswith(DERIVED) and "not checked" not in source
 
 
-# Releases whose own code the rules were not compared with follow what was written about them.
-SGLANG_READ = "0.4.4, 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23"
-DESCRIBED = "wheels, release notes, issues and posted start-up logs have them"
-
-
 def statements(plan: Plan) -> dict[str, tuple[str, str]]:
     """Assumptions about facts and rules, which have no bytes of their own: name -> (text, source)."""
     request, release = plan.request, plan.request.release
@@ -110,17 +105,8 @@ def statements(plan: Plan) -> dict[str, tuple[str, str]]:
             found[name] = spec.source.partition(";")[0], spec.source
     if release.is_compared:
         return found
-    if release.engine == "sglang":
-        found["rules"] = (
-            f"{release.label} as the code of {SGLANG_READ} was read; compared with posted logs, not with its own "
-            "answers",
-            f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
-        )
-    else:
-        found["rules"] = (
-            f"{release.label} by wheels, notes, issues and logs; not compared with its own answers",
-            f"{release.label} as its {DESCRIBED}; not compared with that release's own code",
-        )
+    text, source = terms_of(release.engine).uncompared
+    found["rules"] = text.format(label=release.label), source.format(label=release.label)
     return found
 
 
@@ -577,7 +563,8 @@ def _thumb(plan: Plan) -> Iterator[str]:
 
 
 def _overheads(plan: Plan) -> int:
-    kept_back = max(0, plan.memory.outside_budget) if plan.request.release.engine == "sglang" else 0
+    keeps_share = terms_of(plan.request.release.engine).keeps_share
+    kept_back = max(0, plan.memory.outside_budget) if keeps_share else 0
     return sum(estimate.likely for estimate in plan.estimates.values()) + kept_back
 
 

@@ -39,9 +39,8 @@ def serve_command(plan: Plan) -> list[str]:
             assert_never(plan.request.release.engine)
 
 
-def context_word(words: list[str]) -> str:
-    """The context that a command asks for, as it is written there."""
-    flag = "--max-model-len" if "--max-model-len" in words else "--context-length"
+def context_word(words: list[str], flag: str) -> str:
+    """The context that a command asks for with its server's flag, as it is written there."""
     return words[words.index(flag) + 1]
 
 

@@ -12,6 +12,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.users import Load as Load
 from kvplan.planning.users import UserAnswer, users_held
 from kvplan.servers import start
+from kvplan.servers.base import server_of
 from kvplan.servers.releases import SGLANG_SOURCE, Version
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import overheads
@@ -644,7 +645,8 @@ def plan(request: Request) -> Plan:
     notes: list[str] = []
     if request.draft is not None and not request.args.num_speculative_tokens:
         request = replace(request, args=replace(request.args, num_speculative_tokens=DRAFT_TOKENS))
-        notes.append(f"no --num-speculative-tokens: {DRAFT_TOKENS} are taken; vLLM wants a number")
+        title = server_of(request.release.engine).terms.title
+        notes.append(f"no --num-speculative-tokens: {DRAFT_TOKENS} are taken; {title} wants a number")
     answer = answer_of(request)
     capacity = answer.capacity
     refusal = answer.refusal if capacity.fits else None

@@ -19,6 +19,7 @@ from kvplan.planning import advise, held
 from kvplan.planning.advise import Change, Knob
 from kvplan.planning.plan import Plan
 from kvplan.policy.file import Rule, Target, Workload, exists
+from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
     from kvplan.workloads.lengths import Lengths
@@ -100,9 +101,12 @@ def logged_figure(plan: Plan) -> str:
 
 
 def free_bytes(plan: Plan) -> int:
-    """What is left of a GPU; raises UsageError for SGLang, which keeps memory back without saying for what."""
-    if plan.request.release.engine == "sglang":
-        raise UsageError("min_headroom: is not modelled for SGLang, which keeps a share back; use min_concurrency")
+    """What is left of a GPU; raises UsageError for a server that keeps memory back without saying for what."""
+    terms = terms_of(plan.request.release.engine)
+    if terms.keeps_share:
+        raise UsageError(
+            f"min_headroom: is not modelled for {terms.title}, which keeps a share back; use min_concurrency"
+        )
     return plan.memory.headroom
 
 

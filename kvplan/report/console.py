@@ -15,6 +15,7 @@ from kvplan.planning.explain import explain as explained
 from kvplan.planning.flags import context_word
 from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.report.lines import Line, columns, line, takes_blocks, write
+from kvplan.servers.base import Terms, terms_of
 from kvplan.sizing.disk import stored_bytes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.sizing.weights import num_params
@@ -34,7 +35,7 @@ LABELS = {
     "lora": "LoRA",
 }
 ASSUMED = {**LABELS, "total": "GPU total", "context": "CUDA context", "in_use": "in use"}
-UNMEASURED = ("lora", "activations", "cuda_graphs", "non_torch")  # by SGLang, which keeps a share back for them
+UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # where a server keeps a share back for them
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
@@ -167,7 +168,7 @@ def caveats(doc: Document) -> list[str]:
         )
     elif is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole request
-        risk = "May not hold it" if is_sglang(doc) else "May not start"  # SGLang starts and refuses longer requests
+        risk = terms(doc).risk[0].upper() + terms(doc).risk[1:]
         found.append(f"{risk}: the low end of the range holds {low} requests of the full context. {safer(doc)}")
     return found
 
@@ -179,45 +180,47 @@ def has_room(doc: Document) -> bool:
     return bool(room > kv["blocks_per_request"])
 
 
+def is_idle(doc: Document) -> bool:
+    """Whether the server starts, but its own check at the start may leave it nothing at the low end of the range."""
+    return is_marginal(doc) and terms(doc).checks_start and not doc["concurrency"]["low"]
+
+
 def may_lack_memory(doc: Document) -> bool:
     """Whether it starts, but not where other processes hold the most that they may."""
     memory = doc["memory"]
     most = max([each["high"] for each in doc["assumptions"] if each["name"] == "in_use"], default=memory["in_use"])
     free = memory["total"] - memory["unused_detail"]["context"] - most
-    return is_marginal(doc) and not is_sglang(doc) and not doc["concurrency"]["low"] and memory["budget"] > free
+    return is_idle(doc) and memory["budget"] > free
 
 
 def may_lack_blocks(doc: Document) -> bool:
     """Whether it starts, but at the low end of the range has fewer state blocks than sequences."""
-    is_idle = is_marginal(doc) and not is_sglang(doc) and not doc["concurrency"]["low"]
-    return is_idle and has_room(doc) and not may_lack_memory(doc)
+    return is_idle(doc) and has_room(doc) and not may_lack_memory(doc)
 
 
 def safer(doc: Document) -> str:
     """What to do about a plan that may not start."""
-    if context_word(doc["flags"]["argv"]) == "auto":
-        return "With --max-model-len auto it takes what fits."
-    return "A shorter context is safer." if is_sglang(doc) else "A shorter --max-model-len is safer."
-
-
-def seqs_flag(doc: Document) -> str:
-    return "--max-running-requests" if is_sglang(doc) else "--max-num-seqs"
+    if context_word(doc["flags"]["argv"], terms(doc).context_flag) == "auto":
+        return f"With {terms(doc).context_flag} auto it takes what fits."
+    return terms(doc).shorter
 
 
 def seqs_bound(doc: Document) -> str:
-    """What bounds the sequences: the flag, or under SGLang the slots for their states."""
-    is_slots = any("--mamba-full-memory-ratio" in limit["text"] for limit in doc["limits"])
-    return "--mamba-full-memory-ratio" if is_slots else seqs_flag(doc)
+    """What bounds the sequences: the flag, or the slots for their states where a server counts those."""
+    slots = terms(doc).slots_flag
+    is_slots = slots is not None and any(slots in limit["text"] for limit in doc["limits"])
+    return slots if slots is not None and is_slots else terms(doc).seqs_flag
 
 
-def is_sglang(doc: Document) -> bool:
-    return str(doc["inputs"]["engine"]).startswith("sglang")
+def terms(doc: Document) -> Terms:
+    """The words of the document's server."""
+    return terms_of(doc["inputs"]["engine"])
 
 
 def mark(doc: Document) -> str:
     """The same for a cell of a table; empty where there is nothing to say."""
     if is_marginal(doc):
-        return "may not hold it" if is_sglang(doc) else "may not start"
+        return terms(doc).risk
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 
@@ -231,7 +234,7 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     }
     title = "Where the memory goes" if inputs["num_gpus"] == 1 else "Where each GPU's memory goes"
     lines = [line(f"{title} ({inputs['engine']})", "bold")]
-    optional = UNMEASURED if is_sglang(doc) else ("lora",)
+    optional = UNPLANNED if terms(doc).keeps_share else ("lora",)
     rows = {name: size for name, size in memory_rows(memory).items() if size or name not in optional}
     wide = max(9, *(len(f"{size / GIB:,.2f}") + 1 for size in rows.values()))
     far = max(7, *(len(f"{100 * size / total:.1f}") + 2 for size in rows.values()))
@@ -244,9 +247,7 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
         share, note = bar(0 if name == "missing" else size, total, blocks=blocks), notes.get(name, "")
         lines.append(((text, ""), (share, STYLES.get(name, "yellow")), (f"  {note}" if share else note, "dim")))
     utilization = f"{inputs['settings']['gpu_memory_utilization']:.6g}"
-    limit = f"vLLM may use {format_gib(memory['budget'])} of it (utilisation {utilization})"
-    if is_sglang(doc):
-        limit = f"weights and KV may take {format_gib(memory['budget'])} (mem_fraction_static {utilization})"
+    limit = terms(doc).budget.format(budget=format_gib(memory["budget"]), share=utilization)
     if inputs["args"]["kv_cache_memory_bytes"] is not None:
         limit = "the KV cache is as large as asked"
     lines.append(line(f"{start('total', total)}{limit}"))
@@ -266,11 +267,10 @@ def unused_text(doc: Document) -> str:
     over = f"{detail['over_budget'] / GIB:,.2f} over the budget" if round(detail["over_budget"] / GIB, 2) else ""
     if memory["missing"]:
         return ", ".join(text for text in ("more than the GPU has", over) if text)
-    outside = "kept back for activations and graphs" if is_sglang(doc) else "outside budget"
     parts = {
         "context": detail["context"],
         "other processes": memory["in_use"],  # the host, where it shares the memory
-        outside: detail["outside_budget"] - detail["over_gpu"] - memory["in_use"],
+        terms(doc).outside: detail["outside_budget"] - detail["over_gpu"] - memory["in_use"],
     }
     if not over:
         parts["slack"] = detail["slack"]
@@ -356,10 +356,9 @@ def user_lines(doc: Document) -> list[Line]:
 
 def logged(doc: Document) -> tuple[str, str]:
     """(the server's own figure, the words in which its log has it)."""
-    if is_sglang(doc):
-        return "", f"the server will log max_total_num_tokens={doc['kv']['tokens']}"
-    figure = doc["concurrency"]["max"]
-    return f"{figure:,.2f}", f'the server will log "Maximum concurrency" {figure:.2f}x'
+    figure, words = doc["concurrency"]["max"], terms(doc)
+    text = words.log.format(concurrency=figure, tokens=doc["kv"]["tokens"])
+    return f"{figure:,.2f}" if words.logs_concurrency else "", text
 
 
 def verdict_lines(doc: Document) -> list[Line]:

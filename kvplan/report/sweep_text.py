@@ -14,6 +14,7 @@ from kvplan.planning.sweep import Grid, Row
 from kvplan.report.console import format_kib
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import escaped, rows_of
+from kvplan.servers.base import terms_of
 
 SWEEP = "kvplan/sweep@1"
 MOST_REASONS = 1_000  # distinct ones that are counted
@@ -194,7 +195,7 @@ def verdict(row: Row) -> str:
     if not row.fits:
         return f"{format_bytes(row.deficit or 0)} short"
     if (row.concurrency_low or 0) < 1:
-        return "may not hold one" if row.engine.startswith("sglang") else "may not start"
+        return terms_of(row.engine).risk_row
     most = row.max_num_seqs or 0
     return f"yes, {most:,} at once" if (row.pool_users or 0) > most else "yes"
 

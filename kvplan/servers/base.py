@@ -1,0 +1,120 @@
+"""A server of models as the planner sees it, and the one list of those it knows.
+
+A server is a module that has the names of `Server`: no class tree, no plug-ins. Rooms above ask it and its words
+(`Terms`); they name none. A module is loaded when its server is first asked for: vLLM is planned without SGLang.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from kvplan.core.records import dataclass
+
+if TYPE_CHECKING:
+    from kvplan.models.spec import ModelSpec
+    from kvplan.servers.releases import Version
+    from kvplan.servers.vllm.rules import EngineArgs
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a server's numbers come from, for provenance.
+
+    charge     bytes and blocks of tokens and requests
+    pool       number of blocks
+    budget     bytes that the server may use
+    users      requests that decode at once
+    arguments  defaults of its arguments
+    described  of a release whose own answers were not compared, `{label}`; None: no release's were, all is formula
+    """
+
+    charge: str
+    pool: str
+    budget: str
+    users: str
+    arguments: str
+    described: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A server's own words. In braces: what a view fills in.
+
+    title              its name in prose
+    engines            what --engine takes of it, in a message; example: of its versions
+    label_words        whether a label says more of it than its release (`+flashinfer`)
+    budget             what it may use: {budget}, {share}
+    log                what its log says of users: {concurrency}, {tokens}
+    logs_concurrency   whether that is a number of users
+    seqs_flag          flag of the largest batch; context_flag: of the longest request
+    slots_flag         flag that gives states more slots, where these bound the batch; None: they do not
+    risk, risk_row     what may happen at the low end of the range: of a plan, and of a row of several
+    shorter            what then helps
+    checks_start       whether it looks for free memory and state blocks, and refuses to start without
+    keeps_share        whether a share of memory is kept back for what is not planned row by row
+    outside            what the memory outside the budget is
+    drafts             what helps where a log says that drafts are made
+    uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
+    """
+
+    title: str
+    engines: tuple[str, ...]
+    example: str
+    label_words: bool
+    budget: str
+    log: str
+    logs_concurrency: bool
+    seqs_flag: str
+    context_flag: str
+    slots_flag: str | None
+    risk: str
+    risk_row: str
+    shorter: str
+    checks_start: bool
+    keeps_share: bool
+    outside: str
+    drafts: str
+    uncompared: tuple[str, str]
+    sources: Sources
+
+
+class Server(Protocol):
+    """What the planner asks of a server.
+
+    release    the release by its number (None: the newest known), with the words of its label (`+flashinfer`)
+    labels     what a shell's completion of --engine offers
+    context    tokens of the longest request where none is asked for
+    seqs_cure  the flag that lets more requests run at once, where `max_num_seqs` run
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def terms(self) -> Terms: ...
+    def release(self, numbers: tuple[int, ...] | None, words: list[str]) -> "Version": ...
+    def labels(self) -> tuple[str, ...]: ...
+    def context(self, spec: "ModelSpec") -> int: ...
+    def seqs_cure(self, spec: "ModelSpec", args: "EngineArgs", max_num_seqs: int) -> str: ...
+
+
+def _vllm() -> Server:
+    from kvplan.servers.vllm import server
+
+    return server
+
+
+def _sglang() -> Server:
+    from kvplan.servers.sglang import server
+
+    return server
+
+
+SERVERS: dict[str, Callable[[], Server]] = {"vllm": _vllm, "sglang": _sglang}
+
+
+def server_of(engine: str) -> Server:
+    """The server of a label (`vllm@0.33+flashinfer`) or a name; KeyError for one that is not listed."""
+    return SERVERS[engine.partition("@")[0]]()
+
+
+def terms_of(engine: str) -> Terms:
+    return server_of(engine).terms

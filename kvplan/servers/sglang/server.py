@@ -1,0 +1,32 @@
+"""SGLang as the planner sees it: kvplan.servers.base.Server."""
+
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.releases import Version
+from kvplan.servers.sglang import rules
+from kvplan.servers.sglang.models import context_length
+from kvplan.servers.sglang.rules import LEAST_REQUESTS, NEWEST
+from kvplan.servers.sglang.terms import TERMS
+from kvplan.servers.vllm.rules import EngineArgs, has_states
+
+name = "sglang"
+terms = TERMS
+
+
+def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
+    return rules.version(NEWEST if numbers is None else numbers)
+
+
+def labels() -> tuple[str, ...]:
+    return ("sglang", "sglang@0.5", "sglang@0.4")
+
+
+def context(spec: ModelSpec) -> int:
+    return context_length(spec)
+
+
+def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
+    """The ratio of states where they have no slots for the batch that was asked for, or for the default one."""
+    wanted = LEAST_REQUESTS if args.max_num_seqs is None else args.max_num_seqs
+    if has_states(spec) and max_num_seqs < wanted:
+        return f"{TERMS.slots_flag}, which gives their states more slots"
+    return TERMS.seqs_flag

@@ -1,0 +1,38 @@
+"""SGLang's own words."""
+
+from kvplan.servers.base import Sources, Terms
+from kvplan.servers.releases import SGLANG_SOURCE
+
+READ = "0.4.4, 0.4.9, 0.5.2, 0.5.5, 0.5.9, 0.5.12, 0.5.15 and 0.5.23"
+
+TERMS = Terms(
+    title="SGLang",
+    engines=("sglang",),
+    example="sglang@0.5 or sglang@0.4.3",
+    label_words=False,
+    budget="weights and KV may take {budget} (mem_fraction_static {share})",
+    log="the server will log max_total_num_tokens={tokens}",
+    logs_concurrency=False,
+    seqs_flag="--max-running-requests",
+    context_flag="--context-length",
+    slots_flag="--mamba-full-memory-ratio",
+    risk="may not hold it",  # it starts, and refuses longer requests
+    risk_row="may not hold one",
+    shorter="A shorter context is safer.",
+    checks_start=False,
+    keeps_share=True,
+    outside="kept back for activations and graphs",
+    drafts="what drafts is not sized",
+    uncompared=(
+        f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
+        f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
+    ),
+    sources=Sources(
+        charge=SGLANG_SOURCE,
+        pool=SGLANG_SOURCE,
+        budget="free before loading x mem_fraction_static, sglang srt/mem_cache/kv_cache_configurator.py",
+        users=SGLANG_SOURCE,
+        arguments=SGLANG_SOURCE,
+        described=None,
+    ),
+)

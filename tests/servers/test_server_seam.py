@@ -1,0 +1,57 @@
+"""A server is a folder and one line of servers/base.py: the rooms above ask it, and say no server's name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvplan.servers import base
+from kvplan.servers.engines import parse_engine
+
+KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
+# Files that may say `sglang`, and how many of their lines do: only ever fewer.
+NAMED = {
+    "api.py": 1,
+    "cli/options.py": 19,
+    "cli/reconcile_log.py": 1,
+    "cli/run_options.py": 2,
+    "measure/server_metrics.py": 33,
+    "planning/explain.py": 19,
+    "planning/flags.py": 6,
+    "planning/plan.py": 36,
+    "sizing/weights.py": 2,
+}
+
+
+def named_lines() -> dict[str, int]:
+    """Lines that say `sglang`, by file, outside the rooms that own the name."""
+    lines = {}
+    for path in sorted(KVPLAN.rglob("*.py")):
+        name = path.relative_to(KVPLAN).as_posix()
+        if name.startswith(("servers/", "measure/serverlog/")):
+            continue
+        if count := sum("sglang" in line.lower() for line in path.read_text(encoding="utf-8").splitlines()):
+            lines[name] = count
+    return lines
+
+
+def test_no_other_room_says_the_name_of_a_server() -> None:
+    assert named_lines() == NAMED
+
+
+def test_views_judges_and_documents_compare_no_name() -> None:
+    pattern = re.compile(r"""(==|!=|startswith\() *["'](sglang|vllm)""")
+    found = [
+        path.name
+        for room in ("report", "policy", "documents")
+        for path in (KVPLAN / room).rglob("*.py")
+        if pattern.search(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", list(base.SERVERS))
+def test_what_completion_offers_is_an_engine(name: str) -> None:
+    server = base.server_of(name)
+    assert server.name == name
+    assert [parse_engine(label).engine for label in server.labels()] == [name] * len(server.labels())
