@@ -221,19 +221,19 @@ def usage_error(error: Any) -> UsageError:
         case "NoSuchOption":
             near = near_options(error.option_name, context)
             hint = f"did you mean {', '.join(near)}?" if near else help_line
-            return UsageError(f"{error.option_name}: no such option; {hint}")
+            return UsageError(f"{error.option_name}", "no such option", hint)
         case "MissingParameter":
-            return UsageError(f"{name_of(error)}: is missing; {help_line}")
+            return UsageError(f"{name_of(error)}", "is missing", help_line)
         case "BadParameter":
-            return UsageError(f"{name_of(error)}: {error.message.rstrip('.')}; {help_line}")
+            return UsageError(f"{name_of(error)}", f"{error.message.rstrip('.')}", help_line)
         case "BadOptionUsage":
-            return UsageError(f"{error.option_name}: needs a value; {help_line}")
+            return UsageError(f"{error.option_name}", "needs a value", help_line)
     message = error.format_message().rstrip(".")
     if message.startswith("No such command"):
         return UsageError(f"{wrong_command(message, context)}")
     if message == "Missing command":
-        return UsageError(f"COMMAND: is missing; {help_line}")
-    return UsageError(f"{path}: {message[:1].lower()}{message[1:]}; {help_line}")
+        return UsageError("COMMAND", "is missing", help_line)
+    return UsageError(f"{path}", f"{message[:1].lower()}{message[1:]}", help_line)
 
 
 def name_of(error: Any) -> str:

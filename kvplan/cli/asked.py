@@ -149,8 +149,9 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
     for part in text.split(","):
         if re.fullmatch(r"[0-9]{21,}[kKmM]?i?", part):
             raise UsageError(
-                f"--ctx: is too large ({part[:20]}...), at most {MAX_TOKENS:,}; write 32768, 32k, or auto (also -1) to "
-                "fit the memory"
+                "--ctx",
+                f"is too large ({part[:20]}...), at most {MAX_TOKENS:,}",
+                "write 32768, 32k, or auto (also -1) to fit the memory",
             )
     found = parse_contexts(text, "--ctx")
     contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
@@ -165,7 +166,9 @@ def gpus_of(options: PlanOptions) -> list[GpuSpec]:
     gpus = counted_gpus_of(options)
     for count, spec in gpus:
         if count is not None:
-            raise UsageError(f"--gpu: takes a name without a number here ({count} x {spec.name}); write {spec.name}")
+            raise UsageError(
+                "--gpu", f"takes a name without a number here ({count} x {spec.name})", f"write {spec.name}"
+            )
     return [spec for _, spec in gpus]
 
 
@@ -177,14 +180,15 @@ def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
     names = [name.strip() for text in options.gpu for name in text.split(",")]
     if "" in names:
         raise UsageError(
-            f"--gpu: holds an empty name ({printable(','.join(options.gpu), 60)!r}); write one, or several by comma: "
-            "a100-80g,h200"
+            "--gpu",
+            f"holds an empty name ({printable(','.join(options.gpu), 60)!r})",
+            "write one, or several by comma: a100-80g,h200",
         )
     counts: dict[GpuSpec, int | None] = {}
     for count, name in map(split_count, names):
         spec = gpu(name) if memory is None else with_memory(gpu(name), memory)
         if counts.setdefault(spec, count) != count:
-            raise UsageError(f"--gpu: names {spec.name} twice with different numbers; leave one out")
+            raise UsageError("--gpu", f"names {spec.name} twice with different numbers", "leave one out")
     return [(count, spec) for spec, count in counts.items()]
 
 
@@ -195,10 +199,10 @@ def split_over(args: EngineArgs, count: int | None, options: PlanOptions, comman
     tp, others = args.tensor_parallel_size, args.pipeline_parallel_size * args.data_parallel_size
     if "tensor_parallel_size" in stated_arguments(options, command):
         if tp * others != count:
-            raise UsageError(f"--gpu: says {count} GPUs, and --tp x --pp x --dp make {tp * others}; change one")
+            raise UsageError("--gpu", f"says {count} GPUs, and --tp x --pp x --dp make {tp * others}", "change one")
         return args
     if count % others:
-        raise UsageError(f"--gpu: says {count} GPUs, no multiple of the {others} of --pp x --dp; change one")
+        raise UsageError("--gpu", f"says {count} GPUs, no multiple of the {others} of --pp x --dp", "change one")
     return replace(args, tensor_parallel_size=count // others)
 
 
@@ -215,7 +219,9 @@ def gpu_memory(text: str) -> int:
     """Bytes of a GPU; a bare "80" is more likely 80 GB than 80 bytes, and is asked back."""
     size = parse_size(text, "--gpu-memory")
     if size < SMALLEST_GPU:
-        raise UsageError(f"--gpu-memory: is too small for a GPU ({size:,} bytes); write the unit, for example 24GiB")
+        raise UsageError(
+            "--gpu-memory", f"is too small for a GPU ({size:,} bytes)", "write the unit, for example 24GiB"
+        )
     return size
 
 
@@ -227,8 +233,9 @@ def model_of(options: PlanOptions, command: ServeCommand | None, args: EngineArg
     ref = options.model or (command.model if command else None)
     if ref is None:
         raise UsageError(
-            "MODEL: is missing; name one (`kvplan models` lists them), a config.json or a Hub id, "
-            "or paste a command with --from-command"
+            "MODEL",
+            "is missing",
+            "name one (`kvplan models` lists them), a config.json or a Hub id, or paste a command with --from-command",
         )
     revision = options.revision or (command.revision if command and options.model is None else None)
     source = source_of(options, revision)
@@ -245,7 +252,7 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
     mean = None if options.mean_tokens is None else parse_tokens(options.mean_tokens, "--mean-tokens")
     if options.prompt_tokens is not None or options.output_tokens is not None:
         if mean is not None:
-            raise UsageError("--mean-tokens: says the same as --prompt-tokens and --output-tokens; leave one out")
+            raise UsageError("--mean-tokens", "says the same as --prompt-tokens and --output-tokens", "leave one out")
         mean = prompt_and_output(options)
     lengths = None
     if options.lengths is not None:
@@ -268,7 +275,7 @@ def prompt_and_output(options: WorkloadOptions) -> int:
     from kvplan.workloads.lengths import in_flight
 
     if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens: go together; give both, or --mean-tokens")
+        raise UsageError("--prompt-tokens and --output-tokens", "go together", "give both, or --mean-tokens")
     prompt = parse_tokens(options.prompt_tokens, "--prompt-tokens")
     return in_flight(prompt, parse_tokens(options.output_tokens, "--output-tokens"))
 
@@ -277,7 +284,7 @@ def overflow_of(options: WorkloadOptions) -> float:
     if options.overflow is None:
         return Load().overflow
     if options.lengths is None:
-        raise UsageError("--overflow: bounds what --lengths may do; give both")
+        raise UsageError("--overflow", "bounds what --lengths may do", "give both")
     return parse_fraction(options.overflow, "--overflow")
 
 

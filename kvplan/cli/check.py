@@ -82,13 +82,15 @@ def refuse_plan_options(options: CheckOptions) -> None:
     for field in fields(CheckOptions):
         if field.name in own and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(f"{flag}: goes with --init only; say it in the policy's target instead")
+            raise UsageError(flag, "goes with --init only", "say it in the policy's target instead")
 
 
 def refuse_no_policy(options: CheckOptions, path: Path) -> None:
     if options.model is None and not exists(path):
         raise UsageError(
-            f"./{DEFAULT_NAME}: no such file; name a policy, or write one with `kvplan check --init MODEL --gpu NAME`"
+            f"./{DEFAULT_NAME}",
+            "no such file",
+            "name a policy, or write one with `kvplan check --init MODEL --gpu NAME`",
         )
 
 
@@ -100,7 +102,7 @@ def today_of(options: CheckOptions) -> datetime.date:
             return datetime.date.fromisoformat(options.today)
     except ValueError:
         pass
-    raise UsageError(f"--today: is no day ({printable(options.today, 40)!r}); write one like 2027-01-31")
+    raise UsageError("--today", f"is no day ({printable(options.today, 40)!r})", "write one like 2027-01-31")
 
 
 def checked(
@@ -223,7 +225,7 @@ def located(error: KvplanError, target: Target) -> KvplanError:
     if target.command is not None:  # what the reader calls it has no place in a policy
         told = re.sub(r"^--from-command\b", "command:", told).replace("command::", "command:", 1)
     kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
-    return kind(f"target {target.id}: {told}", place_of(error.unquoted, target))
+    return kind(f"target {target.id}: {told}", mark=place_of(error.unquoted, target))
 
 
 NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
@@ -257,9 +259,9 @@ def options_of(target: Target, command: ServeCommand | None, folder: Path, *, of
         if "model" not in given and command.model is not None and command.model.startswith("."):
             given["model"] = path_in(folder, command.model)
     if "model" not in given and command is None:
-        raise UsageError("model: is missing; name one, or paste the command: `command: vllm serve ...`")
+        raise UsageError("model", "is missing", "name one, or paste the command: `command: vllm serve ...`")
     if "gpu" not in given and "gpu_memory" not in given:
-        raise UsageError("gpu: is missing; name one of `kvplan gpus`")
+        raise UsageError("gpu", "is missing", "name one of `kvplan gpus`")
     return EstimateOptions(**given, offline=offline)
 
 
@@ -273,7 +275,7 @@ def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None,
     }
     for key, text in names.items():
         if text is not None and is_file(key, text) and not is_within(root, Path(text)):
-            raise UsageError(f"{key}: leads out of {shown(root)} ({printable(text, 200)}); keep it in the repository")
+            raise UsageError(key, f"leads out of {shown(root)} ({printable(text, 200)})", "keep it in the repository")
 
 
 def is_file(key: str, text: str) -> bool:
@@ -372,13 +374,13 @@ def baseline_figures(policy: Policy) -> Mapping[str, Figures] | None:
     try:
         return figures_by_target(load_json(policy.baseline.path), printable(str(policy.baseline.path), 200))
     except KvplanError as error:
-        raise type(error)(f"baseline: {error.unquoted}", policy.baseline.mark) from error
+        raise error.within("baseline", policy.baseline.mark) from error
 
 
 def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
     if policy.baseline is None:
         raise UsageError(
-            f"--update-baseline: {policy.path} names no baseline; add baseline: {{file: .kvplan/baseline.json}}"
+            "--update-baseline", f"{policy.path} names no baseline", "add baseline: {file: .kvplan/baseline.json}"
         )
     path = policy.baseline.path
     try:
@@ -386,7 +388,7 @@ def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
     except OSError as error:
         where = printable(str(path.parent), 200)
         raise EnvironmentProblem(
-            f"--update-baseline: {where}: cannot be made ({error.strerror}); name another file"
+            f"--update-baseline: {where}", f"cannot be made ({error.strerror})", "name another file"
         ) from error
     with output.report_files([str(path)], "--update-baseline", {path.suffix.lower(): "json"}, force=True) as (file,):
         file.save(rendered("json", result))
@@ -427,7 +429,7 @@ def failure_told(path: Path, tell: Callable[[Failure], None]) -> Iterator[None]:
     try:
         yield
     except KvplanError as error:
-        tell(Failure(shown(path), error.problem, error.exit_code, error.mark))
+        tell(Failure(shown(path), error.message, error.exit_code, error.mark))
         raise
     except Exception as error:
         kind = f"{type(error).__name__}: {error}"[:200]

@@ -24,7 +24,7 @@ def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:
     try:
         return _read(measured, cases)
     except KvplanError as error:
-        raise type(error)(f"measured: {error.unquoted}", measured.mark) from error
+        raise error.within("measured", measured.mark) from error
 
 
 def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
@@ -37,7 +37,7 @@ def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
         return of_run(load_run(path), cases)
     document = load_json(path)
     if document.get("schema") != RECONCILIATION:
-        raise InvalidInputError(f"{shown(path)}: is neither a run nor a reconciliation; name one")
+        raise InvalidInputError(shown(path), "is neither a run nor a reconciliation", "name one")
     return of_reconciliation(document, path, cases)
 
 
@@ -80,16 +80,16 @@ def stated_error(document: Mapping[str, Any], path: Path) -> tuple[str, float]:
     rows = document.get("rows")
     total = document.get("total")
     if not isinstance(rows, list) or not isinstance(total, dict) or not all(isinstance(row, dict) for row in rows):
-        raise InvalidInputError(f"{shown(path)}: has no rows; the file is damaged")
+        raise InvalidInputError(shown(path), "has no rows", "the file is damaged")
     errors = {}
     for row in (*rows, total):
         name, relative = row.get("component"), row.get("relative")
         if not isinstance(name, str) or not (relative is None or _is_number(relative)):
-            raise InvalidInputError(f"{shown(path)}: a row has no component or error; the file is damaged")
+            raise InvalidInputError(shown(path), "a row has no component or error", "the file is damaged")
         if relative is not None and name != "unattributed":
             errors[printable(name, 80)] = abs(float(relative))
     if not errors:
-        raise InvalidInputError(f"{shown(path)}: no row was predicted; reconcile again")
+        raise InvalidInputError(shown(path), "no row was predicted", "reconcile again")
     worst = max(errors, key=lambda name: errors[name])
     return worst, errors[worst]
 

@@ -25,12 +25,12 @@ def init(options: CheckOptions) -> int:
     """Write the policy and return 0; a file that exists is kept, unless --force."""
     for name in JUDGING:
         if getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')}: judges a policy, and --init writes one; leave one out")
+            raise UsageError(f"--{name.replace('_', '-')}", "judges a policy, and --init writes one", "leave one out")
     if options.gpu is None and options.gpu_memory is None:
-        raise UsageError("--gpu: is missing; name the GPU that the policy is for (`kvplan gpus`)")
+        raise UsageError("--gpu", "is missing", "name the GPU that the policy is for (`kvplan gpus`)")
     target = options.output or DEFAULT_NAME
     if Path(target).exists() and not options.force:
-        raise UsageError(f"{printable(target, 400)}: exists; name another file with -o, or replace it with --force")
+        raise UsageError(f"{printable(target, 400)}", "exists", "name another file with -o, or replace it with --force")
     options = with_command(options)
     command = None if options.from_command is None else read_command(options.from_command)
     refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them, too
@@ -48,14 +48,14 @@ def with_command(options: CheckOptions) -> CheckOptions:
     if options.from_pid is None:
         return options
     if options.from_command is not None:
-        raise UsageError("--from-pid and --from-command: say the same; leave one out")
+        raise UsageError("--from-pid and --from-command", "say the same", "leave one out")
     words = policy_init.command_of(options.from_pid)
     try:
         read_command(shlex.join(words))
     except KvplanError as error:
         where = f"--from-pid {options.from_pid}"
         if " has no server in it" in str(error):  # whatever it is, its words may hold secrets
-            raise UsageError(f"{where}: is no vLLM server; name the process of `vllm serve`") from None
+            raise UsageError(where, "is no vLLM server", "name the process of `vllm serve`") from None
         raise type(error)(str(error).replace("--from-command", where)) from None
     return replace(options, from_command=shlex.join(words), from_pid=None)
 

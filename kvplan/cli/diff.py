@@ -63,7 +63,7 @@ def operands(options: DiffOptions) -> tuple[Operand, Operand]:
     """OLD and NEW as typed; NEW may be left out where OLD names a file at a revision."""
     old, new, policy = options.model, options.new, options.policy
     if old is None:
-        raise UsageError("OLD: is missing; name two JSON answers, policies or models, or `REV --policy PATH`")
+        raise UsageError("OLD", "is missing", "name two JSON answers, policies or models, or `REV --policy PATH`")
     if policy is not None:
         now = policy if new is None else f"{new}:{policy}"
         return Operand(f"{old}:{policy}", policy, old, is_policy=True), Operand(now, policy, new, is_policy=True)
@@ -71,7 +71,9 @@ def operands(options: DiffOptions) -> tuple[Operand, Operand]:
     if new is not None:
         return before, operand(new)
     if before.revision is None:
-        raise UsageError("NEW: is missing; name what to compare with, or a revision of OLD: main:kvplan.policy.yaml")
+        raise UsageError(
+            "NEW", "is missing", "name what to compare with, or a revision of OLD: main:kvplan.policy.yaml"
+        )
     return before, replace(before, name=before.text, revision=None)
 
 
@@ -79,7 +81,7 @@ def operand(text: str) -> Operand:
     """A file or model, or with `REV:PATH` a file at a revision; a PATH is from the top, or with ./ from here, as git
     has it."""
     if not text:
-        raise UsageError("OLD, NEW: one of them is empty (''); name a file, a model or REV:PATH")
+        raise UsageError("OLD, NEW", "one of them is empty ('')", "name a file, a model or REV:PATH")
     found = git.split(text)
     if found is None:
         return Operand(text, text, is_policy=text.endswith(POLICY_SUFFIXES))
@@ -160,13 +162,14 @@ def located(operand: Operand) -> Iterator[Place]:
     at = git.revision(operand.revision, Path())
     path = git.from_top(at, operand.text)
     if path is None:
-        raise UsageError(f"{printable(operand.text, 200)}: lies outside the repository; name a file inside it")
+        raise UsageError(f"{printable(operand.text, 200)}", "lies outside the repository", "name a file inside it")
     with tempfile.TemporaryDirectory(prefix="kvplan-diff-") as folder:
         top = Path(folder).resolve()
         if path not in git.lay_out(at, [path], top):
             raise UsageError(
-                f"{printable(operand.name, 200)}: there is no such file at that revision; `git ls-tree -r "
-                f"{printable(operand.revision, 80)}` lists them"
+                f"{printable(operand.name, 200)}",
+                "there is no such file at that revision",
+                f"`git ls-tree -r {printable(operand.revision, 80)}` lists them",
             )
         # From the folder that stands for this one, every path reads and is shown as it would be in a checkout.
         here = top / os.path.relpath(Path.cwd().resolve(), at.top.resolve())
@@ -242,7 +245,7 @@ def refuse_plan_options(options: DiffOptions) -> None:
     for field in fields(WorkloadOptions):
         if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(f"{flag}: goes with two models only; documents and policies say it themselves")
+            raise UsageError(flag, "goes with two models only", "documents and policies say it themselves")
 
 
 def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:
@@ -264,7 +267,7 @@ def model_sides(text: str, options: DiffOptions) -> tuple[Asked, list[Side]]:
             raise
         raise UsageError(f"{error} (revisions of a policy need --policy PATH)") from error
     if options.gpu is None and options.gpu_memory is None:
-        raise UsageError("--gpu: is missing; name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
+        raise UsageError("--gpu", "is missing", "name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
     return asked, [plan_side(made, key_of(made)) for made in map(plan, asked.requests)]
 
 

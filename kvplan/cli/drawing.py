@@ -12,5 +12,5 @@ def require_libraries(asked: str, *names: str) -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise EnvironmentProblem(
-            f"{asked}: {' and '.join(missing)} is not installed; pip install '.[report]' in kvplan's sources"
+            f"{asked}", f"{' and '.join(missing)} is not installed", "pip install '.[report]' in kvplan's sources"
         )

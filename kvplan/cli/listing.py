@@ -49,7 +49,7 @@ def models(options: ModelsOptions) -> int:
     if most is not None:
         rows = [row for row in rows if row["parameters"] <= most]
     if not rows:
-        raise UsageError("models: none is like that; leave out --family or --max-params, or loosen them")
+        raise UsageError("models", "none is like that", "leave out --family or --max-params, or loosen them")
     if options.format == "table":
         with output.standard_output():
             tables.print_models(rows, output.console(options.color))
@@ -68,7 +68,7 @@ def is_of(name: str, family: str) -> bool:
 def parse_params(text: str) -> int:
     match = _PARAMS.fullmatch(text)
     if not match:
-        raise UsageError(f"--max-params: not a number of parameters ({text[:40]!r}); write 8B, 70B or 8030261248")
+        raise UsageError("--max-params", f"not a number of parameters ({text[:40]!r})", "write 8B, 70B or 8030261248")
     return int(float(match.group(1)) * _SCALES[match.group(2).upper()])
 
 
@@ -92,8 +92,10 @@ def refuse_family(name: str) -> None:
     many = [own for own in catalog.model_names() if own.startswith(name.lower())]
     if name and catalog.find(name) is None and len(many) > 1:
         raise UsageError(
-            f"model {printable(repr(name))}: not in the catalog, but {len(many)} names begin so: did you mean "
-            f"{', '.join(entries.suggestions(catalog.path(), name))}? `kvplan models --family {name.lower()}` lists all"
+            f"model {printable(repr(name))}",
+            f"not in the catalog, but {len(many)} names begin so: did you mean "
+            f"{', '.join(entries.suggestions(catalog.path(), name))}? `kvplan models --family {name.lower()}` "
+            "lists all",
         )
 
 

@@ -469,7 +469,7 @@ def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
     """--enable-lora alone is one slot, as vLLM's default; --no-enable-lora is none."""
     if options.enable_lora is False:
         if options.max_loras is not None:
-            raise UsageError("--no-enable-lora: contradicts --max-loras; leave one out")
+            raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
         found["max_loras"] = 0
     elif options.enable_lora:
         found["max_loras"] = found.get("max_loras") or 1
@@ -497,7 +497,7 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
         else:
             name, value = engine_pair(text)
             if found.get(name, value) != value:
-                raise UsageError(f"--engine-arg {name}: is given twice, {found[name]} and {value}; leave one out")
+                raise UsageError(f"--engine-arg {name}", f"is given twice, {found[name]} and {value}", "leave one out")
         found[name] = value
     return found
 
@@ -523,6 +523,7 @@ def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArg
 def refuse_two(name: str, pair: Any, flag: Any) -> None:
     if pair != flag:
         raise UsageError(
-            f"{FLAGS.get(name, flag_of(name))} {flag} and --engine-arg {name}={pair}: say different things; "
-            "leave one out"
+            f"{FLAGS.get(name, flag_of(name))} {flag} and --engine-arg {name}={pair}",
+            "say different things",
+            "leave one out",
         )

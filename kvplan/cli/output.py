@@ -48,7 +48,7 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         mute_stdout()
         raise EnvironmentProblem(
-            f"standard output: cannot be written ({error.strerror or type(error).__name__}); check the disk"
+            "standard output", f"cannot be written ({error.strerror or type(error).__name__})", "check the disk"
         ) from error
 
 
@@ -112,7 +112,9 @@ class ReportFile:
             self._check()
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Python 3.11 and a loop of links
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{self.flag} {self.shown}: cannot be written ({reason}); name another path") from error
+            raise UsageError(
+                f"{self.flag} {self.shown}", f"cannot be written ({reason})", "name another path"
+            ) from error
         self._temporary = self.target.parent / f".{self.target.name[:80]}.{os.urandom(6).hex()}.tmp"
 
     def create(self) -> None:
@@ -121,7 +123,9 @@ class ReportFile:
             os.close(os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{self.flag} {self.shown}: cannot be written ({reason}); name another path") from error
+            raise UsageError(
+                f"{self.flag} {self.shown}", f"cannot be written ({reason})", "name another path"
+            ) from error
 
     def _format(self, path: str) -> str:
         suffix = Path(path).suffix.lower()
@@ -130,18 +134,20 @@ class ReportFile:
 
             refuse_run_files(path, self.flag)
             known = ", ".join(self.suffixes)
-            raise UsageError(f"{self.flag} {self.shown}: the suffix does not say a format ({suffix!r}); use {known}")
+            raise UsageError(
+                f"{self.flag} {self.shown}", f"the suffix does not say a format ({suffix!r})", f"use {known}"
+            )
         return self.suffixes[suffix]
 
     def _check(self) -> None:
         if self.target.is_dir():
-            raise UsageError(f"{self.flag} {self.shown}: is a directory; name a file in it")
+            raise UsageError(f"{self.flag} {self.shown}", "is a directory", "name a file in it")
         if self.target.exists() and not self.target.is_file():
-            raise UsageError(f"{self.flag} {self.shown}: is not a regular file; name another path")
+            raise UsageError(f"{self.flag} {self.shown}", "is not a regular file", "name another path")
         if not self.target.parent.is_dir():
-            raise UsageError(f"{self.flag} {self.shown}: there is no such directory; make it first")
+            raise UsageError(f"{self.flag} {self.shown}", "there is no such directory", "make it first")
         if self.target.exists() and not os.access(self.target, os.W_OK):
-            raise UsageError(f"{self.flag} {self.shown}: is read-only; make it writable or name another path")
+            raise UsageError(f"{self.flag} {self.shown}", "is read-only", "make it writable or name another path")
         if self.target.exists() and not self.force:
             self._refuse_foreign()
 
@@ -153,8 +159,9 @@ class ReportFile:
         refuse_run_files(str(self.target), self.flag)
         if not is_own(self.target):
             raise UsageError(
-                f"{self.flag} {self.shown}: exists, and kvplan did not write it; name another file, or replace it with "
-                "--force"
+                f"{self.flag} {self.shown}",
+                "exists, and kvplan did not write it",
+                "name another file, or replace it with --force",
             )
         self._refuse_input()
 
@@ -183,7 +190,7 @@ class ReportFile:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise EnvironmentProblem(
-                f"{self.flag} {self.shown}: cannot be written ({reason}); check the disk"
+                f"{self.flag} {self.shown}", f"cannot be written ({reason})", "check the disk"
             ) from error
 
     def _mode(self) -> int:

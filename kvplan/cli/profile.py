@@ -117,13 +117,17 @@ def check_flags(options: ProfileOptions) -> None:
     if options.trace is not None and (
         options.lengths or options.num_seqs or options.prompt_tokens or options.output_tokens
     ):
-        raise UsageError("--trace: says how many requests there are and how long; leave out the other flags for that")
+        raise UsageError(
+            "--trace", "says how many requests there are and how long", "leave out the other flags for that"
+        )
     if options.lengths is not None and options.prompt_tokens is not None:
-        raise UsageError("--lengths and --prompt-tokens: both say how long requests are; leave one out")
+        raise UsageError("--lengths and --prompt-tokens", "both say how long requests are", "leave one out")
     if options.baseline is not None and options.baseline == options.allocator:
-        raise UsageError(f"--baseline {options.baseline}: is the allocator of the first run too; leave out --allocator")
+        raise UsageError(
+            f"--baseline {options.baseline}", "is the allocator of the first run too", "leave out --allocator"
+        )
     if options.run_dir == "":
-        raise UsageError("--output '': names no directory; name a new one, or leave it out for runs/MODEL-N")
+        raise UsageError("--output ''", "names no directory", "name a new one, or leave it out for runs/MODEL-N")
     if options.weights is not None:
         weights_directory(options.weights)
 
@@ -131,7 +135,7 @@ def check_flags(options: ProfileOptions) -> None:
 def check_input(options: ProfileOptions, device: "torch.device") -> None:
     """Refuse, before anything is written, what only the engine would otherwise find."""
     if options.snapshot and device.type != "cuda":
-        raise UsageError("--snapshot: torch records its memory history on a GPU only; leave it out")
+        raise UsageError("--snapshot", "torch records its memory history on a GPU only", "leave it out")
     if options.weights is not None:
         from engine.loader import Checkpoint
 
@@ -156,8 +160,9 @@ def rank_of(options: ProfileOptions) -> int:
     started = os.environ.get("WORLD_SIZE", "")
     if started != str(size) or not os.environ.get("RANK", "").isdecimal():
         raise UsageError(
-            f"--tp {size}: needs {size} processes ({started or 'no torchrun'} found); "
-            f"start with: torchrun --nproc-per-node {size} -m kvplan profile ..."
+            f"--tp {size}",
+            f"needs {size} processes ({started or 'no torchrun'} found)",
+            f"start with: torchrun --nproc-per-node {size} -m kvplan profile ...",
         )
     return int(os.environ["RANK"])
 
@@ -168,22 +173,22 @@ def device_of(options: ProfileOptions) -> "torch.device":
         import torch
     except ImportError as error:
         raise EnvironmentProblem(
-            "profile: torch is not installed; pip install '.[engine]' in kvplan's sources"
+            "profile", "torch is not installed", "pip install '.[engine]' in kvplan's sources"
         ) from error
     if options.device is not None:
         try:
             device = torch.device(options.device)
         except RuntimeError as error:
-            raise UsageError(f"--device {options.device!r}: is not a device; use cpu, cuda or cuda:N") from error
+            raise UsageError(f"--device {options.device!r}", "is not a device", "use cpu, cuda or cuda:N") from error
         if device.type not in ("cpu", "cuda"):
-            raise UsageError(f"--device {options.device!r}: the engine runs on cpu, cuda or cuda:N")
+            raise UsageError(f"--device {options.device!r}", "the engine runs on cpu, cuda or cuda:N")
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise EnvironmentProblem(f"--device {options.device}: {_why_no_gpu()}; use --device cpu")
+            raise EnvironmentProblem(f"--device {options.device}", f"{_why_no_gpu()}", "use --device cpu")
         return _own_gpu(options) if device.type == "cuda" and device.index is None else device
     if torch.cuda.is_available():
         return _own_gpu(options)
     if options.model is not None or options.weights is not None:
-        raise EnvironmentProblem(f"profile: {_why_no_gpu()}; use --device cpu, which takes the time a CPU takes")
+        raise EnvironmentProblem("profile", f"{_why_no_gpu()}", "use --device cpu, which takes the time a CPU takes")
     return torch.device("cpu")
 
 
@@ -224,7 +229,7 @@ def weights_directory(path: str) -> Path:
     directory = Path(path)
     if not path or not directory.is_dir():
         where = shown(directory) if path else "''"
-        raise UsageError(f"--weights {where}: is no directory; name one with config.json and safetensors")
+        raise UsageError(f"--weights {where}", "is no directory", "name one with config.json and safetensors")
     return directory
 
 
@@ -235,8 +240,9 @@ def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
         for fact in ("num_layers", "hidden_size", "vocab_size"):
             if getattr(named, fact) != getattr(spec, fact):
                 raise UsageError(
-                    f"--weights {shown(directory)}: is not {printable(model, 200)} ({fact} {getattr(spec, fact)}, "
-                    f"not {getattr(named, fact)}); leave out MODEL or name its own weights"
+                    f"--weights {shown(directory)}",
+                    f"is not {printable(model, 200)} ({fact} {getattr(spec, fact)}, not {getattr(named, fact)})",
+                    "leave out MODEL or name its own weights",
                 )
     return spec
 
@@ -259,7 +265,7 @@ def workload_of(options: ProfileOptions) -> "Workload":
     shortest = min(request.prompt_tokens for request in requests)
     if shared > shortest:
         raise UsageError(
-            f"--shared-prefix {shared}: is longer than the shortest prompt ({shortest} tokens); shorten it"
+            f"--shared-prefix {shared}", f"is longer than the shortest prompt ({shortest} tokens)", "shorten it"
         )
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     return Workload(requests, shared, duration, seed)
@@ -289,10 +295,14 @@ def config_of(options: ProfileOptions, spec: ModelSpec, device: "torch.device", 
     limit = spec.context_limit
     max_model_len = parse_tokens(options.max_model_len, "--ctx") if options.max_model_len else min(limit, longest + 1)
     if max_model_len > limit:
-        raise UsageError(f"--ctx {max_model_len}: {printable(spec.name, 200)} has {limit} positions; use at most that")
+        raise UsageError(
+            f"--ctx {max_model_len}", f"{printable(spec.name, 200)} has {limit} positions", "use at most that"
+        )
     if longest > max_model_len:
         raise UsageError(
-            f"profile: the longest request has {longest} tokens, the context {max_model_len}; raise --ctx or shorten it"
+            "profile",
+            f"the longest request has {longest} tokens, the context {max_model_len}",
+            "raise --ctx or shorten it",
         )
     budget = _count(options.max_num_batched_tokens, "--max-num-batched-tokens")
     most_seqs = min(len(workload.requests), 1024, budget or EngineConfig().max_num_batched_tokens)
@@ -341,7 +351,7 @@ def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
         held, who = memory.used, "of processes that the driver does not list"
     if held > SHARED * memory.total and not allow:
         raise EnvironmentProblem(
-            f"{gpu.label}: other processes hold {held:,} bytes ({who}); stop them, or measure with --allow-shared"
+            gpu.label, f"other processes hold {held:,} bytes ({who})", "stop them, or measure with --allow-shared"
         )
     if others or held > SHARED * memory.total:
         output.tell("warning", f"{gpu.label}: other processes hold {held:,} bytes; they are left out of the rows")

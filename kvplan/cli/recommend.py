@@ -66,7 +66,7 @@ def render(format: str, doc: Document, limit: int) -> str:
 
 def answered(options: RecommendOptions) -> Document:
     if options.users is None:
-        raise UsageError("--users: is missing; say how many are to be held at once, for example --users 200")
+        raise UsageError("--users", "is missing", "say how many are to be held at once, for example --users 200")
     users = parse_count(options.users, "--users", MOST_USERS)
     options = with_num_gpus(options)
     is_fixed = options.gpu is not None or options.gpu_memory is not None
@@ -86,7 +86,7 @@ def answered(options: RecommendOptions) -> Document:
     source = prices.source if prices else None
     first = asked.requests[0]
     if first.release.engine != "vllm":
-        raise UsageError("--engine: recommend searches vLLM's flags only; `kvplan sweep --engine` compares servers")
+        raise UsageError("--engine", "recommend searches vLLM's flags only", "`kvplan sweep --engine` compares servers")
     if not is_fixed:
         found = recommend(question, asked.requests)
         if not found.placements and all(one.refused for one in found.failures):
@@ -104,19 +104,19 @@ def with_num_gpus(options: RecommendOptions) -> RecommendOptions:
     if count is None:
         return options
     if options.num_gpus is not None and parse_count(options.num_gpus, "--num-gpus", 1024) != count:
-        raise UsageError(f"--gpu: says {count} GPUs, and --num-gpus {options.num_gpus}; leave one out")
+        raise UsageError("--gpu", f"says {count} GPUs, and --num-gpus {options.num_gpus}", "leave one out")
     return replace(options, gpu=[name], num_gpus=str(count))
 
 
 def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
     if is_fixed and options.gpus is not None:
-        raise UsageError("--gpu and --gpus: one asks what a GPU needs, the other which to take; leave one out")
+        raise UsageError("--gpu and --gpus", "one asks what a GPU needs, the other which to take", "leave one out")
     if is_fixed and len(",".join(options.gpu or []).split(",")) > 1:
-        raise UsageError("--gpu: is one GPU here; --gpus chooses among several")
+        raise UsageError("--gpu", "is one GPU here", "--gpus chooses among several")
     if options.num_gpus is not None and not is_fixed:
-        raise UsageError("--num-gpus: is a number of one kind of GPU; name it with --gpu")
+        raise UsageError("--num-gpus", "is a number of one kind of GPU", "name it with --gpu")
     if is_fixed and options.prices is not None:
-        raise UsageError("--prices: rank several GPUs; leave it out, or say --gpus in place of --gpu")
+        raise UsageError("--prices", "rank several GPUs", "leave it out, or say --gpus in place of --gpu")
 
 
 def stated_by(options: RecommendOptions) -> frozenset[str]:
@@ -125,7 +125,7 @@ def stated_by(options: RecommendOptions) -> frozenset[str]:
     stated = stated_arguments(options, command)
     for name, why in SOUGHT.items():
         if name in stated:
-            raise UsageError(f"--{name.replace('_', '-')}: {why}; leave it out")
+            raise UsageError(f"--{name.replace('_', '-')}", f"{why}", "leave it out")
     return frozenset(stated)
 
 
@@ -142,7 +142,7 @@ def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: b
     asked = read(plain, load)
     contexts = {request.args.max_model_len for request in asked.requests}
     if len(contexts) > 1 or "auto" in contexts:
-        raise UsageError("--ctx: users are held at one context; write one number, for example --ctx 16k")
+        raise UsageError("--ctx", "users are held at one context", "write one number, for example --ctx 16k")
     context = asked.requests[0].args.max_model_len
     if context is None:
         context = asked.requests[0].spec.max_model_len
@@ -158,16 +158,16 @@ def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
         return list(prices.per_hour) if prices else list(COMMON_GPUS)
     names = [name.strip() for text in options.gpus for name in text.split(",")]
     if "" in names:
-        raise UsageError("--gpus: holds an empty name; write one, or several by comma: a100-80g,h200")
+        raise UsageError("--gpus", "holds an empty name", "write one, or several by comma: a100-80g,h200")
     counted = next((name for name in names if split_count(name)[0] is not None), None)
     if counted is not None:
         raise UsageError(
-            f"--gpus: how many are needed is what is sought ({printable(counted, 60)!r}); use --gpu for it"
+            "--gpus", f"how many are needed is what is sought ({printable(counted, 60)!r})", "use --gpu for it"
         )
     known = list(dict.fromkeys(gpu(name).name for name in names))
     without = [name for name in known if prices and name not in prices.per_hour]
     if prices and without:
-        raise UsageError(f"--gpus: {prices.source} has no price for {', '.join(without)}; add one, or leave it out")
+        raise UsageError("--gpus", f"{prices.source} has no price for {', '.join(without)}", "add one, or leave it out")
     return known
 
 
@@ -180,8 +180,10 @@ def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[st
     count = parse_count(options.num_gpus, "--num-gpus", 1024)
     if "tensor_parallel_size" not in stated:
         if count % args.pipeline_parallel_size:
-            raise UsageError(f"--num-gpus {count}: is no multiple of --pp {args.pipeline_parallel_size}; change one")
+            raise UsageError(
+                f"--num-gpus {count}", f"is no multiple of --pp {args.pipeline_parallel_size}", "change one"
+            )
         return with_args(request, tensor_parallel_size=count // args.pipeline_parallel_size), 1
     if count % ranks:
-        raise UsageError(f"--num-gpus {count}: is no multiple of --tp x --pp, {ranks}; change one")
+        raise UsageError(f"--num-gpus {count}", f"is no multiple of --tp x --pp, {ranks}", "change one")
     return request, count // ranks

@@ -44,7 +44,9 @@ def reconcile_command(options: ReconcileOptions) -> int:
     run = load_run(Path(options.run_dir))
     check_objects(run)
     if limits is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
-        raise UsageError("--max-error: under WSL the driver does not say what a process holds; gate on another machine")
+        raise UsageError(
+            "--max-error", "under WSL the driver does not say what a process holds", "gate on another machine"
+        )
     known = None
     if options.calibration is not None:
         known = calibration.read(Path(options.calibration))
@@ -80,7 +82,7 @@ def check_sources(options: ReconcileOptions) -> None:
         said = f"{' and '.join(given)}: are given together" if given else "RUN_DIR: is missing"
         raise UsageError(f"{said}; give one of RUN_DIR, --log FILE and --metrics URL")
     if given != ["RUN_DIR"] and options.calibrate is not None:
-        raise UsageError(f"--calibrate: needs a run, {given[0]} has no samples; give RUN_DIR")
+        raise UsageError("--calibrate", f"needs a run, {given[0]} has no samples", "give RUN_DIR")
     if given == ["RUN_DIR"]:
         own = {"calibration"}
         plain = PlanOptions()
@@ -89,7 +91,7 @@ def check_sources(options: ReconcileOptions) -> None:
         ]
         flags = [flag_of(name) for name in named if name not in own]
         if flags:
-            raise UsageError(f"{flags[0]}: a run says itself what it ran with; it goes with --log and --metrics")
+            raise UsageError(f"{flags[0]}", "a run says itself what it ran with", "it goes with --log and --metrics")
 
 
 def step_time(run: Run) -> dict[str, Any] | None:

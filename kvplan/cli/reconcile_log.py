@@ -55,7 +55,7 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
     result = compared(options, log)
     if limits is not None and not compared_rows(result):
         wanted = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
-        raise InvalidInputError(f"--max-error: the {log.called} holds no figure to compare; name {wanted}")
+        raise InvalidInputError("--max-error", f"the {log.called} holds no figure to compare", f"name {wanted}")
     if limits is not None:
         limits.check(compared_rows(result), "--max-error")
     show(result, options)
@@ -76,7 +76,7 @@ def log_of(options: ReconcileOptions) -> ServerLog:
         return log_of_page(server_setup(page_text(options.metrics)))
     except MetricsError as error:
         raise InvalidInputError(
-            f"--metrics {shown_url(options.metrics)}: {error}; name a server's /metrics page"
+            f"--metrics {shown_url(options.metrics)}", f"{error}", "name a server's /metrics page"
         ) from error
 
 
@@ -86,7 +86,7 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
     try:
         found = asked.read(replace(wanted.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
         if len(found.requests) > 1:
-            raise UsageError("--ctx: names several contexts; a server has one")
+            raise UsageError("--ctx", "names several contexts", "a server has one")
         request, context_notes = at_its_context(wanted, found.requests[0])
         request, variable_notes = in_its_environment(log, request)
         check_model(log, request.spec)
@@ -135,7 +135,7 @@ def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
     if plain["model"] is None and options.from_command is None:
         name, note = model_of(log)
         if name is None:
-            raise InvalidInputError(f"{log.called}: {unknown_model(log)}; add --model NAME or --config config.json")
+            raise InvalidInputError(log.called, f"{unknown_model(log)}", "add --model NAME or --config config.json")
         plain["model"] = name
         notes += [] if note is None else [note]
     if plain["engine"] is None:
@@ -143,7 +143,7 @@ def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
         if plain["engine"] is None and options.from_command is None:
             version = log.text("version")
             said = "does not say its release" if version is None else f"{printable(version, 40)} is no release"
-            raise InvalidInputError(f"{log.called}: {said}; add --engine vllm@0.11, or whichever it was")
+            raise InvalidInputError(log.called, f"{said}", "add --engine vllm@0.11, or whichever it was")
         if plain["engine"] is not None:
             taken["engine"] = plain["engine"]
     for name, text in flags_of(log).items():
@@ -237,7 +237,7 @@ def value_of(log: ServerLog, name: str, text: str) -> Any:
     if ARGUMENTS[name].kind == "flag":
         if text not in ("True", "False"):
             raise InvalidInputError(
-                f"{log.called}: {logged_as(log, name, text)} is neither True nor False; add {flag_of(name)}"
+                log.called, f"{logged_as(log, name, text)} is neither True nor False", f"add {flag_of(name)}"
             )
         return text == "True"
     return [text] if name == "max_model_len" else text
@@ -261,7 +261,7 @@ def machines_of(options: ReconcileOptions, log: ServerLog) -> tuple[list[GpuSpec
         return found, [], [] if note is None else [note]
     named = asked.gpus_of(options)
     if len(named) > 1:
-        raise UsageError("--gpu: names several GPUs; a server ran on one kind")
+        raise UsageError("--gpu", "names several GPUs", "a server ran on one kind")
     memory = options.gpu_memory
     flag = f"--gpu {named[0].name}" if memory is None else f"--gpu-memory {printable(memory, 40)}"
     warnings = check_gpu(log, named[0], flag)

@@ -56,8 +56,9 @@ def resolve(ref: str, source: Source) -> Resolved:
     """
     if ref in ("", "-"):
         raise UsageError(
-            f"model {ref!r}: is not a model, and none is read from standard input; name one of `kvplan models`, "
-            "a config.json or a Hub id"
+            f"model {ref!r}",
+            "is not a model, and none is read from standard input",
+            "name one of `kvplan models`, a config.json or a Hub id",
         )
     known = catalog.find(ref)
     if known is not None and source.revision is None:
@@ -121,8 +122,9 @@ def from_path(ref: str, source: Source) -> Resolved:
         is_dir = exists = False
     if exists and not is_dir and path.suffix != ".json":
         raise UsageError(
-            f"model {printable(repr(str(path)), 400)}: neither a directory nor a .json file; "
-            "name a config.json or the directory that holds one"
+            f"model {printable(repr(str(path)), 400)}",
+            "neither a directory nor a .json file",
+            "name a config.json or the directory that holds one",
         )
     found = Resolved(
         load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
@@ -140,8 +142,9 @@ def weights_alone(path: Path) -> KvplanError:
     size = found.total_bytes if found else 0
     kind = path.suffix.removeprefix(".")
     return InvalidInputError(
-        f"{printable(str(path), 400)}: a {kind} file alone does not say the model's shape in a form kvplan reads; "
-        f"name the model it was made from and add --weights-bytes {size}"
+        f"{printable(str(path), 400)}",
+        f"a {kind} file alone does not say the model's shape in a form kvplan reads",
+        f"name the model it was made from and add --weights-bytes {size}",
     )
 
 
@@ -206,8 +209,10 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
     parameters = sum(num_params(found.spec).values())
     if 8 * stored.total_bytes < parameters:
         raise InvalidInputError(
-            f"{printable(where, 200)}: its weight files hold {stored.total_bytes:,} bytes, less than a bit for each of "
-            f"{parameters:,} parameters; fetch them again, or state --weights-bytes"
+            f"{printable(where, 200)}",
+            f"its weight files hold {stored.total_bytes:,} bytes, less than a bit for each of {parameters:,} "
+            "parameters",
+            "fetch them again, or state --weights-bytes",
         )
     if stored.tensors:
         found.checkpoint, how = stored, "tensor by tensor"

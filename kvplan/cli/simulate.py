@@ -80,10 +80,10 @@ def only(
 def planned(options: SimulateOptions) -> Plan:
     """The one plan that is simulated."""
     if options.gpu is None and options.gpu_memory is None:
-        raise UsageError("--gpu: is missing; name the GPU to simulate")
+        raise UsageError("--gpu", "is missing", "name the GPU to simulate")
     asked = read(options)
     if len(asked.requests) != 1:
-        raise UsageError(f"simulate: {len(asked.requests)} plans are asked for; name one --gpu and one --ctx")
+        raise UsageError("simulate", f"{len(asked.requests)} plans are asked for", "name one --gpu and one --ctx")
     say(asked, quiet=options.quiet)
     found = plan(asked.requests[0])
     check(found)
@@ -144,13 +144,13 @@ def load_of(options: SimulateOptions) -> Load:
     if options.users is None:
         for flag, text in {"--think": options.think, "--ramp": options.ramp}.items():
             if text is not None:
-                raise UsageError(f"{flag}: is for --users; leave it out, or say how many users there are")
+                raise UsageError(flag, "is for --users", "leave it out, or say how many users there are")
         rate = source.rate if options.rate is None else parse_rate(options.rate, "--rate")
         if rate is None:
-            raise UsageError(f"--rate: is missing, and {printable(source.name, 100)} has none; give it, or --users")
+            raise UsageError("--rate", f"is missing, and {printable(source.name, 100)} has none", "give it, or --users")
         return Load(source, rate, None)
     if options.rate is not None:
-        raise UsageError("--users: send when they have their answers, so there is no --rate; leave one out")
+        raise UsageError("--users", "send when they have their answers, so there is no --rate", "leave one out")
     users = parse_count(options.users, "--users", most=1_000_000)
     think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
     ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
@@ -171,7 +171,7 @@ def source_of(options: SimulateOptions) -> Source:
     ]
     if len(named) != 1:
         what = f"{' and '.join(named)} say" if named else "nothing says"
-        raise UsageError(f"simulate: {what} what comes; give one of --trace, --profile, --prompt-tokens")
+        raise UsageError("simulate", f"{what} what comes", "give one of --trace, --profile, --prompt-tokens")
     shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
     count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
     seed = 0 if options.seed is None else int(parse_seed(options.seed))
@@ -185,11 +185,13 @@ def source_of(options: SimulateOptions) -> Source:
     if options.profile is not None:
         return from_profile(profile(options.profile), most, seed, shared)
     if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens: go together; give both")
+        raise UsageError("--prompt-tokens and --output-tokens", "go together", "give both")
     prompt = lengths(options.prompt_tokens, "--prompt-tokens")
     if shared and prompt.longest <= shared:
         raise UsageError(
-            f"--shared-prefix {shared:,}: leaves nothing of prompts of {prompt.longest:,} tokens; state longer ones"
+            f"--shared-prefix {shared:,}",
+            f"leaves nothing of prompts of {prompt.longest:,} tokens",
+            "state longer ones",
         )
     return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), most, seed, shared or 0)
 
@@ -200,7 +202,9 @@ def shared_prefix(text: str) -> int:
 
 def parse_seed(text: str) -> str:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise UsageError(f"--seed: not a whole number ({printable(repr(text), 40)}); write 0 or more in plain digits")
+        raise UsageError(
+            "--seed", f"not a whole number ({printable(repr(text), 40)})", "write 0 or more in plain digits"
+        )
     return text
 
 
@@ -221,13 +225,13 @@ def lengths(text: str, option: str) -> Lengths:
 def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
     tiers = tuple(parse_tier(text) for text in options.tier or ())
     if options.tier_chunk is not None and not tiers:
-        raise UsageError("--tier-chunk: is for --tier; leave it out")
+        raise UsageError("--tier-chunk", "is for --tier", "leave it out")
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
-        raise UsageError(f"--tier: two tiers have one name ({', '.join(names)}); name them apart")
+        raise UsageError("--tier", f"two tiers have one name ({', '.join(names)})", "name them apart")
     if tiers and the_plan.state_bytes:
         name = the_plan.request.spec.name
-        raise UsageError(f"--tier: {name} has recurrent states, which chunks of tokens do not hold; leave it out")
+        raise UsageError("--tier", f"{name} has recurrent states, which chunks of tokens do not hold", "leave it out")
     chunk = CHUNK_TOKENS if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
     shares = shares_of(options.efficiency)
     promises = () if options.slo is None else slo.parse_slo(options.slo)
@@ -262,9 +266,11 @@ def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ..
     if not figures.judged and setup.allocator == "paged":
         capacity = setup.plan.capacity
         raise UsageError(
-            f"simulate: no request is served: {figures.rejected:,} prompts are longer than the context "
+            "simulate",
+            f"no request is served: {figures.rejected:,} prompts are longer than the context "
             f"({capacity.max_model_len:,} tokens), {figures.failed:,} requests larger than the pool "
-            f"({capacity.num_blocks:,} blocks); raise --ctx, or the memory"
+            f"({capacity.num_blocks:,} blocks)",
+            "raise --ctx, or the memory",
         )
     if not promises:
         return Variant(name, simulation, figures)
@@ -322,7 +328,9 @@ def parse_tier(text: str) -> TierSpec:
     """`cpu=512GiB@25GB/s`."""
     match = re.fullmatch(r"([A-Za-z][A-Za-z0-9_-]{0,30})=([^@]+)@([^@]+)/s", text)
     if match is None:
-        raise UsageError(f"--tier {printable(repr(text), 80)}: is not a tier; write name=size@speed: cpu=512GiB@25GB/s")
+        raise UsageError(
+            f"--tier {printable(repr(text), 80)}", "is not a tier", "write name=size@speed: cpu=512GiB@25GB/s"
+        )
     name, size, speed = match.groups()
     return TierSpec(name, parse_size(size, "--tier"), parse_size(speed, "--tier"))
 
@@ -333,7 +341,7 @@ def shares_of(text: str | None) -> Shares:
         name, _, share = part.partition("=")
         if name not in ("weights", "kv", "flops") or name in found:
             raise UsageError(
-                f"--efficiency: {printable(repr(part), 60)} is not understood; write weights=0.7,kv=0.9,flops=0.6"
+                "--efficiency", f"{printable(repr(part), 60)} is not understood", "write weights=0.7,kv=0.9,flops=0.6"
             )
         found[name] = parse_fraction(share, "--efficiency")
     return Shares(**found)

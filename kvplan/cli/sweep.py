@@ -50,7 +50,7 @@ def sweep(options: SweepOptions) -> int:
             require_libraries("--figure", "matplotlib")
         asked, grid, prices = grid_of(options)
         if options.sort == "users-per-dollar" and prices is None:
-            raise UsageError("--sort users-per-dollar: needs to know what GPUs cost; add --prices FILE")
+            raise UsageError("--sort users-per-dollar", "needs to know what GPUs cost", "add --prices FILE")
         say(asked, quiet=options.quiet)
         refuse_unusable(grid)
         run = Run(options, grid, prices, limit, [Sink(report.format, report) for report in reports])
@@ -95,7 +95,7 @@ def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
     asked.requests = requests
     means = tuple(parse_tokens(text, "--mean-tokens") for text in lists["mean_tokens"])
     if len(means) > 1 and (options.prompt_tokens is not None or options.output_tokens is not None):
-        raise UsageError("--mean-tokens: says the same as --prompt-tokens and --output-tokens; leave one out")
+        raise UsageError("--mean-tokens", "says the same as --prompt-tokens and --output-tokens", "leave one out")
     releases = tuple(dict.fromkeys(parse_engine(text) for text in lists["engine"]))
     prices = prices_of(options.prices, {request.gpu.name for request in requests}, asked)
     grid = Grid(
@@ -139,7 +139,7 @@ def parts(said: str | None, flag: str) -> list[str]:
     """The values of a list, each once."""
     found = [] if said is None else [part.strip() for part in said.split(",")]
     if "" in found:
-        raise UsageError(f"{flag}: holds an empty value ({printable(str(said), 60)!r}); write one, or several by comma")
+        raise UsageError(flag, f"holds an empty value ({printable(str(said), 60)!r})", "write one, or several by comma")
     return list(dict.fromkeys(found))
 
 
@@ -150,7 +150,7 @@ def prices_of(path: str | None, gpus: set[str], asked: Asked) -> Prices | None:
     prices = price_file.read(Path(path))
     without = sorted(gpus - prices.per_hour.keys())
     if len(without) == len(gpus):
-        raise UsageError(f"--prices {prices.source}: has none of {', '.join(without)}; add a line for each")
+        raise UsageError(f"--prices {prices.source}", f"has none of {', '.join(without)}", "add a line for each")
     if without:
         asked.notes.append(f"--prices {prices.source}: has no price for {', '.join(without)}")
     return prices
@@ -197,7 +197,9 @@ class Sink:
                 self.spool.write(part.encode())
             except OSError as error:
                 raise EnvironmentProblem(
-                    f"a temporary file: cannot be written ({error.strerror}); check the disk of {tempfile.gettempdir()}"
+                    "a temporary file",
+                    f"cannot be written ({error.strerror})",
+                    f"check the disk of {tempfile.gettempdir()}",
                 ) from error
         elif self.is_open:
             self.is_open = False

@@ -63,7 +63,7 @@ def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], T
     form = form_of(path)
     with output.report_files([path], "--output", SUFFIXES, force=True) as (file,):
         if file.target.exists() and not options.force:
-            raise UsageError(f"--output {file.shown}: exists; name another file, or replace it with --force")
+            raise UsageError(f"--output {file.shown}", "exists", "name another file, or replace it with --force")
         trace = make()
         if form == "csv" and trace.prefix_block is not None:
             output.tell("warning", f"{file.shown}: a CSV has no place for prefix ids; write .jsonl to keep them")
@@ -78,8 +78,9 @@ def form_of(path: str) -> str:
     inner = Path(path[:-3] if path.lower().endswith(".gz") else path).suffix.lower()
     if SUFFIXES.get(inner) not in WRITERS:
         raise UsageError(
-            f"--output {printable(path, 400)}: the suffix does not say a form ({inner!r}); use .csv, .jsonl, .csv.gz "
-            "or .jsonl.gz"
+            f"--output {printable(path, 400)}",
+            f"the suffix does not say a form ({inner!r})",
+            "use .csv, .jsonl, .csv.gz or .jsonl.gz",
         )
     return SUFFIXES[inner]
 
@@ -98,7 +99,7 @@ def convert(options: TraceConvertOptions) -> int:
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             other = "; `kvplan trace sample` takes a part of a file" if name == "num_requests" else ""
-            raise UsageError(f"{flag}: goes with a profile, not with a file; leave it out{other}")
+            raise UsageError(flag, "goes with a profile, not with a file", f"leave it out{other}")
     return save(options, lambda: trace_of(options.file))
 
 
@@ -107,7 +108,7 @@ def drawing(of: Profile, options: TraceConvertOptions) -> Callable[[], Trace]:
     number = parse_count(options.num_requests or str(DEFAULT_REQUESTS), "--num-requests", MAX_DRAWN)
     rate = None if options.rate is None else parse_rate(options.rate, "--rate")
     if rate is None and of.rate_per_s is None:
-        raise UsageError(f"profile {of.name}: no rate is published; say one: --rate 2")
+        raise UsageError(f"profile {of.name}", "no rate is published", "say one: --rate 2")
     shared = None if options.shared_prefix is None else prefix_tokens(options.shared_prefix)
     seed = seed_of(options.seed)
     return lambda: of.trace(number, rate, seed, shared)
@@ -123,9 +124,9 @@ def sample(options: TraceSampleOptions) -> int:
     asked = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
     if len(asked) != 1:
         what = "none is given" if not asked else "more than one is given"
-        raise UsageError(f"--num-requests, --share and --span: {what}; give one of them")
+        raise UsageError("--num-requests, --share and --span", what, "give one of them")
     if options.start is not None and options.span is None:
-        raise UsageError("--start: goes with --span; leave it out")
+        raise UsageError("--start", "goes with --span", "leave it out")
     seed = seed_of(options.seed)
     if options.span is not None:
         length = parse_duration(options.span, "--span")

@@ -98,13 +98,13 @@ def planned_tokens(options: WatchOptions) -> int | None:
     if options.plan is None:
         return None
     if options.metrics is None:
-        raise UsageError("--plan: is shown beside a server's own figures; add --metrics URL")
+        raise UsageError("--plan", "is shown beside a server's own figures", "add --metrics URL")
     path = Path(options.plan)
     document = load_json(path)
     kv = document.get("kv")
     tokens = kv.get("tokens") if isinstance(kv, dict) else None
     if document.get("schema") != "kvplan/plan@1" or not isinstance(tokens, int) or isinstance(tokens, bool):
-        raise InvalidInputError(f"{shown(path)}: is not a plan; write one with `kvplan estimate ... --format json`")
+        raise InvalidInputError(shown(path), "is not a plan", "write one with `kvplan estimate ... --format json`")
     return tokens
 
 
@@ -121,7 +121,7 @@ def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, D
             raise
         if options.pid is None and options.metrics is None:
             others = "watch a process with --pid PID or a server with --metrics URL"
-            raise DeviceError(f"{error}; without a GPU, {others}", error.reason) from error
+            raise error.changed(remedy=f"{error.remedy}; without a GPU, {others}") from error
         if error.reason == "absent":
             output.tell("note", "no GPU: the machine's own memory is shown")
         else:

@@ -83,4 +83,4 @@ def unknown(path: Path, kind: str, name: str) -> UsageError:
     """The error for a name that is in no entry, with near misses."""
     near = suggestions(path, name)
     hint = f"did you mean {', '.join(near)}?" if near else f"`kvplan {kind}s` lists the known ones"
-    return UsageError(f"{kind} {name!r}: not in the catalog; {hint}")
+    return UsageError(f"{kind} {name!r}", "not in the catalog", hint)

@@ -67,10 +67,10 @@ def os_problem(path: Path, error: OSError) -> KvplanError:
     """The error for a failed system call on `path`: a wrong path is the input's fault, the rest the machine's."""
     where = printable(str(path), _WHERE_LIMIT)
     if error.errno in _NO_FILE:
-        return InvalidInputError(f"{where}: {_NO_FILE[error.errno]}; check the path")
+        return InvalidInputError(where, f"{_NO_FILE[error.errno]}", "check the path")
     if isinstance(error, PermissionError):
-        return EnvironmentProblem(f"{where}: permission denied; make it readable for this user")
-    return EnvironmentProblem(f"{where}: cannot be read ({error.strerror or type(error).__name__}); check the disk")
+        return EnvironmentProblem(where, "permission denied", "make it readable for this user")
+    return EnvironmentProblem(where, f"cannot be read ({error.strerror or type(error).__name__})", "check the disk")
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -84,7 +84,7 @@ def open_regular(path: Path) -> BinaryIO:
     except OSError as error:
         raise os_problem(path, error) from error
     except ValueError as error:  # a NUL in the path itself
-        raise InvalidInputError(f"{where}: not a file name ({error}); check the path") from error
+        raise InvalidInputError(where, f"not a file name ({error})", "check the path") from error
     try:
         _refuse_irregular(where, os.fstat(handle).st_mode)
         return os.fdopen(handle, "rb")
@@ -130,9 +130,9 @@ def _note_input(path: Path) -> None:
 
 def _refuse_irregular(where: str, mode: int) -> None:
     if stat.S_ISDIR(mode):
-        raise InvalidInputError(f"{where}: is a directory, not a file; name the file in it")
+        raise InvalidInputError(where, "is a directory, not a file", "name the file in it")
     if not stat.S_ISREG(mode):
-        raise InvalidInputError(f"{where}: not a regular file; copy its content to a file first")
+        raise InvalidInputError(where, "not a regular file", "copy its content to a file first")
 
 
 def read_text(path: Path, max_bytes: int) -> str:
@@ -146,21 +146,21 @@ def read_text(path: Path, max_bytes: int) -> str:
             raise os_problem(path, error) from error
     if size > max_bytes or len(data) > max_bytes:
         size = max(size, len(data))
-        raise InvalidInputError(f"{where}: too large ({size:,} bytes, at most {max_bytes:,}); is it the right file?")
+        raise InvalidInputError(where, f"too large ({size:,} bytes, at most {max_bytes:,})", "is it the right file?")
     return _decoded(data, where)
 
 
 def _decoded(data: bytes, where: str) -> str:
     if data.startswith(_WIDE_BOMS):
-        raise InvalidInputError(f"{where}: UTF-16 or UTF-32 text, not UTF-8 (byte 0); convert it to UTF-8")
+        raise InvalidInputError(where, "UTF-16 or UTF-32 text, not UTF-8 (byte 0)", "convert it to UTF-8")
     if (nul := data.find(b"\0")) >= 0:
-        raise InvalidInputError(f"{where}: not text, it holds a NUL (byte {nul}); expected UTF-8")
+        raise InvalidInputError(where, f"not text, it holds a NUL (byte {nul})", "expected UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         # The codec counts from behind the byte order mark it dropped; the file starts with it.
         start = error.start + (len(data) - len(error.object))
-        raise InvalidInputError(f"{where}: not UTF-8 (byte {start} is 0x{data[start]:02x}); convert it") from error
+        raise InvalidInputError(where, f"not UTF-8 (byte {start} is 0x{data[start]:02x})", "convert it") from error
 
 
 def load_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def parse_json(text: str, where: str, first_line: int = 1) -> dict[str, Any]:
     """
     where = printable(where, _WHERE_LIMIT)
     if not text.strip():
-        raise InvalidInputError(f"{where}: empty file (line 1 column 1); expected a JSON object")
+        raise InvalidInputError(where, "empty file (line 1 column 1)", "expected a JSON object")
     try:
         parsed = json.loads(
             text,
@@ -191,7 +191,7 @@ def parse_json(text: str, where: str, first_line: int = 1) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         kind = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(type(parsed), "a number")
         raise InvalidInputError(
-            f"{where}: the top level is {kind} (line {first_line} column 1); expected a JSON object"
+            where, f"the top level is {kind} (line {first_line} column 1)", "expected a JSON object"
         )
     if is_deeper_than(parsed, MAX_DEPTH):
         _refuse_first_fault(text, where, first_line)
@@ -234,18 +234,19 @@ def _complaint(text: str, error: json.JSONDecodeError) -> str:
 
 
 def _refuse(
-    text: str, where: str, position: int, complaint: str, first_line: int, unquoted: str | None = None
+    text: str, where: str, position: int, complaint: str, first_line: int, public: str | None = None
 ) -> NoReturn:
     """Raise for `complaint` (what is wrong, then the next step) at a character of `text`."""
     line = text.count("\n", 0, position) + first_line
     column = position - text.rfind("\n", 0, position)
     place = f"{where}: line {line} column {column}"
-    raise InvalidInputError(f"{place}: {complaint}", unquoted=f"{place}: {unquoted or complaint}") from None
+    problem, _, remedy = complaint.rpartition("; ")
+    raise InvalidInputError(place, problem, remedy, public=public) from None
 
 
 def _refuse_first_fault(text: str, where: str, first_line: int) -> NoReturn:
     position, complaint = next(_faults(text), (0, "not JSON; correct it"))
-    _refuse(text, where, position, complaint, first_line, "a key twice, or a number kvplan does not take; correct it")
+    _refuse(text, where, position, complaint, first_line, "a key twice, or a number kvplan does not take")
 
 
 def _faults(text: str) -> Iterator[tuple[int, str]]:

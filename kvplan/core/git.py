@@ -47,7 +47,7 @@ def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[
     """Run git without a shell. Raises EnvironmentProblem where there is none, or where it does not come back."""
     program = shutil.which("git")
     if program is None:
-        raise EnvironmentProblem("git: is not installed; install it, or compare files")
+        raise EnvironmentProblem("git", "is not installed", "install it, or compare files")
     try:
         return subprocess.run(
             [program, "--no-pager", *arguments],
@@ -59,9 +59,9 @@ def git(arguments: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentProblem(f"git: no answer within {TIMEOUT_S} s; try the same with git itself") from error
+        raise EnvironmentProblem("git", f"no answer within {TIMEOUT_S} s", "try the same with git itself") from error
     except OSError as error:
-        raise EnvironmentProblem(f"git: cannot be run ({error.strerror}); try it by hand") from error
+        raise EnvironmentProblem("git", f"cannot be run ({error.strerror})", "try it by hand") from error
 
 
 def checkout(root: Path) -> str | None:
@@ -85,7 +85,7 @@ def top_of(folder: Path) -> Path:
     """The top folder of the work tree that `folder` is in."""
     done = git(["rev-parse", "--show-toplevel"], folder)
     if done.returncode:
-        raise UsageError(f"git: {complaint(done)}; run kvplan inside the repository, or compare files")
+        raise UsageError("git", f"{complaint(done)}", "run kvplan inside the repository, or compare files")
     return Path(os.fsdecode(done.stdout.rstrip(b"\n")))
 
 
@@ -93,11 +93,13 @@ def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists the
     """A branch, tag or commit by any name git knows it by; `cure` is the next step where it knows none."""
     shown = printable(text, 80)
     if not text or text.startswith("-") or len(text) > MAX_REVISION or not text.isprintable():
-        raise UsageError(f"revision '{shown}': is not the name of one; write a branch, a tag or a commit: main, HEAD~1")
+        raise UsageError(
+            f"revision '{shown}'", "is not the name of one", "write a branch, a tag or a commit: main, HEAD~1"
+        )
     top = top_of(folder)
     done = git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"], top)
     if done.returncode:
-        raise UsageError(f"revision '{shown}': git knows no such commit; {cure}")
+        raise UsageError(f"revision '{shown}'", "git knows no such commit", cure)
     return Revision(text, done.stdout.decode("ascii").strip(), top)
 
 
@@ -114,7 +116,7 @@ def entries(at: Revision, paths: Sequence[str]) -> list[Entry]:
         return []
     done = git(["ls-tree", "-z", "-l", "--full-tree", at.oid, "--", *paths], at.top)
     if done.returncode:
-        raise UsageError(f"revision '{printable(at.text, 80)}': {complaint(done)}; try `git ls-tree`")
+        raise UsageError(f"revision '{printable(at.text, 80)}'", f"{complaint(done)}", "try `git ls-tree`")
     return [_entry(record) for record in done.stdout.split(b"\0") if record]
 
 
@@ -128,15 +130,16 @@ def content(at: Revision, entry: Entry) -> bytes:
     """A file's bytes, as they are stored."""
     where = f"{printable(at.text, 80)}:{printable(entry.path, 200)}"
     if entry.is_link:
-        raise UsageError(f"{where}: is a symbolic link; name the file it leads to")
+        raise UsageError(where, "is a symbolic link", "name the file it leads to")
     if entry.size > MAX_FILE_BYTES:
         raise UsageError(
-            f"{where}: is too large to be read from a revision ({entry.size:,} bytes, at most {MAX_FILE_BYTES:,}); "
-            "check the revision out"
+            where,
+            f"is too large to be read from a revision ({entry.size:,} bytes, at most {MAX_FILE_BYTES:,})",
+            "check the revision out",
         )
     done = git(["cat-file", "blob", entry.oid], at.top)
     if done.returncode:
-        raise EnvironmentProblem(f"{where}: git cannot read it ({complaint(done)}); try `git fsck`")
+        raise EnvironmentProblem(where, f"git cannot read it ({complaint(done)})", "try `git fsck`")
     return done.stdout
 
 
@@ -174,7 +177,7 @@ def place(at: Revision, path: Path) -> str:
     for here in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):  # noqa: PTH100 -- no link followed
         if here.is_relative_to(top):
             return here.relative_to(top).as_posix()
-    raise UsageError(f"{printable(str(path), 200)}: lies outside the repository; name a file inside it")
+    raise UsageError(f"{printable(str(path), 200)}", "lies outside the repository", "name a file inside it")
 
 
 MAX_LINKS: Final = 40  # as Linux has it

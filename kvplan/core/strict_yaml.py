@@ -79,9 +79,9 @@ class Table:
 Node = Scalar | Items | Table
 
 
-def wrong(mark: Mark, what: str) -> InvalidInputError:
-    """The error for a fault at a place: `what` says the fault and the next step."""
-    return InvalidInputError(what, mark)
+def wrong(mark: Mark, subject: str, problem: str | None = None, remedy: str = "") -> InvalidInputError:
+    """The error for a fault at a place; without a subject it is about the place itself."""
+    return InvalidInputError(subject, problem, remedy, mark=mark)
 
 
 def read(path: Path) -> Table:
@@ -101,13 +101,13 @@ def parse(text: str, where: str) -> Table:
         mark = Mark(where, at.line + 1, at.column + 1) if at else Mark(where, 1, 1)
         problem = printable(str(error.problem), 120)
         cure = "quote a value that holds `: `" if "mapping values" in problem else "correct it"
-        raise wrong(mark, f"is not YAML ({problem}); {cure}") from None
+        raise wrong(mark, "", f"is not YAML ({problem})", cure) from None
     except yaml.YAMLError as error:
-        raise wrong(Mark(where, 1, 1), f"is not YAML ({printable(str(error), 120)}); correct it") from None
+        raise wrong(Mark(where, 1, 1), "", f"is not YAML ({printable(str(error), 120)})", "correct it") from None
     if found is None:
-        raise wrong(Mark(where, 1, 1), "is empty; write `key: value` lines")
+        raise wrong(Mark(where, 1, 1), "", "is empty", "write `key: value` lines")
     if not isinstance(found, Table):
-        raise wrong(found.mark, f"the top level is {kind_of(found)}; write `key: value` lines")
+        raise wrong(found.mark, "", f"the top level is {kind_of(found)}", "write `key: value` lines")
     return found
 
 
@@ -116,11 +116,11 @@ def refuse_characters(text: str, where: str) -> None:
     if strange is not None:
         code = f"U+{ord(strange.group()):04X}"
         raise wrong(
-            _place(text, strange.start(), where), f"holds a character that YAML does not take ({code}); delete it"
+            _place(text, strange.start(), where), "", f"holds a character that YAML does not take ({code})", "delete it"
         )
     tab = _TAB_INDENT.search(text)
     if tab is not None:
-        raise wrong(_place(text, tab.end() - 1, where), "a tab indents this line; use spaces")
+        raise wrong(_place(text, tab.end() - 1, where), "", "a tab indents this line", "use spaces")
 
 
 def _place(text: str, position: int, where: str) -> Mark:
@@ -149,13 +149,13 @@ class _Open:
 
     def _add_key(self, node: Node) -> None:
         if not isinstance(node, Scalar) or not node.text:
-            raise wrong(node.mark, f"{kind_of(node)} is used as a key; a key is one word")
+            raise wrong(node.mark, "", f"{kind_of(node)} is used as a key", "a key is one word")
         if node.text == "<<" and node.is_plain:
-            raise wrong(node.mark, "a merge key (<<) is not taken; write the keys out")
+            raise wrong(node.mark, "", "a merge key (<<) is not taken", "write the keys out")
         if node.text in self.keys:
             first = self.keys[node.text].line
             raise wrong(
-                node.mark, f"duplicate key {printable(node.text, 60)!r}, first in line {first}; keep one of them"
+                node.mark, "", f"duplicate key {printable(node.text, 60)!r}, first in line {first}", "keep one of them"
             )
         self.keys[node.text] = node.mark
         self.awaits_value = True
@@ -183,14 +183,16 @@ def _built(text: str, where: str) -> Node | None:
                 num_documents += 1
                 _refuse_document(event, mark, num_documents)
             case yaml.AliasEvent():
-                raise wrong(mark, f"an alias (*{printable(str(event.anchor), 40)}) is not taken; write the value out")
+                raise wrong(
+                    mark, "", f"an alias (*{printable(str(event.anchor), 40)}) is not taken", "write the value out"
+                )
             case yaml.ScalarEvent():
                 _refuse_decorations(event, mark)
                 done = _scalar(event, mark)
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 _refuse_decorations(event, mark)
                 if len(stack) >= MAX_DEPTH:
-                    raise wrong(mark, f"is nested more than {MAX_DEPTH} levels deep; correct it")
+                    raise wrong(mark, "", f"is nested more than {MAX_DEPTH} levels deep", "correct it")
                 stack.append(_Open(mark, isinstance(event, yaml.MappingStartEvent)))
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 done = stack.pop().closed()
@@ -203,9 +205,9 @@ def _built(text: str, where: str) -> Node | None:
 
 def _refuse_document(event: "yaml.DocumentStartEvent", mark: Mark, number: int) -> None:
     if number > 1:
-        raise wrong(mark, "a second document begins; keep one in a file")
+        raise wrong(mark, "", "a second document begins", "keep one in a file")
     if event.version or event.tags:
-        raise wrong(mark, "a % directive is not taken; delete the line")
+        raise wrong(mark, "", "a % directive is not taken", "delete the line")
 
 
 def _refuse_decorations(
@@ -213,11 +215,14 @@ def _refuse_decorations(
 ) -> None:
     if event.anchor:
         raise wrong(
-            mark, f"an anchor (&{printable(str(event.anchor), 40)}) is not taken; write the value where it is used"
+            mark,
+            "",
+            f"an anchor (&{printable(str(event.anchor), 40)}) is not taken",
+            "write the value where it is used",
         )
     if event.tag:
         tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-        raise wrong(mark, f"a tag ({printable(tag, 60)}) is not taken; write the plain value")
+        raise wrong(mark, "", f"a tag ({printable(tag, 60)}) is not taken", "write the plain value")
 
 
 def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
@@ -225,11 +230,11 @@ def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
     if is_plain:
         for pattern, why, cure in ODD:
             if pattern.fullmatch(event.value):
-                raise wrong(mark, f"{printable(event.value, 40)} {why}; {cure}")
+                raise wrong(mark, "", f"{printable(event.value, 40)} {why}", cure)
     escaped = _STRANGE.search(event.value)
     if escaped is not None:
         code = f"U+{ord(escaped.group()):04X}"
-        raise wrong(mark, f"an escape stands for a character that does not belong in text ({code}); delete it")
+        raise wrong(mark, "", f"an escape stands for a character that does not belong in text ({code})", "delete it")
     return Scalar(event.value, is_plain, mark)
 
 
@@ -251,11 +256,11 @@ def kind_of(node: Node) -> str:
 def table(node: Node, what: str, known: Collection[str] = (), hints: Mapping[str, str] | None = None) -> Table:
     """A node that must be a table with no keys but the known (none named: any); `hints`: wrong key -> right one."""
     if not isinstance(node, Table):
-        raise wrong(node.mark, f"{what}: is {kind_of(node)}; write `key: value` lines")
+        raise wrong(node.mark, what, f"is {kind_of(node)}", "write `key: value` lines")
     if known:
         for key, mark in node.keys.items():
             if key not in known:
-                raise wrong(mark, f"{what}: has no key {printable(key, 60)!r}; {nearest(key, known, hints or {})}")
+                raise wrong(mark, what, f"has no key {printable(key, 60)!r}", f"{nearest(key, known, hints or {})}")
     return node
 
 
@@ -272,19 +277,22 @@ def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
 
 def items(node: Node, what: str) -> tuple[Node, ...]:
     if not isinstance(node, Items):
-        raise wrong(node.mark, f"{what}: is {kind_of(node)}; write a list, a line with - for each")
+        raise wrong(node.mark, what, f"is {kind_of(node)}", "write a list, a line with - for each")
     return node.values
 
 
 def scalar(node: Node, what: str) -> Scalar:
     """A node that must be one value; a date is none unless quoted."""
     if not isinstance(node, Scalar):
-        raise wrong(node.mark, f"{what}: is {kind_of(node)}; write one value")
+        raise wrong(node.mark, what, f"is {kind_of(node)}", "write one value")
     if node.is_plain and not node.text:
-        raise wrong(node.mark, f"{what}: has no value; write one, or leave the key out")
+        raise wrong(node.mark, what, "has no value", "write one, or leave the key out")
     if node.is_date:
         raise wrong(
-            node.mark, f"{what}: is a date ({printable(node.text, 40)}), which does not belong here; quote it if meant"
+            node.mark,
+            what,
+            f"is a date ({printable(node.text, 40)}), which does not belong here",
+            "quote it if meant",
         )
     return node
 
@@ -298,7 +306,10 @@ def switch(node: Node, what: str) -> bool:
     value = {"true": True, "false": False}.get(text(node, what))
     if value is None:
         raise wrong(
-            node.mark, f"{what}: is neither true nor false ({printable(text(node, what), 40)!r}); write one of them"
+            node.mark,
+            what,
+            f"is neither true nor false ({printable(text(node, what), 40)!r})",
+            "write one of them",
         )
     return value
 
@@ -312,7 +323,9 @@ def date(node: Node, what: str) -> datetime.date:
             pass
     raise wrong(
         node.mark,
-        f"{what}: is no day ({printable(getattr(node, 'text', kind_of(node)), 40)}); write one like 2027-01-31",
+        what,
+        f"is no day ({printable(getattr(node, 'text', kind_of(node)), 40)})",
+        "write one like 2027-01-31",
     )
 
 
@@ -322,4 +335,4 @@ def at(mark: Mark) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise wrong(mark, str(error)) from None
+        raise InvalidInputError(error.subject, error.problem, error.remedy, public=error.public, mark=mark) from None

@@ -85,7 +85,7 @@ def dtype_name(text: str) -> str:
     plain = text.strip().lower().removeprefix("torch.")
     name = _DTYPE_ALIASES.get(plain, plain)
     if name not in DTYPE_BITS:
-        raise UnsupportedModelError(f"dtype: not one kvplan can size ({text!r}); it knows {', '.join(DTYPE_BITS)}")
+        raise UnsupportedModelError("dtype", f"not one kvplan can size ({text!r})", f"it knows {', '.join(DTYPE_BITS)}")
     return name
 
 
@@ -98,7 +98,7 @@ def dtype_bytes(text: str) -> int:
     """Bytes per element of a dtype of whole bytes."""
     bits = dtype_bits(text)
     if bits % 8:
-        raise UnsupportedModelError(f"dtype: {bits} bits are not whole bytes ({text!r}); count it in bits")
+        raise UnsupportedModelError("dtype", f"{bits} bits are not whole bytes ({text!r})", "count it in bits")
     return bits // 8
 
 
@@ -130,7 +130,7 @@ _SIZE_FORMS = "write bytes or a number with a unit: 24GiB, 512MiB (binary), 80GB
 def _refuse(option: str, what: str, text: str, forms: str) -> UsageError:
     """The one-line refusal of a value: flag, fault, value, accepted forms."""
     shown = text if len(text) <= 60 else f"{text[:57]}..."
-    return UsageError(f"{option}: {what} ({shown!r}); {forms}")
+    return UsageError(option, f"{what} ({shown!r})", f"{forms}")
 
 
 def _bounded(value: int, most: int, option: str, text: str, forms: str, least: int = 1) -> int:

@@ -169,7 +169,7 @@ def with_memory(spec: GpuSpec, total_memory: int) -> GpuSpec:
 
 def _given(total_memory: int) -> int:
     if total_memory <= 0:
-        raise UsageError(f"--gpu-memory: must be more than nothing ({total_memory} bytes); say for example 24GiB")
+        raise UsageError("--gpu-memory", f"must be more than nothing ({total_memory} bytes)", "say for example 24GiB")
     return total_memory
 
 
@@ -218,7 +218,7 @@ def _check(spec: GpuSpec) -> None:
 
 
 def _invalid(name: str, fact: str, what: str, value: object) -> InvalidInputError:
-    return InvalidInputError(f"gpus.yaml: {name}: {fact} {what} ({value!r}); correct the entry")
+    return InvalidInputError(f"gpus.yaml: {name}", f"{fact} {what} ({value!r})", "correct the entry")
 
 
 def _range(name: str, facts: Mapping[str, Any]) -> tuple[int, int]:

@@ -64,8 +64,8 @@ _BROKEN_PROCESSES = ((535, 43), (535, 86))
 class DeviceError(EnvironmentProblem):
     """A GPU or its driver that cannot be asked; `reason` says which fault, so that a caller can do without."""
 
-    def __init__(self, message: str, reason: Reason = "other") -> None:
-        super().__init__(message)
+    def __init__(self, subject: str, problem: str | None = None, remedy: str = "", *, reason: Reason = "other") -> None:
+        super().__init__(subject, problem, remedy)
         self.reason: Reason = reason
 
 
@@ -158,15 +158,19 @@ def _library() -> Any:
         import pynvml
     except (ImportError, SyntaxError) as error:
         raise DeviceError(
-            f"pynvml: cannot be imported ({printable(str(error))}); run `pip install nvidia-ml-py`", "package"
+            "pynvml",
+            f"cannot be imported ({printable(str(error))})",
+            "run `pip install nvidia-ml-py`",
+            reason="package",
         ) from error
     # Lookalikes export neither, very old releases lack the second.
     if not (hasattr(pynvml, "_nvmlGetFunctionPointer") and hasattr(pynvml, "nvmlMemory_v2")):
         where = printable(str(getattr(pynvml, "__file__", "unknown")), 400)
         raise DeviceError(
-            f"pynvml: not NVIDIA's package, or too old ({where}); "
+            "pynvml",
+            f"not NVIDIA's package, or too old ({where})",
             "run `pip uninstall pynvml nvidia-ml-py3`, then `pip install --force-reinstall nvidia-ml-py`",
-            "package",
+            reason="package",
         )
     return pynvml
 
@@ -174,8 +178,8 @@ def _library() -> Any:
 def _init_problem(error: Any) -> DeviceError:
     if error.value in _INIT_FAULTS:
         reason, message = _INIT_FAULTS[error.value]
-        return DeviceError(message, reason)
-    return DeviceError(f"NVIDIA driver: NVML does not start ({error}); see what `nvidia-smi` says, or reboot")
+        return DeviceError(message, reason=reason)
+    return DeviceError("NVIDIA driver", f"NVML does not start ({error})", "see what `nvidia-smi` says, or reboot")
 
 
 def _text(value: str | bytes) -> str:
@@ -257,10 +261,14 @@ class Nvml:
             raise self._no_gpu()
         if said is not None and not devices:
             raise DeviceError(
-                f"cuda:{ordinal}: CUDA_VISIBLE_DEVICES hides every GPU ({printable(said)!r}); unset it or name a GPU",
-                "absent",
+                f"cuda:{ordinal}",
+                f"CUDA_VISIBLE_DEVICES hides every GPU ({printable(said)!r})",
+                "unset it or name a GPU",
+                reason="absent",
             )
-        raise DeviceError(f"cuda:{ordinal}: there are {len(devices)} devices; count from 0, `nvidia-smi -L` lists them")
+        raise DeviceError(
+            f"cuda:{ordinal}", f"there are {len(devices)} devices", "count from 0, `nvidia-smi -L` lists them"
+        )
 
     # --- finding devices ---
 
@@ -268,7 +276,7 @@ class Nvml:
         return self._asked("number of GPUs", self._library.nvmlDeviceGetCount, int)
 
     def _no_gpu(self) -> DeviceError:
-        return DeviceError("GPU: the NVIDIA driver finds none; check `nvidia-smi -L`", "absent")
+        return DeviceError("GPU", "the NVIDIA driver finds none", "check `nvidia-smi -L`", reason="absent")
 
     def _gpus(self) -> Iterator["Device"]:
         for index in range(self._count()):
@@ -282,7 +290,7 @@ class Nvml:
         if not count:
             raise self._no_gpu()
         if not 0 <= index < count:
-            raise DeviceError(f"GPU {index}: there is no such GPU ({count} found); `nvidia-smi -L` lists them")
+            raise DeviceError(f"GPU {index}", f"there is no such GPU ({count} found)", "`nvidia-smi -L` lists them")
         label = f"GPU {index}"
         handle = _ask(self._library, label, lambda: self._library.nvmlDeviceGetHandleByIndex(index))
         return self._made(handle, index, label, is_mig=False)
@@ -323,7 +331,7 @@ class Nvml:
         found = [gpu for gpu in self._gpus() if uuid and gpu.uuid.startswith(uuid)]
         if len(found) != 1:
             what = "several GPUs begin so" if found else "there is no such GPU"
-            raise DeviceError(f"GPU {printable(uuid)!r}: {what}; `nvidia-smi -L` lists their UUIDs")
+            raise DeviceError(f"GPU {printable(uuid)!r}", what, "`nvidia-smi -L` lists their UUIDs")
         return found[0]
 
     def _mig_by_uuid(self, uuid: str) -> "Device":
@@ -334,7 +342,7 @@ class Nvml:
             return self._made(handle, library.nvmlDeviceGetIndex(parent), f"MIG device {uuid}", is_mig=True)
         except library.NVMLError as error:
             raise DeviceError(
-                f"MIG device {printable(uuid)!r}: cannot be used ({error}); `nvidia-smi -L` lists their UUIDs"
+                f"MIG device {printable(uuid)!r}", f"cannot be used ({error})", "`nvidia-smi -L` lists their UUIDs"
             ) from error
 
     def _named(self, said: str) -> Iterator["Device"]:
@@ -388,13 +396,15 @@ def _ask(library: Any, label: str, ask: Callable[[], T]) -> T:
 def _problem(label: str, error: Any) -> DeviceError:
     """What a device's failure means, and what to do."""
     if error.value in _LOST:
-        return DeviceError(f"{label}: lost, the driver no longer reaches it ({error}); {_CURE_LOST}", "lost")
+        return DeviceError(label, f"lost, the driver no longer reaches it ({error})", f"{_CURE_LOST}", reason="lost")
     if error.value == NO_PERMISSION:
         return DeviceError(
-            f"{label}: permission denied; {_CURE_PERMISSION}; where MIG splits the GPU, name an instance by its UUID",
-            "permission",
+            label,
+            f"permission denied; {_CURE_PERMISSION}",
+            "where MIG splits the GPU, name an instance by its UUID",
+            reason="permission",
         )
-    return DeviceError(f"{label}: cannot be read ({error}); see what `nvidia-smi` says")
+    return DeviceError(label, f"cannot be read ({error})", "see what `nvidia-smi` says")
 
 
 # --- a device ---------------------------------------------------------------------------------------------------------
@@ -484,7 +494,7 @@ class Device:
     def _shared_memory(self) -> DeviceMemory:
         host = host_memory()
         if host is None:
-            raise DeviceError(f"{self.label}: does not report its memory, and there is no /proc/meminfo; run on Linux")
+            raise DeviceError(self.label, "does not report its memory, and there is no /proc/meminfo", "run on Linux")
         self._warn("has no memory of its own; totals are the machine's (/proc/meminfo)")
         return DeviceMemory(host.total, None, host.total - host.available, host.available, is_host=True)
 

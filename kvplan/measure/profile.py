@@ -504,8 +504,10 @@ def refuse_small_pool(
             what = f"the longest request ({num_tokens} tokens)"
         if needed > num_blocks - 1:
             raise UsageError(
-                f"profile: {what} takes {needed} blocks of {config.block_size} tokens, and the pool has "
-                f"{num_blocks - 1} to give; raise --num-blocks to {needed + 1}, or ask for less"
+                "profile",
+                f"{what} takes {needed} blocks of {config.block_size} tokens, and the pool has {num_blocks - 1} to "
+                "give",
+                f"raise --num-blocks to {needed + 1}, or ask for less",
             )
 
 
@@ -633,7 +635,9 @@ def _serve(
     while True:
         elapsed = _agreed(engine, serving.elapsed_s)
         if timeout_s is not None and elapsed > timeout_s:
-            raise EnvironmentProblem(f"profile: not done after {timeout_s:g} s (--timeout); raise it or ask for less")
+            raise EnvironmentProblem(
+                "profile", f"not done after {timeout_s:g} s (--timeout)", "raise it or ask for less"
+            )
         for request in feed.due(elapsed, serving.stats.num_requests_running, serving.stats.num_requests_waiting):
             _send(engine, request, prefix, source)
         if not engine.has_unfinished:

@@ -127,7 +127,7 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
     memory = manifest.get("memory")
     if memory is None:
         raise InvalidInputError(
-            f"{shown(run.path)}: the run ended before its memory was measured ({run.cause}); nothing to compare"
+            shown(run.path), f"the run ended before its memory was measured ({run.cause})", "nothing to compare"
         )
     check_manifest(run)
     spec = spec_of(run)

@@ -350,7 +350,7 @@ def page_text(source: str) -> str:
     try:
         return page.text()
     except MetricsError as error:
-        raise EnvironmentProblem(f"--metrics {shown_url(source)}: {error}; check the server") from error
+        raise EnvironmentProblem(f"--metrics {shown_url(source)}", f"{error}", "check the server") from error
 
 
 def shown_url(text: str) -> str:
@@ -363,7 +363,7 @@ def _require_parser() -> None:
         import prometheus_client.parser  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
-            "prometheus_client: not installed, --metrics needs it; run `pip install prometheus_client`"
+            "prometheus_client", "not installed, --metrics needs it", "run `pip install prometheus_client`"
         ) from error
 
 
@@ -374,11 +374,11 @@ def checked_url(text: str) -> SplitResult:
         url = urlsplit(text)
         url.port  # noqa: B018 -- it is parsed when asked for
     except ValueError as error:
-        raise UsageError(f"{where}: not a URL ({error}); write http://localhost:8000/metrics") from error
+        raise UsageError(where, f"not a URL ({error})", "write http://localhost:8000/metrics") from error
     if url.scheme not in ("http", "https") or not url.hostname or re.search(r"[\x00-\x20\x7f]", text):
-        raise UsageError(f"{where}: not an http or https URL; write http://localhost:8000/metrics")
+        raise UsageError(where, "not an http or https URL", "write http://localhost:8000/metrics")
     if url.username is not None:
-        raise UsageError("--metrics: a URL with a password is not used, other users could read it; leave it out")
+        raise UsageError("--metrics", "a URL with a password is not used, other users could read it", "leave it out")
     return url._replace(path="/metrics") if url.path in ("", "/") else url
 
 

@@ -36,7 +36,7 @@ class WatchedProcess:
         try:
             self._process = self._library.Process(pid)
         except self._library.NoSuchProcess as error:
-            raise UsageError(f"--pid {pid}: there is no such process; `ps` lists them") from error
+            raise UsageError(f"--pid {pid}", "there is no such process", "`ps` lists them") from error
 
     def resident(self) -> int:
         """Bytes of resident memory; ProcessEnded when it has ended, even where its pid has been given away again."""
@@ -48,7 +48,7 @@ class WatchedProcess:
             raise ProcessEnded from error
         except self._library.AccessDenied as error:
             raise EnvironmentProblem(
-                f"--pid {self.pid}: its memory may not be read; run as its user or as root"
+                f"--pid {self.pid}", "its memory may not be read", "run as its user or as root"
             ) from error
 
 
@@ -56,7 +56,7 @@ def _psutil() -> Any:
     try:
         import psutil
     except ImportError as error:
-        raise EnvironmentProblem("psutil: not installed, --pid needs it; run `pip install psutil`") from error
+        raise EnvironmentProblem("psutil", "not installed, --pid needs it", "run `pip install psutil`") from error
     return psutil
 
 
@@ -277,12 +277,12 @@ class CsvLog:
         target = Path(path)
         try:
             if target.exists() and not target.is_file():
-                raise UsageError(f"{self._where}: is not a regular file; name another path")
+                raise UsageError(self._where, "is not a regular file", "name another path")
             missing = self._missing(target) if target.exists() else _line(COLUMNS)
             self._file = target.open("ab", buffering=0)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UsageError(f"{self._where}: cannot be written ({reason}); name another path") from error
+            raise UsageError(self._where, f"cannot be written ({reason})", "name another path") from error
         self._write(missing)
 
     def __enter__(self) -> "CsvLog":
@@ -307,7 +307,7 @@ class CsvLog:
             if not size:
                 return header
             if file.read(len(header)) != header:
-                raise UsageError(f"{self._where}: has other columns; name a new file")
+                raise UsageError(self._where, "has other columns", "name a new file")
             file.seek(-1, os.SEEK_END)
             return b"" if file.read(1) == b"\n" else b"\n"
 
@@ -320,7 +320,7 @@ class CsvLog:
             raise self._full("no space left")
 
     def _full(self, reason: str | None) -> EnvironmentProblem:
-        return EnvironmentProblem(f"{self._where}: cannot be written ({reason}); check the disk")
+        return EnvironmentProblem(self._where, f"cannot be written ({reason})", "check the disk")
 
 
 def _line(cells: Sequence[Any]) -> bytes:

@@ -49,7 +49,7 @@ def unknown(name: str) -> UsageError:
     """The error for a model that is not in the catalog: why, where that is known, or near misses."""
     why = missing(name)
     if why is not None:
-        return UsageError(f"model {name!r}: not in the catalog: {why}; `kvplan models` lists the known ones")
+        return UsageError(f"model {name!r}", f"not in the catalog: {why}", "`kvplan models` lists the known ones")
     return entries.unknown(path(), "model", name)
 
 

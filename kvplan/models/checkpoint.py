@@ -51,7 +51,7 @@ def _read_file(path: Path) -> Checkpoint:
         case ".safetensors":
             return _read_safetensors(path.parent, [path.name])
         case _:
-            raise InvalidInputError(f"{shown(path)}: holds no weights; pass a model directory, .safetensors or .gguf")
+            raise InvalidInputError(shown(path), "holds no weights", "pass a model directory, .safetensors or .gguf")
 
 
 # --- which files -----------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
     except OSError as error:
         raise os_problem(path, error) from error
     except RuntimeError as error:  # how Python before 3.13 reports a loop of links
-        raise InvalidInputError(f"{shown(path)}: the symbolic links form a loop; check the path") from error
+        raise InvalidInputError(shown(path), "the symbolic links form a loop", "check the path") from error
     if not any(real.is_relative_to(root) for root in roots):
         _refuse_outside(model_dir, name, named_by)
     return path
@@ -90,8 +90,9 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
 
 def _refuse_outside(model_dir: Path, name: str, named_by: str) -> NoReturn:
     raise InvalidInputError(
-        f"{shown(model_dir / named_by)}: '{printable(name)}' is outside model directory; "
-        "pass the directory that holds the weights"
+        shown(model_dir / named_by),
+        f"'{printable(name)}' is outside model directory",
+        "pass the directory that holds the weights",
     )
 
 
@@ -116,8 +117,9 @@ def _present(model_dir: Path, names: Iterable[str], named_by: str) -> list[Path]
     missing = [name for name in names if paths[name] is None]
     if missing:
         raise InvalidInputError(
-            f"{shown(model_dir / named_by)}: shard '{printable(missing[0])}' is missing "
-            f"({len(missing)} of {len(names)} are); finish the download"
+            shown(model_dir / named_by),
+            f"shard '{printable(missing[0])}' is missing ({len(missing)} of {len(names)} are)",
+            "finish the download",
         )
     return [path for path in paths.values() if path is not None]
 
@@ -148,7 +150,7 @@ def _one_gguf(model_dir: Path, ggufs: Sequence[str], names: Sequence[str]) -> li
     models = {_numbered(name)[0]: _numbered(name) for name in ggufs}
     if len(models) > 1:
         some = ", ".join(printable(name, 60) for name in list(models)[:3])
-        raise InvalidInputError(f"{shown(model_dir)}: holds {len(models)} GGUF models ({some}); pass the path of one")
+        raise InvalidInputError(shown(model_dir), f"holds {len(models)} GGUF models ({some})", "pass the path of one")
     (parts,) = models.values()
     return parts
 
@@ -173,16 +175,16 @@ def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None
     path = _inside(model_dir, index_name, index_name)
     where = shown(model_dir / index_name)
     if path is None:
-        raise InvalidInputError(f"{where}: a link to nothing; fetch the index again")
+        raise InvalidInputError(where, "a link to nothing", "fetch the index again")
     index = load_json(path, MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InvalidInputError(f"{where}: no weight_map from tensors to shards; fetch the index again")
+        raise InvalidInputError(where, "no weight_map from tensors to shards", "fetch the index again")
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
             value = printable(repr(shard), 40)
             raise InvalidInputError(
-                f"{where}: weight_map has no file name for '{printable(name)}' ({value}); fetch the index again"
+                where, f"weight_map has no file name for '{printable(name)}' ({value})", "fetch the index again"
             )
     return weight_map, _total_size(index)
 
@@ -216,8 +218,9 @@ def _refuse_absent_tensors(model_dir: Path, weight_map: dict[str, str], by_shard
     for name, shard in weight_map.items():
         if name not in held[shard]:
             raise InvalidInputError(
-                f"{shown(model_dir / INDEX_NAME)}: tensor '{printable(name)}' is not in its shard "
-                f"'{printable(shard)}'; fetch both again"
+                shown(model_dir / INDEX_NAME),
+                f"tensor '{printable(name)}' is not in its shard '{printable(shard)}'",
+                "fetch both again",
             )
 
 
@@ -230,11 +233,12 @@ def _checkpoint(
         for tensor in held:
             if (other := home.setdefault(tensor.name, shard)) != shard:
                 raise InvalidInputError(
-                    f"{shown(model_dir)}: tensor '{printable(tensor.name)}' is in both '{printable(other)}' and "
-                    f"'{printable(shard)}'; remove the files of one of the two models"
+                    shown(model_dir),
+                    f"tensor '{printable(tensor.name)}' is in both '{printable(other)}' and '{printable(shard)}'",
+                    "remove the files of one of the two models",
                 )
     if not home:
-        raise InvalidInputError(f"{shown(model_dir)}: '{printable(next(iter(by_shard)))}' holds no tensors; fetch it")
+        raise InvalidInputError(shown(model_dir), f"'{printable(next(iter(by_shard)))}' holds no tensors", "fetch it")
     tensors = tuple(chain.from_iterable(by_shard.values()))
     return Checkpoint(kind, tensors, sum(tensor.num_bytes for tensor in tensors), tuple(by_shard), ())
 
@@ -275,5 +279,5 @@ def _file_sizes(model_dir: Path, shards: Sequence[str], named_by: str) -> Checkp
 def _pickle_size(path: Path) -> int:
     with open_regular(path) as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise InvalidInputError(f"{shown(path)}: a Git LFS pointer, not the weights; run `git lfs pull`")
+            raise InvalidInputError(shown(path), "a Git LFS pointer, not the weights", "run `git lfs pull`")
         return file.seek(0, 2)

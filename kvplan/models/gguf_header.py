@@ -28,7 +28,7 @@ def gguf_types() -> dict[int, tuple[str, int, int]]:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:
         raise EnvironmentProblem(
-            "gguf: not installed, and only that library knows what GGUF tensors weigh; run `pip install gguf`"
+            "gguf", "not installed, and only that library knows what GGUF tensors weigh", "run `pip install gguf`"
         ) from error
     return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
@@ -44,7 +44,7 @@ class _Header:
         self.offset = 0
 
     def refuse(self, complaint: str) -> NoReturn:
-        raise InvalidInputError(f"{self.where}: {complaint} (byte {self.offset}); fetch the file again")
+        raise InvalidInputError(self.where, f"{complaint} (byte {self.offset})", "fetch the file again")
 
     def need(self, count: int) -> None:
         """Refuse unless `count` more bytes are there; bring them into the buffer."""
@@ -121,11 +121,11 @@ def _gguf_preamble(header: _Header) -> tuple[int, int]:
     magic = struct.pack("<I", *header.numbers("I"))
     if magic != b"GGUF":
         if LFS_POINTER.startswith(magic):
-            raise InvalidInputError(f"{header.where}: a Git LFS pointer, not the weights; run `git lfs pull`")
+            raise InvalidInputError(header.where, "a Git LFS pointer, not the weights", "run `git lfs pull`")
         header.refuse(f"bad GGUF magic ({printable(repr(magic), 40)})")
     (version,) = header.numbers("I")
     if version & 0xFFFF == 0 and version:
-        raise InvalidInputError(f"{header.where}: a big-endian GGUF file; convert it with gguf-convert-endian")
+        raise InvalidInputError(header.where, "a big-endian GGUF file", "convert it with gguf-convert-endian")
     if version not in (2, 3):
         header.refuse(f"GGUF version {version}, kvplan reads 2 and 3")
     num_tensors, num_keys = header.numbers("QQ")
@@ -180,5 +180,7 @@ def _check_gguf_data(header: _Header, found: list[tuple[int, TensorInfo]], align
         end = offset + tensor.num_bytes
     if start + end > size:
         raise InvalidInputError(
-            f"{header.where}: cut short ({size:,} bytes, the header describes {start + end:,}); fetch the file again"
+            header.where,
+            f"cut short ({size:,} bytes, the header describes {start + end:,})",
+            "fetch the file again",
         )

@@ -94,8 +94,9 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     if not kinds:
         raise outer.fail("model_type", "is missing; kvplan sizes a model by its type")
     raise UnsupportedModelError(
-        f"{outer.where}: model_type {printable(repr(kinds[0]), 60)} is not one kvplan can size; "
-        "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/families"
+        outer.where,
+        f"model_type {printable(repr(kinds[0]), 60)} is not one kvplan can size",
+        "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/families",
     )
 
 
@@ -114,7 +115,7 @@ def check_dense(inner: Config) -> None:
     for key in NOT_DENSE:
         if inner.values.get(key):
             raise UnsupportedModelError(
-                f"{inner.where}: {key} says this is no plain dense transformer; --assume-dense would size it wrong"
+                inner.where, f"{key} says this is no plain dense transformer", "--assume-dense would size it wrong"
             )
 
 
@@ -172,7 +173,7 @@ def check_size(draft: SpecDraft, where: str) -> None:
     """Refuse dimensions whose product no machine can hold."""
     largest = max((w.num_params for layer in draft.layer_weights for w in layer), default=0)
     if largest * len(draft.layers) > 2**63:
-        raise InvalidInputError(f"{where}: the dimensions multiply to more than 2^63 parameters; correct the config")
+        raise InvalidInputError(where, "the dimensions multiply to more than 2^63 parameters", "correct the config")
 
 
 def read_config(

@@ -41,13 +41,17 @@ def split_ref(ref: str, revision: str | None = None) -> tuple[str, str]:
     model_id, at, pinned = ref.partition("@")
     if not is_model_id(model_id):
         raise UsageError(
-            f"model '{printable(ref)}': not a Hub id; write org/name, or the path of a config.json or model directory"
+            f"model '{printable(ref)}'",
+            "not a Hub id",
+            "write org/name, or the path of a config.json or model directory",
         )
     if at and revision is not None and revision != pinned:
-        raise UsageError(f"model '{printable(ref)}': two revisions (the other is '{printable(revision)}'); give one")
+        raise UsageError(
+            f"model '{printable(ref)}'", f"two revisions (the other is '{printable(revision)}')", "give one"
+        )
     wanted = pinned if at else revision or "main"
     if len(wanted) > _MAX_REVISION_LEN or not _REVISION.fullmatch(wanted) or ".." in wanted:
-        raise UsageError(f"revision '{printable(wanted)}': not a branch, tag or commit; write one of {model_id}")
+        raise UsageError(f"revision '{printable(wanted)}'", "not a branch, tag or commit", f"write one of {model_id}")
     return model_id, wanted
 
 
@@ -63,8 +67,9 @@ def resolve_model(ref: str, *, revision: str | None = None, offline: bool = Fals
     if offline or library.constants.HF_HUB_OFFLINE:
         if cached is None:
             raise EnvironmentProblem(
-                f"{model_id}: not in the Hub cache at {printable(revision)} (offline); "
-                "run once without --offline and HF_HUB_OFFLINE, or pass a local config.json"
+                model_id,
+                f"not in the Hub cache at {printable(revision)} (offline)",
+                "run once without --offline and HF_HUB_OFFLINE, or pass a local config.json",
             )
         return ResolvedModel(cached, (f"{model_id}: offline, the cached copy {cached.name[:12]} is used",))
     try:
@@ -108,12 +113,13 @@ def _library() -> ModuleType:
         import huggingface_hub.utils
     except ImportError as error:
         raise EnvironmentProblem(
-            "huggingface_hub: not installed, so no model can be fetched from the Hub; "
-            "run `pip install huggingface_hub`, or pass a local config.json"
+            "huggingface_hub",
+            "not installed, so no model can be fetched from the Hub",
+            "run `pip install huggingface_hub`, or pass a local config.json",
         ) from error
     except ValueError as error:  # it reads its settings as it is loaded
         raise EnvironmentProblem(
-            f"huggingface_hub: cannot be loaded ({printable(str(error))}); correct the HF_* variables"
+            "huggingface_hub", f"cannot be loaded ({printable(str(error))})", "correct the HF_* variables"
         ) from error
     library: Any = huggingface_hub
     library.utils.logging.set_verbosity_error()  # what it would warn of is said in our own line
@@ -137,7 +143,7 @@ def _fetch(library: ModuleType, model_id: str, name: str, revision: str, max_byt
     url = library.hf_hub_url(model_id, name, revision=revision)
     size = library.get_hf_file_metadata(url, timeout=timeout).size
     if size is not None and size > max_bytes:
-        raise EnvironmentProblem(f"{model_id}: {name} is too large ({size:,} bytes, at most {max_bytes:,})")
+        raise EnvironmentProblem(model_id, f"{name} is too large ({size:,} bytes, at most {max_bytes:,})")
     return Path(library.hf_hub_download(model_id, name, revision=revision, etag_timeout=timeout))
 
 
@@ -177,9 +183,9 @@ def _problem(library: ModuleType, model_id: str, revision: str, error: BaseExcep
         case _ if status in (401, 403):
             cure = f"access denied ({status}); check HF_TOKEN and your access at https://huggingface.co/{model_id}"
         case _ if status == 429:
-            return EnvironmentProblem(f"{model_id}: the Hub's rate limit is reached (429); {_retry(error)}"), False
+            return EnvironmentProblem(model_id, "the Hub's rate limit is reached (429)", f"{_retry(error)}"), False
         case errors.HfHubHTTPError():
-            return EnvironmentProblem(f"{model_id}: the Hub failed ({status}); retry in a few minutes"), False
+            return EnvironmentProblem(model_id, f"the Hub failed ({status})", "retry in a few minutes"), False
         case _:
             return _offline_problem(library, model_id, error), False
     return EnvironmentProblem(f"{model_id}: {cure}"), True
@@ -198,13 +204,19 @@ def _offline_problem(library: ModuleType, model_id: str, error: BaseException) -
     if "Timeout" in kind:
         seconds = library.constants.HF_HUB_ETAG_TIMEOUT
         return EnvironmentProblem(
-            f"{model_id}: no answer from {endpoint} (timeout after {seconds} s); retry, or pass a local config.json"
+            model_id,
+            f"no answer from {endpoint} (timeout after {seconds} s)",
+            "retry, or pass a local config.json",
         )
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         cache = printable(str(library.constants.HF_HUB_CACHE))
         return EnvironmentProblem(
-            f"{model_id}: the Hub cache {cache} cannot be used ({error.strerror}); set HF_HOME to a writable folder"
+            model_id,
+            f"the Hub cache {cache} cannot be used ({error.strerror})",
+            "set HF_HOME to a writable folder",
         )
     return EnvironmentProblem(
-        f"{model_id}: no network to {endpoint} ({kind}); check the connection or proxy, or pass a local config.json"
+        model_id,
+        f"no network to {endpoint} ({kind})",
+        "check the connection or proxy, or pass a local config.json",
     )

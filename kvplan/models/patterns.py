@@ -81,7 +81,7 @@ class Patterns:
             return frozenset()
         numbers = set(self._set.Match(name) or ())
         if self._always not in numbers:
-            raise UnsupportedModelError("quantization_config: its patterns are too complex to match; not modeled")
+            raise UnsupportedModelError("quantization_config", "its patterns are too complex to match", "not modeled")
         plain = (place for number in numbers for place in self._plain.get(number, ()))
         ruled = (
             place
@@ -103,11 +103,11 @@ class Patterns:
             reason = error.args[0] if error.args else "not modeled"
             reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
             raise UnsupportedModelError(
-                f"quantization_config: {printable(pattern, 60)!r} is not a regular expression ({printable(reason)})"
+                "quantization_config", f"{printable(pattern, 60)!r} is not a regular expression ({printable(reason)})"
             ) from None
         except _Refused as refused:
             raise UnsupportedModelError(
-                f"quantization_config: {printable(pattern, 60)!r} uses {refused}; not modeled"
+                "quantization_config", f"{printable(pattern, 60)!r} uses {refused}", "not modeled"
             ) from None
         match rules:
             case [(needed, barred)] if len(needed) == 1 and not barred:
@@ -116,8 +116,10 @@ class Patterns:
                 self._rules[place] = rules
         if self.states > MAX_STATES:
             raise UnsupportedModelError(
-                f"quantization_config: its patterns up to {printable(pattern, 60)!r} are too large together (more than "
-                f"{MAX_STATES:,} states); not modeled"
+                "quantization_config",
+                f"its patterns up to {printable(pattern, 60)!r} are too large together (more than {MAX_STATES:,} "
+                "states)",
+                "not modeled",
             )
 
     def _number(self, expression: str) -> int:

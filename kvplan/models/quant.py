@@ -134,7 +134,7 @@ def gptq(config: Config, scheme: Scheme, kv_dtype: str | None) -> Quantization:
     for name, change in config.sub("dynamic").values.items():
         if not name.startswith("-:"):
             if change:
-                raise UnsupportedModelError(f"dynamic: other settings for {printable(name, 40)}")
+                raise UnsupportedModelError("dynamic", f"other settings for {printable(name, 40)}")
             continue
         patterns += (("re:" + name[2:], None),)
     patterns += tuple((f"*{name}*", scheme) for name in listed if isinstance(name, str))
@@ -309,8 +309,9 @@ def listed_scheme(
     schemes = {answer[0] if answer else quantization.default for answer in answers}
     if len(schemes) > 1:
         raise UnsupportedModelError(
-            f"quantization_config: {', '.join(sources)} of layer {layer} are fused by a server but stored in different "
-            "schemes; not modelled"
+            "quantization_config",
+            f"{', '.join(sources)} of layer {layer} are fused by a server but stored in different schemes",
+            "not modelled",
         )
     return schemes.pop()
 

@@ -43,15 +43,17 @@ def safetensors_tensors(path: Path) -> Iterator[TensorInfo]:
     for name, dtype, shape, begin, stop in sorted(entries, key=lambda entry: entry[3:]):
         if begin != end:
             raise InvalidInputError(
-                f"{where}: tensor '{printable(name)}' starts at byte {begin} of the data, not {end}: "
-                f"tensors {'overlap' if begin < end else 'leave a gap'}; fetch the file again"
+                where,
+                f"tensor '{printable(name)}' starts at byte {begin} of the data, not {end}: tensors "
+                f"{'overlap' if begin < end else 'leave a gap'}",
+                "fetch the file again",
             )
         end = stop
         yield TensorInfo(name, dtype, shape, stop - begin)
     if end != data_size:
         cut = "cut short" if end > data_size else "longer than its tensors"
         raise InvalidInputError(
-            f"{where}: {cut} ({data_size:,} bytes of data, the header describes {end:,}); fetch the file again"
+            where, f"{cut} ({data_size:,} bytes of data, the header describes {end:,})", "fetch the file again"
         )
 
 
@@ -59,25 +61,27 @@ def _safetensors_header(file: BinaryIO, size: int, where: str) -> dict[str, Any]
     """The header as JSON: eight bytes of length, then as many bytes of text; the file stands behind it afterwards."""
     start = file.read(8)
     if (start + file.read(len(LFS_POINTER) - 8)).startswith(LFS_POINTER):
-        raise InvalidInputError(f"{where}: a Git LFS pointer, not the weights; run `git lfs pull`")
+        raise InvalidInputError(where, "a Git LFS pointer, not the weights", "run `git lfs pull`")
     if len(start) < 8:
-        raise InvalidInputError(f"{where}: too short for a safetensors header ({size} bytes); fetch the file again")
+        raise InvalidInputError(where, f"too short for a safetensors header ({size} bytes)", "fetch the file again")
     length = int.from_bytes(start, "little")
     if length > MAX_HEADER_BYTES:
         raise InvalidInputError(
-            f"{where}: header length {length:,} is over {MAX_HEADER_BYTES:,}; it is no safetensors file or is damaged"
+            where,
+            f"header length {length:,} is over {MAX_HEADER_BYTES:,}",
+            "it is no safetensors file or is damaged",
         )
     if length > size - 8:
-        raise InvalidInputError(f"{where}: header length {length:,} is more than the file ({size:,}); fetch it again")
+        raise InvalidInputError(where, f"header length {length:,} is more than the file ({size:,})", "fetch it again")
     file.seek(8)
     try:
         text = file.read(length).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidInputError(
-            f"{where}: header is not UTF-8 (byte {8 + error.start}); fetch the file again"
+            where, f"header is not UTF-8 (byte {8 + error.start})", "fetch the file again"
         ) from None
     if not text.startswith("{"):
-        raise InvalidInputError(f"{where}: header is not a JSON object (byte 8); it is no safetensors file")
+        raise InvalidInputError(where, "header is not a JSON object (byte 8)", "it is no safetensors file")
     return parse_json(text, f"{where} header")
 
 
@@ -85,21 +89,22 @@ def _entry(name: str, entry: object, where: str) -> tuple[str, tuple[int, ...], 
     """(dtype, shape, first byte, byte behind the last) of a tensor; the bytes must be what dtype and shape need."""
     of_tensor = f"{where}: tensor '{printable(name)}'"
     if not isinstance(entry, dict):
-        raise InvalidInputError(f"{of_tensor}: not an object; fetch the file again")
+        raise InvalidInputError(of_tensor, "not an object", "fetch the file again")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in SAFETENSORS_BITS:
         value = printable(repr(dtype), 40)
-        raise InvalidInputError(f"{of_tensor}: unknown dtype ({value}); kvplan knows {', '.join(SAFETENSORS_BITS)}")
+        raise InvalidInputError(of_tensor, f"unknown dtype ({value})", f"kvplan knows {', '.join(SAFETENSORS_BITS)}")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         value = printable(repr((shape, offsets)), 80)
-        raise InvalidInputError(f"{of_tensor}: shape and data_offsets are not sizes {value}; fetch the file again")
+        raise InvalidInputError(of_tensor, f"shape and data_offsets are not sizes {value}", "fetch the file again")
     bits, begin, stop = math.prod(shape) * SAFETENSORS_BITS[dtype], offsets[0], offsets[1]
     if bits != 8 * (stop - begin):
         raise InvalidInputError(
-            f"{of_tensor}: {dtype} {printable(repr(shape), 60)} needs {bits / 8:,g} bytes, its data_offsets span "
-            f"{stop - begin:,}; fetch the file again"
+            of_tensor,
+            f"{dtype} {printable(repr(shape), 60)} needs {bits / 8:,g} bytes, its data_offsets span {stop - begin:,}",
+            "fetch the file again",
         )
     return dtype, tuple(shape), begin, stop
 

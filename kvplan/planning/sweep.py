@@ -180,7 +180,9 @@ class Grid:
 def check_size(count: int) -> None:
     if count > MOST_COMBINATIONS:
         raise UsageError(
-            f"sweep: {count:,} combinations are more than {MOST_COMBINATIONS:,}; name fewer values, or sweep in parts"
+            "sweep",
+            f"{count:,} combinations are more than {MOST_COMBINATIONS:,}",
+            "name fewer values, or sweep in parts",
         )
 
 
@@ -277,7 +279,7 @@ def _shared_rows(grid: Grid, jobs: int, chunk: int) -> Iterator[list[Row]]:
             yield found
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "sweep: a worker process ended before its work (out of memory?); free memory or use --jobs 1"
+            "sweep", "a worker process ended before its work (out of memory?)", "free memory or use --jobs 1"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -322,7 +324,7 @@ def _work(start: int, stop: int) -> list[Row]:
 
 
 def _no_decoder() -> Decoder:
-    raise UnsupportedModelError("sweep: a worker has the model's sizes only")
+    raise UnsupportedModelError("sweep", "a worker has the model's sizes only")
 
 
 def portable(grid: Grid) -> Grid:

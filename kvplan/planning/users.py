@@ -110,7 +110,7 @@ def users_for_lengths(
     `workload.in_flight` of prompt and output for requests in the middle of decoding.
     """
     if not 0 <= overflow < 1:
-        raise UsageError(f"--overflow {overflow}: must be at least 0 and below 1; write 1% or 0.01")
+        raise UsageError(f"--overflow {overflow}", "must be at least 0 and below 1", "write 1% or 0.01")
     room = max(0, usable - shared_blocks)
     blocks = block_counts(held, lengths, shared_blocks)
     if len(blocks) == 1:

@@ -166,7 +166,7 @@ def read(path: Path, root: Path | None = None) -> Policy:
     """
     root = root or root_of(path)
     if not is_within(root, path):
-        raise InvalidInputError(f"{shown(path)}: is a link that leads out of {shown(root)}; name the policy itself")
+        raise InvalidInputError(shown(path), f"is a link that leads out of {shown(root)}", "name the policy itself")
     return policy_of(strict_yaml.read(path), path, root)
 
 
@@ -196,7 +196,7 @@ def _leads_into(root: Path, path: Path) -> bool:
 def refuse_outside(root: Path, path: Path, mark: Mark, what: str) -> None:
     """Refuse a file that a policy must not read: whoever may change a policy sees what its messages say."""
     if not is_within(root, path):
-        raise wrong(mark, f"{what}: leads out of {shown(root)} ({shown(path)}); keep the file in the repository")
+        raise wrong(mark, what, f"leads out of {shown(root)} ({shown(path)})", "keep the file in the repository")
 
 
 def _links(folder: Path) -> list[Path]:
@@ -229,9 +229,9 @@ def policy_of(top: Table, path: Path, root: Path | None = None) -> Policy:
     defaults = _Defaults.of(top.values.get("defaults"), place)
     nodes = strict_yaml.items(_needed(top, "targets", "policy"), "targets")
     if not nodes:
-        raise wrong(top.values["targets"].mark, "targets: is empty; write at least one, or `kvplan check --init`")
+        raise wrong(top.values["targets"].mark, "targets", "is empty", "write at least one, or `kvplan check --init`")
     if len(nodes) > MAX_TARGETS:
-        raise wrong(nodes[MAX_TARGETS].mark, f"targets: more than {MAX_TARGETS:,}; split the file")
+        raise wrong(nodes[MAX_TARGETS].mark, "targets", f"more than {MAX_TARGETS:,}", "split the file")
     targets = tuple(_target(node, defaults, place) for node in nodes)
     _refuse_twins(targets)
     baseline, measured = (top.values.get(name) for name in ("baseline", "measured"))
@@ -265,12 +265,14 @@ def _refuse_long(node: Node, key: str = "") -> None:
 def _check_version(top: Table) -> None:
     version = strict_yaml.scalar(_needed(top, "version", "policy"), "version")
     if version.text != "1":
-        raise wrong(version.mark, f"version: is {printable(version.text, 20)!r}, and kvplan knows 1; write version: 1")
+        raise wrong(
+            version.mark, "version", f"is {printable(version.text, 20)!r}, and kvplan knows 1", "write version: 1"
+        )
 
 
 def _needed(table: Table, key: str, what: str) -> Node:
     if key not in table.values:
-        raise wrong(table.mark, f"{what}: has no {key}; {EXAMPLES.get(key, f'write {key}: ...')}")
+        raise wrong(table.mark, what, f"has no {key}", f"{EXAMPLES.get(key, f'write {key}: ...')}")
     return table.values[key]
 
 
@@ -289,7 +291,9 @@ def _refuse_twins(targets: tuple[Target, ...]) -> None:
     seen: dict[str, Mark] = {}
     for target in targets:
         if target.id in seen:
-            raise wrong(target.mark, f"target {target.id}: is the id of line {seen[target.id].line} too; rename one")
+            raise wrong(
+                target.mark, f"target {target.id}", f"is the id of line {seen[target.id].line} too", "rename one"
+            )
         seen[target.id] = target.mark
 
 
@@ -342,9 +346,11 @@ def _command(node: Node | None, what: str) -> Scalar | None:
 def _target_id(node: Node) -> str:
     text = strict_yaml.text(node, "id")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", text):
-        raise wrong(node.mark, f"id: is no name ({printable(text, 60)!r}); use letters, digits, dot, dash, underscore")
+        raise wrong(
+            node.mark, "id", f"is no name ({printable(text, 60)!r})", "use letters, digits, dot, dash, underscore"
+        )
     if text == EVIDENCE_ID:
-        raise wrong(node.mark, f"id: {EVIDENCE_ID!r} is what the measurement is filed under; choose another")
+        raise wrong(node.mark, "id", f"{EVIDENCE_ID!r} is what the measurement is filed under", "choose another")
     return text
 
 
@@ -356,7 +362,7 @@ def _engine(table: Table, what: str, place: Place) -> tuple[dict[str, Node], Wor
         inner = strict_yaml.table(table.values["workload"], f"{what}: workload", WORKLOAD_KEYS, HINTS)
         for key in LENGTH_KEYS:
             if key in inner.values and key in found:
-                raise wrong(inner.keys[key], f"{what}: {key} is stated twice; keep one of them")
+                raise wrong(inner.keys[key], what, f"{key} is stated twice", "keep one of them")
             if key in inner.values:
                 found[key] = inner.values[key]
         workload = _workload(inner, what, place)
@@ -376,10 +382,10 @@ def check_engine_value(key: str, node: Node, what: str) -> None:
         strict_yaml.switch(node, name)
         return
     if isinstance(node, Items):
-        raise wrong(node.mark, f"{name}: is a list; a target has one, write a target for each")
+        raise wrong(node.mark, name, "is a list", "a target has one, write a target for each")
     text = strict_yaml.text(node, name)
     if key in ("gpu", "max_model_len") and "," in text:
-        raise wrong(node.mark, f"{name}: is several ({printable(text, 60)!r}); write a target for each")
+        raise wrong(node.mark, name, f"is several ({printable(text, 60)!r})", "write a target for each")
     if key in ARGUMENTS:
         with at(node.mark):
             read_argument(key, text, name)
@@ -394,7 +400,7 @@ def _workload(table: Table, what: str, place: Place) -> Workload:
             return reading(strict_yaml.text(node, f"{what}: {key}"), f"{what}: {key}")
 
     if "profile" in table.values and "trace" in table.values:
-        raise wrong(table.keys["trace"], f"{what}: workload: names a profile and a trace; keep one of them")
+        raise wrong(table.keys["trace"], f"{what}: workload", "names a profile and a trace", "keep one of them")
     return Workload(
         profile=value("profile", lambda text, _: text),
         trace=value("trace", lambda text, _: place.file(text, table.values["trace"].mark, f"{what}: workload: trace")),
@@ -421,7 +427,7 @@ def _rate(text: str, option: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
     rate = 0.0 if found is None else float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
     if not rate:
-        raise UsageError(f"{option}: is no rate of requests ({printable(text, 40)!r}); write 5.5/s, 90/min or 2000/h")
+        raise UsageError(option, f"is no rate of requests ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h")
     return rate
 
 
@@ -447,7 +453,7 @@ def _rule(name: str, table: Table, what: str) -> list[Rule]:
     if name == "min_users" and isinstance(node, Table):
         inner = strict_yaml.table(node, option, ("mean", "p99"))
         if not inner.values:
-            raise wrong(node.mark, f"{option}: is empty; write {{mean: 200, p99: 20}}, or one number")
+            raise wrong(node.mark, option, "is empty", "write {mean: 200, p99: 20}, or one number")
         return [_limited(name, inner.values[key], inner.keys[key], f"{option}.{key}", key) for key in inner.values]
     return [_limited(name, node, mark, option, "mean" if name == "min_users" else "")]
 
@@ -467,13 +473,13 @@ class Share:
 
 def _true(text: str, option: str) -> bool:
     if text != "true":
-        raise UsageError(f"{option}: is {printable(text, 40)!r}; write true, or leave the rule out")
+        raise UsageError(option, f"is {printable(text, 40)!r}", "write true, or leave the rule out")
     return True
 
 
 def _number(text: str, option: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text) or not float(text):
-        raise UsageError(f"{option}: is no number above 0 ({printable(text, 40)!r}); write 12 or 12.5")
+        raise UsageError(option, f"is no number above 0 ({printable(text, 40)!r})", "write 12 or 12.5")
     return float(text)
 
 
@@ -486,14 +492,14 @@ def share(text: str, option: str) -> Share:
     if re.fullmatch(r"0|0\.0{1,6}", text):
         return Share(0.0)
     if not re.fullmatch(r"[01]|[01]\.[0-9]{1,6}", text):
-        raise UsageError(f"{option}: is no share ({printable(text, 40)!r}); write a percentage such as 5%")
+        raise UsageError(option, f"is no share ({printable(text, 40)!r})", "write a percentage such as 5%")
     return Share(parse_fraction(text, option))
 
 
 def _at_most_whole(text: str, option: str) -> Share:
     found = share(text, option)
     if found.value > 1:
-        raise UsageError(f"{option}: is more than the whole ({printable(text, 40)}); write at most 100%")
+        raise UsageError(option, f"is more than the whole ({printable(text, 40)})", "write at most 100%")
     return found
 
 
@@ -510,7 +516,7 @@ def _headroom(text: str, option: str) -> int | Share:
 def _days(text: str, option: str) -> int:
     found = re.fullmatch(r"([0-9]{1,5})(d|w)", text)
     if found is None:
-        raise UsageError(f"{option}: is no age ({printable(text, 40)!r}); write days or weeks: 30d, 2w")
+        raise UsageError(option, f"is no age ({printable(text, 40)!r})", "write days or weeks: 30d, 2w")
     return int(found[1]) * (7 if found[2] == "w" else 1)
 
 
@@ -548,7 +554,7 @@ def _baseline(node: Node, place: Place) -> Baseline:
                 other = "max_drop" if key == "max_growth" else "max_growth"
                 moved = f"it goes under {other}" if figure in (*GROWTH, *DROP) else _near(figure, figures)
                 shown_figure = printable(figure, 60)
-                raise wrong(inner.keys[figure], f"baseline: {key}: has no figure {shown_figure!r}; {moved}")
+                raise wrong(inner.keys[figure], f"baseline: {key}", f"has no figure {shown_figure!r}", f"{moved}")
             option = f"baseline: {key}: {figure}"
             rules.append(_limited(f"baseline.{figure}", inner.values[figure], inner.keys[figure], option))
     path = place.file(_path(text, table), table.values["file"].mark, "baseline: file")
@@ -561,7 +567,7 @@ def _near(name: str, known: tuple[str, ...]) -> str:
 
 def _path(text: str, table: Table) -> str:
     if not text or "\0" in text:
-        raise wrong(table.values["file"].mark, "file: names no file; write a path")
+        raise wrong(table.values["file"].mark, "file", "names no file", "write a path")
     return text
 
 
@@ -614,12 +620,12 @@ def _waiver(node: Node) -> Waiver:
     pattern = strict_yaml.scalar(_needed(table, "rule", "waiver"), "waiver: rule")
     target, slash, rule = pattern.text.partition("/")
     if not slash or not target or not rule:
-        raise wrong(pattern.mark, f"waiver: rule is {printable(pattern.text, 60)!r}; write TARGET/RULE")
+        raise wrong(pattern.mark, "waiver", f"rule is {printable(pattern.text, 60)!r}", "write TARGET/RULE")
     if "*" not in rule and rule not in OWN_RULES:
-        raise wrong(pattern.mark, f"waiver: there is no rule {printable(rule, 60)!r}; {_near(rule, OWN_RULES)}")
+        raise wrong(pattern.mark, "waiver", f"there is no rule {printable(rule, 60)!r}", f"{_near(rule, OWN_RULES)}")
     reason = strict_yaml.text(_needed(table, "reason", "waiver"), "waiver: reason")
     if not reason.strip():
-        raise wrong(table.values["reason"].mark, "waiver: reason is empty; say why")
+        raise wrong(table.values["reason"].mark, "waiver", "reason is empty", "say why")
     expires = strict_yaml.date(_needed(table, "expires", "waiver"), "waiver: expires")
     return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark, table.values["expires"].mark)
 
@@ -635,6 +641,8 @@ def _allowed(node: Node | None) -> tuple[ChangeKind, ...]:
     for item in strict_yaml.items(node, "allow_changes"):
         kind = strict_yaml.text(item, "allow_changes")
         if kind not in known:
-            raise wrong(item.mark, f"allow_changes: has no kind {printable(kind, 60)!r}; {_near(kind, CHANGE_KINDS)}")
+            raise wrong(
+                item.mark, "allow_changes", f"has no kind {printable(kind, 60)!r}", f"{_near(kind, CHANGE_KINDS)}"
+            )
         allowed.append(known[kind])
     return tuple(allowed)

@@ -37,7 +37,7 @@ def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
             lacks = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
             if plan.refusal is not None:
                 lacks = f"does not start: {plan.refusal.text}"
-            raise UsageError(f"--init: {title(plan)}: {lacks}; kvplan estimate says what would")
+            raise UsageError(f"--init: {title(plan)}", f"{lacks}", "kvplan estimate says what would")
     parts = [HEAD.format(origin=printable(origin, 400), kept=KEPT, growth=GROWTH)]
     parts += [
         "\n".join(target_lines(plan, stated, name)) for (plan, stated), name in zip(plans, ids(plans), strict=True)
@@ -187,23 +187,25 @@ def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
     """
     if not re.fullmatch(r"[0-9]{1,10}", pid):
         raise UsageError(
-            f"--from-pid: is no process id ({printable(pid, 40)!r}); write a number, as `pgrep -f vllm` does"
+            "--from-pid", f"is no process id ({printable(pid, 40)!r})", "write a number, as `pgrep -f vllm` does"
         )
     if not proc.is_dir():
-        raise EnvironmentProblem("--from-pid: this system has no /proc; paste the command with --from-command")
+        raise EnvironmentProblem("--from-pid", "this system has no /proc", "paste the command with --from-command")
     try:
         raw = (proc / pid / "cmdline").read_bytes()
     except FileNotFoundError:
-        raise EnvironmentProblem(f"--from-pid {pid}: there is no such process; `pgrep -f vllm` lists them") from None
+        raise EnvironmentProblem(
+            f"--from-pid {pid}", "there is no such process", "`pgrep -f vllm` lists them"
+        ) from None
     except OSError as error:
         raise EnvironmentProblem(
-            f"--from-pid {pid}: cannot be read ({error.strerror}); run as the server's user"
+            f"--from-pid {pid}", f"cannot be read ({error.strerror})", "run as the server's user"
         ) from None
     words = [word.decode("utf-8", "surrogateescape") for word in raw.split(b"\0")]
     while words and not words[-1]:
         words.pop()
     if not words:
-        raise EnvironmentProblem(f"--from-pid {pid}: has no command line (a kernel thread, or it has ended)")
+        raise EnvironmentProblem(f"--from-pid {pid}", "has no command line (a kernel thread, or it has ended)")
     return [*_assignments(proc / pid / "environ"), *words]
 
 

@@ -90,7 +90,7 @@ def run_data(run: Run, label: str) -> RunData:
         return _run_data(run, label)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError) as error:
         raise InvalidInputError(
-            f"{shown(run.path)}: run.json cannot be read ({type(error).__name__}: {error}); the file is damaged"
+            shown(run.path), f"run.json cannot be read ({type(error).__name__}: {error})", "the file is damaged"
         ) from error
 
 

@@ -75,9 +75,9 @@ def document(
 ) -> dict[str, Any]:
     """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
     if status != "complete":
-        raise InvalidInputError(f"--calibrate: the run is {status}; measure with one that is complete")
+        raise InvalidInputError("--calibrate", f"the run is {status}", "measure with one that is complete")
     if (manifest.get("engine") or {}).get("memory_limit") is not None:
-        raise InvalidInputError("--calibrate: the run had a --memory-limit; measure without one")
+        raise InvalidInputError("--calibrate", "the run had a --memory-limit", "measure without one")
     return {
         "schema": CALIBRATION,
         "for": key_of(manifest),
@@ -104,24 +104,24 @@ def read(path: Path) -> Calibration:
     measured, key, total = (content.get(name) for name in ("measured", "for", "device_total"))
     if content.get("schema") != CALIBRATION or not isinstance(measured, dict) or not isinstance(key, dict):
         raise InvalidInputError(
-            f"{shown(path)}: is no calibration ({CALIBRATION}); write one with reconcile --calibrate"
+            shown(path), f"is no calibration ({CALIBRATION})", "write one with reconcile --calibrate"
         )
     model, graphs, run = (content.get(name) for name in ("model", "graph_bytes", "run_id"))
     graphs = {} if graphs is None else graphs
     if not isinstance(graphs, dict) or not isinstance(model, str | None) or not isinstance(run, str | None):
-        raise InvalidInputError(f"{shown(path)}: model, graph_bytes or run_id cannot be read; the file is damaged")
+        raise InvalidInputError(shown(path), "model, graph_bytes or run_id cannot be read", "the file is damaged")
     ranks = content.get("tensor_parallel_size", 1)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
-        raise InvalidInputError(f"{shown(path)}: tensor_parallel_size must be a whole number; the file is damaged")
+        raise InvalidInputError(shown(path), "tensor_parallel_size must be a whole number", "the file is damaged")
     missing = [name for name in COMPONENTS if name not in measured]
     if missing:
-        raise InvalidInputError(f"{shown(path)}: measured.{missing[0]} is missing; the file is damaged")
+        raise InvalidInputError(shown(path), f"measured.{missing[0]} is missing", "the file is damaged")
     sizes = [total, *measured.values(), *graphs.values()]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
-        raise InvalidInputError(f"{shown(path)}: must hold bytes (whole numbers); the file is damaged")
+        raise InvalidInputError(shown(path), "must hold bytes (whole numbers)", "the file is damaged")
     coefficient = content.get("activation_coefficient", 1.0)
     if isinstance(coefficient, bool) or not isinstance(coefficient, int | float) or not 0 < coefficient < 1000:
-        raise InvalidInputError(f"{shown(path)}: activation_coefficient must be a number above 0; the file is damaged")
+        raise InvalidInputError(shown(path), "activation_coefficient must be a number above 0", "the file is damaged")
     sizes_by_name = {str(name): int(size) for name, size in measured.items()}
     steps = _step_time(content.get("step_time"), path)
     return Calibration(
@@ -134,12 +134,12 @@ def _step_time(content: Any, path: Path) -> StepSeconds | None:
         return None
     seconds = content.get("seconds") if isinstance(content, dict) else None
     if not isinstance(seconds, dict) or set(seconds) != set(TERMS) or not isinstance(content.get("model"), str):
-        raise InvalidInputError(f"{shown(path)}: step_time must hold a model and seconds; the file is damaged")
+        raise InvalidInputError(shown(path), "step_time must hold a model and seconds", "the file is damaged")
     values = [seconds[term] for term in TERMS]
     if any(isinstance(value, bool) or not isinstance(value, int | float) or value < 0 for value in values):
-        raise InvalidInputError(f"{shown(path)}: step_time must hold seconds (0 or more); the file is damaged")
+        raise InvalidInputError(shown(path), "step_time must hold seconds (0 or more)", "the file is damaged")
     if not any(values):
-        raise InvalidInputError(f"{shown(path)}: step_time says that a step takes no time; the file is damaged")
+        raise InvalidInputError(shown(path), "step_time says that a step takes no time", "the file is damaged")
     return StepSeconds(content["model"], {term: float(seconds[term]) for term in TERMS})
 
 
@@ -152,7 +152,7 @@ def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
     ]
     if differing:
         raise InvalidInputError(
-            f"{calibration.origin}: was measured elsewhere ({'; '.join(differing)}); calibrate here"
+            calibration.origin, f"was measured elsewhere ({'; '.join(differing)})", "calibrate here"
         )
 
 
@@ -160,11 +160,12 @@ def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
     """The constants as a plan takes them, where they were measured on such a GPU."""
     device = printable(str(calibration.key.get("device")), 80)
     if device == "cpu":
-        raise InvalidInputError(f"{calibration.origin}: was measured on a CPU; calibrate on a {gpu.name}")
+        raise InvalidInputError(calibration.origin, "was measured on a CPU", f"calibrate on a {gpu.name}")
     if abs(calibration.device_total - gpu.total_memory) > SAME_TOTAL * gpu.total_memory:
         raise InvalidInputError(
-            f"{calibration.origin}: was measured on {device} with {calibration.device_total:,} bytes, {gpu.name} has "
-            f"{gpu.total_memory:,}; calibrate on such a GPU"
+            calibration.origin,
+            f"was measured on {device} with {calibration.device_total:,} bytes, {gpu.name} has {gpu.total_memory:,}",
+            "calibrate on such a GPU",
         )
     return {
         name: Estimate(size, size, size, f"{size:,} bytes measured on {device}", calibration.origin, "measured")
@@ -177,13 +178,15 @@ def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> dict[str
     """Seconds of a step by what is in it, where they were measured with this model on such a GPU."""
     if calibration.step_time is None:
         raise InvalidInputError(
-            f"{calibration.origin}: holds no step times; write one with reconcile --calibrate from a run that served "
-            "requests"
+            calibration.origin,
+            "holds no step times",
+            "write one with reconcile --calibrate from a run that served requests",
         )
     for_gpu(calibration, gpu)
     if calibration.step_time.model != model:
         raise InvalidInputError(
-            f"{calibration.origin}: its step times are of {printable(calibration.step_time.model, 100)}, not of "
-            f"{printable(model, 100)}; calibrate with this model"
+            calibration.origin,
+            f"its step times are of {printable(calibration.step_time.model, 100)}, not of {printable(model, 100)}",
+            "calibrate with this model",
         )
     return dict(calibration.step_time.seconds)

@@ -245,13 +245,13 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return switch(text, option)
         case "choice":
             if text not in argument.choices:
-                raise UsageError(f"{option}: {printable(text, 40)!r} is not one of {', '.join(argument.choices)}")
+                raise UsageError(option, f"{printable(text, 40)!r} is not one of {', '.join(argument.choices)}")
             return int(text) if text.isdigit() else text
         case "limits":
             return limits(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
-                raise UsageError(f"{option}: is not a name ({printable(text, 40)!r}); write one vLLM takes")
+                raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write one vLLM takes")
             return text
 
 
@@ -263,7 +263,7 @@ def is_vllm_size(text: str) -> bool:
 def stated_bytes(size: int, option: str) -> int:
     """A size that somebody states for weights or a KV pool; a bare "16" is more likely 16 GB, and is asked back."""
     if size < MIB:
-        raise UsageError(f"{option}: is too small to be meant ({size:,} bytes); write the unit, for example 16GiB")
+        raise UsageError(option, f"is too small to be meant ({size:,} bytes)", "write the unit, for example 16GiB")
     return size
 
 
@@ -277,7 +277,7 @@ def switch(text: str, option: str) -> bool:
     """true or false."""
     value = {"true": True, "false": False}.get(text.lower())
     if value is None:
-        raise UsageError(f"{option}: is neither true nor false ({printable(text, 40)!r}); write one of them")
+        raise UsageError(option, f"is neither true nor false ({printable(text, 40)!r})", "write one of them")
     return value
 
 
@@ -318,8 +318,9 @@ def limits(text: str, option: str) -> str | None:
         counted = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**6
         if not counted or not re.fullmatch(r"[a-z_]{1,30}", name):
             raise UsageError(
-                f"{option}: does not say counts of inputs ({printable(text, 60)!r}); write image=0,video=0 or "
-                '{"image": 0}'
+                option,
+                f"does not say counts of inputs ({printable(text, 60)!r})",
+                'write image=0,video=0 or {"image": 0}',
             )
     return ",".join(f"{name}={count}" for name, count in pairs.items()) or None
 
@@ -348,18 +349,18 @@ def read_pair(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     name, option = pair_name(text), f"--engine-arg {printable(key, 60)}"
     if not equals:
-        raise UsageError(f"{option}: has no value; write key=value, for example block_size=32")
+        raise UsageError(option, "has no value", "write key=value, for example block_size=32")
     negated = name.removeprefix("no_")
     if name != negated and negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag":
         return negated, not switch(value.strip(), option)
     if name == "speculative_config":
-        raise UsageError(f"{option}: names another model; write --draft-model and --num-speculative-tokens")
+        raise UsageError(option, "names another model", "write --draft-model and --num-speculative-tokens")
     if name not in ARGUMENTS:
         import difflib
 
         near = difflib.get_close_matches(name, ARGUMENTS, n=3, cutoff=0.6)
         hint = f"did you mean {', '.join(near)}?" if near else f"kvplan knows {', '.join(ARGUMENTS)}"
-        raise UsageError(f"{option}: is not an engine argument kvplan models; {hint}")
+        raise UsageError(option, "is not an engine argument kvplan models", hint)
     return name, read_argument(name, value.strip(), option)
 
 
@@ -385,7 +386,7 @@ def split(text: str, depth: int = 0) -> list[list[str]]:
         words = shlex.split(re.sub(r"\\\r?\n", " ", uncommented))
     except ValueError as error:
         raise UsageError(
-            f"--from-command: the quotes do not match ({str(error).lower()}); paste the whole command"
+            "--from-command", f"the quotes do not match ({str(error).lower()})", "paste the whole command"
         ) from None
     commands: list[list[str]] = [[]]
     for word in words:
@@ -449,9 +450,10 @@ def server(commands: list[list[str]], found: ServeCommand) -> list[str]:
             found.environment = given(commands[:number], words[: len(words) - len(following)])
             return following
     raise UsageError(
-        f"--from-command: has no server in it ({printable(' '.join(commands[0]), 60)!r}); paste a "
-        "`vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a "
-        "`docker run ... vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`"
+        "--from-command",
+        f"has no server in it ({printable(' '.join(commands[0]), 60)!r})",
+        "paste a `vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a `docker run ... "
+        "vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`",
     )
 
 
@@ -497,8 +499,9 @@ def tagged(tag: str | None, found: ServeCommand) -> None:
 def after_image(words: list[str], tag: str | None, found: ServeCommand) -> list[str]:
     if words and is_shell(words[0]):
         raise UsageError(
-            f"--from-command: the image runs {printable(' '.join(words[:2]), 60)!r}, not a server; paste the "
-            "`vllm serve MODEL ...` that stands there"
+            "--from-command",
+            f"the image runs {printable(' '.join(words[:2]), 60)!r}, not a server",
+            "paste the `vllm serve MODEL ...` that stands there",
         )
     tagged(tag, found)
     return words[1:] if words[:1] == ["serve"] else words
@@ -572,8 +575,8 @@ def stray(word: str, before: str) -> UsageError:
     name, value = flag_name(before)
     if not is_value(before) and value is None and name.partition(".")[0] not in _KNOWN and not is_switched(name):
         shown = printable(flag_text(before), 60)
-        return UsageError(f"--from-command {shown}: is no flag kvplan knows; correct it or leave it out")
-    return UsageError(f"--from-command: a word without a flag ({printable(word, 60)!r}); quote values")
+        return UsageError(f"--from-command {shown}", "is no flag kvplan knows", "correct it or leave it out")
+    return UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
 
 
 def is_switched(name: str) -> bool:
@@ -591,8 +594,9 @@ def takes_value(name: str) -> bool:
 def literal(value: str, what: str) -> str:
     if re.search(_VARIABLE, value):
         raise UsageError(
-            f"--from-command: {what} is a shell variable ({printable(value, 60)!r}), which is not expanded; "
-            "write its value"
+            "--from-command",
+            f"{what} is a shell variable ({printable(value, 60)!r}), which is not expanded",
+            "write its value",
         )
     return value
 
@@ -624,11 +628,11 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
 
         near = [] if is_harmless(name) else difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.85)
         if near and near[0] not in SWITCHES | HARMLESS:
-            raise UsageError(f"{option}: is not a flag of vLLM; did you mean --{near[0].replace('_', '-')}?")
+            raise UsageError(option, "is not a flag of vLLM", f"did you mean --{near[0].replace('_', '-')}?")
         (found.ignored if is_harmless(name) else found.unknown).append(flag)
         if len(found.unknown) > MOST_UNKNOWN:
             raise UsageError(
-                f"{option}: is one of more than {MOST_UNKNOWN} flags kvplan does not know; is it a vllm command?"
+                option, f"is one of more than {MOST_UNKNOWN} flags kvplan does not know", "is it a vllm command?"
             )
 
 
@@ -640,7 +644,7 @@ def is_harmless(name: str) -> bool:
 def take_argument(found: ServeCommand, name: str, values: list[str], option: str) -> None:
     if name not in ARGUMENTS or ARGUMENTS[name].kind == "flag":
         if values:
-            raise UsageError(f"{option}: takes no value ({printable(values[0], 40)!r}); leave it out")
+            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
         found.args[name.removeprefix("no_") if name not in ARGUMENTS else name] = name in ARGUMENTS
         return
     text = literal(one(values, option), option.removeprefix("--from-command "))
@@ -658,7 +662,7 @@ def take_argument(found: ServeCommand, name: str, values: list[str], option: str
 
 def one(values: list[str], option: str) -> str:
     if len(values) != 1:
-        raise UsageError(f"{option}: needs one value; write it behind the flag")
+        raise UsageError(option, "needs one value", "write it behind the flag")
     return values[0]
 
 
@@ -684,7 +688,7 @@ def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise UsageError(f"{option}: is not a JSON object ({printable(text, 60)!r}); quote it with '...'")
+        raise UsageError(option, f"is not a JSON object ({printable(text, 60)!r})", "quote it with '...'")
     return parsed
 
 
@@ -717,11 +721,12 @@ def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None
             )
         elif method not in (None, "draft_model"):
             raise UnsupportedModelError(
-                f"--from-command: speculative method {printable(str(method), 40)!r} is not modelled; "
-                "leave it out, or name a draft model"
+                "--from-command",
+                f"speculative method {printable(str(method), 40)!r} is not modelled",
+                "leave it out, or name a draft model",
             )
         if model is not None and not isinstance(model, str):
-            raise UsageError("--from-command: the speculative config's model is not a name; write its id")
+            raise UsageError("--from-command", "the speculative config's model is not a name", "write its id")
         found.draft_model = model
         tokens = speculative.get("num_speculative_tokens")
         if tokens is not None:

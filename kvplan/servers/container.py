@@ -30,7 +30,7 @@ def shell_line(text: str) -> tuple[str, str | None]:
     containers = [each for each in every if _SERVERS.search(" ".join([_image(each), *_words(each)]))]
     if len(containers) != 1:
         many = "no container in it runs a server" if not containers else f"{len(containers)} containers run servers"
-        raise UsageError(f"--from-command: {many}; paste the one container, or its command")
+        raise UsageError("--from-command", f"{many}", "paste the one container, or its command")
     container = containers[0]
     words, image = _words(container), _image(container)
     pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
@@ -49,7 +49,7 @@ def _parsed(text: str) -> list[Any]:
         return list(yaml.load_all(text, Loader=yaml.BaseLoader))  # every scalar stays text
     except (yaml.YAMLError, RecursionError, ValueError):
         raise UsageError(
-            "--from-command: looks like a manifest, but is not YAML; paste the container's command"
+            "--from-command", "looks like a manifest, but is not YAML", "paste the container's command"
         ) from None
 
 
@@ -60,7 +60,7 @@ def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
         node = left.pop()
         count += 1
         if count > MOST_NODES:
-            raise UsageError("--from-command: the manifest is too large; paste the container's command")
+            raise UsageError("--from-command", "the manifest is too large", "paste the container's command")
         if isinstance(node, dict):
             if {"image", "command", "args"} & node.keys() and not isinstance(node.get("image"), dict):
                 yield node
@@ -90,7 +90,7 @@ def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError:
-        raise UsageError("--from-command: the quotes of a command do not match; paste the whole command") from None
+        raise UsageError("--from-command", "the quotes of a command do not match", "paste the whole command") from None
 
 
 def _script(words: list[str]) -> str | None:

@@ -222,7 +222,7 @@ def applied(
                 args = _with(args, variable.sets, value, _ARGS_DEFAULTS)
         elif text not in USUAL.get(name, UNCHANGED) and variable.concerns and variable.concerns(spec, args):
             raise UnsupportedModelError(
-                f"{name}: {variable.effect}, which is not modelled for {spec.name}; leave it out"
+                name, f"{variable.effect}, which is not modelled for {spec.name}", "leave it out"
             )
     if not others:
         return release, args, None
@@ -247,15 +247,15 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
     """The value of the field, read as the server reads it. The text itself is not shown: it may be a secret in the
     wrong place."""
     if text is None or re.search(r"\$[A-Za-z_{(]|`", text):
-        raise UsageError(f"{name}: its value is not in the command; write it there")
+        raise UsageError(name, "its value is not in the command", "write it there")
     if variable.kind == "text":
         return text
     if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
-        raise UsageError(f"{name}: is not a whole number, as {variable.server} wants it; write 0 or 1, or leave it out")
+        raise UsageError(name, f"is not a whole number, as {variable.server} wants it", "write 0 or 1, or leave it out")
     number = int(text)
     if variable.kind == "size" and number not in SIZES_MIB:
         unit = " MiB" if name.endswith("_MB") else ""
-        raise UsageError(f"{name}: is not a size from 1 to {SIZES_MIB[-1]:,}{unit}; write one, or leave it out")
+        raise UsageError(name, f"is not a size from 1 to {SIZES_MIB[-1]:,}{unit}", "write one, or leave it out")
     return number if variable.kind == "size" else (number != 0) == (variable.kind == "on")
 
 

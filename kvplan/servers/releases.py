@@ -387,7 +387,9 @@ def told(release: Version, words: list[str]) -> Version:
     for word in words:
         name, value = field_of(release, word)
         if fields.setdefault(name, value) != value:
-            raise UsageError(f"--engine {release.label}+{'+'.join(words)}: contradicts itself; keep one of the words")
+            raise UsageError(
+                f"--engine {release.label}+{'+'.join(words)}", "contradicts itself", "keep one of the words"
+            )
     return replace(release, **fields)
 
 
@@ -400,8 +402,9 @@ def field_of(release: Version, word: str) -> tuple[str, bool | int]:
         return name, int(size)
     if word not in TOLD:
         raise UsageError(
-            f"--engine {release.label}+{printable(word, 40)}: is not a word kvplan knows; "
-            f"use {', '.join(TOLD)}, indexer-MIB or experts-TOKENS"
+            f"--engine {release.label}+{printable(word, 40)}",
+            "is not a word kvplan knows",
+            f"use {', '.join(TOLD)}, indexer-MIB or experts-TOKENS",
         )
     name, value, first, last = TOLD[word]
     check_told(release, word, first, last)
@@ -412,11 +415,13 @@ def check_told(release: Version, word: str, first: str | None, last: str | None)
     """Refuse a word for a release before the change `first`, or from `last` on."""
     if first and release.number < since(first):
         raise UsageError(
-            f"--engine {release.label}+{word}: can be said of vLLM from {number_text(since(first))} on; leave it out"
+            f"--engine {release.label}+{word}",
+            f"can be said of vLLM from {number_text(since(first))} on",
+            "leave it out",
         )
     if last and release.number >= since(last):
         raise UsageError(
-            f"--engine {release.label}+{word}: can be said of vLLM before {number_text(since(last))}; leave it out"
+            f"--engine {release.label}+{word}", f"can be said of vLLM before {number_text(since(last))}", "leave it out"
         )
 
 

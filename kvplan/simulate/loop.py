@@ -195,8 +195,10 @@ class Simulation:
         quiet = not (batch.new or batch.resumed or batch.preempted or batch.failed)
         if quiet and not batch.num_tokens and not any(ahead.num_tokens for ahead, _ in self._in_flight):
             raise InvalidInputError(
-                "simulation: nothing can be scheduled although requests wait; a step of --max-num-batched-tokens "
-                f"{self.config.max_num_batched_tokens} is too small for a block; raise it"
+                "simulation",
+                "nothing can be scheduled although requests wait; a step of --max-num-batched-tokens "
+                f"{self.config.max_num_batched_tokens} is too small for a block",
+                "raise it",
             )
         self._in_flight.append((batch, self._work(batch)))
         done: list[Sequence] = []

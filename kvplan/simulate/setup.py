@@ -47,9 +47,11 @@ def check(plan: Plan) -> None:
     """Refuse what the simulation does not model, with what to do instead."""
     args, name = plan.request.args, plan.request.spec.name
     if plan.request.release.engine != "vllm":
-        raise UsageError("simulate: only vLLM's scheduler is modelled in time; use --engine vllm")
+        raise UsageError("simulate", "only vLLM's scheduler is modelled in time", "use --engine vllm")
     if not plan.fits:
-        raise UsageError(f"simulate: {name} does not fit on {plan.request.gpu.name}; `kvplan estimate` says what would")
+        raise UsageError(
+            "simulate", f"{name} does not fit on {plan.request.gpu.name}", "`kvplan estimate` says what would"
+        )
     refused = {
         "--pipeline-parallel-size": args.pipeline_parallel_size > 1,
         "--data-parallel-size": args.data_parallel_size > 1,
@@ -63,14 +65,15 @@ def check(plan: Plan) -> None:
     for flag, is_set in refused.items():
         if is_set:
             raise UsageError(
-                f"simulate: {flag} is not modelled in time; {cures.get(flag, 'use --tensor-parallel-size')}"
+                "simulate", f"{flag} is not modelled in time", f"{cures.get(flag, 'use --tensor-parallel-size')}"
             )
     if is_v4(plan.request.spec):
-        raise UnsupportedModelError(f"simulate: {name}: pages of several sizes in one pool are not modelled in time")
+        raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool are not modelled in time")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
         raise UsageError(
-            "simulate: without chunked prefill a step must hold a whole prompt; raise --max-num-batched-tokens to "
-            f"{plan.capacity.max_model_len}"
+            "simulate",
+            "without chunked prefill a step must hold a whole prompt",
+            f"raise --max-num-batched-tokens to {plan.capacity.max_model_len}",
         )
 
 
@@ -104,15 +107,16 @@ def _group(group: KVGroup, name: str) -> Group:
             return ChunkedGroup(first.block_size, first.bound)
         case "state" if first.blocks is None:
             raise UnsupportedModelError(
-                f"simulate: {name}: a state for every block, as vLLM kept them until 0.27, is not modelled in time; "
-                "use --no-enable-prefix-caching, or vllm@0.28 or newer"
+                f"simulate: {name}",
+                "a state for every block, as vLLM kept them until 0.27, is not modelled in time",
+                "use --no-enable-prefix-caching, or vllm@0.28 or newer",
             )
         case "state":
             return MambaGroup(first.block_size)
         case "ring":
-            raise UnsupportedModelError(f"simulate: {name}: a ring of index keys is not modelled in time")
+            raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys is not modelled in time")
         case "cross":
-            raise UnsupportedModelError(f"simulate: {name}: an encoder's tokens are not modelled in time")
+            raise UnsupportedModelError(f"simulate: {name}", "an encoder's tokens are not modelled in time")
         case _:
             assert_never(first.kind)
 

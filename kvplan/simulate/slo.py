@@ -66,19 +66,19 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"([a-z]+)(?:\.p([0-9]{1,2}(?:\.[0-9]{1,2})?))?(?:=|<=?)(.+)", part.strip())
         if match is None:
-            raise UsageError(f"{OPTION}: {printable(part)!r} is not understood; {FORMS}")
+            raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
         name, share, limit = match.groups()
         if name in ("preempt", "preempted") and share is None:
             promise = Promise(None, 1.0, 0.0 if limit in ("0", "0%") else parse_fraction(limit, OPTION))
         elif name in METRICS:
             of = DEFAULT_SHARE if share is None else float(share) / 100
             if of <= 0:
-                raise UsageError(f"{OPTION}: {printable(part)!r} names the percentile 0; {FORMS}")
+                raise UsageError(OPTION, f"{printable(part)!r} names the percentile 0", f"{FORMS}")
             promise = Promise(METRICS[METRICS.index(name)], of, parse_duration(limit, OPTION))
         else:
-            raise UsageError(f"{OPTION}: {printable(part)!r} is not understood; {FORMS}")
+            raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
         if any((other.metric, other.share) == (promise.metric, promise.share) for other in found):
-            raise UsageError(f"{OPTION}: {promise.name} is promised twice; leave one out")
+            raise UsageError(OPTION, f"{promise.name} is promised twice", "leave one out")
         found.append(promise)
     return tuple(found)
 

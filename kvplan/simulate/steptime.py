@@ -120,8 +120,9 @@ def _reach(cache: LayerCache, name: str) -> Reach | None:
             return None
         case LatentAttention() | SparseIndexer() | KeyIndex() | WindowLatent() | CompressedLatent() | CrossAttention():
             raise UnsupportedModelError(
-                f"simulate: {name}: the time of {UNTIMED[type(cache)]} is not modelled; `kvplan estimate` says "
-                "how many requests fit"
+                f"simulate: {name}",
+                f"the time of {UNTIMED[type(cache)]} is not modelled",
+                "`kvplan estimate` says how many requests fit",
             )
         case _:
             assert_never(cache)
@@ -174,7 +175,7 @@ LOOKED_UP = ("embedding", "vision_audio")  # a row per token, or not in a text s
 def matmuls(plan: Plan) -> Matmuls:
     spec, args = plan.request.spec, plan.request.args
     if "stated" in plan.weight_groups:
-        raise UsageError("simulate: --weights-bytes does not say what a step reads; name the checkpoint's config")
+        raise UsageError("simulate", "--weights-bytes does not say what a step reads", "name the checkpoint's config")
     groups = {name: size for name, size in plan.weight_groups.items() if name not in LOOKED_UP}
     if spec.tied:  # the head reads the embedding
         groups["lm_head"] = groups.get("lm_head", 0) or plan.weight_groups.get("embedding", 0)
@@ -278,8 +279,9 @@ def roofline(plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = ()) 
     flops = gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
     if gpu.memory_bandwidth is None or flops is None:
         raise UsageError(
-            f"--gpu {gpu.name}: its bandwidth or FLOP/s are not known, so a step's time is not; name a GPU of "
-            "`kvplan gpus` or give --calibration"
+            f"--gpu {gpu.name}",
+            "its bandwidth or FLOP/s are not known, so a step's time is not",
+            "name a GPU of `kvplan gpus` or give --calibration",
         )
     used = matmuls(plan)
     rates = {"fp8": gpu.fp8_flops, "int8": gpu.int8_flops, "fp4": gpu.fp4_flops}

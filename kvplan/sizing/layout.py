@@ -65,7 +65,9 @@ def cell_bytes(dtype: str, k_dim: int, v_dim: int) -> int:
         case _ if dtype in TURBOQUANT_BITS:
             k_bits, v_bits = TURBOQUANT_BITS[dtype]
             return even_up(cdiv(k_bits * k_dim, 8) + 2 + cdiv(v_bits * v_dim, 8) + 4)
-    raise UsageError(f"kv_cache_dtype {dtype!r}: does not fit this model's attention; known are {', '.join(KV_DTYPES)}")
+    raise UsageError(
+        f"kv_cache_dtype {dtype!r}", "does not fit this model's attention", f"known are {', '.join(KV_DTYPES)}"
+    )
 
 
 def latent_bytes(dtype: str, latent: int, rope: int) -> int:
@@ -77,7 +79,7 @@ def latent_bytes(dtype: str, latent: int, rope: int) -> int:
             return latent // 2 + latent // 16 + rope
         case "bfloat16" | "float16" | "float32" | "fp8" | "fp8_e4m3" | "fp8_e5m2":
             return cell_bytes(dtype, latent + rope, 0)
-    raise UsageError(f"kv_cache_dtype {dtype!r}: an MLA model has no such cache; use auto, bfloat16 or fp8")
+    raise UsageError(f"kv_cache_dtype {dtype!r}", "an MLA model has no such cache", "use auto, bfloat16 or fp8")
 
 
 def local_units(part: Part, tp: int) -> int:
@@ -85,7 +87,7 @@ def local_units(part: Part, tp: int) -> int:
     if part.sharing is Sharing.GROUPS:
         return cdiv(part.units, tp)
     if part.units % tp:
-        raise UsageError(f"tensor_parallel_size {tp}: does not divide the {part.units} heads of a recurrent state")
+        raise UsageError(f"tensor_parallel_size {tp}", f"does not divide the {part.units} heads of a recurrent state")
     return part.units // tp
 
 
@@ -93,8 +95,9 @@ def local_kv_heads(heads: int, tp: int) -> int:
     """KV heads on one rank; repeated when there are more ranks than heads."""
     if heads % tp and tp % heads:
         raise UsageError(
-            f"tensor_parallel_size {tp}: {heads} KV heads can neither be split nor repeated evenly; "
-            "use a divisor or a multiple"
+            f"tensor_parallel_size {tp}",
+            f"{heads} KV heads can neither be split nor repeated evenly",
+            "use a divisor or a multiple",
         )
     return max(1, heads // tp)
 
@@ -104,7 +107,7 @@ def state_bytes(
 ) -> int:
     """Bytes of one sequence's state in one layer: the convolution's columns and the recurrence."""
     if ssm_dtype not in (None, *ELEMENT_BYTES):
-        raise UsageError(f"mamba_ssm_cache_dtype {ssm_dtype!r}: is not one of {', '.join(ELEMENT_BYTES)}; use one")
+        raise UsageError(f"mamba_ssm_cache_dtype {ssm_dtype!r}", f"is not one of {', '.join(ELEMENT_BYTES)}", "use one")
     columns = state.conv_kernel - 1 + spec_tokens
     channels = sum(local_units(part, tp) * part.width for part in state.convolution)
     recurrence = local_units(Part(state.heads), tp) * state.head_shape[0] * state.head_shape[1] if state.heads else 0

@@ -82,15 +82,17 @@ def local_units(part: Part, tp: int, name: str) -> int:
         case Sharing.SPLIT:
             if part.units % tp:
                 raise UsageError(
-                    f"tensor_parallel_size {tp}: {name} has {part.units} units, which {tp} ranks cannot share; "
-                    "use a divisor"
+                    f"tensor_parallel_size {tp}",
+                    f"{name} has {part.units} units, which {tp} ranks cannot share",
+                    "use a divisor",
                 )
             return part.units // tp
         case Sharing.KV_HEADS:
             if part.units % tp and tp % part.units:
                 raise UsageError(
-                    f"tensor_parallel_size {tp}: {part.units} KV heads can neither be split nor repeated evenly; "
-                    "use a divisor or a multiple"
+                    f"tensor_parallel_size {tp}",
+                    f"{part.units} KV heads can neither be split nor repeated evenly",
+                    "use a divisor or a multiple",
                 )
             return max(1, part.units // tp)
         case Sharing.GROUPS:
@@ -186,8 +188,9 @@ def local_shape(weight: Weight, tp: int) -> tuple[int, list[int]]:
         case "inputs":
             if weight.inputs % tp:
                 raise UsageError(
-                    f"tensor_parallel_size {tp}: {weight.name} has {weight.inputs} inputs, which {tp} ranks cannot "
-                    "share; use a divisor"
+                    f"tensor_parallel_size {tp}",
+                    f"{weight.name} has {weight.inputs} inputs, which {tp} ranks cannot share",
+                    "use a divisor",
                 )
             return max(weight.inputs // tp, least_of(weight, tp)), [part.size for part in weight.parts]
         case "outputs" if weight.pad_rows > 1:
@@ -317,8 +320,9 @@ def kv_scale_bytes(caches: tuple[LayerCache, ...], quantization: Quantization | 
 def check_known(spec: ModelSpec) -> None:
     if spec.quantization is not None and not spec.quantization.known:
         raise UnsupportedModelError(
-            f"{spec.name}: {spec.quantization.problem}; pass --weights-bytes, or a directory that holds the "
-            "safetensors files"
+            spec.name,
+            f"{spec.quantization.problem}",
+            "pass --weights-bytes, or a directory that holds the safetensors files",
         )
 
 
@@ -330,7 +334,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
     """
     check_known(spec)
     if layout.pp > spec.num_layers:
-        raise UsageError(f"pipeline_parallel_size {layout.pp}: {spec.name} has only {spec.num_layers} layers")
+        raise UsageError(f"pipeline_parallel_size {layout.pp}", f"{spec.name} has only {spec.num_layers} layers")
     total: Counter[str] = Counter()
     for weight in spec.other_weights:
         if on_stage(weight.place, layout):

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from kvplan.core.errors import InvalidInputError, UsageError, bad_value
+from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import open_regular, os_problem, printable
 from kvplan.core.units import MAX_TOKENS, MIB, parse_tokens, plural
 
@@ -66,10 +66,10 @@ class Lengths:
     def __post_init__(self) -> None:
         tokens = [point[0] for point in self.points]
         if not tokens or tokens[0] < 1 or any(a >= b for a, b in pairwise(tokens)):
-            raise UsageError(f"lengths: not positive and ascending ({len(tokens)} points); {FORMS}")
+            raise UsageError("lengths", f"not positive and ascending ({len(tokens)} points)", f"{FORMS}")
         total = math.fsum(probability for _, probability in self.points)
         if not all(probability >= 0 for _, probability in self.points) or abs(total - 1) > 1e-9:
-            raise UsageError(f"lengths: probabilities do not sum to 1 ({total!r}); {FORMS}")
+            raise UsageError("lengths", f"probabilities do not sum to 1 ({total!r})", f"{FORMS}")
 
     @property
     def mean(self) -> float:
@@ -102,10 +102,10 @@ def parse_lengths(text: str, limit: int, read: "Callable[[Path, int], Lengths] |
         case "lognormal" if colon:
             return _lognormal(rest, limit, text)
     if not text or "\0" in text:
-        raise UsageError(f"{OPTION} {text!r}: names no file; {FORMS}")
+        raise UsageError(f"{OPTION} {text!r}", "names no file", f"{FORMS}")
     path = Path(text)
     if not _exists(path) and not text.lower().endswith((".csv", ".csv.gz", ".gz", ".txt")):
-        raise UsageError(f"{OPTION} {printable(text)!r}: neither a distribution nor a file; {FORMS}")
+        raise UsageError(f"{OPTION} {printable(text)!r}", "neither a distribution nor a file", f"{FORMS}")
     return (read or read_csv)(path, limit)
 
 
@@ -154,10 +154,10 @@ def _on_grid(cdf: Callable[[float], float], low: int, high: int) -> dict[int, fl
 def _uniform(rest: str, limit: int, text: str) -> Lengths:
     low_text, dash, high_text = rest.partition("-")
     if not dash:
-        raise UsageError(f"{OPTION} {text!r}: not a range; write uniform:100-2000")
+        raise UsageError(f"{OPTION} {text!r}", "not a range", "write uniform:100-2000")
     low, high = parse_tokens(low_text, OPTION), parse_tokens(high_text, OPTION)
     if low > high:
-        raise UsageError(f"{OPTION} {text!r}: the range is empty; write the smaller number first")
+        raise UsageError(f"{OPTION} {text!r}", "the range is empty", "write the smaller number first")
     count = high - low + 1
     # Token t stands for itself: t - low + 1 of the `count` equally likely lengths are at most t.
     return clipped(_on_grid(lambda x: (x - low + 1) / count, low, high), limit, text)
@@ -180,12 +180,12 @@ def _settings(rest: str, text: str) -> dict[str, float]:
         key, _, number = part.partition("=")
         known = key in ("mean", "median", "sigma", *QUANTILES)
         if not known or key in settings or not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?[kKmM]?", number):
-            raise UsageError(f"{OPTION} {text!r}: {printable(part)!r} is not understood; {FORMS}")
+            raise UsageError(f"{OPTION} {text!r}", f"{printable(part)!r} is not understood", f"{FORMS}")
         unit = {"k": 1024, "m": 1024**2}.get(number[-1].lower(), 1)
         value = float(number.rstrip("kKmM")) * unit
         least, most = (0.0, 10.0) if key == "sigma" else (0.5, float(MAX_TOKENS))
         if not least < value <= most:
-            raise UsageError(f"{OPTION} {text!r}: {key} must lie in ({least:g}, {most:g}] ({number}); {FORMS}")
+            raise UsageError(f"{OPTION} {text!r}", f"{key} must lie in ({least:g}, {most:g}] ({number})", f"{FORMS}")
         settings[key] = value
     return settings
 
@@ -214,11 +214,12 @@ def lognormal_parameters(settings: dict[str, float], text: str) -> tuple[float, 
             sigma = math.sqrt(root) if z == 0 and root > 0 else z - math.sqrt(root) if root >= 0 else 0.0
             if sigma <= 0:
                 raise UsageError(
-                    f"{OPTION} {text!r}: no log-normal has this mean and percentile; a percentile lies above the mean, "
-                    f"at most {math.exp(z * z / 2):.2f} times, a median below it"
+                    f"{OPTION} {text!r}",
+                    "no log-normal has this mean and percentile",
+                    f"a percentile lies above the mean, at most {math.exp(z * z / 2):.2f} times, a median below it",
                 )
             return math.log(named["mean"]) - sigma**2 / 2, sigma
-    raise UsageError(f"{OPTION} {text!r}: needs two of mean, median or a percentile, sigma; {FORMS}")
+    raise UsageError(f"{OPTION} {text!r}", "needs two of mean, median or a percentile, sigma", f"{FORMS}")
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -234,13 +235,15 @@ def read_csv(path: Path, limit: int) -> Lengths:
     pairs = False
     for number, tokens, is_pair in _rows(path, where):
         if tokens < 1:
-            raise InvalidInputError(f"{where}: line {number}: a request of 0 tokens; remove the row")
+            raise InvalidInputError(f"{where}: line {number}", "a request of 0 tokens", "remove the row")
         if tokens > MAX_TOKENS:
-            raise InvalidInputError(f"{where}: line {number}: more than {MAX_TOKENS:,} tokens ({tokens}); correct it")
+            raise InvalidInputError(
+                f"{where}: line {number}", f"more than {MAX_TOKENS:,} tokens ({tokens})", "correct it"
+            )
         counts[tokens] += 1
         pairs = is_pair
     if not counts:
-        raise InvalidInputError(f"{where}: no rows of lengths; add at least one row below the header")
+        raise InvalidInputError(where, "no rows of lengths", "add at least one row below the header")
     rows = sum(counts.values())
     notes = ("a request counts at its full length, prompt + output",) if pairs else ()
     weights = {tokens: float(count) for tokens, count in counts.items()}
@@ -256,7 +259,7 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
         try:
             fields = next(csv.reader([line], strict=True))
         except csv.Error as error:
-            raise InvalidInputError(f"{where}: line {number}: is not CSV ({error}); correct the line") from None
+            raise InvalidInputError(f"{where}: line {number}", f"is not CSV ({error})", "correct the line") from None
         if columns is None:
             columns = _columns(fields, where, number)
             if not (len(fields) == 1 and _is_count(fields[0])):
@@ -264,7 +267,7 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
         if len(fields) <= max(columns):
             wanted = max(columns) + 1
             raise InvalidInputError(
-                f"{where}: line {number}: too few columns ({len(fields)}); the lengths stand in column {wanted}"
+                f"{where}: line {number}", f"too few columns ({len(fields)})", f"the lengths stand in column {wanted}"
             )
         yield number, sum(_count(fields[column], where, number) for column in columns), len(columns) > 1
 
@@ -280,10 +283,11 @@ def _columns(header: list[str], where: str, number: int) -> tuple[int, ...]:
     for total in TOTALS:
         if total in names:
             return (names.index(total),)
-    raise bad_value(
-        f"{where}: line {number}: no column of lengths in the header",
-        repr(printable(",".join(header), 80)),
+    raise InvalidInputError(
+        f"{where}: line {number}",
+        f"no column of lengths in the header ({printable(','.join(header), 80)!r})",
         "name one tokens, or two prompt_tokens and output_tokens",
+        public="no column of lengths in the header",
     )
 
 
@@ -293,8 +297,12 @@ def _is_count(field: str) -> bool:
 
 def _count(field: str, where: str, number: int) -> int:
     if not _is_count(field):
-        fault = f"{where}: line {number}: not a whole number of tokens"
-        raise bad_value(fault, repr(printable(field, 40)), "correct the row")
+        raise InvalidInputError(
+            f"{where}: line {number}",
+            f"not a whole number of tokens ({printable(field, 40)!r})",
+            "correct the row",
+            public="not a whole number of tokens",
+        )
     return int(field)
 
 
@@ -318,16 +326,17 @@ def read_lines(path: Path, where: str, longest: int = MAX_LINE_BYTES) -> Iterato
                 size += len(line)
                 if number > most_lines:
                     raise InvalidInputError(
-                        f"{where}: unpacks to more lines than it has bytes (over {most_lines:,}), as no recorded "
-                        "requests do; sample the rows"
+                        where,
+                        f"unpacks to more lines than it has bytes (over {most_lines:,}), as no recorded requests do",
+                        "sample the rows",
                     )
                 if len(line) > longest:
-                    raise InvalidInputError(f"{where}: line {number}: longer than {longest:,} bytes; is it a CSV?")
+                    raise InvalidInputError(f"{where}: line {number}", f"longer than {longest:,} bytes", "is it a CSV?")
                 if size > MAX_FILE_BYTES:
-                    raise InvalidInputError(f"{where}: more than {MAX_FILE_BYTES:,} bytes; sample the rows")
+                    raise InvalidInputError(where, f"more than {MAX_FILE_BYTES:,} bytes", "sample the rows")
                 yield number, _decoded(line, where, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InvalidInputError(f"{where}: broken gzip data ({error}); fetch the file again") from None
+        raise InvalidInputError(where, f"broken gzip data ({error})", "fetch the file again") from None
     except OSError as error:
         raise os_problem(path, error) from None
 
@@ -336,7 +345,7 @@ def _decoded(line: bytes, where: str, number: int) -> str:
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
-        raise InvalidInputError(f"{where}: line {number}: is not UTF-8 text; save the file as UTF-8") from None
+        raise InvalidInputError(f"{where}: line {number}", "is not UTF-8 text", "save the file as UTF-8") from None
     if "\0" in text:
-        raise InvalidInputError(f"{where}: line {number}: holds a NUL byte; name a text file")
+        raise InvalidInputError(f"{where}: line {number}", "holds a NUL byte", "name a text file")
     return text.rstrip("\r\n")

@@ -80,11 +80,11 @@ class Profile:
 
         per_s = self.rate_per_s if rate is None else rate
         if per_s is None:
-            raise UsageError(f"profile {self.name}: no rate is published; say how many requests come per second")
+            raise UsageError(f"profile {self.name}", "no rate is published", "say how many requests come per second")
         if not 0 < per_s <= MAX_RATE:
-            raise UsageError(f"profile {self.name}: the rate must be above 0 and at most {MAX_RATE:,} ({per_s:g})")
+            raise UsageError(f"profile {self.name}", f"the rate must be above 0 and at most {MAX_RATE:,} ({per_s:g})")
         if shared_prefix is not None and shared_prefix < 0:
-            raise UsageError(f"profile {self.name}: the shared prefix is less than nothing ({shared_prefix})")
+            raise UsageError(f"profile {self.name}", f"the shared prefix is less than nothing ({shared_prefix})")
         prefix = (self.shared_prefix or 0, self.prefix_requests) if shared_prefix is None else (shared_prefix, (1,))
         return self._drawn(per_s, *prefix, random.Random(seed))
 
@@ -131,8 +131,9 @@ def parse_rate(text: str, option: str) -> float:
     """Requests per second: "2", "0.5"."""
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) or not 0 < float(text) <= MAX_RATE:
         raise UsageError(
-            f"{option}: not requests per second ({printable(repr(text), 60)}); write a number above 0 and at most "
-            f"{MAX_RATE:,}: 2, 0.5"
+            option,
+            f"not requests per second ({printable(repr(text), 60)})",
+            f"write a number above 0 and at most {MAX_RATE:,}: 2, 0.5",
         )
     return float(text)
 
@@ -145,7 +146,7 @@ def profile(name: str) -> Profile:
     if known is None:
         near = entries.suggestions(path, name)
         hint = f"did you mean {', '.join(near)}?" if near else "`kvplan trace profiles` lists them"
-        raise UsageError(f"profile {printable(repr(name))}: there is none of that name; {hint}")
+        raise UsageError(f"profile {printable(repr(name))}", "there is none of that name", hint)
     return _read(known, entries.entry(path, known))
 
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvplan.core.errors import InvalidInputError, bad_value
+from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import parse_json, printable
 from kvplan.core.units import MIB, plural
 from kvplan.workloads.lengths import PAIRS, TOTALS, Lengths, clipped, read_csv, read_lines
@@ -86,7 +86,7 @@ def read(path: Path) -> Trace:
     lines = _filled(path, where)
     first = next(lines, None)
     if first is None:
-        raise InvalidInputError(f"{where}: is empty; give a trace with {NAMES}")
+        raise InvalidInputError(where, "is empty", f"give a trace with {NAMES}")
     rows = _Rows(where)
     is_json = first[1].lstrip().startswith(("{", "["))
     return _read_json(rows, first, lines) if is_json else _read_csv(rows, first, lines)
@@ -96,7 +96,9 @@ def _filled(path: Path, where: str) -> Iterator[tuple[int, str]]:
     """Numbered lines that are not blank."""
     for number, line in read_lines(path, where, MAX_DOCUMENT_BYTES):
         if number > MAX_LINES:
-            raise InvalidInputError(f"{where}: line {number}: more than {MAX_LINES:,} lines; give a part of the file")
+            raise InvalidInputError(
+                f"{where}: line {number}", f"more than {MAX_LINES:,} lines", "give a part of the file"
+            )
         if line and not line.isspace():
             yield number, line
 
@@ -127,7 +129,7 @@ class _Rows:
         return InvalidInputError(f"{self.where}: {self.noun} {number}: {what}")
 
     def bad_value(self, number: int, what: str, value: str, cure: str) -> InvalidInputError:
-        return bad_value(f"{self.where}: {self.noun} {number}: {what}", value, cure)
+        return InvalidInputError(f"{self.where}: {self.noun} {number}", f"{what} ({value})", cure, public=what)
 
     def add(self, number: int, at: float, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:
         """Keep a request, unless it has no output: that is how BurstGPT and vLLM's benchmark record a failed one."""
@@ -150,7 +152,7 @@ class _Rows:
         """By arrival, and counted from the first request."""
         if not self.requests:
             none = "no request has any output" if self.num_empty else "no rows below the header"
-            raise InvalidInputError(f"{self.where}: {none}; give a trace with at least one request")
+            raise InvalidInputError(self.where, f"{none}", "give a trace with at least one request")
         notes = []
         if self.num_empty:
             total = self.num_empty + len(self.requests)
@@ -436,14 +438,16 @@ def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
     prompts, outputs = result.get("input_lens"), result.get("output_lens")
     if not isinstance(prompts, list) or not isinstance(outputs, list):
         raise InvalidInputError(
-            f"{rows.where}: a result without its requests' input_lens and output_lens; save it with --save-detailed"
+            rows.where, "a result without its requests' input_lens and output_lens", "save it with --save-detailed"
         )
     starts = result.get("start_times")
     times = starts if isinstance(starts, list) else [0.0] * len(prompts)
     if not len(prompts) == len(outputs) == len(times):
         raise InvalidInputError(
-            f"{rows.where}: input_lens, output_lens and start_times are not of one length "
-            f"({len(prompts):,}, {len(outputs):,}, {len(times):,}); save the result again"
+            rows.where,
+            f"input_lens, output_lens and start_times are not of one length ({len(prompts):,}, {len(outputs):,}, "
+            f"{len(times):,})",
+            "save the result again",
         )
     rows.noun = "request"
     for number, (prompt, output, start) in enumerate(zip(prompts, outputs, times, strict=True), 1):

@@ -64,7 +64,7 @@ def flags_of_command(engine: Engine, text: str) -> tuple[dict[str, str], list[st
     """
     words = split(text)[0]
     if not words or "..." in words:
-        raise UsageError("--from-command: is not a whole command; paste the whole command")
+        raise UsageError("--from-command", "is not a whole command", "paste the whole command")
     if engine == "sglang":
         return _sglang_flags(words), _unsized(words)
     explaining, rest = _lifted(words)

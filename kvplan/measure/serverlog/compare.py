@@ -145,7 +145,9 @@ def _compare(
 ) -> tuple[tuple[LogRow, ...], tuple[LogRow, ...]]:
     check_log(log, request.args)
     if log.engine != request.release.engine:
-        raise UsageError(f"--engine {request.release.label}: the {log.called} is one of {log.engine}; leave it out")
+        raise UsageError(
+            f"--engine {request.release.label}", f"the {log.called} is one of {log.engine}", "leave it out"
+        )
     if log.engine == "sglang":
         return sglang_rows(log, request, gpu_known=gpu_known), sglang_given(log, request)
     return vllm_rows(log, request, context=context), vllm_given(log, request, context=context)

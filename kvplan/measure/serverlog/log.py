@@ -225,7 +225,7 @@ def read_log(source: str) -> ServerLog:
     if source == "-":
         stream = getattr(sys.stdin, "buffer", None)
         if stream is None:
-            raise InvalidInputError("--log -: standard input is closed; name a file")
+            raise InvalidInputError("--log -", "standard input is closed", "name a file")
         reader = _Reader("standard input")
         _take_stream(reader, stream)
         return reader.result()
@@ -266,7 +266,7 @@ def _take_stream(reader: "_Reader", stream: BinaryIO) -> None:
         with gzip.GzipFile(fileobj=begun) as unpacked:
             reader.take(unpacked.read)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InvalidInputError(f"{reader.where}: damaged gzip file ({error}); fetch it again") from error
+        raise InvalidInputError(reader.where, f"damaged gzip file ({error})", "fetch it again") from error
 
 
 class _Begun(io.RawIOBase):
@@ -335,9 +335,9 @@ class _Reader:
 
     def _check_text(self, piece: bytes) -> None:
         if piece.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InvalidInputError(f"{self.where}: UTF-16 text, not UTF-8; save it as UTF-8")
+            raise InvalidInputError(self.where, "UTF-16 text, not UTF-8", "save it as UTF-8")
         if b"\0" in piece[: 4 << 10]:
-            raise InvalidInputError(f"{self.where}: not text, it holds a NUL; name the server's log")
+            raise InvalidInputError(self.where, "not text, it holds a NUL", "name the server's log")
 
     def _look_through(self, piece: bytes) -> None:
         at = 0
@@ -345,8 +345,9 @@ class _Reader:
         self._num_phrases += num_phrases
         if self._num_phrases > MAX_PHRASES:
             raise InvalidInputError(
-                f"{self.where}: holds {self._num_phrases:,} phrases of servers on {self._num_looked_at + len(lines):,} "
-                "lines; cut it to one start"
+                self.where,
+                f"holds {self._num_phrases:,} phrases of servers on {self._num_looked_at + len(lines):,} lines",
+                "cut it to one start",
             )
         for start, end in sorted(lines):
             self._line += piece.count(b"\n", at, start)
@@ -355,8 +356,9 @@ class _Reader:
             self._looked_at += end - start
             if self._num_looked_at > MAX_LINES or self._looked_at > MAX_LOOKED_AT:
                 raise InvalidInputError(
-                    f"{self.where}: more than {self._num_looked_at - 1:,} lines that could be a server's; "
-                    "cut it to one start"
+                    self.where,
+                    f"more than {self._num_looked_at - 1:,} lines that could be a server's",
+                    "cut it to one start",
                 )
             for line in unwrapped(_ANSI.sub("", piece[start:end].decode("utf-8", "replace"))):
                 self._look_at(line)
@@ -418,7 +420,9 @@ class _Reader:
     def result(self) -> ServerLog:
         if not self._readings and not self._lists:
             raise InvalidInputError(
-                f"{self.where}: holds no line of a vLLM or SGLang server's start-up; name its log, from the first line"
+                self.where,
+                "holds no line of a vLLM or SGLang server's start-up",
+                "name its log, from the first line",
             )
         for kind, _ in self._lists:
             self._engines[kind] += 1

@@ -364,8 +364,9 @@ def check_gpu(log: ServerLog, one: GpuSpec, flag: str) -> list[str]:
     worst = max(held_by(log), default=None)
     if worst is not None and worst[0] - worst[1] > most:
         raise UsageError(
-            f"{flag}: has {format_gib(most)} at most, but the {log.called} says {worst[2]}; name the GPU that it ran "
-            f"on, or leave {flag.partition(' ')[0]} out"
+            flag,
+            f"has {format_gib(most)} at most, but the {log.called} says {worst[2]}",
+            f"name the GPU that it ran on, or leave {flag.partition(' ')[0]} out",
         )
     found, total, named = [], log.first("total_memory"), _gpu_named(log)
     if named is not None and not _is_named(log, one) and one.name != ONLY_BYTES:
@@ -390,7 +391,7 @@ def check_log(log: ServerLog, args: EngineArgs) -> None:
         shown = ", ".join(printable(rank, 30) for rank in workers[:4])
         flag = "--dp" if all(re.fullmatch("DP[0-9]+", rank) for rank in workers) else "--tp"
         raise UsageError(
-            f"{log.called}: figures of several ranks ({shown}), but not how the model is split; add {flag}"
+            log.called, f"figures of several ranks ({shown}), but not how the model is split", f"add {flag}"
         )
 
 
@@ -399,8 +400,9 @@ def check_model(log: ServerLog, spec: ModelSpec) -> None:
     said = log.flags.get("quantization")
     if said not in (None, "fp8", "auto") and spec.quantization is None:
         raise UsageError(
-            f"{log.called}: quantization={printable(said or '', 40)}, but {spec.name} is not quantised; say with "
-            "--model which checkpoint was served"
+            log.called,
+            f"quantization={printable(said or '', 40)}, but {spec.name} is not quantised",
+            "say with --model which checkpoint was served",
         )
 
 

@@ -102,7 +102,9 @@ def read_mpt(config: Config, model_type: str) -> SpecDraft:
     for key, wrong in (("alibi", not attn.flag("alibi", True)), ("qk_ln", attn.flag("qk_ln"))):
         if wrong:
             raise UnsupportedModelError(
-                f"{attn.where}: {key} is {attn.values[key]}, an MPT variant kvplan cannot size; only the published ones"
+                attn.where,
+                f"{key} is {attn.values[key]}, an MPT variant kvplan cannot size",
+                "only the published ones",
             )
     multi_query = attn.text("attn_type", "multihead_attention") == "multiquery_attention"
     hidden, heads = heads_of(config, attn.maybe_count("kv_n_heads") or (1 if multi_query else None))

@@ -108,8 +108,10 @@ def read_decoder(inner: Config, model_type: str, where: str) -> Decoder:
     """
     if model_type not in LEFT_OUT:
         raise UnsupportedModelError(
-            f"{where}: model_type {printable(repr(model_type), 60)} is not one the engine can run "
-            f"(it runs {', '.join(LEFT_OUT)}); choose another model"
+            where,
+            f"model_type {printable(repr(model_type), 60)} is not one the engine can run (it runs "
+            f"{', '.join(LEFT_OUT)})",
+            "choose another model",
         )
     _check_known(inner, model_type)
     config = Config({**LEFT_OUT[model_type], **inner.values}, inner.where)
@@ -137,8 +139,9 @@ def _check_known(config: Config, model_type: str) -> None:
         if value is not None and value not in known:
             allowed = " or ".join(map(repr, known)) or "null"
             raise UnsupportedModelError(
-                f"{config.where}: {key}: the engine runs {model_type} with {allowed} only ({value!r:.60}); "
-                "choose another model"
+                f"{config.where}: {key}",
+                f"the engine runs {model_type} with {allowed} only ({value!r:.60})",
+                "choose another model",
             )
 
 
@@ -275,8 +278,9 @@ def _activation(config: Config, model_type: str) -> Activation:
     name = config.text(key)
     if name not in ACTIVATIONS:
         raise UnsupportedModelError(
-            f"{config.where}: {key}: {printable(repr(name), 40)} is not an activation the engine computes "
-            f"(it knows {', '.join(ACTIVATIONS)}); choose another model"
+            f"{config.where}: {key}",
+            f"{printable(repr(name), 40)} is not an activation the engine computes (it knows {', '.join(ACTIVATIONS)})",
+            "choose another model",
         )
     return ACTIVATIONS[name]
 

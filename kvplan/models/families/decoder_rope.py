@@ -71,8 +71,9 @@ def rope_settings(config: Config, model_type: str, kind: Kind) -> Config:
         return own if kind == "sliding_attention" else Config({**own.values, **old.values}, own.where, own.notes)
     if nested:
         raise UnsupportedModelError(
-            f"{parameters.where}: {model_type} with settings for {nested[0]} alone is not something the engine runs; "
-            "give one set of settings for all layers"
+            parameters.where,
+            f"{model_type} with settings for {nested[0]} alone is not something the engine runs",
+            "give one set of settings for all layers",
         )
     if old.values or parameters.values:
         return old if old.values else parameters
@@ -106,8 +107,9 @@ def _theta(config: Config, settings: Config, model_type: str, kind: Kind) -> flo
 def _scaling(config: Config, settings: Config) -> RopeScaling | None:
     if settings.number("partial_rotary_factor", 1.0) != 1:
         raise UnsupportedModelError(
-            f"{settings.where}: partial_rotary_factor: the engine rotates whole heads only "
-            f"({settings.values['partial_rotary_factor']}); choose another model"
+            f"{settings.where}: partial_rotary_factor",
+            f"the engine rotates whole heads only ({settings.values['partial_rotary_factor']})",
+            "choose another model",
         )
     match rope_type(settings):
         case "default":
@@ -125,8 +127,9 @@ def _scaling(config: Config, settings: Config) -> RopeScaling | None:
             return _yarn(config, settings)
         case other:
             raise UnsupportedModelError(
-                f"{settings.where}: rope_type {printable(repr(other), 40)} is not one the engine runs "
-                f"(it runs {', '.join(TYPES)}); choose another model"
+                settings.where,
+                f"rope_type {printable(repr(other), 40)} is not one the engine runs (it runs {', '.join(TYPES)})",
+                "choose another model",
             )
 
 

@@ -101,8 +101,9 @@ def weights(outer: Config) -> list[Weight]:
     kind = outer.values.get("model_type")
     if not isinstance(kind, str) or kind not in TOWERS:
         raise UnsupportedModelError(
-            f"{outer.where}: kvplan cannot size the vision or audio tower of model_type {printable(repr(kind), 60)}; "
-            "use --text-only to size the language model alone"
+            outer.where,
+            f"kvplan cannot size the vision or audio tower of model_type {printable(repr(kind), 60)}",
+            "use --text-only to size the language model alone",
         )
     if not has_tower_keys(outer):
         outer.notes.append(f"the config describes no vision tower; the one of the published {kind} models is counted")

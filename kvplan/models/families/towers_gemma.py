@@ -125,8 +125,9 @@ def gemma3n(outer: Config) -> list[Weight]:
     named = vision.text("architecture", MOBILENET)
     if named != MOBILENET:
         raise UnsupportedModelError(
-            f"{vision.where}: architecture {printable(repr(named), 60)} is not a tower kvplan can size "
-            f"(it knows {MOBILENET}); use --text-only to size the language model alone"
+            vision.where,
+            f"architecture {printable(repr(named), 60)} is not a tower kvplan can size (it knows {MOBILENET})",
+            "use --text-only to size the language model alone",
         )
     text = text_hidden(outer, 2048)
     found: list[Weight] = []

@@ -110,16 +110,18 @@ def llava_tower(outer: Config) -> Config:
         named = outer.text("mm_vision_tower", CLIP_LARGE_336)
         if named != CLIP_LARGE_336:
             raise UnsupportedModelError(
-                f"{outer.where}: mm_vision_tower {printable(repr(named), 60)} is not a tower kvplan knows "
-                f"(it knows {CLIP_LARGE_336}); use a config with a vision_config"
+                outer.where,
+                f"mm_vision_tower {printable(repr(named), 60)} is not a tower kvplan knows (it knows {CLIP_LARGE_336})",
+                "use a config with a vision_config",
             )
         return Config(CLIP_LARGE_336_CONFIG, outer.where, outer.notes)
     config = outer.sub("vision_config")
     kind = config.text("model_type", "clip_vision_model")
     if kind != "clip_vision_model":
         raise UnsupportedModelError(
-            f"{config.where}: model_type {printable(repr(kind), 60)} is not a tower kvplan can size for LLaVA; "
-            "use --text-only to size the language model alone"
+            config.where,
+            f"model_type {printable(repr(kind), 60)} is not a tower kvplan can size for LLaVA",
+            "use --text-only to size the language model alone",
         )
     return config
 
@@ -323,8 +325,9 @@ def kimi_k3(outer: Config) -> list[Weight]:
         kind = config.text(key, known)
         if kind != known:
             raise UnsupportedModelError(
-                f"{config.where}: {key} {printable(repr(kind), 60)} is not one kvplan can size (it knows {known}); "
-                "use --text-only to size the language model alone"
+                config.where,
+                f"{key} {printable(repr(kind), 60)} is not one kvplan can size (it knows {known})",
+                "use --text-only to size the language model alone",
             )
     head = Part(check_heads(config, qkv, heads), qkv // heads)
     name, biased = "vision_tower.encoder.blocks", config.flag("linear_bias")

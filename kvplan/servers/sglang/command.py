@@ -128,7 +128,7 @@ def read(words: list[str]) -> ServeCommand:
         word = words[at]
         at += 1
         if is_value(word):
-            raise UsageError(f"--from-command: a word without a flag ({printable(word, 60)!r}); quote values")
+            raise UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
         name, value = flag_name(word)
         name = _whole(name, word)
         values = [] if value is None else [value]
@@ -164,7 +164,7 @@ def over_experts(args: dict[str, Any], option: str) -> None:
     ranks = args.pop(EP, 1)
     if ranks > 1:
         if ranks != args.get("tensor_parallel_size", 1):
-            raise UnsupportedModelError(f"{option}: only experts over all tensor ranks are modelled")
+            raise UnsupportedModelError(option, "only experts over all tensor ranks are modelled")
         args["enable_expert_parallel"] = True
 
 
@@ -178,12 +178,12 @@ def _whole(name: str, word: str) -> str:
         return next(one for one in KNOWN if one.startswith(name))
     if name.removeprefix("no_") in ARGUMENTS:
         other = "; its --mem-fraction-static counts otherwise" if name == "gpu_memory_utilization" else ""
-        raise UsageError(f"{option}: is a flag of vLLM, not of SGLang{other}; write SGLang's")
+        raise UsageError(option, f"is a flag of vLLM, not of SGLang{other}", "write SGLang's")
     import difflib
 
     near = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.85)
     if near and near[0] not in SWITCHES | HARMLESS:
-        raise UsageError(f"{option}: is not a flag of SGLang; did you mean --{near[0].replace('_', '-')}?")
+        raise UsageError(option, "is not a flag of SGLang", f"did you mean --{near[0].replace('_', '-')}?")
     return name
 
 
@@ -206,7 +206,7 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         found.args[EP] = read_argument("tensor_parallel_size", one(values, option), option)
     elif name in SWITCHED:
         if values:
-            raise UsageError(f"{option}: takes no value ({printable(values[0], 40)!r}); leave it out")
+            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
         key, on = SWITCHED[name]
         found.args[key] = on
     elif name in REFUSED or name.startswith("speculative_"):
@@ -215,16 +215,16 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         listed = ((UNMODELLED, found.unmodelled), (SWITCHES | HARMLESS, found.ignored))
         next((names for known, names in listed if name in known), found.unknown).append(flag)
         if len(found.unknown) > MOST_UNKNOWN:
-            raise UsageError(f"{option}: is one of more than {MOST_UNKNOWN} flags kvplan does not know")
+            raise UsageError(option, f"is one of more than {MOST_UNKNOWN} flags kvplan does not know")
 
 
 def _value(name: str, text: str, option: str) -> Any:
     if name == "max_num_batched_tokens" and text == "-1":
-        raise UnsupportedModelError(f"{option} -1: SGLang without chunked prefill is not modelled; give a size")
+        raise UnsupportedModelError(f"{option} -1", "SGLang without chunked prefill is not modelled", "give a size")
     if ARGUMENTS[name].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
         raise UsageError(
-            f"{option}: is no whole number ({printable(text, 40)!r}), as SGLang wants it; write digits only"
+            option, f"is no whole number ({printable(text, 40)!r}), as SGLang wants it", "write digits only"
         )
     if ARGUMENTS[name].kind == "fraction" and text.endswith("%"):
-        raise UsageError(f"{option}: is no number ({printable(text, 40)!r}), as SGLang wants it; write 0.9")
+        raise UsageError(option, f"is no number ({printable(text, 40)!r}), as SGLang wants it", "write 0.9")
     return read_argument(name, KV_DTYPES.get(text, text) if name == "kv_cache_dtype" else text, option)

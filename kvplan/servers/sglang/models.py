@@ -91,11 +91,11 @@ ENCODER_DECODERS = ("whisper",)  # 17,262 tokens on SGLang 0.5.23 where every la
 def check_class(spec: ModelSpec) -> None:
     """Refuse a model that SGLang cannot run."""
     if spec.model_type in NO_CLASS:
-        raise UnsupportedModelError(f"{spec.name}: SGLang has no class for model_type {spec.model_type}; use vllm")
+        raise UnsupportedModelError(spec.name, f"SGLang has no class for model_type {spec.model_type}", "use vllm")
     if vllm.is_pooled(spec):
-        raise UnsupportedModelError(f"{spec.name}: SGLang's pool of pooled index keys is not modelled; use vllm")
+        raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modelled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
-        raise UnsupportedModelError(f"{spec.name}: SGLang's pool for an encoder's tokens is not modelled; use vllm")
+        raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modelled", "use vllm")
 
 
 def _text(spec: ModelSpec) -> Mapping[str, Any]:
@@ -293,12 +293,12 @@ def check_backends(spec: ModelSpec, sm: int, args: EngineArgs) -> None:
             continue
         flag = f"--{phase}-attention-backend {name}"
         if sm and name in CAPABILITIES and sm // 10 not in CAPABILITIES[name]:
-            raise UsageError(f"{flag}: does not run on compute capability {sm / 10:.1f}; choose another backend")
+            raise UsageError(flag, f"does not run on compute capability {sm / 10:.1f}", "choose another backend")
         known = BACKENDS_OF.get(spec.architecture, (name,))
         if name not in known or NOT_BACKENDS_OF.get(spec.architecture) == name:
-            raise UsageError(f"{flag}: SGLang does not run {spec.architecture} with it; choose another backend")
+            raise UsageError(flag, f"SGLang does not run {spec.architecture} with it", "choose another backend")
         if name == "trtllm_mla" and phase == "decode" and args.kv_cache_dtype not in LATENT_KV_DTYPES:
-            raise UsageError(f"{flag}: does not take --kv-cache-dtype {args.kv_cache_dtype}; use auto or fp8_e4m3")
+            raise UsageError(flag, f"does not take --kv-cache-dtype {args.kv_cache_dtype}", "use auto or fp8_e4m3")
 
 
 PAGES_64 = ("flashmla", "hpc_ops")
@@ -350,12 +350,12 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
     """
     asked = args.mamba_radix_cache_strategy or "auto"
     if asked not in STRATEGIES:
-        raise UsageError(f"--mamba-radix-cache-strategy {asked!r}: is not one of {', '.join(STRATEGIES)}; use one")
+        raise UsageError(f"--mamba-radix-cache-strategy {asked!r}", f"is not one of {', '.join(STRATEGIES)}", "use one")
     if not caches_prefixes(args):
         return "auto"
     if not keeps_states(spec):
         if asked.startswith("extra_buffer"):
-            raise UsageError(f"--mamba-radix-cache-strategy {asked}: {spec.name} has no states that the cache keeps")
+            raise UsageError(f"--mamba-radix-cache-strategy {asked}", f"{spec.name} has no states that the cache keeps")
         return "auto"
     tracked = spec.architecture not in NOT_TRACKED
     page = _forced_page(spec, sm, args, release) or args.block_size or 1
@@ -367,15 +367,15 @@ def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> st
         overlap = overlap and found != "no_buffer"
     flag = f"--mamba-radix-cache-strategy {asked}"
     if found != "no_buffer" and not tracked:
-        raise UsageError(f"{flag}: SGLang has no extra buffer for {spec.architecture}; use no_buffer")
+        raise UsageError(flag, f"SGLang has no extra buffer for {spec.architecture}", "use no_buffer")
     if found == "extra_buffer_lazy" and (not overlap or args.pipeline_parallel_size > 1):
-        raise UsageError(f"{flag}: needs the overlap schedule, which is off here; use extra_buffer")
+        raise UsageError(flag, "needs the overlap schedule, which is off here", "use extra_buffer")
     if found == "no_buffer" and overlap:
-        raise UsageError(f"{flag}: needs --disable-overlap-schedule; add it")
+        raise UsageError(flag, "needs --disable-overlap-schedule", "add it")
     if found == "no_buffer" and page > 1:
-        raise UsageError(f"--page-size {page}: without an extra buffer for states pages have 1 token; leave it out")
+        raise UsageError(f"--page-size {page}", "without an extra buffer for states pages have 1 token", "leave it out")
     if found == "no_buffer" and "trtllm_mha" in backends(spec, sm, args, release):
-        raise UsageError(f"{flag}: does not go with the attention backend trtllm_mha; choose another backend")
+        raise UsageError(flag, "does not go with the attention backend trtllm_mha", "choose another backend")
     return found
 
 

@@ -174,8 +174,9 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
             continue
         if not types or not _shares(spec) or types[index] not in ("full_attention", "sliding_attention"):
             raise UnsupportedModelError(
-                f"{spec.name}: layer {index} has no cache of its own; what SGLang allocates for it is not modelled; "
-                "use vllm"
+                spec.name,
+                f"layer {index} has no cache of its own; what SGLang allocates for it is not modelled",
+                "use vllm",
             )
         yield found[types[index] == "full_attention"]
 
@@ -251,11 +252,11 @@ def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
     sglang_models.check_class(spec)
     for kind in vllm.caches_of(spec):
         if issubclass(kind, NOT_MODELLED):
-            raise UnsupportedModelError(f"{spec.name}: SGLang's pool for its {kind.__name__} is not modelled; use vllm")
+            raise UnsupportedModelError(spec.name, f"SGLang's pool for its {kind.__name__} is not modelled", "use vllm")
     if vllm.has_states(spec) and not release.has("state_pools"):
-        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for states are not modelled; use sglang@0.5")
+        raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modelled", "use sglang@0.5")
     if windows and not release.has("window_pools"):
-        raise UnsupportedModelError(f"{spec.name}: SGLang 0.4's pools for windows are not modelled; use sglang@0.5")
+        raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for windows are not modelled", "use sglang@0.5")
 
 
 def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: bool) -> KVSpec:
@@ -284,11 +285,12 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             paged = paged_cache(spec, cache, how, windows=windows)
             (narrow if paged.kind == "sliding" else full).append((index, paged))
     if not full:
-        raise UnsupportedModelError(f"{spec.name}: no layer keeps all tokens; SGLang's pool for it is not modelled")
+        raise UnsupportedModelError(spec.name, "no layer keeps all tokens", "SGLang's pool for it is not modelled")
     if how.flat and SlidingWindow in vllm.caches_of(spec) and len({paged.page for _, paged in full}) > 1:
         raise UnsupportedModelError(
-            f"{spec.name}: --disable-hybrid-swa-memory: SGLang's one pool for layers of several shapes is not "
-            "modelled; leave it out"
+            f"{spec.name}: --disable-hybrid-swa-memory",
+            "SGLang's one pool for layers of several shapes is not modelled",
+            "leave it out",
         )
     stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True)
     by_stage = [
@@ -298,7 +300,9 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
     for stage, (whole, window) in enumerate(zip(*by_stage, strict=True)):
         if narrow and not (whole and window):
             raise UnsupportedModelError(
-                f"{spec.name}: pipeline stage {stage} has layers of one kind only; SGLang's pool for it is not modelled"
+                spec.name,
+                f"pipeline stage {stage} has layers of one kind only",
+                "SGLang's pool for it is not modelled",
             )
     share = 0.0 if capped is not None else ratio
     stage_bytes = tuple(cdiv_float(page * (whole + share * window)) for whole, window in zip(*by_stage, strict=True))

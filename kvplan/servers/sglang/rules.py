@@ -67,8 +67,9 @@ def version(number: tuple[int, ...]) -> Version:
     """The behaviour of a release: (0, 5), or (0, 4, 3), whose third field matters to the default fraction."""
     if not OLDEST <= number[:2] <= NEWEST:
         raise UsageError(
-            f"--engine sglang@{'.'.join(map(str, number))}: kvplan knows SGLang {OLDEST[0]}.{OLDEST[1]} and "
-            f"{NEWEST[0]}.{NEWEST[1]}; use one of those"
+            f"--engine sglang@{'.'.join(map(str, number))}",
+            f"kvplan knows SGLang {OLDEST[0]}.{OLDEST[1]} and {NEWEST[0]}.{NEWEST[1]}",
+            "use one of those",
         )
     return Version((number[0], number[1]), "sglang", number[2] if len(number) > 2 else None)
 
@@ -104,25 +105,28 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: {cure}")
     for name in NO_FLAG:
         if getattr(args, name) != getattr(EngineArgs(), name):
-            raise UsageError(f"--{name.replace('_', '-')}: SGLang has no such flag; leave it out")
+            raise UsageError(f"--{name.replace('_', '-')}", "SGLang has no such flag", "leave it out")
     if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
         raise UsageError(
-            f"--quantization {args.quantization}: is not one that is modelled for SGLang; name a quantised checkpoint"
+            f"--quantization {args.quantization}",
+            "is not one that is modelled for SGLang",
+            "name a quantised checkpoint",
         )
     if args.data_parallel_size > 1 and args.enable_expert_parallel:
-        raise UsageError(f"--enable-expert-parallel with replicas: {DP_ATTENTION}; use --dp 1")
+        raise UsageError("--enable-expert-parallel with replicas", f"{DP_ATTENTION}", "use --dp 1")
     if args.block_size is not None and args.block_size not in PAGE_SIZES:
         raise UsageError(
-            f"--block-size (page_size) {args.block_size}: SGLang's pages have 1, 16, 32, 64 or 128 tokens; use one"
+            f"--block-size (page_size) {args.block_size}", "SGLang's pages have 1, 16, 32, 64 or 128 tokens", "use one"
         )
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
-            f"--kv-cache-dtype {args.kv_cache_dtype!r}: is not one that is modelled for SGLang; "
-            f"use {', '.join(KV_DTYPES)}"
+            f"--kv-cache-dtype {args.kv_cache_dtype!r}",
+            "is not one that is modelled for SGLang",
+            f"use {', '.join(KV_DTYPES)}",
         )
     if vllm.is_sparse_mla(spec) and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
         raise UsageError(
-            f"--kv-cache-dtype {args.kv_cache_dtype}: SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
+            f"--kv-cache-dtype {args.kv_cache_dtype}", f"SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
         )
 
 
@@ -143,7 +147,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     context = longest if asked in (None, "auto") else asked
     assert isinstance(context, int)
     if context > longest:
-        raise UsageError(f"max_model_len {context:,}: {spec.name} was made for {longest:,} tokens; use at most that")
+        raise UsageError(
+            f"max_model_len {context:,}", f"{spec.name} was made for {longest:,} tokens", "use at most that"
+        )
     asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
     dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
     return Settings(
@@ -238,8 +244,9 @@ def default_fraction(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: V
         fraction = round((total - reserved_mib(spec, gpu, args, release)) / total, 3)
     if fraction <= 0:
         raise UsageError(
-            f"--mem-fraction-static: SGLang's rule of thumb leaves nothing of {total:,} MiB for weights and KV; state "
-            "it, or lower --max-num-batched-tokens (chunked_prefill_size)"
+            "--mem-fraction-static",
+            f"SGLang's rule of thumb leaves nothing of {total:,} MiB for weights and KV",
+            "state it, or lower --max-num-batched-tokens (chunked_prefill_size)",
         )
     return fraction * vision_factor(spec, args)
 

@@ -140,8 +140,9 @@ def lookup(name: str, release: Version) -> Backend | None:
     others = {key for key, (first, last) in OTHERS.items() if first <= release.number < last}
     if name not in known | others:
         raise UsageError(
-            f"attention_backend {printable(name, 40)}: {release.label} knows no attention backend of that name; use "
-            f"one of {', '.join(sorted(known))}"
+            f"attention_backend {printable(name, 40)}",
+            f"{release.label} knows no attention backend of that name",
+            f"use one of {', '.join(sorted(known))}",
         )
     return BACKENDS.get(name) if name in known else None
 
@@ -188,19 +189,22 @@ def check(name: str, need: Need, release: Version) -> str | None:
         return None
     plain = plain_name(name, release)
     if plain in ONLY_V1 and plain == name.upper() and not release.has("attention_backend_names"):
-        raise UsageError(f"attention_backend {plain}: {release.label} calls it {plain}{V1_SUFFIX}; write that")
+        raise UsageError(f"attention_backend {plain}", f"{release.label} calls it {plain}{V1_SUFFIX}", "write that")
     backend = lookup(plain, release)
     if backend is None or not need.sm:
         return plain
     if need.pooled:
         raise UnsupportedModelError(
-            f"attention_backend {plain}: how it lays out the pooled index of {need.name} is not modelled; leave it out"
+            f"attention_backend {plain}",
+            f"how it lays out the pooled index of {need.name} is not modelled",
+            "leave it out",
         )
     found = list(reasons(plain, backend, need, release))
     if found:
         raise UsageError(
-            f"attention_backend {plain}: is not valid for {need.name} on compute capability {need.sm / 10:.1f}: "
-            f"{', '.join(found)}; leave it out, or choose another"
+            f"attention_backend {plain}",
+            f"is not valid for {need.name} on compute capability {need.sm / 10:.1f}: {', '.join(found)}",
+            "leave it out, or choose another",
         )
     return plain
 

@@ -117,7 +117,7 @@ def unify_pages(layers: list[tuple[int, KVSpec]], name: str) -> list[tuple[int, 
             ratio = largest // spec.page
             unified.append((index, replace(spec, block_size=spec.block_size * ratio, page=largest)))
         elif spec.kind == "latent":
-            raise UnsupportedModelError(f"{name}: its latent pages do not fit the others; not modelled")
+            raise UnsupportedModelError(name, "its latent pages do not fit the others", "not modelled")
         else:
             unified.append((index, replace(spec, page=largest)))
     return unified
@@ -147,11 +147,11 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
     """
     layers = v4_specs(spec) if is_v4(spec) else layer_specs(spec, how)
     if draft is not None and is_v4(spec):
-        raise UnsupportedModelError(f"{spec.name}: a draft model beside DeepSeek-V4's packed pool is not modelled")
+        raise UnsupportedModelError(spec.name, "a draft model beside DeepSeek-V4's packed pool is not modelled")
     if draft is not None:
         layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:
-        raise UnsupportedModelError(f"{spec.name}: no layer keeps a cache; there is no KV pool to size")
+        raise UnsupportedModelError(spec.name, "no layer keeps a cache", "there is no KV pool to size")
     packed = is_v4(spec) or vllm.is_pooled(spec)
     cut = packed_groups(layers) if packed else group_layers(layers, spec.name)
     groups = tuple(KVGroup(tuple(part), tuple(dict.fromkeys(paged for _, paged in part))) for part in cut)

@@ -36,8 +36,9 @@ def version(number: tuple[int, int]) -> Version:
     """The behaviour of a release. Newer ones than kvplan knows are refused: their rules may differ."""
     if not OLDEST <= number <= NEWEST:
         raise UsageError(
-            f"--engine vllm@{number[0]}.{number[1]}: kvplan knows vLLM {OLDEST[0]}.{OLDEST[1]} to "
-            f"{NEWEST[0]}.{NEWEST[1]}; use one of those"
+            f"--engine vllm@{number[0]}.{number[1]}",
+            f"kvplan knows vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            "use one of those",
         )
     return Version(number)
 
@@ -322,14 +323,14 @@ def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None 
         if old and name == "bfloat16":
             name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
     if name not in ("bfloat16", "float16", "float32"):
-        raise UsageError(f"--dtype {asked!r}: is not one vLLM takes; use auto, bfloat16, float16 or float32")
+        raise UsageError(f"--dtype {asked!r}", "is not one vLLM takes", "use auto, bfloat16, float16 or float32")
     if old and name == "bfloat16":
-        raise UsageError(f"--dtype {asked}: needs compute capability 8.0, this GPU has {sm / 10:.1f}; use float16")
+        raise UsageError(f"--dtype {asked}", f"needs compute capability 8.0, this GPU has {sm / 10:.1f}", "use float16")
     if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
-        raise UsageError(f"--dtype {asked}: vLLM refuses {spec.name} in float16; use bfloat16 or float32")
+        raise UsageError(f"--dtype {asked}", f"vLLM refuses {spec.name} in float16", "use bfloat16 or float32")
     is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
     if is_mxfp4 and name != "bfloat16" and not old and (release is None or release.engine == "vllm"):
-        raise UsageError(f"--dtype {asked}: vLLM runs {spec.name}'s MXFP4 in bfloat16 alone; use that")
+        raise UsageError(f"--dtype {asked}", f"vLLM runs {spec.name}'s MXFP4 in bfloat16 alone", "use that")
     return name
 
 
@@ -381,14 +382,17 @@ def check_architecture(spec: ModelSpec, release: Version) -> None:
     first = FIRST_SIZED.get(spec.architecture)
     if first is not None and release.number < first:
         raise UnsupportedModelError(
-            f"{spec.name}: how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is "
-            f"not modelled; use --engine vllm@{first[0]}.{first[1]}"
+            spec.name,
+            f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modelled",
+            f"use --engine vllm@{first[0]}.{first[1]}",
         )
     last = LAST_RELEASE.get(spec.architecture)
     if last is not None and release.number > last:
         raise UnsupportedModelError(
-            f"{spec.name}: vLLM {release.number[0]}.{release.number[1]} does not run {spec.architecture}, which "
-            f"{last[0]}.{last[1]} was the last to run; use --engine vllm@{last[0]}.{last[1]}"
+            spec.name,
+            f"vLLM {release.number[0]}.{release.number[1]} does not run {spec.architecture}, which "
+            f"{last[0]}.{last[1]} was the last to run",
+            f"use --engine vllm@{last[0]}.{last[1]}",
         )
 
 
@@ -403,12 +407,16 @@ def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
         least = MIN_CAPABILITY.get(kind, 0)
         if sm < least:
             raise UsageError(
-                f"{spec.name}: its {kind.partition('_')[0]} weights need compute capability {least / 10:.1f}, this GPU "
-                f"has {sm / 10:.1f}; choose a newer GPU or another checkpoint"
+                spec.name,
+                f"its {kind.partition('_')[0]} weights need compute capability {least / 10:.1f}, this GPU has "
+                f"{sm / 10:.1f}",
+                "choose a newer GPU or another checkpoint",
             )
     if is_sparse_mla(spec) and sm < SPARSE_MLA_CAPABILITY:
         raise UsageError(
-            f"{spec.name}: sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}; take a newer one"
+            spec.name,
+            f"sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}",
+            "take a newer one",
         )
 
 
@@ -438,9 +446,11 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     if WindowLatent in caches_of(spec) and asked in V4_KV_DTYPES:
         return "fp8_ds_mla"
     if asked not in KV_DTYPES:
-        raise UsageError(f"--kv-cache-dtype {asked!r}: is not one kvplan knows; use one of {', '.join(KV_DTYPES)}")
+        raise UsageError(f"--kv-cache-dtype {asked!r}", "is not one kvplan knows", f"use one of {', '.join(KV_DTYPES)}")
     if WindowLatent in caches_of(spec):
-        raise UsageError(f"--kv-cache-dtype {asked}: {spec.name} keeps its cache in a layout of its own; leave it out")
+        raise UsageError(
+            f"--kv-cache-dtype {asked}", f"{spec.name} keeps its cache in a layout of its own", "leave it out"
+        )
     name = asked
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
@@ -450,8 +460,9 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
         return "fp8" if 100 <= sm < 120 or not has_rope_key(spec) else "fp8_ds_mla"
     if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and is_mla(spec):
         raise UsageError(
-            f"--kv-cache-dtype {name}: vLLM refuses it for the latent attention of {spec.name}; use fp8, or "
-            "nvfp4_ds_mla where attention is sparse"
+            f"--kv-cache-dtype {name}",
+            f"vLLM refuses it for the latent attention of {spec.name}",
+            "use fp8, or nvfp4_ds_mla where attention is sparse",
         )
     return name
 
@@ -499,7 +510,7 @@ def check_mm_flags(args: EngineArgs, release: Version) -> None:
 
 def unknown_flag(flag: str, release: Version, first: tuple[int, ...]) -> UsageError:
     return UsageError(
-        f"{flag}: {release.label} does not know it; leave it out, or use vllm@{first[0]}.{first[1]} or newer"
+        flag, f"{release.label} does not know it", f"leave it out, or use vllm@{first[0]}.{first[1]} or newer"
     )
 
 
@@ -535,8 +546,9 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 
 def no_backend(asked: str, spec: ModelSpec, sm: int, cure: str) -> UsageError:
     return UsageError(
-        f"--kv-cache-dtype {asked}: vLLM has no attention backend that keeps it for {spec.name} on compute capability "
-        f"{sm / 10:.1f}; {cure}"
+        f"--kv-cache-dtype {asked}",
+        f"vLLM has no attention backend that keeps it for {spec.name} on compute capability {sm / 10:.1f}",
+        cure,
     )
 
 
@@ -556,8 +568,9 @@ def sparse_kv_dtype(spec: ModelSpec, asked: str, name: str, dcp: int, sm: int, r
             raise no_backend(asked, spec, sm, "use fp8")
         if dcp > 1 and name in SIXTEEN_BITS:
             raise UsageError(
-                f"decode_context_parallel_size {dcp}: vLLM refuses it for the {name} cache of {spec.name} on compute "
-                f"capability {sm / 10:.1f}; use --kv-cache-dtype fp8"
+                f"decode_context_parallel_size {dcp}",
+                f"vLLM refuses it for the {name} cache of {spec.name} on compute capability {sm / 10:.1f}",
+                "use --kv-cache-dtype fp8",
             )
     if sm >= 120:
         if dcp > 1:
@@ -603,19 +616,20 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         if getattr(args, name) is not None:
             cure = "; vLLM's is --gpu-memory-utilization" if name == "mem_fraction_static" else ""
             raise UsageError(
-                f"--{name.replace('_', '-')}: is a flag of SGLang{cure}; leave it out or add --engine sglang"
+                f"--{name.replace('_', '-')}", f"is a flag of SGLang{cure}", "leave it out or add --engine sglang"
             )
     asked = args.max_model_len
     context = spec.max_model_len if asked in (None, "auto") else asked
     assert isinstance(context, int)
     if context > spec.context_limit:
         raise UsageError(
-            f"max_model_len {context:,}: {spec.name} was made for {spec.context_limit:,} tokens; use at most that"
+            f"max_model_len {context:,}", f"{spec.name} was made for {spec.context_limit:,} tokens", "use at most that"
         )
     if is_mla(spec) and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
-            f"{spec.name}: vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled; "
-            f"use vllm@0.{LATENT_KEPT[1]} or newer"
+            spec.name,
+            f"vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled",
+            f"use vllm@0.{LATENT_KEPT[1]} or newer",
         )
     check_mm_flags(args, release)
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
@@ -630,13 +644,14 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         tokens = max(tokens, context) if args.max_num_batched_tokens is None else tokens
         if tokens < context:
             raise UsageError(
-                f"max_num_batched_tokens {tokens:,}: without chunked prefill a step must hold the whole context of "
-                f"{context:,} tokens"
+                f"max_num_batched_tokens {tokens:,}",
+                f"without chunked prefill a step must hold the whole context of {context:,} tokens",
             )
     if args.max_num_seqs is not None and args.max_num_seqs > tokens:
         raise UsageError(
-            f"max_num_seqs {args.max_num_seqs:,}: is more than max_num_batched_tokens, {tokens:,}; each running "
-            "sequence needs a token in a step"
+            f"max_num_seqs {args.max_num_seqs:,}",
+            f"is more than max_num_batched_tokens, {tokens:,}",
+            "each running sequence needs a token in a step",
         )
     seqs = min(seqs, tokens)
     amd = gpu.vendor == "amd"
@@ -664,8 +679,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
     if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
         raise UsageError(
-            f"--no-enable-chunked-prefill: vLLM refuses it where it caches the states of {spec.name}; leave it out, or "
-            "add --no-enable-prefix-caching"
+            "--no-enable-chunked-prefill",
+            f"vLLM refuses it where it caches the states of {spec.name}",
+            "leave it out, or add --no-enable-prefix-caching",
         )
     return Settings(
         version=release,
@@ -744,7 +760,7 @@ def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) 
 
 def check_block_size(block_size: int | None) -> None:
     if block_size is not None and (block_size < 1 or block_size % 16 or block_size > 2**20):
-        raise UsageError(f"--block-size {block_size}: must be a multiple of 16; use 16, 32, 64 or 128")
+        raise UsageError(f"--block-size {block_size}", "must be a multiple of 16", "use 16, 32, 64 or 128")
 
 
 NO_STAGES = ("gemma3n_text",)  # their classes have no SupportsPP in vLLM 0.33
@@ -785,34 +801,39 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
     """The splits a server refuses at start-up."""
     tp = args.tensor_parallel_size
     if args.enable_expert_parallel and not spec.experts_per_token:
-        raise UsageError(f"--enable-expert-parallel: {spec.name} has no experts; leave it out")
+        raise UsageError("--enable-expert-parallel", f"{spec.name} has no experts", "leave it out")
     if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
-        raise UsageError(f"--enable-expert-parallel: vLLM does not find the experts of {spec.name}; leave it out")
+        raise UsageError("--enable-expert-parallel", f"vLLM does not find the experts of {spec.name}", "leave it out")
     if caches_of(spec) != {RecurrentState} and spec.num_heads % tp:
         raise UsageError(
-            f"tensor_parallel_size {tp}: does not divide the {spec.num_heads} attention heads of {spec.name}; "
-            "use a divisor"
+            f"tensor_parallel_size {tp}",
+            f"does not divide the {spec.num_heads} attention heads of {spec.name}",
+            "use a divisor",
         )
     if args.decode_context_parallel_size > 1 and tp % args.decode_context_parallel_size:
         raise UsageError(
-            f"decode_context_parallel_size {args.decode_context_parallel_size}: must divide tensor_parallel_size {tp}"
+            f"decode_context_parallel_size {args.decode_context_parallel_size}",
+            f"must divide tensor_parallel_size {tp}",
         )
     heads = most_kv_heads(spec)
     dcp = args.decode_context_parallel_size
     if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
         raise UsageError(
-            f"pipeline_parallel_size {args.pipeline_parallel_size}: vLLM cannot split {spec.name} into stages; use --tp"
+            f"pipeline_parallel_size {args.pipeline_parallel_size}",
+            f"vLLM cannot split {spec.name} into stages",
+            "use --tp",
         )
     if dcp > 1 and heads and (tp <= heads or dcp > tp // heads):
         raise UsageError(
-            f"decode_context_parallel_size {dcp}: {spec.name} has {heads} KV heads, and only ranks that hold the same "
-            f"ones can share a request's tokens; use a tensor_parallel_size of {dcp * heads} or more"
+            f"decode_context_parallel_size {dcp}",
+            f"{spec.name} has {heads} KV heads, and only ranks that hold the same ones can share a request's tokens",
+            f"use a tensor_parallel_size of {dcp * heads} or more",
         )
     if dcp > 1 and caches_of(spec) & {SlidingWindow, ChunkedAttention} and not args.disable_hybrid_kv_cache_manager:
         raise UsageError(
-            f"decode_context_parallel_size {dcp}: vLLM refuses it for the windows of {spec.name}; leave it out"
+            f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {spec.name}", "leave it out"
         )
     if has_states(spec) and args.disable_hybrid_kv_cache_manager and len(caches_of(spec)) > 1:
         raise UnsupportedModelError(
-            f"{spec.name}: mixes attention with recurrent states; it cannot run without the hybrid KV cache manager"
+            spec.name, "mixes attention with recurrent states", "it cannot run without the hybrid KV cache manager"
         )
