@@ -38,7 +38,7 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.planning.plan import Request, plan, rank_weights, weight_layout
+from kvplan.planning.plan import Request, plan
 from kvplan.servers.command import read_command
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.sglang import command as sglang_command
@@ -49,6 +49,7 @@ from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.weights import rank_weights, weight_layout
 from kvplan.sizing.weights import total_weights
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"

@@ -18,7 +18,7 @@ from kvplan.models.spec import (
     RecurrentState,
     SlidingWindow,
 )
-from kvplan.planning.plan import Plan, Request, plan, rank_weights, weight_layout
+from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.releases import Version, since
 from kvplan.servers.sglang import rules as sglang
@@ -27,6 +27,7 @@ from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.rules import OLDEST, EngineArgs, Settings
+from kvplan.servers.weights import rank_weights, weight_layout
 from kvplan.sizing.allocator import weights_reserved
 from kvplan.sizing.layout import bytes_per_token
 

@@ -16,10 +16,10 @@ from kvplan.hardware import prices as price_file
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.plan import Load, Request, check_load
 from kvplan.planning.recommend import MOST_USERS, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
 from kvplan.servers.pasted import read_command
+from kvplan.servers.plans import Load, Request, check_load
 
 PLACEMENTS = 10
 # What a search decides, or what would make every GPU hold the same.

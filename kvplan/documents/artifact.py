@@ -18,8 +18,9 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import blocks_per_user, log_differs
-from kvplan.planning.plan import MemoryBreakdown, Plan, online_scheme
+from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.servers.base import Sources, server_of, terms_of
+from kvplan.servers.weights import online_scheme
 from kvplan.sizing import weights
 
 PLAN = "kvplan/plan@1"

@@ -20,8 +20,8 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
-from kvplan.planning.plan import BUDGET_ROWS, Plan
 from kvplan.servers.base import terms_of
+from kvplan.servers.plans import BUDGET_ROWS, Plan
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.pages import KVSpec, charged_blocks

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, assert_never
 
 from kvplan.planning import users
-from kvplan.planning.plan import Plan
+from kvplan.servers.plans import Load, Plan
 from kvplan.servers.vllm.pool import Pool
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ def pool_users(plan: Plan, end: End) -> int:
 def users_at(plan: Plan, tokens: int, shared_prefix: int = 0, end: End = "likely") -> int:
     """Users that the pool of one replica holds when each is of `tokens`, at most the context, after a common prefix."""
     length = min(tokens, plan.capacity.max_model_len)
-    load = users.Load(mean_tokens=length, shared_prefix=min(shared_prefix, length))
+    load = Load(mean_tokens=length, shared_prefix=min(shared_prefix, length))
     return _counted(plan, load, blocks_at(plan, end))
 
 
-def _counted(plan: Plan, load: users.Load, num_blocks: int) -> int:
+def _counted(plan: Plan, load: Load, num_blocks: int) -> int:
     if not plan.fits:
         return 0
     return users.users_held(plan.pool, plan.settings, plan.capacity, load, num_blocks).users

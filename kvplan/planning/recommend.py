@@ -14,8 +14,9 @@ from kvplan.core.units import format_apart, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
-from kvplan.planning.plan import Load, Plan, Request, gate, plan
+from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.users import own_blocks
+from kvplan.servers.vllm.size import gate
 from kvplan.workloads.lengths import Lengths
 
 TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs

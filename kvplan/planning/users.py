@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
+from kvplan.servers.plans import Load, UserAnswer
 
 if TYPE_CHECKING:
     from kvplan.servers.vllm.pool import Capacity, Pool
@@ -27,41 +28,6 @@ SLOT = 18  # bytes per coefficient of a product: 2 x 64 bits, and 16 bits for su
 EXACT_CELLS = 3072  # a pool of at most so many cells is convolved without rounding of block counts: 0.2 s
 COARSE_CELLS = 2048
 NEGLIGIBLE = ONE >> 45  # mass of a tail that is moved inwards (3e-14)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How long requests really are; where nothing is stated every one is as long as the context.
-
-    mean_tokens    tokens a request holds on average; None: not stated
-    lengths        a distribution of them, for an answer with a bound on overflow
-    overflow       probability that the pool overflows, at most
-    shared_prefix  tokens every request starts with
-    """
-
-    mean_tokens: int | None = None
-    lengths: "Lengths | None" = None
-    overflow: float = 0.01
-    shared_prefix: int = 0
-
-    def longest(self, context: int) -> int:
-        """Tokens of the longest request there is."""
-        if self.lengths is not None:
-            return min(self.lengths.longest, context)
-        return self.mean_tokens or context
-
-
-@dataclass(frozen=True, slots=True)
-class UserAnswer:
-    """The largest number of independent users whose blocks overflow the pool with at most the probability asked for.
-
-    overflow_probability  that of `users`
-    method                how it was computed, for the reader
-    """
-
-    users: int
-    overflow_probability: float
-    method: str
 
 
 def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: Load, num_blocks: int) -> UserAnswer:

@@ -11,8 +11,9 @@ from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
+    from kvplan.servers.plans import Plan, Request, Sized
     from kvplan.servers.releases import Version
-    from kvplan.servers.vllm.rules import EngineArgs
+    from kvplan.servers.vllm.rules import EngineArgs, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +85,25 @@ class Server(Protocol):
     labels     what a shell's completion of --engine offers
     context    tokens of the longest request where none is asked for
     seqs_cure  the flag that lets more requests run at once, where `max_num_seqs` run
+    rest_last  whether layers that stages cannot share evenly go to the last ones
+    settings   what it runs with, its pool not yet known
+    size       its memory on each stage, its pool, and what that holds
+    launch     the words of the command that starts what was planned
     """
 
     @property
     def name(self) -> str: ...
     @property
     def terms(self) -> Terms: ...
+    @property
+    def rest_last(self) -> bool: ...
     def release(self, numbers: tuple[int, ...] | None, words: list[str]) -> "Version": ...
     def labels(self) -> tuple[str, ...]: ...
     def context(self, spec: "ModelSpec") -> int: ...
     def seqs_cure(self, spec: "ModelSpec", args: "EngineArgs", max_num_seqs: int) -> str: ...
+    def settings(self, request: "Request") -> "Settings": ...
+    def size(self, request: "Request") -> "Sized": ...
+    def launch(self, plan: "Plan") -> list[str]: ...
 
 
 def _vllm() -> Server:

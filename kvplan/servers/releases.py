@@ -7,7 +7,7 @@ Where logs are the source, tests/core/test_versions.py and reports/accuracy hold
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -329,7 +329,7 @@ class Version:
     """
 
     number: Number
-    engine: Literal["vllm", "sglang"] = "vllm"
+    engine: str = "vllm"
     patch: int | None = None
     estimates_graphs: bool = True
     first_engine: bool | None = None

@@ -42,7 +42,8 @@ from kvplan.models.spec import (
     Weight,
     WindowLatent,
 )
-from kvplan.planning.plan import Plan, weight_layout
+from kvplan.servers.plans import Plan
+from kvplan.servers.weights import weight_layout
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.sizing.layout import token_bytes
 from kvplan.sizing.weights import num_params, scheme_for

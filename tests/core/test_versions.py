@@ -361,7 +361,8 @@ class TestCachedStates:
 
 
 def test_experts_are_quantised_while_loading_and_nothing_else_is() -> None:
-    from kvplan.planning.plan import Request, rank_weights
+    from kvplan.planning.plan import Request
+    from kvplan.servers.weights import rank_weights
 
     spec, device = catalog.load("jamba-1.5-mini"), gpu("a100-80g")
     plain = rank_weights(Request(spec, device), 0)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from engine.block_manager import ChunkedGroup, FullGroup, Group, MambaGroup, WindowGroup
 from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
-from kvplan.planning.users import Load, users_held
+from kvplan.planning.users import users_held
+from kvplan.servers.plans import Load
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm.pages import KVSpec, Paging
 from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool

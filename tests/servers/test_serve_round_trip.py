@@ -17,10 +17,12 @@ from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.planning import flags
+from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
+from kvplan.servers.sglang import launch as sglang_launch
+from kvplan.servers.vllm import launch
 from kvplan.servers.vllm.rules import EngineArgs
 
 ENGINES = ("vllm", "vllm", "vllm", "vllm@0.25", "vllm@0.20", "vllm@0.12", "vllm@0.9")
@@ -89,7 +91,7 @@ def planned(request: Request) -> Plan | None:
 
 def fed_back(answer: Plan) -> Plan:
     """The plan of the command that the plan prints."""
-    command = read_command(shlex.join(flags.serve_command(answer)))
+    command = read_command(shlex.join(serve_command(answer)))
     assert not command.unknown
     values = dict(command.args)
     values.pop("enable_lora", None)
@@ -118,7 +120,7 @@ def check(engines: tuple[str, ...], seed: int, wanted: int) -> None:
         if answer is None or not answer.fits:
             continue
         done += 1
-        assert not differences(answer, fed_back(answer)), flags.serve_command(answer)
+        assert not differences(answer, fed_back(answer)), serve_command(answer)
 
 
 def test_the_command_of_a_vllm_plan_is_that_plan() -> None:
@@ -129,7 +131,7 @@ def test_a_stated_pool_keeps_the_utilization_that_was_asked_for() -> None:
     args = EngineArgs(max_model_len=2048, kv_cache_memory_bytes=8 * GIB, gpu_memory_utilization=0.5)
     answer = plan(Request(spec("opt-13b"), gpu("l40s"), args))
     assert not differences(answer, fed_back(answer))
-    assert "--gpu-memory-utilization" in flags.serve_command(answer)
+    assert "--gpu-memory-utilization" in serve_command(answer)
 
 
 def test_the_command_of_an_sglang_plan_is_that_plan() -> None:
@@ -144,7 +146,7 @@ def test_five_hundred_commands_are_their_plans(seed: int) -> None:
 
 
 def printable_flags(function: Any) -> list[str]:
-    """Every flag that stands in the source of a function of kvplan/planning/flags.py."""
+    """Every flag that stands in the source of a function of a server's launch.py."""
     tree = ast.parse(inspect.getsource(function))
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return sorted({text for text in texts if re.fullmatch(r"--[a-z-]+", text)})
@@ -153,11 +155,11 @@ def printable_flags(function: Any) -> list[str]:
 VLLM_FLAGS = [
     flag
     for function in (
-        flags._vllm_command, flags._parallel, flags._cache, flags._switches, flags._inputs, flags._lora, flags._draft,
+        launch.command, launch._parallel, launch._cache, launch._switches, launch._inputs, launch._lora, launch._draft,
     )
     for flag in printable_flags(function)
 ]  # fmt: skip
-SGLANG_FLAGS = printable_flags(flags._sglang_command)
+SGLANG_FLAGS = printable_flags(sglang_launch.command)
 # Values as the servers take them; every other flag with a value takes a whole number, and the rest are switches.
 VALUES = {
     "--gpu-memory-utilization": "0.5", "--mem-fraction-static": "0.5", "--swa-full-tokens-ratio": "0.5",

@@ -17,8 +17,6 @@ NAMED = {
     "cli/run_options.py": 2,
     "measure/server_metrics.py": 33,
     "planning/explain.py": 19,
-    "planning/flags.py": 6,
-    "planning/plan.py": 36,
     "sizing/weights.py": 2,
 }
 

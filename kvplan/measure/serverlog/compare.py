@@ -14,7 +14,8 @@ from kvplan.measure.serverlog.request import check_log
 from kvplan.measure.serverlog.rows import LogRow, smallest_kv
 from kvplan.measure.serverlog.sglang import given_pool, sglang_given, sglang_rows
 from kvplan.measure.serverlog.vllm import Context, vllm_given, vllm_rows
-from kvplan.planning.plan import Request, settings_of
+from kvplan.servers.base import server_of
+from kvplan.servers.plans import Request
 from kvplan.servers.vllm.rules import EngineArgs
 
 LOG_RECONCILIATION: Final = "kvplan/log-reconciliation@1"
@@ -55,7 +56,7 @@ def reconcile_log(
     first = compared[0][0]
     names = [request.gpu.name for request, _, _ in compared]
     given = merged([rows for _, _, rows in compared], names)
-    settings = settings_of(first)
+    settings = server_of(first.release.engine).settings(first)
     return LogReconciliation(
         engine=_engine_label(log, first),
         model=first.spec.name,

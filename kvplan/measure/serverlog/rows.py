@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvplan.measure.serverlog.log import Reading, ServerLog
-from kvplan.planning.plan import Plan, Request, own_layout, rank_weights
+from kvplan.servers.plans import Plan, Request
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Kind
+from kvplan.servers.weights import own_layout, rank_weights
 
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")

@@ -12,10 +12,11 @@ from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
 from kvplan.measure.serverlog.request import has_dp_attention
 from kvplan.measure.serverlog.rows import NOT_LOGGED, RUNNING, LogRow, missing, sized
-from kvplan.planning.plan import Plan, Request, own_layout, plan, rank_weights
+from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm.overheads import Kind
+from kvplan.servers.weights import own_layout, rank_weights
 from kvplan.sizing.allocator import weights_reserved
 
 KEPT_BACK: Final = "within what SGLang keeps back; it measures none"

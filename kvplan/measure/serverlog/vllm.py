@@ -24,9 +24,10 @@ from kvplan.measure.serverlog.rows import (
     sized,
     smallest_kv,
 )
-from kvplan.planning.plan import Plan, Request, own_layout, plan
+from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm.overheads import Kind
+from kvplan.servers.weights import own_layout
 
 Context = Literal["known", "derived", "unknown"]  # derived: from the concurrency, which is then not predicted
 

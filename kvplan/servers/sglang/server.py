@@ -1,14 +1,20 @@
 """SGLang as the planner sees it: kvplan.servers.base.Server."""
 
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules
+from kvplan.servers.sglang.launch import command as launch
 from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, NEWEST
+from kvplan.servers.sglang.size import size
 from kvplan.servers.sglang.terms import TERMS
-from kvplan.servers.vllm.rules import EngineArgs, has_states
+from kvplan.servers.vllm.rules import EngineArgs, Settings, has_states
+
+__all__ = ["context", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms"]
 
 name = "sglang"
+rest_last = True
 terms = TERMS
 
 
@@ -30,3 +36,7 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     if has_states(spec) and max_num_seqs < wanted:
         return f"{TERMS.slots_flag}, which gives their states more slots"
     return TERMS.seqs_flag
+
+
+def settings(request: Request) -> Settings:
+    return rules.resolve(request.spec, request.gpu, request.args, request.release)

@@ -1,12 +1,18 @@
 """vLLM as the planner sees it: kvplan.servers.base.Server."""
 
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.plans import Request
 from kvplan.servers.releases import Version, told
 from kvplan.servers.vllm import rules
-from kvplan.servers.vllm.rules import NEWEST, OLDEST, EngineArgs
+from kvplan.servers.vllm.launch import command as launch
+from kvplan.servers.vllm.rules import NEWEST, OLDEST, EngineArgs, Settings
+from kvplan.servers.vllm.size import size
 from kvplan.servers.vllm.terms import TERMS
 
+__all__ = ["context", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms"]
+
 name = "vllm"
+rest_last = False
 terms = TERMS
 
 
@@ -24,3 +30,7 @@ def context(spec: ModelSpec) -> int:
 
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     return TERMS.seqs_flag
+
+
+def settings(request: Request) -> Settings:
+    return rules.resolve(request.spec, request.gpu, request.args, request.release)

@@ -1,0 +1,112 @@
+"""What SGLang has left for its pools, how many requests they hold, and why it would run out of memory."""
+
+from dataclasses import replace
+from math import floor
+
+from kvplan.core.errors import UsageError
+from kvplan.core.units import MIB
+from kvplan.servers import start
+from kvplan.servers.plans import Budget, Request, Sized, check_load
+from kvplan.servers.releases import SGLANG_SOURCE
+from kvplan.servers.sglang import pool as sglang_pool
+from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm.overheads import Estimate
+from kvplan.servers.vllm.rules import Settings
+from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.sizing.allocator import weights_reserved
+
+KEPT_BACK = "within what SGLang keeps back; it measures none"
+
+
+def loaded_beside(request: Request, settings: Settings, stage: int, held: int) -> int:
+    """What the device has less of once the weights are loaded, beyond them: SGLang measures whole segments."""
+    spec, layout = request.spec, own_layout(request, stage)
+    known = spec.quantization is None or spec.quantization.known
+    if layout is None or not known:
+        return overheads.loaded(spec, settings, request.args, layout).total
+    return max(0, weights_reserved(spec, layout) - held)
+
+
+def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
+    """What one stage's rank has left for KV under SGLang: a share of what was free before loading, less what loads.
+
+    Source: sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py (_profile_available_bytes).
+    """
+
+    gpu, args = request.gpu, request.args
+    groups = rank_weights(request, stage)
+    held = sum(groups.values())
+    loaded = loaded_beside(request, settings, stage, held)
+    context = request.measured.get("context", overheads.context(gpu, args))
+    in_use = overheads.in_use(gpu, request.memory_in_use)
+    none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
+    estimates = {
+        "buffers": Estimate(
+            loaded,
+            loaded,
+            loaded,
+            f"{loaded:,} B: rotary tables, and what torch's segments round up",
+            SGLANG_SOURCE,
+            "formula",
+        ),
+        **dict.fromkeys(("activations", "cuda_graphs", "non_torch", "lora"), none),
+        "context": context,
+        "in_use": in_use,
+    }
+
+    def share(total: int, taken: int) -> int:
+        return floor((total - taken) * settings.gpu_memory_utilization)
+
+    images = sglang.image_reservation(request.spec, gpu, args, request.release)
+    budget = share(gpu.total_memory, context.likely + in_use.likely)
+    ends = (
+        share(gpu.total_memory_low, context.high + in_use.high),
+        budget,
+        share(gpu.total_memory_high, context.low + in_use.low),
+    )
+    low, likely, high = (end - held - loaded - images for end in ends)
+    return Budget(max(0, budget), groups, estimates, (low, likely, high))
+
+
+def size(request: Request) -> Sized:
+    if request.draft is not None:
+        raise UsageError("--draft-model: drafts in SGLang are not modelled; leave it out")
+    settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
+    replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
+    # Replicas are servers of their own, which share nothing: each is planned alone.
+    request = replace(request, args=replace(request.args, data_parallel_size=1))
+    args, spec, gpu = request.args, request.spec, request.gpu
+    sglang.check_model(spec, args, gpu.sm)
+    check_load(request, settings.max_model_len)
+    pool = sglang_pool.pool(spec, settings, args, gpu.sm)
+    stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
+    rooms = [[stage.available[end] for stage in stages] for end in range(3)]
+    capacity = sglang_pool.capacity(pool, settings, args, rooms[1])
+    pages, slots, worst = sglang_pool.pages_in(pool, args, rooms[1])
+    most = sglang_pool.max_requests(pool, settings, args, pages, slots)
+    ends = [sglang_pool.pages_in(pool, args, rooms[end]) for end in (0, 2)]
+    low, high = (pages for pages, _, _ in ends)
+    fewest, largest = (sglang_pool.max_requests(pool, settings, args, *counts[:2]) for counts in ends)
+    reserved = int(sglang.reserved_mib(spec, gpu, args, request.release) * MIB)
+    taken = sum(stages[worst].estimates[name].likely for name in ("context", "in_use"))
+    kept = gpu.total_memory - taken - stages[worst].budget
+    images = sglang.image_reservation(spec, gpu, args, request.release)
+    given_out = pool.given_out(pages, slots, worst)
+    refusal = start.kept_back(
+        settings.gpu_memory_utilization,
+        kept + images + rooms[1][worst] - given_out,
+        pool.kept_from_requests(pages, slots, worst) + sglang_pool.request_table(settings, most),
+        sglang.usual_fraction(spec, gpu, args, request.release),
+    )
+    notes = [
+        *sglang.notes(args, settings, kept, reserved, images),
+        *sglang_pool.pool_notes(pool, spec, args, slots),
+        *([] if replicas == 1 else [sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)]),
+    ]
+    return Sized(
+        replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),
+        (low / capacity.blocks_per_request, high / capacity.blocks_per_request),
+        pool.num_bytes(pages, slots, worst), tuple(notes), given_out=given_out, refusal=refusal,
+        seqs=(fewest, max(1, largest)),
+    )  # fmt: skip

@@ -1,0 +1,183 @@
+"""What vLLM has left for its KV cache, how many requests that holds, and why it would not start."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Literal
+
+from kvplan.servers import start
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
+from kvplan.servers.start import Refusal
+from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import pages as vllm_pages
+from kvplan.servers.vllm import pool as vllm_pool
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.overheads import Estimate
+from kvplan.servers.vllm.pool import Capacity
+from kvplan.servers.vllm.rules import EngineArgs, Settings
+from kvplan.servers.weights import own_layout, rank_weights
+
+
+def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
+    """What one stage's rank has left for KV. Source: vLLM 0.33 v1/worker/gpu_worker.py."""
+    gpu, spec, args, release = request.gpu, request.spec, request.args, request.release
+    budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
+    groups = rank_weights(request, stage)
+    estimates = {
+        "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, sm=gpu.sm),
+        "activations": overheads.activations(spec, settings, args, release, stage=stage),
+        "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
+        "non_torch": overheads.non_torch(spec, settings, args, gpu),
+        "lora": overheads.lora(spec, settings, args),
+        "context": overheads.context(gpu, args),
+        "in_use": overheads.in_use(gpu, request.memory_in_use),
+        **request.measured,
+    }
+    fixed = sum(groups.values())
+    if args.kv_cache_memory_bytes is not None:
+        stated = args.kv_cache_memory_bytes
+        return Budget(budget, groups, estimates, (stated, stated, stated))
+    rows = [estimates[name] for name in BUDGET_ROWS]
+    if not settings.graphs_in_budget:  # the graphs come on top of the budget, not out of it
+        rows.remove(estimates["cuda_graphs"])
+    low_total = ceil(gpu.total_memory_low * settings.gpu_memory_utilization)
+    high_total = ceil(gpu.total_memory_high * settings.gpu_memory_utilization)
+    return Budget(
+        budget,
+        groups,
+        estimates,
+        (
+            low_total - fixed - sum(row.high for row in rows),
+            budget - fixed - sum(row.likely for row in rows),
+            high_total - fixed - sum(row.low for row in rows),
+        ),
+    )
+
+
+def gate(request: Request, settings: Settings, estimates: Mapping[str, Estimate], end: int) -> Refusal | None:
+    """vLLM's look at the free memory before it loads; `end` 0 where others hold the most that they may, 1 likely."""
+    if settings.first_engine or not request.release.has("start_gate"):
+        return None
+    in_use, total = estimates["in_use"], request.gpu.total_memory
+    room = total - estimates["context"].likely
+    others = (in_use.high, in_use.likely)[end]
+    return start.free_memory(total, settings.gpu_memory_utilization, room - others, room - in_use.high, others)
+
+
+def needs_state_blocks(request: Request) -> bool:
+    """Whether every sequence that the server may run needs a block from the start."""
+    return request.release.has("state_blocks") and vllm.has_states(request.spec) and not request.args.enforce_eager
+
+
+def stating_argument(args: EngineArgs) -> str | None:
+    """The argument that says how large the pool is; None where memory decides."""
+    stating = ("num_gpu_blocks_override", "kv_cache_memory_bytes")
+    return next((name for name in stating if getattr(args, name) is not None), None)
+
+
+def rest_of_gpu(stage: Budget, end: Literal["low", "likely"]) -> int:
+    """Bytes of a GPU that are not the pool's: weights and what is estimated, at that end of its range."""
+    rows = [stage.estimates[name] for name in BUDGET_ROWS]
+    return sum(stage.groups.values()) + sum(row.low if end == "low" else row.likely for row in rows)
+
+
+def stated_pool(request: Request, stage: Budget, capacity: Capacity) -> Refusal | None:
+    """Why a pool that was stated cannot be allocated."""
+    argument = stating_argument(request.args)
+    if argument is None:
+        return None
+    stated, total = capacity.num_blocks * capacity.bytes_per_block, request.gpu.total_memory
+    unit = capacity.bytes_per_block if argument == "num_gpu_blocks_override" else 1
+    likely, most = (total - rest_of_gpu(stage, "likely"), request.gpu.total_memory_high - rest_of_gpu(stage, "low"))
+    return start.stated_pool(stated, likely, most, argument, unit)
+
+
+def start_notes(request: Request, settings: Settings, capacity: Capacity, stage: Budget) -> list[str]:
+    """What keeps a server that has room from starting, or from holding what it was told to."""
+    args = request.args
+    notes = vllm.mm_notes(request.spec, args, request.release)
+    if settings.backend is not None:
+        notes += vllm_pages.backend_notes(request.spec, settings, args, request.gpu.sm)
+    unnamed = stage.groups.get("other", 0)
+    if args.tensor_parallel_size > 1 and 100 * unnamed > sum(stage.groups.values()):
+        notes.append(
+            f"{unnamed:,} bytes of the files' tensors have names that kvplan cannot split: counted whole on every rank"
+        )
+    is_stated = stating_argument(args) is not None
+    stated, others = capacity.num_blocks * capacity.bytes_per_block, rest_of_gpu(stage, "likely")
+    if stated + others > request.gpu.total_memory and is_stated and stated_pool(request, stage, capacity) is None:
+        notes.append(
+            f"the pool that was stated takes {stated:,} bytes and the rest {others:,}: more than the GPU's "
+            f"{request.gpu.total_memory:,}"
+        )
+    wide = overheads.wide_by_graphs(stage.estimates, stage.available, in_budget=settings.graphs_in_budget)
+    if wide is not None and not is_stated:
+        notes.append(wide)
+    return notes
+
+
+def size(request: Request) -> Sized:
+    """vLLM's answer; its default batch is lowered to what starts, where there are fewer state blocks than sequences."""
+    return sure_start(request, largest_batch(request))
+
+
+def sure_start(request: Request, answer: Sized) -> Sized:
+    """The answer with an empty pool at the low end of the range, where the sequences have no block each there."""
+    if not needs_state_blocks(request) or answer.settings.max_num_seqs <= answer.blocks[0]:
+        return answer
+    return replace(answer, blocks=(0, answer.blocks[1]), ends=(0.0, answer.ends[1]))
+
+
+def largest_batch(request: Request) -> Sized:
+    """What starts with the batch asked for; where none is, with the largest that does."""
+    answer = started(request)
+    refusal, most = answer.refusal, answer.settings.max_num_seqs
+    if request.args.max_num_seqs is not None or refusal is None or refusal.by != "state_blocks":
+        return answer
+    holds, fails, best = 0, most, answer
+    while fails - holds > 1:  # a smaller batch leaves more room
+        middle = (holds + fails) // 2
+        tried = started(replace(request, args=replace(request.args, max_num_seqs=middle)))
+        if surely_starts(tried, middle):
+            holds, best = middle, tried
+        else:
+            fails = middle
+    if not holds:
+        return answer
+    note = f"no --max-num-seqs: {holds:,} are planned, the most that starts; by default {most:,}: {refusal.text}"
+    return replace(best, notes=(*best.notes, note))
+
+
+def surely_starts(answer: Sized, max_num_seqs: int) -> bool:
+    """Whether every sequence has its state block, also where what is estimated is at its worst if it fits then."""
+    low, likely = answer.blocks[0], answer.capacity.num_blocks
+    blocks = low if low > answer.capacity.blocks_per_request else likely
+    return answer.refusal is None and answer.capacity.fits and max_num_seqs <= blocks
+
+
+def started(request: Request) -> Sized:
+    args, spec = request.args, request.spec
+    settings = vllm.resolve(spec, request.gpu, args, request.release)
+    vllm.check_architecture(spec, request.release)
+    vllm.check_parallel(spec, args)
+    vllm.check_capability(spec, args, request.gpu.sm)
+    check_load(request, settings.max_model_len)
+    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
+    stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
+    capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
+    if args.num_gpu_blocks_override is not None:
+        low = high = capacity.num_blocks
+    if gate(request, settings, stages[0].estimates, 0) is not None:
+        low = 0
+    seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0].estimates, 1)
+    if refusal is None and capacity.fits and needs_state_blocks(request):
+        refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
+    if refusal is None and capacity.fits:
+        refusal = stated_pool(request, stages[capacity.stage], capacity)
+    kv_cache = capacity.num_blocks * capacity.bytes_per_block
+    return Sized(
+        settings, pool, stages, capacity, (low, high),
+        (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
+        tuple(start_notes(request, settings, capacity, stages[capacity.stage])), refusal=refusal,
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""Weights of one rank, as a server loads them: sized from the model, read from its files, or stated."""
+
+from math import ceil
+
+from kvplan.core.errors import UsageError
+from kvplan.servers.base import server_of
+from kvplan.servers.plans import Request
+from kvplan.servers.vllm import rules as vllm
+from kvplan.sizing import weights
+from kvplan.sizing.weights import Layout
+
+
+def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layout:
+    args = request.args
+    ep = args.tensor_parallel_size * args.data_parallel_size if args.enable_expert_parallel else 1
+    return Layout(
+        tp=args.tensor_parallel_size,
+        pp=args.pipeline_parallel_size,
+        stage=stage,
+        ep=ep,
+        dp=args.data_parallel_size,
+        sm=request.gpu.sm,
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
+        online=online_scheme(request) if online else None,
+        rest_last=server_of(request.release.engine).rest_last,
+        left_out=vllm.left_out(request.spec, args, request.release),
+        whole_towers=args.mm_encoder_tp_mode == "data",
+        expert_tile=vllm.expert_tile(request.spec, args, request.gpu.sm, request.release),
+    )
+
+
+def own_layout(request: Request, stage: int) -> Layout | None:
+    """The layout of weights that the spec itself sizes; None for a checkpoint's own sizes and stated bytes."""
+    sized = request.weights_bytes is None and request.checkpoint is None
+    return weight_layout(request, stage) if sized else None
+
+
+ONLINE_METHODS = ("fp8", "experts_int8")
+
+
+def online_scheme(request: Request) -> str | None:
+    """The scheme a server quantises to while loading; None when the checkpoint is taken as it is.
+
+    Raises UsageError for a --quantization that contradicts the checkpoint or cannot be done while loading.
+    """
+    asked, stored = request.args.quantization, request.spec.quantization
+    if asked is None:
+        return None
+    if stored is not None:
+        if asked.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):
+            raise UsageError(
+                f"--quantization {asked}: {request.spec.name} is stored as {stored.method}; leave the flag out"
+            )
+        return None
+    if asked not in ONLINE_METHODS:
+        raise UsageError(
+            f"--quantization {asked}: {request.spec.name} is not quantised, and only {' or '.join(ONLINE_METHODS)} can "
+            "be made while loading; name a quantised checkpoint"
+        )
+    return asked
+
+
+def takes_headers(request: Request) -> bool:
+    """Whether the files' own sizes are what a server keeps: not when it quantises while loading, nor for MXFP4, which
+    it pads for its kernels."""
+    assert request.checkpoint is not None
+    padded = "mxfp4" in vllm.scheme_kinds(request.spec)
+    return bool(request.checkpoint.tensors) and not padded and online_scheme(request) is None
+
+
+def rank_weights(request: Request, stage: int) -> dict[str, int]:
+    """Weight bytes of one rank by tensor group; a draft model's are `draft`, a stated total is `stated`."""
+    args = request.args
+    if request.weights_bytes is not None:
+        ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+        groups = {"stated": ceil(request.weights_bytes / ranks)}
+    elif request.checkpoint is not None and takes_headers(request):
+        from kvplan.sizing.stored import stored_weights
+
+        groups = dict(stored_weights(request.spec, request.checkpoint, weight_layout(request, stage)))
+    else:
+        groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))
+    if request.draft is not None:
+        layout = Layout(tp=args.tensor_parallel_size, sm=request.gpu.sm)
+        groups["draft"] = weights.total_weights(request.draft, layout)
+    return groups
