@@ -194,7 +194,7 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
             notes.append(f"{as_flag(name, value)} is taken; the {log.called} says {logged_as(log, name, text)}")
     engine = engine_of(log)  # a log may say the third field, too
     taken = request.release.label.partition("+")[0]  # what is known beyond the number is no contradiction
-    if engine not in (None, "sglang") and not f"{engine}.".startswith(f"{taken}."):
+    if engine is not None and "@" in engine and not f"{engine}.".startswith(f"{taken}."):
         version = printable(log.text("version") or "", 40)
         notes.append(f"--engine {taken} is taken; the {log.called} says version {version}")
     logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.served_name)

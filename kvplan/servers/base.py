@@ -78,6 +78,32 @@ class Terms:
     sources: Sources
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One step of the explanation: a title and lines of plain text."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A server's own part of --explain, its numbers put in.
+
+    block_size  why its blocks are that large
+    pools       how blocks and states share its memory
+    budget      from the GPU's total to the bytes of the KV cache
+    users       from these to requests
+    more        sections of its own
+    """
+
+    block_size: str
+    pools: tuple[str, ...]
+    budget: tuple[str, ...]
+    users: tuple[str, ...]
+    more: tuple[Section, ...] = ()
+
+
 class Server(Protocol):
     """What the planner asks of a server.
 
@@ -89,6 +115,7 @@ class Server(Protocol):
     settings   what it runs with, its pool not yet known
     size       its memory on each stage, its pool, and what that holds
     launch     the words of the command that starts what was planned
+    explain    the formulas behind a plan
     """
 
     @property
@@ -104,6 +131,7 @@ class Server(Protocol):
     def settings(self, request: "Request") -> "Settings": ...
     def size(self, request: "Request") -> "Sized": ...
     def launch(self, plan: "Plan") -> list[str]: ...
+    def explain(self, plan: "Plan") -> Explanation: ...
 
 
 def _vllm() -> Server:

@@ -309,7 +309,8 @@ TOLD_SIZES: Final[dict[str, tuple[str, str | None, str | None]]] = {
 INDEXER_LOGITS_MIB: Final = 512  # vLLM 0.33 envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
 SIZES_MIB: Final = range(1, 10**6)  # of it: up to a terabyte
 # The releases whose own answers the rules were compared with, case by case (tests/oracles.py).
-COMPARED = {"vllm": ((0, 33),), "sglang": ((0, 5, 23),)}
+COMPARED: Final[dict[str, tuple[tuple[int, ...], ...]]] = {"vllm": ((0, 33),), "sglang": ((0, 5, 23),)}
+CHANGES_OF: Final = {"vllm": CHANGES, "sglang": SGLANG_CHANGES}
 LAST = 10**6  # stands for the third field of a line's last release
 
 
@@ -351,16 +352,14 @@ class Version:
 
     def has(self, change: str) -> bool:
         """Whether a change came with this release of its server or an earlier one; never so for the other server's."""
-        if self.engine == "sglang":
-            return change in SGLANG_CHANGES and self.fields >= SGLANG_CHANGES[change].since
-        return change in CHANGES and self.number >= since(change)
+        changes = CHANGES_OF.get(self.engine, {})
+        return change in changes and self.fields >= changes[change].since
 
     @property
     def is_compared(self) -> bool:
-        """Whether the rules were compared with this release's own code; SGLang 0.5 alone means the one that was."""
-        if self.engine == "sglang" and self.patch is None:
-            return self.number in [fields[:2] for fields in COMPARED[self.engine]]
-        return (self.number if self.engine == "vllm" else self.fields) in COMPARED[self.engine]
+        """Whether the rules were compared with this release's own code; 0.5 of SGLang alone means the one that was."""
+        given = self.number if self.patch is None else self.fields
+        return given in [fields[: len(given)] for fields in COMPARED.get(self.engine, ())]
 
     @property
     def fields(self) -> tuple[int, ...]:

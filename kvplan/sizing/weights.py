@@ -38,7 +38,7 @@ class Layout:
 
     dp  data parallel replicas; without expert parallelism they share the experts' matrices as tensor ranks do (vLLM)
     sm  compute capability of the GPU, 90 for 9.0; it decides how MXFP4 experts are padded
-    rest_last  layers that pipeline stages cannot share evenly go to the last stages (SGLang)
+    rest_last  layers that pipeline stages cannot share evenly go to the last stages
     left_out      inputs that are switched off: a tower that serves no other is not built
     whole_towers  towers are whole on each rank, which share the batch
     expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing

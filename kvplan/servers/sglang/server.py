@@ -1,17 +1,20 @@
 """SGLang as the planner sees it: kvplan.servers.base.Server."""
 
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans import Request
+from kvplan.servers.base import Explanation
+from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules
 from kvplan.servers.sglang.launch import command as launch
 from kvplan.servers.sglang.models import context_length
-from kvplan.servers.sglang.rules import LEAST_REQUESTS, NEWEST
+from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import size
 from kvplan.servers.sglang.terms import TERMS
 from kvplan.servers.vllm.rules import EngineArgs, Settings, has_states
 
-__all__ = ["context", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms"]
+__all__ = [
+    "context", "explain", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+]  # fmt: skip
 
 name = "sglang"
 rest_last = True
@@ -19,7 +22,7 @@ terms = TERMS
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
-    return rules.version(NEWEST if numbers is None else numbers)
+    return rules.version(rules.NEWEST if numbers is None else numbers)
 
 
 def labels() -> tuple[str, ...]:
@@ -40,3 +43,9 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 def settings(request: Request) -> Settings:
     return rules.resolve(request.spec, request.gpu, request.args, request.release)
+
+
+def explain(plan: Plan) -> Explanation:
+    from kvplan.servers.sglang import explain as own  # of no account unless asked for
+
+    return own.explain(plan)

@@ -1,15 +1,18 @@
 """vLLM as the planner sees it: kvplan.servers.base.Server."""
 
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.plans import Request
+from kvplan.servers.base import Explanation
+from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version, told
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.launch import command as launch
-from kvplan.servers.vllm.rules import NEWEST, OLDEST, EngineArgs, Settings
+from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.servers.vllm.size import size
 from kvplan.servers.vllm.terms import TERMS
 
-__all__ = ["context", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms"]
+__all__ = [
+    "context", "explain", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+]  # fmt: skip
 
 name = "vllm"
 rest_last = False
@@ -17,11 +20,13 @@ terms = TERMS
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
-    return told(rules.version(NEWEST if numbers is None else (numbers[0], numbers[1])), words)
+    return told(rules.version(rules.NEWEST if numbers is None else (numbers[0], numbers[1])), words)
 
 
 def labels() -> tuple[str, ...]:
-    return ("vllm", *(f"vllm@0.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1)))  # the newest first
+    """The newest first."""
+    minors = range(rules.NEWEST[1], rules.OLDEST[1] - 1, -1)
+    return ("vllm", *(f"vllm@0.{minor}" for minor in minors))
 
 
 def context(spec: ModelSpec) -> int:
@@ -34,3 +39,9 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 def settings(request: Request) -> Settings:
     return rules.resolve(request.spec, request.gpu, request.args, request.release)
+
+
+def explain(plan: Plan) -> Explanation:
+    from kvplan.servers.vllm import explain as own  # of no account unless asked for
+
+    return own.explain(plan)

@@ -1,0 +1,175 @@
+"""vLLM's part of --explain: its blocks, its budget, its start-up check, and the estimate people make of it by hand."""
+
+from collections.abc import Iterator
+
+from kvplan.core.units import GIB, format_gib, plural
+from kvplan.servers.base import Explanation, Section
+from kvplan.servers.plans import BUDGET_ROWS, Plan
+from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import rules as vllm
+
+# The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
+# default is 1,024 sequences at 38.4 B per sequence and vocabulary entry (vLLM 0.11).
+FOLK_UTILIZATION = 0.90
+FOLK_SEQS = 1024
+FOLK_RELEASE = (0, 11)
+FOLK_SAMPLER_BYTES = 38.4
+
+
+def explain(plan: Plan) -> Explanation:
+    folk = tuple(_folk(plan))
+    more = (Section("Why not the folk answer", folk),) if folk else ()
+    return Explanation(_block_size(plan), tuple(_pools(plan)), tuple(_budget(plan)), tuple(_users(plan)), more)
+
+
+def _block_size(plan: Plan) -> str:
+    spec, settings, size = plan.request.spec, plan.settings, plan.pool.block_size
+    asked = plan.request.args.block_size
+    if vllm.has_states(spec):
+        return f"block size {size:,}: raised until a page of attention covers the page of a state"
+    if asked is not None:
+        return f"block size {size:,}: as asked"
+    smallest = vllm.default_block_size(spec, settings.kv_dtype, plan.request.gpu.sm, ahead=plan.pool.how.ahead)
+    if smallest != size:
+        return f"block size {size:,}: {smallest}, raised so that the pages of all layers are equal"
+    return f"block size {size:,}: the smallest that the attention backend takes on this GPU, at least 16"
+
+
+def _pools(plan: Plan) -> Iterator[str]:
+    if len(plan.pool.groups) > 1:
+        yield (
+            "groups share one set of block ids: a block costs the widest group's bytes, "
+            f"{plan.capacity.bytes_per_block:,} B, and a request is charged the sum, "
+            f"{plan.capacity.blocks_per_request:,} blocks"
+        )
+
+
+def _budget(plan: Plan) -> Iterator[str]:
+    gpu, settings, memory = plan.request.gpu, plan.settings, plan.memory
+    yield f"total {memory.total:,} B ({format_gib(memory.total)}, {gpu.total_memory_kind}): {gpu.total_memory_source}"
+    given = plan.request.args.kv_cache_memory_bytes
+    if given is not None:
+        yield f"--kv-cache-memory-bytes {given:,} is the pool, whatever else there is"
+    else:
+        product = f"ceil({memory.total:,} x {settings.gpu_memory_utilization})"
+        yield f"budget {product} = {memory.budget:,} B ({format_gib(memory.budget)})"
+        yield f"- weights {memory.weights:,} B"
+    for name in BUDGET_ROWS:
+        estimate = plan.estimates[name]
+        if estimate.likely or estimate.high:
+            outside = given is not None or (name == "cuda_graphs" and not settings.graphs_in_budget)
+            sign = "(not subtracted)" if outside else "-"
+            spread = (
+                "" if estimate.low == estimate.high else f" ({estimate.low / GIB:.2f}-{estimate.high / GIB:.2f} GiB)"
+            )
+            origin = f"[{estimate.kind}: {estimate.source}]"
+            yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} {origin}"
+    yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
+    yield from filter(None, (overheads.runner_rule(settings), overheads.sampler_rule(settings)))
+    if plan.estimates["cuda_graphs"].high:
+        yield f"CUDA graphs: {overheads.graphs_rule(settings)}; {overheads.NARROWER}"
+    context = plan.estimates["context"]
+    yield f"outside the budget: {context.formula} {format_gib(context.likely)} [{context.kind}: {context.source}]"
+
+
+def _users(plan: Plan) -> Iterator[str]:
+    capacity, answer = plan.capacity, plan.concurrency
+    null_block = 1 if plan.settings.version.has("null_block") else 0
+    need = (capacity.blocks_per_request + null_block) * capacity.bytes_per_block
+    room, override = plan.available, plan.request.args.num_gpu_blocks_override
+    if override is not None and plan.settings.version.has("override_before_fit"):
+        room = override * capacity.bytes_per_block
+    asked = f"({capacity.blocks_per_request:,} + 1 null block)" if null_block else f"{capacity.blocks_per_request:,}"
+    yield (
+        f"start-up check: {asked} x {capacity.bytes_per_block:,} B = {need:,} B {'<=' if plan.fits else '>'} "
+        f"{room:,} B: {'starts' if plan.fits else f'refused, {plan.deficit:,} B short'}"
+    )
+    if plan.refusal is not None:
+        yield f"does not start: {plan.refusal.text}"
+    if not plan.fits:
+        return
+    if plan.request.args.num_gpu_blocks_override is None:
+        yield f"blocks: floor({plan.available:,} / {capacity.bytes_per_block:,}) = {capacity.num_blocks:,}"
+    else:
+        yield f"blocks: --num-gpu-blocks-override {capacity.num_blocks:,}"
+    yield f"concurrency: {capacity.num_blocks:,} / {capacity.blocks_per_request:,} = {answer.max:.4f}"
+    if not plan.settings.version.has("tokens_by_concurrency"):
+        shared = f"{capacity.num_blocks:,} // {len(plan.pool.groups)} groups"
+        yield f"tokens: {shared} x {plan.pool.block_size:,} = {capacity.tokens:,}"
+    else:
+        yield f"tokens: floor({answer.max:.4f} x {capacity.max_model_len:,}) = {capacity.tokens:,}"
+    load, pool = plan.request.load, answer.pool
+    tokens = load.longest(capacity.max_model_len)
+    in_flight = plan.pool.in_flight(tokens, capacity.max_model_len, plan.settings)
+    usable = f"({capacity.num_blocks:,} - 1 null block - {plural(in_flight, 'block')} of a prompt in flight)"
+    if load.lengths is not None:
+        yield f"users of the lengths stated in {usable}{_shared_text(plan)}: {pool.users:,} [{pool.method}]"
+    else:
+        yield (
+            f"users: {usable} / {plan.pool.held(tokens):,} blocks that a decoding request of {tokens:,} tokens holds"
+            f"{_shared_text(plan)} = {pool.users:,}"
+        )
+    if answer.users < pool.users:
+        yield f"users: at most --max-num-seqs {answer.max_num_seqs:,} of them run at once"
+
+
+def _shared_text(plan: Plan) -> str:
+    shared = plan.request.load.shared_prefix
+    return f", {shared:,} tokens of prefix stored once" if shared else ""
+
+
+def folk_terms(plan: Plan) -> list[tuple[str, int]]:
+    """From the folk KV budget to ours, step by step; the sum is `available`.
+
+    Folk: 0.90 x the vendor's GB - parameters x 2 B - an activation peak measured with 1,024 sequences.
+    """
+    gpu, memory, estimates = plan.request.gpu, plan.memory, plan.estimates
+    nominal = gpu.nominal_memory or memory.total
+    folk_peak = int(FOLK_SAMPLER_BYTES * FOLK_SEQS * plan.request.spec.vocab_size)
+    start = int(nominal * FOLK_UTILIZATION)
+    seen = int(memory.total * FOLK_UTILIZATION)
+    counted = [name for name in BUDGET_ROWS if name != "activations"]
+    if not plan.settings.graphs_in_budget:
+        counted.remove("cuda_graphs")
+    return [
+        ("folk", start - memory.weights - folk_peak),
+        (f"the driver keeps some of the {format_gib(nominal)}: CUDA sees {format_gib(memory.total)}", seen - start),
+        (f"utilisation {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
+        (_peak_step(plan), folk_peak - memory.activations),
+        *(
+            (f"{name.replace('_', ' ')}, left out", -estimates[name].likely)
+            for name in counted
+            if estimates[name].likely
+        ),
+    ]
+
+
+def _peak_step(plan: Plan) -> str:
+    """What sets our activation peak apart from the folk one, measured with FOLK_SEQS sequences in FOLK_RELEASE."""
+    settings, release = plan.settings, plan.request.release
+    if release.number == FOLK_RELEASE and settings.max_num_seqs == FOLK_SEQS:
+        return f"activation peak as estimated here: {plan.estimates['activations'].formula}"
+    return (
+        f"activation peak of {settings.max_num_seqs:,} sequences and {settings.max_num_batched_tokens:,} batched "
+        f"tokens in {release.label}, not of {FOLK_SEQS:,} sequences on an H100 in vllm@0.11"
+    )
+
+
+def _folk(plan: Plan) -> Iterator[str]:
+    args = plan.request.args
+    if args.kv_cache_memory_bytes is not None or args.num_gpu_blocks_override is not None or not plan.fits:
+        return
+    each = plan.bytes_per_request
+    nominal = plan.request.gpu.nominal_memory or plan.memory.total
+    running = 0
+    for what, step in folk_terms(plan):
+        running += step
+        users = running / each
+        if what == "folk":
+            peak = FOLK_SAMPLER_BYTES * FOLK_SEQS * plan.request.spec.vocab_size / GIB
+            yield (
+                f"folk: {nominal / GIB:.0f} x {FOLK_UTILIZATION} - weights {plan.memory.weights / GIB:.2f} - "
+                f"activations {peak:.2f} (an H100's) = {format_gib(running)}, / {format_gib(each)} = {users:.2f} users"
+            )
+        elif round(step / GIB, 2):
+            yield f"{step / GIB:+.2f} GiB {what}: {format_gib(running)}, {users:.2f} users"
