@@ -12,7 +12,7 @@ import torch
 from engine.batch import BatchArrays
 from engine.kernels.work_list import COLUMNS, Planner, WorkList
 from engine.memory import device_memory, nbytes, reserved
-from engine.staging import Layout, Outbox
+from engine.staging import Layout, UploadRing
 from engine.step import GroupTensors, StepTensors
 
 # Batch sizes that are captured; a batch runs in the next larger one, its last rows not there.
@@ -38,14 +38,14 @@ class DecodeGraphs:
         num_groups: int,
         max_blocks: int,
         hidden: torch.Tensor,
-        outbox: Outbox,
+        uploads: UploadRing,
         planners: tuple[Planner, ...] = (),
     ) -> None:
-        """hidden: [largest size, hidden_size], where every graph leaves its result; outbox: where inputs lie before.
+        """hidden: [largest size, hidden_size], where every graph leaves its result; uploads: where inputs lie before.
 
         planners: one per KV group, for kernels that want their decode work planned
         """
-        self.forward, self.hidden, self.outbox, self.planners = forward, hidden, outbox, planners
+        self.forward, self.hidden, self.uploads, self.planners = forward, hidden, uploads, planners
         largest, device = max(sizes), hidden.device
 
         def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -103,7 +103,7 @@ class DecodeGraphs:
         Rows behind them are not there: no tokens, and a slot that nothing is written to.
         """
         layout, num_groups = self.layouts[size], len(self.block_tables)
-        memory, (token_ids, positions, context_lens, *more) = self.outbox.reserve(layout)
+        memory, (token_ids, positions, context_lens, *more) = self.uploads.reserve(layout)
         _fill(token_ids, arrays.token_ids, 0)
         _fill(positions, arrays.positions, 0)
         _fill(context_lens, arrays.context_lens, 0)
@@ -113,7 +113,7 @@ class DecodeGraphs:
             place[...] = planner.padded_plan(arrays.context_lens, size).rows
         self.inputs[: layout.num_bytes].copy_(memory, non_blocking=True)
         for ours, table in zip(self.block_tables, arrays.block_tables, strict=True):
-            ours[: len(table), : table.shape[1]].copy_(self.outbox.put(table), non_blocking=True)
+            ours[: len(table), : table.shape[1]].copy_(self.uploads.stage(table), non_blocking=True)
 
     def _run(self, size: int) -> None:
         self.hidden[:size].copy_(self.forward(self._step(size)))

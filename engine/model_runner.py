@@ -20,7 +20,7 @@ from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, reques
 from engine.models import Model
 from engine.sampler import SampledAhead, Sampler, sample
 from engine.sequence import Sequence
-from engine.staging import Inbox, Outbox
+from engine.staging import DownloadRing, UploadRing
 from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
 from engine.warm_up import blank_step, lengths, samplings
@@ -73,8 +73,8 @@ class ModelRunner:
         on_stage("weights")
         with _named_when_out_of_memory(device, "the weights"):
             self.model = self._load(source, device)
-        self._outbox, self._inbox = Outbox(device), Inbox(device)
-        self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed, outbox=self._outbox)
+        self._uploads, self._downloads = UploadRing(device), DownloadRing(device)
+        self.sampler = Sampler(spec.vocab_size, device=device, seed=config.seed, uploads=self._uploads)
         self.graphs: DecodeGraphs | None = None
         # What the last step's rows sampled, for the next step's token ids.
         self.last_sampled = torch.zeros(config.num_seqs, dtype=torch.int64, device=device)
@@ -104,14 +104,14 @@ class ModelRunner:
             for tensor in (sampled.token_ids, sampled.is_bad):  # ranks must agree on what was sampled, to the bit
                 self.tp.broadcast(tensor)
             self.last_sampled[: len(arrays.seqs)] = sampled.token_ids
-            return sampled.send(self._inbox)
+            return sampled.download(self._downloads)
 
     def logits(self, arrays: BatchArrays) -> torch.Tensor:
         """[num_seqs, vocab_size] in a dtype that the kernels sample from, of each sequence's last token."""
-        self._outbox.turn()
+        self._uploads.next_step()
         hidden = None if self.graphs is None else self.graphs(arrays)
         if hidden is None:
-            return self.forward(step_tensors(arrays, self.device, self._outbox, self.planners, self._queries_of_tile))
+            return self.forward(step_tensors(arrays, self.device, self._uploads, self.planners, self._queries_of_tile))
         return self.model.logits(hidden)
 
     def forward(self, step: StepTensors) -> torch.Tensor:
@@ -223,7 +223,7 @@ class ModelRunner:
         with PeakMeter(self.device) as meter:
             logits = self.forward(step_tensors(self._largest_step(), self.device))
             seqs = [Sequence(str(i), [0], 1) for i in range(logits.shape[0])]
-            sampler = Sampler(self.spec.vocab_size, device=self.device, outbox=self._outbox)
+            sampler = Sampler(self.spec.vocab_size, device=self.device, uploads=self._uploads)
             sample(logits, sampler.prepare(seqs, [LARGEST_SAMPLING] * len(seqs)), self.kernels)
         return meter.peak
 
@@ -300,7 +300,7 @@ class ModelRunner:
         sizes = sizes_for(self.config.num_seqs)
         hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
         graphs = DecodeGraphs(
-            self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._outbox, self.planners
+            self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._uploads, self.planners
         )
         self.memory = replace(
             self.memory,

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.config import SamplingParams
 from engine.kernels import torch_backend
 from engine.sequence import Sequence
-from engine.staging import Inbox, Letter, Outbox
+from engine.staging import AsyncCopy, DownloadRing, UploadRing
 from engine.step import on_device
 
 # splitmix64 (Steele, Lea, Flood 2014): stream `key` at step n is mix(key + n * GAMMA).
@@ -129,9 +129,9 @@ class Sampled:
         """Wait for the device and copy everything."""
         return self.read(self._words().cpu())
 
-    def send(self, inbox: Inbox) -> "SampledAhead":
+    def download(self, downloads: DownloadRing) -> "SampledAhead":
         """Begin to copy everything; nobody waits."""
-        return SampledAhead(self, inbox.send(self._words()))
+        return SampledAhead(self, downloads.download(self._words()))
 
     def _words(self) -> Tensor:
         """Everything as one tensor of int32 words."""
@@ -168,10 +168,10 @@ class SampledAhead:
     """One step's tokens on their way to the host."""
 
     sampled: Sampled
-    letter: Letter
+    copy: AsyncCopy
 
     def wait(self) -> SampledTokens:
-        return self.sampled.read(self.letter.read())
+        return self.sampled.read(self.copy.wait())
 
 
 # --- on the device -----------------------------------------------------------------------------------------------
@@ -274,12 +274,12 @@ class Sampler:
     """Keeps the parameters of the running set on the device from step to step, and what penalised rows have seen."""
 
     def __init__(
-        self, vocab_size: int, *, device: torch.device | str = "cpu", seed: int = 0, outbox: Outbox | None = None
+        self, vocab_size: int, *, device: torch.device | str = "cpu", seed: int = 0, uploads: UploadRing | None = None
     ) -> None:
-        """outbox: where what goes to the device waits for the copy, if it is turned at every step."""
+        """uploads: where what goes to the device waits for the copy, if it moves on at every step."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.outbox = outbox
+        self.uploads = uploads
         self._own_key = int(mix(np.array([seed % 2**64], np.uint64))[0])
         self._seqs: list[Sequence] = []
         self._batch = SamplingBatch(0)
@@ -390,7 +390,7 @@ class Sampler:
 
     def _for_now(self, array: NDArray[Any]) -> Tensor:
         """For this step alone."""
-        return on_device(array, self.device, self.outbox)
+        return on_device(array, self.device, self.uploads)
 
     def _count(self, penalties: Penalties) -> None:
         """Bring seen and counts up to the tokens that the sequences know by now."""

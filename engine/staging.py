@@ -1,8 +1,8 @@
 """Host memory between a step and its device: pinned for a GPU, so that copies travel while both sides go on.
 
-A step's arrays lie one behind the other, so that one copy takes them all. There are two parts each way, used in turn:
-what one step's copy still reads or writes, the next step leaves alone. On a CPU the same happens in plain memory, and
-nothing travels.
+A step's arrays lie one behind the other, so that one copy takes them all. There are two buffers each way, used in
+turn: what one step's copy still reads or writes, the next step leaves alone. On a CPU the same happens in plain memory,
+and nothing travels.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
-NUM_PARTS = 2  # steps in flight
+NUM_BUFFERS = 2  # steps in flight
 ALIGNMENT = 16  # bytes: what Triton's kernels are compiled for
 DTYPES = {"int32": torch.int32, "int64": torch.int64, "float32": torch.float32, "float64": torch.float64}
 
@@ -65,30 +65,30 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Outbox:
-    """Where a step's arrays lie until the device has copied them."""
+class UploadRing:
+    """The host memory that a step's arrays wait in until the device has copied them."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._parts = [_Part(device) for _ in range(NUM_PARTS)]
+        self._buffers = [_Buffer(device) for _ in range(NUM_BUFFERS)]
 
-    def turn(self) -> None:
+    def next_step(self) -> None:
         """Begin a step: its arrays go where the step before the last one's lay, which are with the device by now."""
-        self._parts[0].left = _event_now(self.device)
-        self._parts.append(self._parts.pop(0))
-        self._parts[0].clear()
+        self._buffers[0].copied = _event_now(self.device)
+        self._buffers.append(self._buffers.pop(0))
+        self._buffers[0].clear()
 
-    def put(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """The array in this step's part, to be copied from until the step after the next one."""
-        return self._parts[0].put(array)
+    def stage(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """The array in this step's buffer, to be copied from until the step after the next one."""
+        return self._buffers[0].stage(array)
 
     def reserve(self, layout: Layout) -> tuple[torch.Tensor, list[np.ndarray[Any, Any]]]:
-        """Memory in this step's part [num_bytes] uint8, and the arrays in it, still to be filled."""
-        memory, content = self._parts[0].reserve(layout.num_bytes)
+        """Memory in this step's buffer [num_bytes] uint8, and the arrays in it, still to be filled."""
+        memory, content = self._buffers[0].reserve(layout.num_bytes)
         return memory, layout.arrays(content)
 
-    def send(self, arrays: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
-        """The arrays on the device, by one copy; on a CPU they stay in this step's part."""
+    def upload(self, arrays: list[np.ndarray[Any, Any]]) -> list[torch.Tensor]:
+        """The arrays on the device, by one copy; on a CPU they stay in this step's buffer."""
         layout = Layout.of(*((array.shape, array.dtype.name) for array in arrays))
         memory, places = self.reserve(layout)
         for place, array in zip(places, arrays, strict=True):
@@ -96,7 +96,7 @@ class Outbox:
         return layout.tensors(memory.to(self.device, non_blocking=True))
 
 
-class _Part:
+class _Buffer:
     """One step's memory; it grows to the largest step seen."""
 
     def __init__(self, device: torch.device) -> None:
@@ -104,14 +104,14 @@ class _Part:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._bytes = self._memory.numpy()  # the same memory
         self._used = 0
-        self.left: torch.cuda.Event | None = None  # the device is past this step's copies
+        self.copied: torch.cuda.Event | None = None  # the device is past this step's copies
 
     def clear(self) -> None:
-        if self.left is not None:
-            self.left.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         self._used = 0
 
-    def put(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+    def stage(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         memory, content = self.reserve(array.nbytes)
         content.view(array.dtype).reshape(array.shape)[...] = array
         return memory.view(DTYPES[array.dtype.name]).view(array.shape)
@@ -126,35 +126,35 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class AsyncCopy:
     """A tensor on its way to the host."""
 
-    content: torch.Tensor
-    arrived: torch.cuda.Event | None
+    on_host: torch.Tensor
+    copied: torch.cuda.Event | None
 
-    def read(self) -> torch.Tensor:
-        """Wait until it is there."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.content
+    def wait(self) -> torch.Tensor:
+        """The tensor, once all of it is there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.on_host
 
 
-class Inbox:
-    """Where what a step sends to the host arrives; a letter is to be read before the one after the next is sent."""
+class DownloadRing:
+    """The host memory that a step's results arrive in; read a copy before the one after the next is begun."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._parts = [torch.empty(0, dtype=torch.int32) for _ in range(NUM_PARTS)]
+        self._buffers = [torch.empty(0, dtype=torch.int32) for _ in range(NUM_BUFFERS)]
 
-    def send(self, words: torch.Tensor) -> Letter:
+    def download(self, words: torch.Tensor) -> AsyncCopy:
         """Copy words [n] int32 to the host, which goes on meanwhile."""
-        self._parts.append(self._parts.pop(0))
-        if len(self._parts[0]) < len(words):
+        self._buffers.append(self._buffers.pop(0))
+        if len(self._buffers[0]) < len(words):
             is_pinned = self.device.type == "cuda"
-            self._parts[0] = torch.empty(2 * len(words), dtype=torch.int32, pin_memory=is_pinned)
-        content = self._parts[0][: len(words)]
-        content.copy_(words, non_blocking=True)
-        return Letter(content, _event_now(self.device))
+            self._buffers[0] = torch.empty(2 * len(words), dtype=torch.int32, pin_memory=is_pinned)
+        on_host = self._buffers[0][: len(words)]
+        on_host.copy_(words, non_blocking=True)
+        return AsyncCopy(on_host, _event_now(self.device))
 
 
 def _event_now(device: torch.device) -> torch.cuda.Event | None:

@@ -11,7 +11,7 @@ import torch
 from engine.batch import BatchArrays, Ints
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Planner, WorkList
-from engine.staging import Outbox
+from engine.staging import UploadRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,27 @@ class StepTensors:
         return len(self.prefill_context_lens)
 
 
-def on_device(array: np.ndarray[Any, Any], device: torch.device, outbox: Outbox | None = None) -> torch.Tensor:
+def on_device(array: np.ndarray[Any, Any], device: torch.device, uploads: UploadRing | None = None) -> torch.Tensor:
     """An array as a tensor; to a GPU it travels while the host goes on."""
-    host = torch.from_numpy(np.ascontiguousarray(array)) if outbox is None else outbox.put(array)
+    host = torch.from_numpy(np.ascontiguousarray(array)) if uploads is None else uploads.stage(array)
     return host.to(device, non_blocking=True)
 
 
 def all_on_device(
-    arrays: list[np.ndarray[Any, Any]], device: torch.device, outbox: Outbox | None = None
+    arrays: list[np.ndarray[Any, Any]], device: torch.device, uploads: UploadRing | None = None
 ) -> list[torch.Tensor]:
-    """Arrays as tensors; with an outbox they travel together."""
-    return [on_device(array, device) for array in arrays] if outbox is None else outbox.send(arrays)
+    """Arrays as tensors; with an uploads they travel together."""
+    return [on_device(array, device) for array in arrays] if uploads is None else uploads.upload(arrays)
 
 
 def step_tensors(
     arrays: BatchArrays,
     device: torch.device,
-    outbox: Outbox | None = None,
+    uploads: UploadRing | None = None,
     planners: tuple[Planner, ...] = (),
     queries_of_tile: Callable[[int], int] | None = None,
 ) -> StepTensors:
-    """The scheduler's batch on the device; outbox: where its arrays wait for the copy.
+    """The scheduler's batch on the device; uploads: where its arrays wait for the copy.
 
     planners         one per KV group, for kernels that want their decode work planned
     queries_of_tile  for kernels that want their prefill planned: queries of a tile, by the most of any sequence
@@ -79,7 +79,7 @@ def step_tensors(
                 arrays.query_start, *arrays.block_tables, *(plan.rows for plan in plans.values()), *rows,
             ],
             device,
-            outbox,
+            uploads,
         )
     )  # fmt: skip
     token_ids, positions, last_tokens = islice(sent, 3)

@@ -15,7 +15,7 @@ from engine import cuda_graphs
 from engine.batch import BatchArrays
 from engine.cuda_graphs import DecodeGraphs
 from engine.kernels.work_list import Planner
-from engine.staging import Outbox
+from engine.staging import UploadRing
 from engine.step import StepTensors
 from tests.support.small_engines import engine_for
 
@@ -52,9 +52,9 @@ class Device:
         return run
 
     def graphs(self, planners: tuple[Planner, ...] = ()) -> DecodeGraphs:
-        outbox = Outbox(torch.device("cpu"))
+        uploads = UploadRing(torch.device("cpu"))
         groups = len(planners) or 1
-        return DecodeGraphs(self.forward, (1, 2, 4), groups, MAX_BLOCKS, torch.zeros(4, HIDDEN), outbox, planners)
+        return DecodeGraphs(self.forward, (1, 2, 4), groups, MAX_BLOCKS, torch.zeros(4, HIDDEN), uploads, planners)
 
 
 @pytest.fixture

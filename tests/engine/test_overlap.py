@@ -12,7 +12,7 @@ from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
 from engine.request import RequestOutput, TokenUpdate
 from engine.sampler import SampledAhead
-from engine.staging import Inbox, Layout, Outbox
+from engine.staging import DownloadRing, Layout, UploadRing
 from tests.support.small_engines import (
     FAMILIES,
     ROUNDING,
@@ -529,11 +529,11 @@ def test_the_engine_goes_on_after_an_interrupt_while_it_waits(monkeypatch: pytes
 
 
 def test_what_one_step_sends_stays_until_the_step_after_the_next() -> None:
-    outbox = Outbox(torch.device("cpu"))
+    uploads = UploadRing(torch.device("cpu"))
     sent = []
     for step in range(4):
-        outbox.turn()
-        sent.append([outbox.put(np.full((n, 2), 10 * step + n, np.int32)) for n in (3, 50 * step)])
+        uploads.next_step()
+        sent.append([uploads.stage(np.full((n, 2), 10 * step + n, np.int32)) for n in (3, 50 * step)])
         for tensor, n in zip(sent[step], (3, 50 * step), strict=True):  # the other part is untouched, and so is this
             assert tensor.tolist() == [[10 * step + n] * 2] * n
         if step:
@@ -541,59 +541,59 @@ def test_what_one_step_sends_stays_until_the_step_after_the_next() -> None:
 
 
 def test_two_parts_of_memory_serve_all_steps() -> None:
-    outbox, places = Outbox(torch.device("cpu")), []
+    uploads, places = UploadRing(torch.device("cpu")), []
     for _ in range(5):
-        outbox.turn()
-        places.append(outbox.put(np.zeros((3, 2), np.int32)).data_ptr())
+        uploads.next_step()
+        places.append(uploads.stage(np.zeros((3, 2), np.int32)).data_ptr())
     assert places == [*places[:2], *places[:2], places[0]]
     assert places[0] != places[1]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32, np.float64])
 def test_an_array_is_sent_as_it_is(dtype: Any) -> None:
-    outbox = Outbox(torch.device("cpu"))
-    outbox.put(np.zeros(3, np.int32))  # 12 bytes: what follows begins at 16
+    uploads = UploadRing(torch.device("cpu"))
+    uploads.stage(np.zeros(3, np.int32))  # 12 bytes: what follows begins at 16
     array = np.arange(24).reshape(4, 6).astype(dtype)
-    tensor = outbox.put(array[:, ::2])
+    tensor = uploads.stage(array[:, ::2])
     assert torch.equal(tensor, torch.from_numpy(array[:, ::2].copy()))
     assert tensor.data_ptr() % np.dtype(dtype).itemsize == 0
-    assert outbox.put(np.zeros((0, 5), dtype)).shape == (0, 5)
+    assert uploads.stage(np.zeros((0, 5), dtype)).shape == (0, 5)
 
 
 def test_arrays_that_are_sent_together_lie_one_behind_the_other() -> None:
-    outbox = Outbox(torch.device("cpu"))
-    outbox.put(np.zeros(3, np.int32))
+    uploads = UploadRing(torch.device("cpu"))
+    uploads.stage(np.zeros(3, np.int32))
     arrays: list[Any] = [
         np.arange(5), np.arange(6, dtype=np.int32).reshape(2, 3), np.zeros(0, np.int64), np.zeros((0, 4), np.int32),
         np.arange(8, dtype=np.int32).reshape(2, 4)[:, ::2], np.array([7]),
     ]  # fmt: skip
-    tensors = outbox.send(arrays)
+    tensors = uploads.upload(arrays)
     assert all(
         torch.equal(tensor, torch.from_numpy(array.copy())) for tensor, array in zip(tensors, arrays, strict=True)
     )
     # 40 bytes, 24, none, none, 16 and 8: each begins at a multiple of 16.
     assert [tensor.data_ptr() - tensors[0].data_ptr() for tensor in tensors if tensor.numel()] == [0, 48, 80, 96]
     assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
-    assert outbox.send([]) == []
+    assert uploads.upload([]) == []
 
 
 def test_what_is_written_into_a_reserved_layout_is_there_for_the_copy() -> None:
-    outbox, layout = Outbox(torch.device("cpu")), Layout.of(((2, 3), "int32"), ((2,), "int64"))
+    uploads, layout = UploadRing(torch.device("cpu")), Layout.of(((2, 3), "int32"), ((2,), "int64"))
     assert layout.num_bytes == 32 + 16
-    memory, (tables, longs) = outbox.reserve(layout)
+    memory, (tables, longs) = uploads.reserve(layout)
     tables[...], longs[...] = 7, [1, 2]
     there = [tensor.tolist() for tensor in layout.tensors(memory.clone())]
     assert there == [[[7, 7, 7], [7, 7, 7]], [1, 2]]
 
 
-def test_a_letter_can_be_read_while_the_next_one_is_on_its_way() -> None:
-    inbox = Inbox(torch.device("cpu"))
-    first = inbox.send(torch.tensor([1, 2, 3], dtype=torch.int32))
-    second = inbox.send(torch.tensor([4, 5, 6, 7, 8], dtype=torch.int32))
-    assert first.read().tolist() == [1, 2, 3]
-    third = inbox.send(torch.tensor([9], dtype=torch.int32))
-    assert second.read().tolist() == [4, 5, 6, 7, 8]
-    assert third.read().tolist() == [9]
+def test_a_copy_can_be_read_while_the_next_one_is_on_its_way() -> None:
+    downloads = DownloadRing(torch.device("cpu"))
+    first = downloads.download(torch.tensor([1, 2, 3], dtype=torch.int32))
+    second = downloads.download(torch.tensor([4, 5, 6, 7, 8], dtype=torch.int32))
+    assert first.wait().tolist() == [1, 2, 3]
+    third = downloads.download(torch.tensor([9], dtype=torch.int32))
+    assert second.wait().tolist() == [4, 5, 6, 7, 8]
+    assert third.wait().tolist() == [9]
 
 
 # --- on a GPU ------------------------------------------------------------------------------------------------------
@@ -637,10 +637,10 @@ def test_a_gpu_gives_the_same_outputs_with_overlap_and_without(is_eager: bool) -
 @pytest.mark.gpu
 def test_what_travels_to_a_gpu_lies_in_pinned_memory() -> None:
     device = torch.device("cuda", 0)
-    outbox, inbox = Outbox(device), Inbox(device)
-    outbox.turn()
-    sent = outbox.put(np.arange(5))
+    uploads, downloads = UploadRing(device), DownloadRing(device)
+    uploads.next_step()
+    sent = uploads.stage(np.arange(5))
     assert sent.is_pinned()
-    letter = inbox.send(sent.to(device, non_blocking=True).int())
-    assert letter.content.is_pinned()
-    assert letter.read().tolist() == [0, 1, 2, 3, 4]
+    copy = downloads.download(sent.to(device, non_blocking=True).int())
+    assert copy.on_host.is_pinned()
+    assert copy.wait().tolist() == [0, 1, 2, 3, 4]
