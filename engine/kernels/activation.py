@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.checks import FLOATS, need, need_rows
+from engine.kernels.integers import cdiv
 from engine.kernels.numerics import cast, sigmoid, tanh
 from kvplan.models.spec import Activation
 
@@ -60,7 +61,7 @@ def gated_activation(x: torch.Tensor, kind: Activation, *, limit: float = 0.0, a
     num_tokens, inner = x.shape[0], x.shape[1] // 2
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
     if y.numel() > 0:
-        gated_activation_kernel[(num_tokens, triton.cdiv(inner, BLOCK))](
+        gated_activation_kernel[(num_tokens, cdiv(inner, BLOCK))](
             y, x, float(limit), float(alpha), inner, x.stride(0), KIND=kind, BLOCK=BLOCK, num_warps=4
         )
     return y

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import need, need_attention, result
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, attention_scores, finish_rows, start_rows
@@ -189,10 +190,10 @@ def paged_decode(
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
         SOFTCAP=softcap or 0.0,
-        BLOCK_M=max(16, triton.next_power_of_2(group)),
+        BLOCK_M=max(16, next_power_of_2(group)),
         BLOCK_N=tile.block_n,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_DV=max(16, triton.next_power_of_2(head_dim_v)),
+        BLOCK_D=max(16, next_power_of_2(head_dim)),
+        BLOCK_DV=max(16, next_power_of_2(head_dim_v)),
         DOT=dot_dtype(q.dtype, k_cache.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

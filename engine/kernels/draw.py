@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import float_of, ordered
 
 BLOCK = 4096
@@ -54,7 +55,7 @@ def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     """
     need_rows("logits", logits, 2, FLOATS)
     num_rows, vocab_size = logits.shape
-    num_parts = triton.cdiv(vocab_size, BLOCK)
+    num_parts = cdiv(vocab_size, BLOCK)
     best = torch.empty((num_rows,), dtype=torch.float32, device=logits.device)
     tokens = torch.empty((num_rows,), dtype=torch.int64, device=logits.device)
     is_bad = torch.empty((num_rows,), dtype=torch.bool, device=logits.device)
@@ -64,9 +65,7 @@ def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
     best_of_parts_kernel[(num_rows, num_parts)](
         keys, logits, vocab_size, logits.stride(0), num_parts, BLOCK=BLOCK, num_warps=8
     )
-    best_kernel[(num_rows,)](
-        best, tokens, is_bad, keys, num_parts, PARTS=triton.next_power_of_2(num_parts), num_warps=4
-    )
+    best_kernel[(num_rows,)](best, tokens, is_bad, keys, num_parts, PARTS=next_power_of_2(num_parts), num_warps=4)
     return best, tokens, is_bad
 
 
@@ -181,7 +180,7 @@ def draw(
         need_shape("rows", rows, (num_draws,))
     need_one_device(logits=logits, best=best, temperature=temperature, uniforms=uniforms, rows=rows, floors=floors)
     tokens = torch.empty((num_draws,), dtype=torch.int64, device=logits.device)
-    num_parts = triton.cdiv(vocab_size, BLOCK)
+    num_parts = cdiv(vocab_size, BLOCK)
     if num_draws == 0:
         return tokens
     sums = torch.empty((num_draws, num_parts), dtype=torch.float64, device=logits.device)
@@ -198,7 +197,7 @@ def draw(
         logits.stride(0),
         num_parts,
         BLOCK=BLOCK,
-        PARTS=triton.next_power_of_2(num_parts),
+        PARTS=next_power_of_2(num_parts),
         num_warps=8,
     )
     return tokens

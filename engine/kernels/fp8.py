@@ -10,6 +10,7 @@ import triton.language as tl
 
 from engine.kernels import configs, dequantize
 from engine.kernels.checks import FIRST_FP8_ARCH, FLOATS, need, need_one_device, need_rows, need_shape, need_supported
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import FP8_MAX, cast
 
 FP8 = torch.float8_e4m3fn
@@ -59,7 +60,7 @@ def fp8_rows(x: torch.Tensor, scale: torch.Tensor | None = None) -> tuple[torch.
     values = torch.empty((num_rows, width), dtype=FP8, device=x.device)
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
     if values.numel() > 0:
-        block = min(BLOCK, triton.next_power_of_2(width))
+        block = min(BLOCK, next_power_of_2(width))
         fp8_rows_kernel[(num_rows,)](
             values, scales, x, scale, width, x.stride(0), BLOCK=block, num_warps=configs.row_warps(block)
         )

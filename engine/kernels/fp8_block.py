@@ -9,11 +9,11 @@ import triton.language as tl
 from engine.kernels import configs, dequantize
 from engine.kernels.checks import FIRST_FP8_ARCH, FLOATS, need, need_one_device, need_rows, need_shape
 from engine.kernels.configs import GemmTile
+from engine.kernels.integers import cdiv
 from engine.kernels.numerics import INTERPRETED, cast, dot, dot_dtype
+from engine.kernels.split_product import split_product
 
 FP8 = torch.float8_e4m3fn
-FEW_TOKENS = 64  # up to which one row of programs does, and the inputs are split
-PROGRAMS_PER_PROCESSOR = 2  # that a product of few tokens is split into, so that enough loads are under way
 ALIGNMENT = 16  # bytes that a thread loads at once: rows of weights begin at multiples of it
 LEAST_OUTPUTS, LEAST_INPUTS = 16, 32  # of a tile: fewer fill neither the tensor cores nor a sector of memory
 
@@ -125,7 +125,7 @@ def fp8_block_linear(
     need("values", values.dtype == FP8, "float8_e4m3fn", values.dtype)
     rows, columns = block
     need("block", rows >= 1 and columns >= 1, "of at least 1 x 1", block)
-    need_shape("scales", scales, (triton.cdiv(num_outputs, rows), triton.cdiv(num_inputs, columns)))
+    need_shape("scales", scales, (cdiv(num_outputs, rows), cdiv(num_inputs, columns)))
     need("scales", scales.dtype == torch.float32, "float32", scales.dtype)
     need("num_splits", num_splits is None or num_splits >= 1, "at least 1", num_splits)
     need_one_device(x=x, values=values, scales=scales)
@@ -160,37 +160,28 @@ def _product(
     num_splits: int | None,
 ) -> torch.Tensor:
     (num_tokens, num_inputs), num_outputs = x.shape, values.shape[0]
-    grid = (triton.cdiv(num_tokens, tile.block_m), triton.cdiv(num_outputs, tile.block_n))
-    num_tiles = triton.cdiv(num_inputs, tile.block_k)
-    tiles_per_split = triton.cdiv(num_tiles, min(num_splits or _splits(num_tokens, grid[1], x.device), num_tiles))
-    splits = triton.cdiv(num_tiles, tiles_per_split)
-    y = torch.empty((splits, num_tokens, num_outputs), dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
-    fp8_block_matmul_kernel[(*grid, splits)](
-        y,
-        x,
-        values,
-        scales,
-        num_tokens,
-        num_outputs,
-        num_inputs,
-        tiles_per_split,
-        x.stride(0),
-        ROWS=block[0],
-        COLUMNS=block[1],
-        WHOLE_TILES=num_inputs % tile.block_k == 0,
-        WEIGHTS_FIRST=tile.block_m > 16,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        DOT=dot_dtype(x.dtype, x.dtype),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    return y[0] if splits == 1 else y.sum(0).to(x.dtype)
 
+    def launch(y: torch.Tensor, grid: tuple[int, int, int], tiles_per_split: int) -> None:
+        fp8_block_matmul_kernel[grid](
+            y,
+            x,
+            values,
+            scales,
+            num_tokens,
+            num_outputs,
+            num_inputs,
+            tiles_per_split,
+            x.stride(0),
+            ROWS=block[0],
+            COLUMNS=block[1],
+            WHOLE_TILES=num_inputs % tile.block_k == 0,
+            WEIGHTS_FIRST=tile.block_m > 16,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_K=tile.block_k,
+            DOT=dot_dtype(x.dtype, x.dtype),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
 
-def _splits(num_tokens: int, num_columns: int, device: torch.device) -> int:
-    """The same for all numbers of tokens that share a tile: another would be another kernel, compiled meanwhile."""
-    if num_tokens > FEW_TOKENS:
-        return 1
-    return max(1, PROGRAMS_PER_PROCESSOR * configs.num_processors(device) // num_columns)
+    return split_product(x, num_outputs, num_inputs, tile, num_splits, launch)

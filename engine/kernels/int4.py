@@ -11,10 +11,9 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
 from engine.kernels.numerics import cast, dot, dot_dtype
+from engine.kernels.split_product import split_product
 
 NIBBLES = tl.constexpr(8)  # 4-bit values in a word
-FEW_TOKENS = 64  # up to which one row of programs does, and the inputs are split
-PROGRAMS_PER_PROCESSOR = 2  # that a product of few tokens is split into, so that enough loads are under way
 
 
 @triton.jit(do_not_specialize=["num_tokens", "split_tiles"])
@@ -126,37 +125,28 @@ def int4_linear(
     whole_groups = num_words % tile.block_k == 0 and group_size % tile.block_k == 0
     if not whole_groups:  # a scale for each weight is loaded, which the smallest tile without a pipeline has room for
         tile = replace(configs.int4_tile(configs.arch(), 1, x.dtype), num_stages=1, num_warps=8)
-    grid = (triton.cdiv(num_tokens, tile.block_m), triton.cdiv(num_outputs, tile.block_n))
-    num_tiles = triton.cdiv(num_words, tile.block_k)
-    tiles_per_split = triton.cdiv(num_tiles, min(num_splits or _splits(num_tokens, grid[1], x.device), num_tiles))
-    splits = triton.cdiv(num_tiles, tiles_per_split)
-    y = torch.empty((splits, num_tokens, num_outputs), dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
-    int4_matmul_kernel[(*grid, splits)](
-        y,
-        x,
-        words,
-        scales,
-        zeros,
-        num_tokens,
-        num_outputs,
-        num_words,
-        group_size,
-        tiles_per_split,
-        x.stride(0),
-        WHOLE_TILES=num_words % tile.block_k == 0,
-        WHOLE_GROUPS=whole_groups,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_R=tile.block_k,
-        DOT=dot_dtype(x.dtype, x.dtype),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-    )
-    return y[0] if splits == 1 else y.sum(0).to(x.dtype)
 
+    def launch(y: torch.Tensor, grid: tuple[int, int, int], tiles_per_split: int) -> None:
+        int4_matmul_kernel[grid](
+            y,
+            x,
+            words,
+            scales,
+            zeros,
+            num_tokens,
+            num_outputs,
+            num_words,
+            group_size,
+            tiles_per_split,
+            x.stride(0),
+            WHOLE_TILES=num_words % tile.block_k == 0,
+            WHOLE_GROUPS=whole_groups,
+            BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n,
+            BLOCK_R=tile.block_k,
+            DOT=dot_dtype(x.dtype, x.dtype),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+        )
 
-def _splits(num_tokens: int, num_columns: int, device: torch.device) -> int:
-    """The same for all numbers of tokens that share a tile: another would be another kernel, compiled meanwhile."""
-    if num_tokens > FEW_TOKENS:
-        return 1
-    return max(1, PROGRAMS_PER_PROCESSOR * configs.num_processors(device) // num_columns)
+    return split_product(x, num_outputs, num_words, tile, num_splits, launch)

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_cache, need_one_device, need_rows, need_table
+from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import LOG2_E, dot, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_pages, load_rows, slot_offsets
 from engine.kernels.softmax import add_tile, finish_rows, start_rows
@@ -99,7 +100,7 @@ def latent_planner(num_heads: int, cache: torch.Tensor) -> Planner:
     """What plans the work of latent_decode on this cache."""
     tile = _tile(num_heads, cache)
     num_programs = configs.num_processors(cache.device) * tile.programs
-    return Planner(triton.cdiv(num_heads, tile.block_m), num_programs, tile.block_n)
+    return Planner(cdiv(num_heads, tile.block_m), num_programs, tile.block_n)
 
 
 def _tile(num_heads: int, cache: torch.Tensor) -> configs.AttentionTile:
@@ -148,7 +149,7 @@ def latent_decode(
     need_work(work, num_seqs, None, q.device)
     partial, lse = scratch(work, num_heads, latent_dim, q.device)
     tile = _tile(num_heads, cache)
-    latent_decode_kernel[(triton.cdiv(num_heads, tile.block_m), work.sizes.num_items)](
+    latent_decode_kernel[(cdiv(num_heads, tile.block_m), work.sizes.num_items)](
         out,
         partial,
         lse,
@@ -166,8 +167,8 @@ def latent_decode(
         ROPE_DIM=width - latent_dim,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        BLOCK_L=max(16, triton.next_power_of_2(latent_dim)),
-        BLOCK_R=max(16, triton.next_power_of_2(width - latent_dim)),
+        BLOCK_L=max(16, next_power_of_2(latent_dim)),
+        BLOCK_R=max(16, next_power_of_2(width - latent_dim)),
         DOT=dot_dtype(q.dtype, cache.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

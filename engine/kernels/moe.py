@@ -11,6 +11,7 @@ import triton.language as tl
 from engine.kernels import configs
 from engine.kernels.activation import gated_activation
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import cast, dot, dot_dtype
 from kvplan.models.spec import Activation
 
@@ -109,7 +110,7 @@ def group_rows(expert_ids: torch.Tensor, num_experts: int, block_m: int) -> Grou
         num_experts,
         BLOCK_M=block_m,
         BLOCK=ROWS_AT_ONCE,
-        EXPERTS=triton.next_power_of_2(num_experts),
+        EXPERTS=next_power_of_2(num_experts),
         num_warps=4,
     )
     return Grouping(rows, tile_experts)
@@ -186,7 +187,7 @@ def _grouped_matmul(
     """[num_rows, outputs]: each row of x (or each top_k rows alike) through its expert's weight [outputs, inputs]."""
     _, num_outputs, num_inputs = weight.shape
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
-    grouped_matmul_kernel[(grouping.rows.shape[0], triton.cdiv(num_outputs, tile.block_n))](
+    grouped_matmul_kernel[(grouping.rows.shape[0], cdiv(num_outputs, tile.block_n))](
         y,
         x,
         weight,

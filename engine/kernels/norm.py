@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import cast
 
 
@@ -86,10 +87,10 @@ def rms_norm(
     added = None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     width = x.shape[-1]
     num_rows = x.numel() // width
-    block_width = triton.next_power_of_2(width)
+    block_width = next_power_of_2(width)
     block_rows = max(1, configs.ROW_ELEMENTS // block_width)
     if num_rows > 0:
-        rms_norm_kernel[(triton.cdiv(num_rows, block_rows),)](
+        rms_norm_kernel[(cdiv(num_rows, block_rows),)](
             y,
             added,
             x,

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import need, need_attention, need_shape, result
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import cast, dot_dtype
 from engine.kernels.paging import UNSPECIALIZED, load_columns, load_pages, load_rows, slot_offsets
 from engine.kernels.query_tiles import QueryTiles, all_tiles
@@ -229,8 +230,8 @@ def paged_prefill(
         MASK_ALL=tile.mask_all,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_DV=max(16, triton.next_power_of_2(head_dim_v)),
+        BLOCK_D=max(16, next_power_of_2(head_dim)),
+        BLOCK_DV=max(16, next_power_of_2(head_dim_v)),
         DOT=dot_dtype(q.dtype, k_cache.dtype),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import cast
 
 
@@ -84,8 +85,8 @@ def rotate(
     need_rotation(q, k, cos_sin, positions)
     num_tokens, num_heads, _ = q.shape
     half = cos_sin.shape[1] // 2
-    block_half = triton.next_power_of_2(half)
-    most_heads = triton.next_power_of_2(max(num_heads, k.shape[1]))
+    block_half = next_power_of_2(half)
+    most_heads = next_power_of_2(max(num_heads, k.shape[1]))
     block_heads = min(most_heads, max(1, configs.ROW_ELEMENTS // block_half))
     if num_tokens > 0:
         rotate_kernel[(num_tokens,)](

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import need_one_device, need_shape
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.norm import weighed
 from engine.kernels.numerics import cast
 from engine.kernels.rope import need_rotation
@@ -226,8 +227,8 @@ def rotate_and_store(
         return q
     half, num_kv_heads, head_dim_v = cos_sin.shape[1] // 2, k.shape[1], v.shape[2]
     rest = head_dim - 2 * half
-    block_half, block_rest = triton.next_power_of_2(half), triton.next_power_of_2(max(1, rest))
-    most_heads = triton.next_power_of_2(max(num_heads, num_kv_heads))
+    block_half, block_rest = next_power_of_2(half), next_power_of_2(max(1, rest))
+    most_heads = next_power_of_2(max(num_heads, num_kv_heads))
     block_heads = min(most_heads, max(1, configs.ROW_ELEMENTS // max(block_half, block_rest)))
     largest = max(block_heads * max(block_half, block_rest), num_kv_heads * head_dim_v)
     rotate_and_store_kernel[(num_tokens, 2)](
@@ -260,8 +261,8 @@ def rotate_and_store(
         BLOCK_HALF=block_half,
         BLOCK_REST=block_rest,
         BLOCK_HEADS=block_heads,
-        BLOCK_KV_HEADS=triton.next_power_of_2(num_kv_heads),
-        BLOCK_V=triton.next_power_of_2(head_dim_v),
+        BLOCK_KV_HEADS=next_power_of_2(num_kv_heads),
+        BLOCK_V=next_power_of_2(head_dim_v),
         num_warps=configs.row_warps(largest),
     )
     return q

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.checks import FLOATS, need, need_one_device, need_rows, need_shape
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import float_of, ordered
 
 MAX_EXPERTS = 512
@@ -151,9 +152,9 @@ def route(
             NUM_GROUPS=groups,
             TOP_GROUPS=top_groups,
             TOP_K=top_k,
-            GROUPS=triton.next_power_of_2(groups),
-            WIDTH=triton.next_power_of_2(num_experts // groups),
-            CHOICES=triton.next_power_of_2(top_k),
+            GROUPS=next_power_of_2(groups),
+            WIDTH=next_power_of_2(num_experts // groups),
+            CHOICES=next_power_of_2(top_k),
             num_warps=1,
         )
     return ids, weights

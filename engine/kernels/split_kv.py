@@ -10,6 +10,7 @@ import triton.language as tl
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from engine.kernels.checks import need
+from engine.kernels.integers import cdiv, next_power_of_2
 from engine.kernels.numerics import LOG2_E, cast
 from engine.kernels.work_list import Planner, WorkList
 
@@ -116,8 +117,8 @@ def merge(
     if work.sizes.num_merges == 0:
         return
     _, num_heads, width = out.shape
-    block_width = min(BLOCK_WIDTH, triton.next_power_of_2(width))
-    merge_kernel[(work.sizes.num_merges, num_heads, triton.cdiv(width, block_width))](
+    block_width = min(BLOCK_WIDTH, next_power_of_2(width))
+    merge_kernel[(work.sizes.num_merges, num_heads, cdiv(width, block_width))](
         out,
         partial,
         lse,

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from engine.kernels import configs
 from engine.kernels.checks import FLOATS, need, need_cache, need_one_device, need_rows, need_shape, need_unscaled
+from engine.kernels.integers import next_power_of_2
 from engine.kernels.numerics import cast
 
 
@@ -155,9 +156,9 @@ def store_kv(
         HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         HEAD_DIM_V=head_dim_v,
-        BLOCK_HEADS=triton.next_power_of_2(num_kv_heads),
-        BLOCK_K=triton.next_power_of_2(head_dim),
-        BLOCK_V=triton.next_power_of_2(head_dim_v),
+        BLOCK_HEADS=next_power_of_2(num_kv_heads),
+        BLOCK_K=next_power_of_2(head_dim),
+        BLOCK_V=next_power_of_2(head_dim_v),
         num_warps=configs.row_warps(num_kv_heads * max(head_dim, head_dim_v)),
     )
 
@@ -186,7 +187,7 @@ def store_latent(latent: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.
         latent.stride(0),
         BLOCK_SIZE=cache.shape[1],
         WIDTH=width,
-        BLOCK_WIDTH=triton.next_power_of_2(width),
+        BLOCK_WIDTH=next_power_of_2(width),
         num_warps=configs.row_warps(width),
     )
 
