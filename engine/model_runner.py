@@ -8,13 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine import kernels
+from engine import attention
 from engine.batch import BatchArrays
-from engine.block_manager import WindowGroup, cdiv
+from engine.block_manager import cdiv
 from engine.config import MOST_LOGPROBS, EngineConfig, SamplingParams
 from engine.cuda_graphs import DecodeGraphs, sizes_for
-from engine.kernels.work_list import Planner
-from engine.kv_cache import HeadKV, KVCache, LatentKV, group_layers
+from engine.kv_cache import KVCache, group_layers
 from engine.loader import NoWeights, WeightSource
 from engine.memory import MemoryReport, PeakMeter, device_memory, nbytes, requested
 from engine.models import Model
@@ -25,7 +24,7 @@ from engine.step import StepTensors, step_tensors
 from engine.tp import TensorParallel
 from engine.warm_up import blank_step, lengths, samplings
 from kvplan.core.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from kvplan.models.spec import FullAttention, LatentAttention, ModelSpec, SlidingWindow
+from kvplan.models.spec import LatentAttention, ModelSpec
 
 DTYPES = {
     "float32": torch.float32,
@@ -58,7 +57,8 @@ class ModelRunner:
 
     def _start(self, source: WeightSource, on_stage: Callable[[str], None]) -> None:
         spec, config, device = self.spec, self.config, self.device
-        self.kernels = kernels.load(config.backend, device.type)
+        self.backend = attention.load(config.backend, device.type)
+        self.kernels = self.backend.run
         self.dtype = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
         self.kv_dtype = self.dtype if config.kv_cache_dtype == "auto" else DTYPES[config.kv_cache_dtype]
         self._check_kv_dtype()
@@ -82,7 +82,7 @@ class ModelRunner:
         with _named_when_out_of_memory(device, f"a step of {config.max_num_batched_tokens} max_num_batched_tokens"):
             workspaces = self._make_workspaces()
             self.kv = self._cache(1, self.device)  # one block, which everyone reads
-            self.planners = self._planners()
+            self.plan = self.backend.plan(spec, self.tp, self.groups, self.kv, self.dtype)
             activations = self._profile_run()
             self._launch_every_variant()
             del self.kv
@@ -90,7 +90,7 @@ class ModelRunner:
         on_stage("pool")
         with _named_when_out_of_memory(device, f"a KV pool of {self.memory.num_blocks} blocks"):
             self.kv = self._cache(self.memory.num_blocks, device)
-        if device.type == "cuda" and not config.enforce_eager and config.backend != "torch":
+        if device.type == "cuda" and not config.enforce_eager and self.backend.can_be_captured:
             on_stage("graphs")
             with _named_when_out_of_memory(device, "capturing CUDA graphs"):
                 self.graphs = self._capture_graphs()
@@ -111,7 +111,7 @@ class ModelRunner:
         self._uploads.next_step()
         hidden = None if self.graphs is None else self.graphs(arrays)
         if hidden is None:
-            return self.forward(step_tensors(arrays, self.device, self._uploads, self.planners, self._queries_of_tile))
+            return self.forward(step_tensors(arrays, self.device, self._uploads, *self.plan))
         return self.model.logits(hidden)
 
     def forward(self, step: StepTensors) -> torch.Tensor:
@@ -145,55 +145,16 @@ class ModelRunner:
         is_fp8, name = self.kv_dtype == torch.float8_e4m3fn, self.config.kv_cache_dtype
         if self.config.kv_scale != 1 and not is_fp8:
             raise UsageError(f"kv_scale: only an fp8 cache has one ({self.config.kv_scale:g}); leave it at 1")
-        if self._is_triton and not is_fp8 and self.kv_dtype != self.dtype:
+        if not self.backend.supports_cache(self.kv_dtype, self.dtype):
             raise UsageError(
                 f"kv_cache_dtype: on a GPU the cache has the model's dtype or fp8 ({name}); use auto or fp8"
             )
 
-    @property
-    def _is_triton(self) -> bool:
-        return self.kernels.__name__.endswith("triton_backend")
-
-    def _planners(self) -> tuple[Planner, ...]:
-        """What plans each KV group's decode work once per step; none for torch, whose kernels want no plan."""
-        if not self._is_triton:
-            return ()
-        mine = self.tp.share(self.spec.num_heads, "heads")
-        num_heads, planners = mine.stop - mine.start, list[Planner]()
-        for group in self.groups:
-            window = group.rule.window if isinstance(group.rule, WindowGroup) else None
-            match self.kv.layers[group.layers[0]]:
-                case HeadKV(k=k, v=v):
-                    planners.append(self.kernels.decode_planner(num_heads, k, v, self.dtype, window))
-                case LatentKV(cache=cache):
-                    planners.append(self.kernels.latent_planner(num_heads, cache))
-        return tuple(planners)
-
-    @property
-    def _queries_of_tile(self) -> Callable[[int], int] | None:
-        """What one program of prefill works on, of keys and values by head on a GPU; other prefills want no plan."""
-        kv = self.kv.layers[0]
-        if not self._is_triton or not isinstance(kv, HeadKV):
-            return None
-        mine = self.tp.share(self.spec.num_heads, "heads")
-        num_heads, of = mine.stop - mine.start, self.kernels.queries_of_tile
-        return lambda max_query_len: of(num_heads, kv.k, kv.v, self.dtype, max_query_len)
-
     def _check_kernels(self) -> None:
-        """Refuse shapes that the Triton kernels have no tile for, before anything is loaded."""
-        if not self._is_triton:
-            return
-        match self.spec.layers[0][0]:
-            case FullAttention() | SlidingWindow() as cache:
-                kv_heads = self.tp.share_kv_heads(cache.num_kv_heads)
-                heads = self.tp.share(self.spec.num_heads, "heads")
-                group = (heads.stop - heads.start) // (kv_heads.stop - kv_heads.start)
-                head_dim: int | None = max(cache.head_dim, cache.head_dim_v)
-            case _:
-                head_dim, group = None, 1
-        reason = self.kernels.unsupported(head_dim, group, self.config.block_size, self.dtype, self.kv_dtype)
+        """Refuse shapes that the kernels have no tile for, before anything is loaded."""
+        reason = self.backend.unsupported(self.spec, self.tp, self.config.block_size, self.dtype, self.kv_dtype)
         if reason is not None:
-            raise UnsupportedModelError(f"{self.spec.name}: the Triton kernels cannot run {reason}; use backend torch")
+            raise UnsupportedModelError(f"{self.spec.name}: {reason}")
 
     def _check_room_for_weights(self) -> None:
         """Refuse before anything is read what will not fit: the same model is built without memory and asked."""
@@ -230,7 +191,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _launch_every_variant(self) -> None:
         """Have every kernel compiled that serving may launch, and loaded before what is left becomes the pool."""
-        if not self._is_triton or self.kernels.INTERPRETED:
+        if not self.backend.compiles:
             return
         config = self.config
         for query_lens, context_lens in lengths(config.num_seqs, config.max_num_batched_tokens, self.max_model_len):
@@ -300,7 +261,7 @@ class ModelRunner:
         sizes = sizes_for(self.config.num_seqs)
         hidden = torch.zeros(max(sizes), self.spec.hidden_size, dtype=self.dtype, device=self.device)
         graphs = DecodeGraphs(
-            self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._uploads, self.planners
+            self._hidden, sizes, len(self.groups), self.max_blocks, hidden, self._uploads, self.plan.planners
         )
         self.memory = replace(
             self.memory,

@@ -17,6 +17,7 @@ from engine.kernels.dequantize import fp8_linear as fp8_linear
 from engine.kernels.dequantize import int4_linear as int4_linear
 
 FP8_MAX = 448.0  # largest float8_e4m3fn
+IS_PLANNED = False  # nothing is planned on the host
 PART_ELEMENTS = 1 << 22  # logits that are scaled, sorted or summed at once
 GATHER_BYTES = 4 << 20  # stays in a core's caches until it is read, and keeps short contexts from being padded to long
 

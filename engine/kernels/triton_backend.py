@@ -23,6 +23,7 @@ from engine.kernels.store_kv import store_kv, store_latent
 
 __all__ = [
     "INTERPRETED",
+    "IS_PLANNED",
     "best_tokens",
     "decode_planner",
     "draw",
@@ -46,6 +47,8 @@ __all__ = [
     "store_latent",
     "unsupported",
 ]
+
+IS_PLANNED = True  # decode and prefill take what is planned on the host
 
 
 def for_sampling(logits: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,147 @@
+"""Which kernels attend over pages, and how a step is planned for them: the seam between engine and kernels.
+
+The kernels of another library become a third implementation of AttentionBackend, and a line in `load`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine import kernels
+from engine.block_manager import WindowGroup
+from engine.kernels.work_list import Planner
+from engine.kv_cache import HeadKV, KVCache, LatentKV, LayerGroup
+from engine.tp import TensorParallel
+from kvplan.models.spec import FullAttention, ModelSpec, SlidingWindow
+
+
+class AttentionPlan(NamedTuple):
+    """How the steps of one KV cache are planned on the host, once for all layers; empty: kernels want no plan.
+
+    planners         one per KV group, for decode: Planner.plan cuts a step's contexts, Planner.capacity is what a
+                     CUDA graph needs room for
+    queries_of_tile  for prefill: queries of a program's tile, by the longest chunk of the step
+    """
+
+    planners: tuple[Planner, ...] = ()
+    queries_of_tile: Callable[[int], int] | None = None
+
+
+class AttentionBackend(Protocol):
+    """Kernels for attention over pages.
+
+    run              the module whose paged_decode, paged_prefill and latent_decode run what was planned; a layer's
+                     other functions are there too
+    compiles         whether a kernel is compiled when first launched, so that a server does that before it serves
+    can_be_captured  whether a CUDA graph of it can be recorded: nothing in it asks the device
+    """
+
+    @property
+    def run(self) -> ModuleType: ...
+
+    @property
+    def compiles(self) -> bool: ...
+
+    @property
+    def can_be_captured(self) -> bool: ...
+
+    def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+        """Whether a cache of kv_dtype can be read by a model that computes in dtype."""
+
+    def unsupported(
+        self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    ) -> str | None:
+        """Why a rank of this model cannot run, in a phrase; None where it can."""
+
+    def plan(
+        self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
+    ) -> AttentionPlan:
+        """How to plan the steps of a model on caches like these, and what capacity a CUDA graph of them needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAttention:
+    """Plain torch: runs everything, plans nothing."""
+
+    run: ModuleType
+    compiles: bool = False
+    can_be_captured: bool = False
+
+    def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+        return True
+
+    def unsupported(
+        self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    ) -> str | None:
+        return None
+
+    def plan(
+        self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
+    ) -> AttentionPlan:
+        return AttentionPlan()
+
+
+@dataclass(frozen=True, slots=True)
+class TritonAttention:
+    """The kernels of engine/kernels: decode is cut into items of about equal length, prefill into tiles of queries."""
+
+    run: ModuleType
+    can_be_captured: bool = True
+
+    @property
+    def compiles(self) -> bool:
+        return not self.run.INTERPRETED
+
+    def supports_cache(self, kv_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+        return kv_dtype in (dtype, torch.float8_e4m3fn)
+
+    def unsupported(
+        self, spec: ModelSpec, tp: TensorParallel, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype
+    ) -> str | None:
+        match spec.layers[0][0]:
+            case FullAttention() | SlidingWindow() as cache:
+                kv_heads = tp.share_kv_heads(cache.num_kv_heads)
+                group = _num_heads(spec, tp) // (kv_heads.stop - kv_heads.start)
+                head_dim: int | None = max(cache.head_dim, cache.head_dim_v)
+            case _:
+                head_dim, group = None, 1
+        reason: str | None = self.run.unsupported(head_dim, group, block_size, dtype, kv_dtype)
+        return None if reason is None else f"the Triton kernels cannot run {reason}; use backend torch"
+
+    def plan(
+        self, spec: ModelSpec, tp: TensorParallel, groups: tuple[LayerGroup, ...], kv: KVCache, dtype: torch.dtype
+    ) -> AttentionPlan:
+        num_heads, planners = _num_heads(spec, tp), list[Planner]()
+        for group in groups:
+            window = group.rule.window if isinstance(group.rule, WindowGroup) else None
+            match kv.layers[group.layers[0]]:
+                case HeadKV(k=k, v=v):
+                    planners.append(self.run.decode_planner(num_heads, k, v, dtype, window))
+                case LatentKV(cache=cache):
+                    planners.append(self.run.latent_planner(num_heads, cache))
+        return AttentionPlan(tuple(planners), self._queries_of_tile(num_heads, kv, dtype))
+
+    def _queries_of_tile(self, num_heads: int, kv: KVCache, dtype: torch.dtype) -> Callable[[int], int] | None:
+        """None for latents, whose prefill is torch's."""
+        match kv.layers[0]:
+            case HeadKV(k=k, v=v):
+                of = self.run.queries_of_tile
+                shapes = (k.to("meta"), v.to("meta"))  # the caches may go before the plan
+                return lambda max_query_len: int(of(num_heads, *shapes, dtype, max_query_len))
+            case LatentKV():
+                return None
+
+
+def _num_heads(spec: ModelSpec, tp: TensorParallel) -> int:
+    """Query heads of this rank."""
+    mine = tp.share(spec.num_heads, "heads")
+    return int(mine.stop - mine.start)
+
+
+def load(backend: str, device_type: str) -> AttentionBackend:
+    """The backend that a config names: "auto" is triton on a GPU and torch elsewhere."""
+    module = kernels.load(backend, device_type)
+    return TritonAttention(module) if module.IS_PLANNED else TorchAttention(module)
