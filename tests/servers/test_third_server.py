@@ -1,0 +1,95 @@
+"""The seam holds a third server: every command and format answers for it, in none of another server's words."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvplan.servers import base
+from tests.support import third_server
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+ASKED = ("llama-3.1-8b", "--engine", "acme")
+ROOMY = ("--gpu-memory", "80GiB", "--ctx", "4k")
+PAGE_BYTES = 32 * (32 * 2 * 8 * 128 * 2)  # tokens of a page x (layers x K and V x heads x head dim x bf16)
+# What the other servers say: names, flags, settings, lines of a log.
+FOREIGN = re.compile(
+    r"vllm|sglang|mem_fraction|mem-fraction|gpu-memory-utilization|max-running-requests|context-length"
+    r"|Maximum concurrency|max_total_num",
+    re.IGNORECASE,
+)
+
+
+@pytest.fixture(autouse=True)
+def third(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(base.SERVERS, "acme", lambda: third_server)
+
+
+def foreign(text: str) -> list[str]:
+    """Lines with another server's words; kvplan's own arguments are listed by name, null where not given."""
+    return [line for line in text.splitlines() if FOREIGN.search(line) and not line.endswith("null,")]
+
+
+def test_its_plan_adds_up(run: Run) -> None:
+    answer = run("estimate", *ASKED, *ROOMY, "--format", "json").json
+    memory, kv = answer["memory"], answer["kv"]
+    assert memory["budget"] == int(memory["total"] * 0.8)
+    assert kv["num_blocks"] == (memory["budget"] - memory["weights"]) // PAGE_BYTES
+    assert answer["concurrency"]["pool_users"] == (kv["num_blocks"] - 1) // (4096 // 32)
+    assert answer["flags"]["argv"] == ["acme", "meta-llama/Llama-3.1-8B", "--ctx-size", "4096", "--slots", "100"]
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        (*ROOMY, "--batch", "8"),
+        (*ROOMY, "--explain"),
+        ("--gpu-memory", "24GiB", "--ctx", "64k"),  # does not fit
+        ("--gpu-memory", "22GiB", "--ctx", "16k"),  # at the low end of the range it does not
+    ],
+)
+def test_an_estimate_says_none_of_anothers_words(run: Run, form: str, more: tuple[str, ...]) -> None:
+    if "--explain" in more and form not in ("table", "markdown"):
+        more = ROOMY
+    ran = run("estimate", *ASKED, "--format", form, *more)
+    assert ran.code == 0, ran.err
+    assert foreign(ran.out + ran.err) == []
+
+
+def test_its_own_words_are_printed(run: Run) -> None:
+    screen = run("estimate", *ASKED, "--gpu-memory", "22GiB", "--ctx", "16k").out
+    for words in (
+        "May be slow: ",
+        "A lower --ctx-size is safer.",
+        "Acme takes 17.60 GiB",
+        "left to Acme",
+        "acme_tokens=",
+    ):
+        assert words in screen
+
+
+def test_an_unknown_engine_is_told_of_it(run: Run) -> None:
+    assert "use vllm, vllm@VERSION, sglang or acme" in run("estimate", "llama-3.1-8b", "--engine", "tgi").err
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+def test_a_sweep_says_none_of_anothers_words(run: Run, form: str) -> None:
+    ran = run("sweep", *ASKED, "--gpu", "h100-80g", "--ctx", "4k,16k", "--tp", "1,2", "--format", form)
+    assert ran.code == 0, ran.err
+    assert foreign(ran.out + ran.err) == []
+
+
+@pytest.mark.parametrize("form", ["table", "json", "markdown", "sarif", "junit", "github"])
+@pytest.mark.parametrize("least", [1, 100_000])
+def test_a_check_says_none_of_anothers_words(run: Run, tmp_path: Path, form: str, least: int) -> None:
+    policy = tmp_path / "kvplan.yaml"
+    policy.write_text(
+        "version: 1\ntargets:\n- {id: chat, model: llama-3.1-8b, gpu: h100-80g, engine: acme, max_model_len: 4096, "
+        f"rules: {{min_concurrency: {least}}}}}\n",
+        encoding="utf-8",
+    )
+    ran = run("check", policy, "--format", form)
+    assert ran.code == (0 if least == 1 else 1), ran.err
+    assert foreign(ran.out + ran.err) == []

@@ -1,0 +1,81 @@
+"""A third server, for tests of the seam: it takes four fifths of a GPU, and pages by 32 what the weights leave.
+
+At worst it has half of that.
+
+It has words of its own in every place where a server's words are printed, and none of another's.
+"""
+
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.base import Explanation, Sources, Terms
+from kvplan.servers.names import model_id
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
+from kvplan.servers.releases import Version
+from kvplan.servers.vllm import pool as pools
+from kvplan.servers.vllm.overheads import Estimate
+from kvplan.servers.vllm.pages import Paging
+from kvplan.servers.vllm.rules import EngineArgs, Settings
+from kvplan.servers.weights import rank_weights
+
+SHARE, PAGE, SEQS = 0.8, 32, 100
+CODE = "acme server.c"
+name, rest_last = "acme", False
+terms = Terms(
+    title="Acme", engines=("acme",), example="acme@1.0", label_words=False,
+    budget="Acme takes {budget} ({share} of it)", log="the server will log acme_tokens={tokens}",
+    logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size", slots_flag=None,
+    risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
+    keeps_share=True, outside="left to Acme", drafts="drafts are not sized",
+    uncompared=("{label} by its manual", "Acme's manual"),
+    sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
+)  # fmt: skip
+
+
+def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
+    return Version((1, 0), name)
+
+
+def labels() -> tuple[str, ...]:
+    return ("acme", "acme@1.0")
+
+
+def context(spec: ModelSpec) -> int:
+    return spec.max_model_len
+
+
+def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
+    return terms.seqs_flag
+
+
+def settings(request: Request) -> Settings:
+    args, asked = request.args, request.args.max_model_len
+    length = asked if isinstance(asked, int) else request.spec.max_model_len
+    seqs = args.max_num_seqs or SEQS
+    return Settings(request.release, length, False, PAGE, seqs, 0, SHARE, "bfloat16", "bfloat16")
+
+
+def size(request: Request) -> Sized:
+    args, own = request.args, settings(request)
+    check_load(request, own.max_model_len)
+    how = Paging(
+        request.gpu.sm, own.kv_dtype, own.dtype, args.tensor_parallel_size, 1, 1, PAGE, False, False, False,
+        frozenset(), frozenset(), 0, None, 0, 0,
+    )  # fmt: skip
+    groups = rank_weights(request, 0)
+    budget = int(request.gpu.total_memory * SHARE)
+    room = budget - sum(groups.values())
+    none = Estimate(0, 0, 0, "nothing", CODE, "formula")
+    stage = Budget(budget, groups, dict.fromkeys((*BUDGET_ROWS, "context", "in_use"), none), (room // 2, room, room))
+    pool = pools.pool(request.spec, how)
+    held = pools.capacity(pool, own, args, [room])
+    ends = (held.num_blocks // 2, held.num_blocks)
+    users = (ends[0] / held.blocks_per_request, held.max_concurrency)
+    return Sized(own, pool, [stage], held, ends, users, held.num_blocks * held.bytes_per_block)
+
+
+def launch(plan: Plan) -> list[str]:
+    seqs = str(plan.settings.max_num_seqs)
+    return ["acme", model_id(plan.request.spec), "--ctx-size", str(plan.capacity.max_model_len), "--slots", seqs]
+
+
+def explain(plan: Plan) -> Explanation:
+    return Explanation(f"pages of {PAGE} tokens", (), (f"{SHARE} of the GPU",), (f"{plan.concurrency.max:.2f}",))
