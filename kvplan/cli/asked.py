@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
 from kvplan.cli.resolve import Resolved, Source, resolve
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import (
     AUTO,
@@ -42,13 +42,17 @@ Context = int | Literal["auto"] | None
 
 @dataclass(slots=True)
 class Asked:
-    """A command line, read: one request for each context and GPU, the GPUs of one context side by side."""
+    """A command line, read: one request for each context and GPU, the GPUs of one context side by side.
+
+    readings  the notes of numbers that the pasted command writes and kvplan's own flags would read differently
+    """
 
     requests: list[Request]
     num_gpus: int
     notes: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
 
 
 LoadOf = Callable[[Context, ModelSpec], Load]  # how long requests are, once the context and the model are known
@@ -70,7 +74,10 @@ def read(
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
     model = model_of(options, command, args)
     draft_name = options.draft_model or (command.draft_model if command else None)
-    draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
+    try:
+        draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
+    except KvplanError as error:
+        raise error.changed(keys=("draft_model",)) from error
     stated_in_use = options.memory_in_use
     in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
     release, args, told = environment.applied(command.environment if command else {}, release, args, model.spec)
@@ -94,7 +101,8 @@ def read(
     ]
     asked = Asked(requests, num_gpus=len(splits))
     asked.notes += [] if told is None else [told]
-    asked.notes += [*(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
+    asked.readings += command.readings if command else ()
+    asked.notes += [*asked.readings, *(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
     asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
     asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]
     if command:
@@ -275,7 +283,12 @@ def prompt_and_output(options: WorkloadOptions) -> int:
     from kvplan.workloads.lengths import in_flight
 
     if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens", "go together", "give both, or --mean-tokens")
+        raise UsageError(
+            "--prompt-tokens and --output-tokens",
+            "go together",
+            "give both, or --mean-tokens",
+            keys=("prompt_tokens", "output_tokens"),
+        )
     prompt = parse_tokens(options.prompt_tokens, "--prompt-tokens")
     return in_flight(prompt, parse_tokens(options.output_tokens, "--output-tokens"))
 

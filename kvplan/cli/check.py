@@ -14,7 +14,14 @@ from kvplan.cli.asked import Asked, Context, load_of, read
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.cli.resolve import is_path
-from kvplan.core.errors import BUG, EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.core.errors import (
+    BUG,
+    EnvironmentProblem,
+    InvalidInputError,
+    KvplanError,
+    UnsupportedModelError,
+    UsageError,
+)
 from kvplan.core.files import load_json, printable, shown
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.models.spec import ModelSpec
@@ -36,7 +43,7 @@ from kvplan.policy.result import (
     figures_by_target,
 )
 from kvplan.report.lines import Line, line, write
-from kvplan.servers.command import ServeCommand
+from kvplan.servers.command import ARGUMENTS, ServeCommand
 from kvplan.servers.pasted import read_command
 
 Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
@@ -221,31 +228,38 @@ def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: 
 
 def located(error: KvplanError, target: Target) -> KvplanError:
     """The same error with its place in the policy."""
-    told = error.unquoted
-    if target.command is not None:  # what the reader calls it has no place in a policy
-        told = re.sub(r"^--from-command\b", "command:", told).replace("command::", "command:", 1)
+    known = error if target.command is None else error.renamed("--from-command", "command:")
+    told = known.within(f"target {target.id}")
     kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
-    return kind(f"target {target.id}: {told}", mark=place_of(error.unquoted, target))
+    return kind(told.subject, told.problem, told.remedy, mark=place_of(error, target))
 
 
 NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
-SUBJECTS = {"ctx": "max_model_len", "mean": "mean_tokens", "no_enable_lora": "enable_lora"}
+KEYS = {  # arguments by the other names that errors have for them
+    "ctx": "max_model_len",
+    "no_enable_lora": "enable_lora",
+    **{short: name for name, argument in ARGUMENTS.items() for short in argument.short},
+}
 
 
-def place_of(message: str, target: Target) -> Mark:
-    """Where the key stands that an error is about, by what its message begins with: a flag's name, or a key's value."""
-    subject = message.split(maxsplit=1)[0].rstrip(":") if message.strip() else ""
-    name = subject.lstrip("-").replace("-", "_")
-    key = SUBJECTS.get(name, name)
-    values = {key: node.text for key, node in {**target.defaults, **target.own}.items() if isinstance(node, Scalar)}
-    if key == "model" and repr(values.get("draft_model")) in message:
-        key = "draft_model"
-    if key not in ENGINE_KEYS:
-        named = ((key, values.get(key, "").removeprefix("./")) for key in NAMING_KEYS)
-        key = next((key for key, text in named if text and subject.endswith(text)), key)
-    if target.command is not None and key not in target.own and key in ("from_command", *ENGINE_KEYS):
+def place_of(error: KvplanError, target: Target) -> Mark:
+    """The place of the key that an error is about: the first of its keys that the target states, else the defaults."""
+    keys = [KEYS.get(key, key) for key in error.keys]
+    if not set(keys) & {"from_command", *ENGINE_KEYS}:
+        keys = named_by(error, target)
+    stated = next((key for key in keys if key in target.own), None)
+    if stated is None and target.command is not None and keys:
         return target.command.mark
-    return target.place(key)
+    return target.place(stated or next((key for key in keys if key in target.defaults), ""))
+
+
+def named_by(error: KvplanError, target: Target) -> list[str]:
+    """The keys whose value an error is about: a file, or a model, which may go by another of its names."""
+    nodes = {**target.defaults, **target.own}
+    values = {key: node.text.removeprefix("./") for key, node in nodes.items() if isinstance(node, Scalar)}
+    subject = error.subject.partition(": ")[0]
+    found = [key for key in NAMING_KEYS if values.get(key) and subject.endswith(values[key])]
+    return found or (["model"] if isinstance(error, UnsupportedModelError) else [])
 
 
 def options_of(target: Target, command: ServeCommand | None, folder: Path, *, offline: bool) -> EstimateOptions:
@@ -343,7 +357,7 @@ def say(target: Target, asked: Asked) -> None:
     for text in dict.fromkeys(asked.warnings):
         output.tell("warning", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
     for text in dict.fromkeys(asked.notes):
-        if text.startswith("--from-command") and "as vLLM reads it" in text:
+        if text in asked.readings:
             output.tell("note", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
     if (others := overruled_model(target)) is not None:
         own, other = (printable(text, 100) for text in others)

@@ -8,7 +8,7 @@ from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.check import refuse_files_outside
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
-from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request, plan
 from kvplan.policy import init as policy_init
@@ -52,11 +52,11 @@ def with_command(options: CheckOptions) -> CheckOptions:
     words = policy_init.command_of(options.from_pid)
     try:
         read_command(shlex.join(words))
-    except KvplanError as error:
+    except NoServerError:
         where = f"--from-pid {options.from_pid}"
-        if " has no server in it" in str(error):  # whatever it is, its words may hold secrets
-            raise UsageError(where, "is no vLLM server", "name the process of `vllm serve`") from None
-        raise type(error)(str(error).replace("--from-command", where)) from None
+        raise UsageError(where, "is no vLLM server", "name the process of `vllm serve`") from None
+    except KvplanError as error:
+        raise error.renamed("--from-command", f"--from-pid {options.from_pid}") from None
     return replace(options, from_command=shlex.join(words), from_pid=None)
 
 

@@ -14,7 +14,7 @@ from kvplan.cli.diff_options import DiffOptions
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.resolve import WEIGHT_SUFFIXES
 from kvplan.core import git
-from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.errors import KvplanError, UnknownNameError, UsageError
 from kvplan.core.files import load_json, printable
 from kvplan.planning.diff import Difference, Side, diff_document, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
@@ -96,8 +96,9 @@ def compared(old: Operand, new: Operand, options: DiffOptions) -> Difference:
         kinds = [before.kind(), after.kind()]
         if kinds[0] != kinds[1] and not all(kind in BY_TARGET for kind in kinds):
             raise UsageError(
-                f"{printable(old.name, 400)} is {WHAT[kinds[0]]} and {printable(new.name, 400)} is {WHAT[kinds[1]]}; "
-                "compare two of a kind"
+                "OLD and NEW",
+                f"{printable(old.name, 400)} is {WHAT[kinds[0]]} and {printable(new.name, 400)} is {WHAT[kinds[1]]}",
+                "compare two of a kind",
             )
         if old.revision is not None or new.revision is not None:
             options = from_anywhere(options)
@@ -237,7 +238,7 @@ def named(operand: Operand) -> Iterator[None]:
     except KvplanError as error:
         if operand.revision is None:
             raise
-        raise type(error)(f"{printable(operand.revision, 80)}: {error}") from error
+        raise error.changed(subject=f"{printable(operand.revision, 80)}: {error.subject}") from error
 
 
 def refuse_plan_options(options: DiffOptions) -> None:
@@ -262,10 +263,8 @@ def model_sides(text: str, options: DiffOptions) -> tuple[Asked, list[Side]]:
     """A model's plans with the flags given, each under its GPU and context, so that OLD and NEW pair up."""
     try:
         asked = read(replace(options, model=text), lambda context, spec: load_of(options, context, spec))
-    except UsageError as error:
-        if "not in the catalog" not in str(error):
-            raise
-        raise UsageError(f"{error} (revisions of a policy need --policy PATH)") from error
+    except UnknownNameError as error:
+        raise error.changed(remedy=f"{error.remedy} (revisions of a policy need --policy PATH)") from error
     if options.gpu is None and options.gpu_memory is None:
         raise UsageError("--gpu", "is missing", "name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
     return asked, [plan_side(made, key_of(made)) for made in map(plan, asked.requests)]

@@ -214,13 +214,11 @@ def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, st
     """An error about what was taken from the log names that, and not a flag that nobody typed."""
     for name, text in taken.items():
         flag = FLAGS.get(name, flag_of(name))
-        found = re.match(rf"(?:{flag}|{flag_of(name)}|{name})(?![\w-])[^:]{{0,200}}: ", str(error))
-        if found is None:
+        if not {name, flag.strip("-").replace("-", "_")} & set(error.keys):
             continue
         said = f"version {printable(log.text('version') or '', 40)}" if name == "engine" else logged_as(log, name, text)
-        what = str(error)[found.end() :]
         example = f" {NEWEST_ENGINE}" if name == "engine" else ""
-        return type(error)(f"{log.called}: {said}: {what.partition('; ')[0]}; say what it was with {flag}{example}")
+        return error.changed(subject=f"{log.called}: {said}", remedy=f"say what it was with {flag}{example}")
     return error
 
 

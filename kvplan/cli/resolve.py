@@ -161,7 +161,7 @@ def from_hub(ref: str, source: Source) -> Resolved:
         why = catalog.missing(model_id)
         if why is None:
             raise
-        raise type(error)(f"{error} (the catalog lacks it: {why})") from error
+        raise error.changed(remedy=f"{error.remedy} (the catalog lacks it: {why})") from error
     spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense, text_only=source.text_only)
     found = Resolved(spec, notes=list(resolved.notes))
     weigh(found, resolved.directory, source, model_id)

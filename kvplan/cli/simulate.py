@@ -214,7 +214,7 @@ def lengths(text: str, option: str) -> Lengths:
         try:
             return parse_lengths(text, MAX_TOKENS)
         except UsageError as error:
-            raise UsageError(str(error).replace("--lengths", option, 1)) from None
+            raise error.renamed("--lengths", option) from None
     tokens = parse_tokens(text, option)
     return Lengths(((tokens, 1.0),), f"{tokens:,}")
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import UnknownNameError
 
 _KEY = re.compile(r"^([^\s#:][^:\n]*):", re.MULTILINE)
 _ALIASES = re.compile(r"^  aliases: \[([^\]]*)\]", re.MULTILINE)
@@ -79,8 +79,8 @@ def suggestions(path: Path, name: str) -> list[str]:
     return list(dict.fromkeys(table[match] for match in close))[:3]
 
 
-def unknown(path: Path, kind: str, name: str) -> UsageError:
+def unknown(path: Path, kind: str, name: str) -> UnknownNameError:
     """The error for a name that is in no entry, with near misses."""
     near = suggestions(path, name)
     hint = f"did you mean {', '.join(near)}?" if near else f"`kvplan {kind}s` lists the known ones"
-    return UsageError(f"{kind} {name!r}", "not in the catalog", hint)
+    return UnknownNameError(f"{kind} {name!r}", "not in the catalog", hint)

@@ -81,7 +81,9 @@ class KvplanError(Exception):
         first, _, rest = self.subject.partition(old)
         if first or (rest and rest[0] not in ": "):
             return self
-        return self.changed(subject=": ".join(filter(None, (new, rest.lstrip(": ")))))
+        if new.endswith(":"):
+            rest = f" {rest.lstrip(': ')}"
+        return self.changed(subject=f"{new}{rest}".strip(": "))
 
 
 def fields_of(message: str) -> tuple[str, str, str]:
@@ -96,6 +98,14 @@ def fields_of(message: str) -> tuple[str, str, str]:
 
 class UsageError(KvplanError):
     """A flag or argument that cannot be read or does not go with another one."""
+
+
+class UnknownNameError(UsageError):
+    """A model or GPU that is not in the catalog."""
+
+
+class NoServerError(UsageError):
+    """A command that starts no server; whatever it is, its words may hold secrets."""
 
 
 class InvalidInputError(KvplanError):

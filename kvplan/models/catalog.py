@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.core import entries
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import UnknownNameError
 from kvplan.models import hf_config
 from kvplan.models.spec import ModelSpec
 
@@ -45,11 +45,11 @@ def missing(name: str) -> str | None:
     return next((why for known, why in MISSING.items() if wanted == known or wanted.startswith(f"{known}-")), None)
 
 
-def unknown(name: str) -> UsageError:
+def unknown(name: str) -> UnknownNameError:
     """The error for a model that is not in the catalog: why, where that is known, or near misses."""
     why = missing(name)
     if why is not None:
-        return UsageError(f"model {name!r}", f"not in the catalog: {why}", "`kvplan models` lists the known ones")
+        return UnknownNameError(f"model {name!r}", f"not in the catalog: {why}", "`kvplan models` lists the known ones")
     return entries.unknown(path(), "model", name)
 
 

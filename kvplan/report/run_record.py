@@ -106,7 +106,7 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
             return result, [gap for gap in result.gaps if not gap.startswith("the run is ")]
         result = reconcile(replace(run, manifest={**run.manifest, "peaks": {"before": {}}}))
     except KvplanError as error:
-        return None, [str(error).removeprefix(f"{shown(run.path)}: ")]
+        return None, [str(error.renamed(shown(run.path), ""))]
     rows = tuple(row for row in result.rows if row.component in ALLOCATED)
     only = replace(result, rows=rows, reported=sum(row.measured for row in rows))
     return only, ["no sample was taken: what the device itself reported is unknown"]

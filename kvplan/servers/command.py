@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Final, Literal
 
-from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.errors import NoServerError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import (
@@ -197,7 +197,8 @@ class ServeCommand:
     ignored    flags of no account for GPU memory, by name: their values may be secrets
     unmodelled flags whose effect on memory is not sized
     unknown    flags that stand in no list: what they do to memory cannot be said
-    notes      numbers that kvplan's own flags would read differently
+    readings   notes of numbers that kvplan's own flags would read differently
+    notes      other notes
     environment  variables that the server's process finds set, with the values of those that change its memory
     """
 
@@ -210,6 +211,7 @@ class ServeCommand:
     unmodelled: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
     environment: Environment = field(default_factory=dict)
 
 
@@ -449,7 +451,7 @@ def server(commands: list[list[str]], found: ServeCommand) -> list[str]:
         if following is not None:
             found.environment = given(commands[:number], words[: len(words) - len(following)])
             return following
-    raise UsageError(
+    raise NoServerError(
         "--from-command",
         f"has no server in it ({printable(' '.join(commands[0]), 60)!r})",
         "paste a `vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a `docker run ... "
@@ -655,7 +657,7 @@ def take_argument(found: ServeCommand, name: str, values: list[str], option: str
         and re.search(r"[kmgt]$", text)
         and ARGUMENTS[name].kind in ("context", "tokens", "bytes")
     ):
-        found.notes.append(
+        found.readings.append(
             f"{option} {text}: is {value:,} as vLLM reads it; {text[:-1]}{text[-1].upper()} would be binary"
         )
 

@@ -238,10 +238,15 @@ class Plan:
         return self.capacity.blocks_per_request * self.capacity.bytes_per_block
 
 
+MEAN_KEYS = ("mean_tokens", "prompt_tokens", "output_tokens")  # what states the mean length
+
+
 def check_load(request: Request, context: int) -> None:
     load = request.load
     if load.mean_tokens is not None and load.mean_tokens > context:
-        raise UsageError(f"mean length {load.mean_tokens:,}: is beyond the context of {context:,} tokens")
+        raise UsageError(
+            f"mean length {load.mean_tokens:,}", f"is beyond the context of {context:,} tokens", keys=MEAN_KEYS
+        )
     if load.mean_tokens is not None and load.shared_prefix > load.mean_tokens:
         raise UsageError(f"--shared-prefix {load.shared_prefix:,}: is longer than the mean length {load.mean_tokens:,}")
     if load.shared_prefix >= context:

@@ -451,7 +451,7 @@ class _Reader:
         try:
             flags, unsized = flags_of_command(engine, text)
         except KvplanError as error:
-            notes.append(f"{where} is not read: {str(error).removeprefix('--from-command').lstrip(': ')}")
+            notes.append(f"{where} is not read: {error.renamed('--from-command', '')}")
             return {}
         if not flags:  # a mention of the command
             return {}
