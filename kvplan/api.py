@@ -147,10 +147,12 @@ def estimate(
     """
     read_options = read(EstimateOptions, options, model=model, gpu=gpu, from_command=command)
     if gpu is None and options.get("gpu_memory") is None:
-        raise UsageError("gpu: is missing; name one (`kvplan gpus` lists them)")
+        raise UsageError("gpu", "is missing", "name one (`kvplan gpus` lists them)")
     request = asked.read(read_options, lambda context, spec: asked.load_of(read_options, context, spec))
     if len(request.requests) != 1:
-        raise UsageError(f"estimate: {plural(len(request.requests), 'plan')} are asked for; kvplan.sweep takes several")
+        raise UsageError(
+            "estimate", f"{plural(len(request.requests), 'plan')} are asked for", "kvplan.sweep takes several"
+        )
     return Answer(plan(request.requests[0]), request.notes, request.warnings)
 
 
@@ -180,7 +182,7 @@ def read(kind: type[Options], options: dict[str, Any], **named: Any) -> Options:
         if name not in known or name in SHOWING:
             near = get_close_matches(name, known.keys() - SHOWING, 3)
             hint = f"did you mean {', '.join(near)}?" if near else "`kvplan estimate --help` lists them"
-            raise UsageError(f"{name}: no such keyword; {hint}")
+            raise UsageError(f"{name}", "no such keyword", f"{hint}")
     values = {name: value for name, value in (options | named).items() if value is not None}
     return kind(**{name: text_of(value, known[name]) for name, value in values.items()})
 

@@ -175,21 +175,22 @@ def wanted_command(argv: Sequence[str]) -> str | None:
 def main(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code; never raises but for a SystemExit of the shell's completion."""
     output.prepare_streams()
+    output.start_command()
     files.start_command()
+    line = sys.argv[1:] if argv is None else argv
     try:
-        line = sys.argv[1:] if argv is None else argv
         code: object = 0
         with output.standard_output() if "--help" in line else nullcontext():
             code = application(wanted_command(line)).main(args=line, prog_name="kvplan", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KvplanError as error:
-        return refuse(str(error), error.exit_code)
+        return refuse(error, error.exit_code, line)
     except ParserError as error:
-        return refuse(str(usage_error(error)), UsageError.exit_code)
+        return refuse(usage_error(error), UsageError.exit_code, line)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:  # whatever it is, it must not read as "does not fit"
-        return crash(error)
+        return crash(error, line)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -205,11 +206,24 @@ def print_traceback() -> None:
     traceback.print_exc(file=sys.stderr)
 
 
-def refuse(text: str, code: int) -> int:
+def refuse(error: KvplanError, code: int, line: Sequence[str]) -> int:
     if debug():
         print_traceback()
-    output.tell("error", text)
+    output.tell("error", str(error))
+    if wants_json(line):
+        output.answer_error(error, code)
     return code
+
+
+def wants_json(line: Sequence[str]) -> bool:
+    """Whether the last --format of a line says json; the line itself may be what is wrong."""
+    words = [word.partition("=") for word in line]
+    said = [
+        value if equals else next(iter(line[number + 1 :]), "")
+        for number, (word, equals, value) in enumerate(words)
+        if word == "--format"
+    ]
+    return said[-1:] == ["json"]
 
 
 def usage_error(error: Any) -> UsageError:
@@ -230,7 +244,7 @@ def usage_error(error: Any) -> UsageError:
             return UsageError(f"{error.option_name}", "needs a value", help_line)
     message = error.format_message().rstrip(".")
     if message.startswith("No such command"):
-        return UsageError(f"{wrong_command(message, context)}")
+        return wrong_command(message, context)
     if message == "Missing command":
         return UsageError("COMMAND", "is missing", help_line)
     return UsageError(f"{path}", f"{message[:1].lower()}{message[1:]}", help_line)
@@ -256,23 +270,21 @@ def near_options(wrong: str, context: Any) -> list[str]:
     return difflib.get_close_matches(wrong.replace("_", "-"), known, n=3, cutoff=0.6)
 
 
-def wrong_command(message: str, context: Any) -> str:
+def wrong_command(message: str, context: Any) -> UsageError:
     import difflib
 
     wrong = message.partition("'")[2].partition("'")[0]
     known = sorted(context.command.commands)
     near = difflib.get_close_matches(wrong, known, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    return f"{wrong}: no such command; {hint}"
+    return UsageError(wrong, "no such command", hint)
 
 
-def crash(error: Exception) -> int:
+def crash(error: Exception, line: Sequence[str]) -> int:
     """A bug: one line that names the log; the traceback goes there, and with KVPLAN_DEBUG=1 also to standard error."""
-    if debug():
-        print_traceback()
     kind = f"{type(error).__name__}: {error}"[:200]
-    output.tell("error", f"internal error: {kind}; a bug in kvplan, please report it with {crash_log()}")
-    return BUG
+    bug = KvplanError("internal error", kind, f"a bug in kvplan, please report it with {crash_log()}")
+    return refuse(bug, BUG, line)
 
 
 def crash_log() -> str:

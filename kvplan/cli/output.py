@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kvplan.core import files
-from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
+
+
+_answered = False  # whether anything was written to standard output in a machine format
+
+
+def start_command() -> None:
+    global _answered
+    _answered = False
 
 
 def tell(kind: str, text: str) -> None:
@@ -66,10 +74,28 @@ def write(text: str) -> None:
         put(text if text.endswith("\n") else text + "\n")
 
 
+def answer_error(error: KvplanError, code: int) -> None:
+    """An error as a document (kvplan/error@1), where nothing was answered yet."""
+    import json
+
+    if _answered:
+        return
+    names = ("subject", "problem", "remedy")
+    fields = {name: printable(getattr(error, name), 4000) for name in names}
+    mark = None
+    if error.mark is not None:
+        mark = {"file": printable(error.mark.where, 400), "line": error.mark.line, "column": error.mark.column}
+    document = {"schema": ERROR, **fields, "mark": mark, "exit_code": code}
+    with suppress(KvplanError):  # standard output may be what failed
+        write(json.dumps(document, indent=2))
+
+
 def put(text: str) -> None:
     """Text in a machine format: UTF-8 for a file or a pipe, whatever the locale, as its own header and report files
     have it; what the terminal shows for a terminal. Goes inside `standard_output`.
     """
+    global _answered
+    _answered = True
     buffer = getattr(sys.stdout, "buffer", None)
     if buffer is None or sys.stdout.isatty():
         sys.stdout.write(text)

@@ -122,5 +122,6 @@ class EnvironmentProblem(KvplanError):
     exit_code = 3
 
 
+ERROR = "kvplan/error@1"  # an error as a document, for whoever reads JSON
 BUG = 70  # exit code of an exception that nobody raised on purpose
 INTERRUPTED, TERMINATED = 130, 143  # exit codes after SIGINT and SIGTERM, as shells count them

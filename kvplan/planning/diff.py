@@ -170,8 +170,9 @@ def difference(old_name: str, new_name: str, old: Sequence[Side], new: Sequence[
     shared = [key for key in after if key in before]
     if not shared:
         raise UsageError(
-            f"{printable(old_name, 400)} and {printable(new_name, 400)}: hold nothing of the same name "
-            f"({_few(before)}; {_few(after)}); compare documents of the same targets, or models, GPUs and contexts"
+            f"{printable(old_name, 400)} and {printable(new_name, 400)}",
+            f"hold nothing of the same name ({_few(before)}; {_few(after)})",
+            "compare documents of the same targets, or models, GPUs and contexts",
         )
     return Difference(
         old_name,
@@ -187,8 +188,9 @@ def _by_key(name: str, sides: Sequence[Side]) -> dict[str, Side]:
     for side in sides:
         if side.key in found:
             raise UsageError(
-                f"{printable(name, 400)}: holds two plans of {printable(side.key, 200)}, so that which to compare "
-                "cannot be said; write them to files of their own"
+                f"{printable(name, 400)}",
+                f"holds two plans of {printable(side.key, 200)}, so that which to compare cannot be said",
+                "write them to files of their own",
             )
         found[side.key] = side
     return found
@@ -283,14 +285,16 @@ def document_sides(document: Document, where: str) -> list[Side]:
         case "kvplan/plans@1":
             plans = Reader(document, where).rows("plans")
             if not plans:
-                raise InvalidInputError(f"{where}: holds no plan; write it again with `kvplan estimate`")
+                raise InvalidInputError(f"{where}", "holds no plan", "write it again with `kvplan estimate`")
             return [_document_side(plan) for plan in plans]
         case "kvplan/check@1":
             return [_target_side(target) for target in Reader(document, where).rows("targets") if target.has("figures")]
         case other:
             raise InvalidInputError(
-                f"{where}: is not a document that can be compared ({printable(repr(other), 60)}); take kvplan/plan@1, "
-                "kvplan/plans@1 (`kvplan estimate --format json`) or kvplan/check@1 (`kvplan check --format json`)"
+                f"{where}",
+                f"is not a document that can be compared ({printable(repr(other), 60)})",
+                "take kvplan/plan@1, kvplan/plans@1 (`kvplan estimate --format json`) or kvplan/check@1 (`kvplan "
+                "check --format json`)",
             )
 
 
@@ -320,7 +324,7 @@ class Reader:
         return self.value(path) is not None
 
     def fault(self, path: str, what: str, cure: str) -> InvalidInputError:
-        return InvalidInputError(f"{self.where}: {path} {what}; {cure}")
+        return InvalidInputError(f"{self.where}", f"{path} {what}", f"{cure}")
 
     def _wrong(self, path: str, value: Any, expected: str) -> InvalidInputError:
         return self.fault(path, f"is not {expected} ({printable(repr(value), 60)})", "write the document again")

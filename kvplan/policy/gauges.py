@@ -105,7 +105,7 @@ def free_bytes(plan: Plan) -> int:
     terms = terms_of(plan.request.release.engine)
     if terms.keeps_share:
         raise UsageError(
-            f"min_headroom: is not modelled for {terms.title}, which keeps a share back; use min_concurrency"
+            "min_headroom", f"is not modelled for {terms.title}, which keeps a share back", "use min_concurrency"
         )
     return plan.memory.headroom
 

@@ -170,7 +170,7 @@ class _Bench:
         before = (self.against.baseline or {}).get(target.id)
         rules = [*target.rules, *(self.policy.baseline.rules if self.policy.baseline else ())]
         if not rules and self.policy.measured is None:
-            raise wrong(target.mark, f"target {target.id}: has no rules; write at least rules: {{fits: true}}")
+            raise wrong(target.mark, f"target {target.id}", "has no rules", "write at least rules: {fits: true}")
         verdicts = [self.verdict(rule, before) for rule in rules]
         remedy = self.remedies(rules, verdicts, before) if self.cures else Remedies({})
         findings = tuple(
@@ -417,7 +417,9 @@ def refuse_long_waivers(waivers: Sequence[Waiver], today: datetime.date) -> None
         if waiver.expires > latest:
             raise wrong(
                 waiver.expires_mark,
-                f"waiver: expires: is more than a year away ({waiver.expires}); write {latest} or a day before",
+                "waiver: expires",
+                f"is more than a year away ({waiver.expires})",
+                f"write {latest} or a day before",
             )
 
 
@@ -427,7 +429,7 @@ def refuse_idle(policy: Policy, results: Sequence[TargetResult]) -> None:
     for waiver in policy.waivers:
         if not any(covers(waiver, target, rule) for target, rule in pairs):
             rule = printable(f"{waiver.target}/{waiver.rule}", 200)
-            raise wrong(waiver.mark, f"waiver {rule}: matches no rule of any target; correct it, or delete it")
+            raise wrong(waiver.mark, f"waiver {rule}", "matches no rule of any target", "correct it, or delete it")
 
 
 def _expired(waivers: Sequence[Waiver], today: datetime.date) -> Iterator[str]:

@@ -13,14 +13,14 @@ def parse_engine(text: str) -> Version:
     name, _, number = engine.partition("@")
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
-        raise UsageError(f"--engine {text!r}: is not an engine kvplan models; use {', '.join(forms)} or {last}")
+        raise UsageError(f"--engine {text!r}", "is not an engine kvplan models", f"use {', '.join(forms)} or {last}")
     server = server_of(name)
     if words and not server.terms.label_words:
         others = [terms.title for terms in map(terms_of, SERVERS) if terms.label_words]
-        raise UsageError(f"--engine {text}: +{words[0]} is of {' and '.join(others)} alone; leave it out")
+        raise UsageError(f"--engine {text}", f"+{words[0]} is of {' and '.join(others)} alone", "leave it out")
     if not number:
         return server.release(None, words)
     fields = number.removeprefix("v").partition(".post")[0].split(".")
     if len(fields) not in (2, 3) or not all(field.isascii() and field.isdigit() and len(field) < 4 for field in fields):
-        raise UsageError(f"--engine {text!r}: is not a version; write {server.terms.example}")
+        raise UsageError(f"--engine {text!r}", "is not a version", f"write {server.terms.example}")
     return server.release(tuple(int(field) for field in fields), words)

@@ -48,7 +48,7 @@ def test_what_a_file_holds_stays_out_of_a_log_that_strangers_read() -> None:
     ],
 )
 def test_a_subject_takes_another_name(subject: str, line: str) -> None:
-    assert str(UsageError(subject, "is cut off", "paste it all").renamed("--from-command", "command")) == line
+    assert str(UsageError(subject, "is cut off", "paste it all").renamed("--from-command", "command:")) == line
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def refused(ran: Ran, code: int = 2) -> str:
-    """The one line of a refusal: nothing on standard output, no traceback, one error."""
-    assert (ran.code, ran.out) == (code, ""), ran
+    """The one line of a refusal: nothing on standard output but the error as JSON, no traceback, one error."""
+    assert ran.code == code, ran
     (line,) = ran.errors
+    if ran.out:
+        assert (ran.json["schema"], ran.json["exit_code"]) == ("kvplan/error@1", code)
+        assert ran.json["problem"] in line
     assert ran.err == line + "\n"
     assert line.isprintable()
     return line.removeprefix("kvplan: error: ")

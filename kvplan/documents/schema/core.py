@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import ERROR, UsageError
 from kvplan.core.files import printable
 
 Schema = dict[str, Any]
@@ -321,7 +321,16 @@ WORKLOAD = record(
     prefix_requests=rows(SIZE, "How many requests share each beginning."),
     notes=TEXTS,
 )
-SCHEMAS = {"plan": PLAN, "plans": PLANS, "trace": TRACE, "workload": WORKLOAD}
+ERROR_SCHEMA = record(
+    "Why a command could not answer (any command with --format json): its line on standard error, field by field.",
+    schema={"const": ERROR},
+    subject={**TEXT, "description": "What it is about; empty where the mark says it."},
+    problem=TEXT,
+    remedy={**TEXT, "description": "The next step; may be empty."},
+    mark={"anyOf": [record("Its place in a file.", file=TEXT, line=SIZE, column=SIZE), {"type": "null"}]},
+    exit_code=COUNT,
+)
+SCHEMAS = {"error": ERROR_SCHEMA, "plan": PLAN, "plans": PLANS, "trace": TRACE, "workload": WORKLOAD}
 
 
 # A command by its name stands for what it prints.
@@ -333,7 +342,7 @@ def schema(name: str, more: Mapping[str, Schema] | None = None) -> Schema:
     known = {**SCHEMAS, **(more or {})}
     name = OF_COMMANDS.get(name, name)
     if name not in known:
-        raise UsageError(f"schema {printable(name, 60)!r}: there is none; {_near(name, list(known))}")
+        raise UsageError(f"schema {printable(name, 60)!r}", "there is none", f"{_near(name, list(known))}")
     return {"$schema": DIALECT, "title": f"kvplan/{name}@1", **known[name]}
 
 
