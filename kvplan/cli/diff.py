@@ -238,7 +238,10 @@ def named(operand: Operand) -> Iterator[None]:
     except KvplanError as error:
         if operand.revision is None:
             raise
-        raise error.changed(subject=f"{printable(operand.revision, 80)}: {error.subject}") from error
+        revision, mark = printable(operand.revision, 80), error.mark
+        if mark is not None:
+            raise error.changed(mark=mark._replace(where=f"{revision}: {mark.where}")) from error
+        raise error.changed(subject=f"{revision}: {error.subject}") from error
 
 
 def refuse_plan_options(options: DiffOptions) -> None:

@@ -182,7 +182,7 @@ def test_things_of_two_kinds_are_not_compared(run: Run, models: Path) -> None:
     policy(models, "chat", "./old")
     run("check", "kvplan.policy.yaml", "--report", "c.json")
     assert refused(run("diff", "a.json", "./old", *FLAGS)) == (
-        "a.json is a plan (JSON of `kvplan estimate`) and ./old is a model; compare two of a kind"
+        "OLD and NEW: a.json is a plan (JSON of `kvplan estimate`) and ./old is a model; compare two of a kind"
     )
     for pair in (("./old", "a.json"), ("a.json", "c.json"), ("kvplan.policy.yaml", "a.json"), ("c.json", "./old")):
         assert "compare two of a kind" in refused(run("diff", *pair))

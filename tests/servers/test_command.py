@@ -110,10 +110,10 @@ def test_an_image_without_a_release_names_none(image: str) -> None:
 
 
 def test_a_number_that_kvplan_itself_would_read_differently_is_noted() -> None:
-    (note,) = read_command(f"vllm serve {MODEL} --max-model-len 32k").notes
+    (note,) = read_command(f"vllm serve {MODEL} --max-model-len 32k").readings
     assert "32,000" in note
     assert "32K" in note
-    assert read_command(f"vllm serve {MODEL} --max-model-len 32768").notes == []
+    assert read_command(f"vllm serve {MODEL} --max-model-len 32768").readings == []
 
 
 def test_flags_of_no_account_are_listed_without_their_values() -> None:
