@@ -248,8 +248,12 @@ def check_load(request: Request, context: int) -> None:
             f"mean length {load.mean_tokens:,}", f"is beyond the context of {context:,} tokens", keys=MEAN_KEYS
         )
     if load.mean_tokens is not None and load.shared_prefix > load.mean_tokens:
-        raise UsageError(f"--shared-prefix {load.shared_prefix:,}: is longer than the mean length {load.mean_tokens:,}")
+        raise UsageError(
+            f"--shared-prefix {load.shared_prefix:,}", f"is longer than the mean length {load.mean_tokens:,}"
+        )
     if load.shared_prefix >= context:
-        raise UsageError(f"--shared-prefix {load.shared_prefix:,}: leaves no room in the context of {context:,} tokens")
+        raise UsageError(
+            f"--shared-prefix {load.shared_prefix:,}", f"leaves no room in the context of {context:,} tokens"
+        )
     if request.draft is not None and request.args.pipeline_parallel_size > 1:
-        raise UsageError("--draft-model: with pipeline parallelism is not modelled; use --tp")
+        raise UsageError("--draft-model", "with pipeline parallelism is not modelled", "use --tp")

@@ -49,13 +49,14 @@ def online_scheme(request: Request) -> str | None:
     if stored is not None:
         if asked.removesuffix("_marlin") != stored.method.removesuffix("_marlin"):
             raise UsageError(
-                f"--quantization {asked}: {request.spec.name} is stored as {stored.method}; leave the flag out"
+                f"--quantization {asked}", f"{request.spec.name} is stored as {stored.method}", "leave the flag out"
             )
         return None
     if asked not in ONLINE_METHODS:
         raise UsageError(
-            f"--quantization {asked}: {request.spec.name} is not quantised, and only {' or '.join(ONLINE_METHODS)} can "
-            "be made while loading; name a quantised checkpoint"
+            f"--quantization {asked}",
+            f"{request.spec.name} is not quantised, and only {' or '.join(ONLINE_METHODS)} can be made while loading",
+            "name a quantised checkpoint",
         )
     return asked
 
