@@ -451,7 +451,7 @@ def args_of(case: Case, spec: ModelSpec, release: Version) -> EngineArgs:
         dtype=told.get("dtype") or "auto",
         quantization=online_quantization(case, spec),
         kv_cache_dtype=KV_NAMES.get(kv_dtype, kv_dtype),
-        block_size=None if vllm.has_states(spec) else whole("block_size"),
+        block_size=None if spec.has_states else whole("block_size"),
         gpu_memory_utilization=utilisation_of(case),
         kv_cache_memory_bytes=None if not fixed else int(float(fixed[1]) * GIB if fixed[1] else float(fixed[2])),
         max_num_batched_tokens=whole("max_num_batched_tokens"),

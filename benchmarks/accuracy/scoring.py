@@ -140,7 +140,7 @@ def weights(case: Case, inputs: Inputs) -> Iterator[Score]:
     if "mxfp4" in vllm.scheme_kinds(inputs.spec) and inputs.gpu is None:
         raise NotStated("MXFP4 weights are padded by GPU, and " + inputs.why_no_gpu)
     gpu = inputs.gpu or UNNAMED
-    if vllm.is_mla(inputs.spec) and inputs.number < vllm.LATENT_KEPT:
+    if inputs.spec.is_mla and inputs.number < vllm.LATENT_KEPT:
         inputs = replace(inputs, release=vllm.version(AFTER_ABSORBED))  # its cache is not modelled, its weights are
     request = Request(inputs.spec, gpu, inputs.args, inputs.release)
     yield Score("weights", loaded_weights(request, settings_of(inputs, gpu), 0) / GIB, logged)
@@ -209,7 +209,7 @@ def other_pools(inputs: Inputs, how: vllm_pages.Paging) -> Iterator[tuple[str, v
     spec = inputs.spec
     cached = replace(how, prefix_caching=True, context=0)
     head = draft_head(spec) if how.spec_tokens else None
-    changes_states = vllm.has_states(spec) and not how.prefix_caching
+    changes_states = spec.has_states and not how.prefix_caching
     if changes_states:
         yield STATES_CACHED, vllm_pool.pool(spec, cached)
     if head is not None:
@@ -250,7 +250,7 @@ def given_pool(case: Case, inputs: Inputs, settings: Settings, pool: vllm_pool.P
 
 def sees_step(inputs: Inputs) -> bool:
     """Whether a request's blocks depend on the tokens of a step, and so on the GPU's defaults."""
-    return bool(vllm.caches_of(inputs.spec) & {SlidingWindow, ChunkedAttention}) and inputs.release.has("hybrid_groups")
+    return bool(inputs.spec.cache_kinds & {SlidingWindow, ChunkedAttention}) and inputs.release.has("hybrid_groups")
 
 
 PER_RANK = re.compile(r"""available_kv_gib"?: \[([^\]]*)\]""")
@@ -309,7 +309,7 @@ def sglang_tokens(case: Case, inputs: Inputs) -> Iterator[Score]:
         raise NotStated("its pool is that of one pipeline stage")
     if not {"sgl_k_gb", "sgl_v_gb", "kv_cache_tokens"} <= set(m):
         return
-    if vllm.caches_of(inputs.spec) - {FullAttention, LatentAttention}:
+    if inputs.spec.cache_kinds - {FullAttention, LatentAttention}:
         raise NotStated("its K and V sizes are of one of several pools, and the log does not say of which")
     settings = settings_of(inputs, inputs.gpu or UNNAMED)
     cell = bytes_per_token(inputs.spec, settings.kv_dtype, inputs.args.tensor_parallel_size)

@@ -132,7 +132,7 @@ def reason_of(scored: Scored, scores: Sequence[Score], score: Score) -> str:
     if score.rule is not None:
         return score.rule
     if score.part in GIVEN:
-        if vllm.has_states(spec):
+        if spec.has_states:
             return "whether states were checkpointed, and with how many draft tokens, is not stated"
         return "not explained"
     if score.part in ("available_kv", "blocks", "tokens", "concurrency"):

@@ -8,6 +8,7 @@ engine builds the model from the first and the last, and sizes its own tensors.
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Literal
 
 from kvplan.core.errors import UnsupportedModelError
@@ -514,6 +515,37 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def cache_kinds(self) -> frozenset[type[LayerCache]]:
+        return _cache_kinds(self)
+
+    @property
+    def is_mla(self) -> bool:
+        return LatentAttention in self.cache_kinds
+
+    @property
+    def is_sparse_mla(self) -> bool:
+        return any(isinstance(cache, LatentAttention) and cache.sparse for cache in _distinct_caches(self))
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
+        return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for cache in _distinct_caches(self))
+
+    @property
+    def has_states(self) -> bool:
+        return RecurrentState in self.cache_kinds
+
+    @property
+    def has_attention(self) -> bool:
+        return bool(self.cache_kinds - {RecurrentState})
+
+    @property
+    def most_kv_heads(self) -> int:
+        """KV heads of the layers that have the most; 0 for latent attention, whose cache is whole on every rank."""
+        kinds = (FullAttention, SlidingWindow, ChunkedAttention)
+        return max([cache.num_kv_heads for cache in _distinct_caches(self) if isinstance(cache, kinds)], default=0)
+
+    @property
     def served_name(self) -> str:
         """The model's name as it was asked for: what a server loads, whatever part of it was sized."""
         return self.name.removesuffix(TEXT_ONLY)
@@ -522,3 +554,13 @@ class ModelSpec:
     def weights(self) -> tuple[Weight, ...]:
         """Every weight once per place it stands in."""
         return self.other_weights + tuple(weight for layer in self.layer_weights for weight in layer)
+
+
+@lru_cache(maxsize=1024)
+def _distinct_caches(spec: ModelSpec) -> frozenset[LayerCache]:
+    return frozenset(cache for caches in spec.layers for cache in caches)
+
+
+@lru_cache(maxsize=1024)
+def _cache_kinds(spec: ModelSpec) -> frozenset[type[LayerCache]]:
+    return frozenset(type(cache) for cache in _distinct_caches(spec))

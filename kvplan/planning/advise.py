@@ -15,7 +15,7 @@ from kvplan.hardware.gpu import GpuSpec, gpu, gpu_names
 from kvplan.models.spec import ChunkedAttention, FullAttention, SlidingWindow
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import terms_of
-from kvplan.servers.vllm.rules import EngineArgs, is_mla
+from kvplan.servers.vllm.rules import EngineArgs
 
 TP_SIZES = (1, 2, 4, 8, 16)
 CONTEXT_STEP = 256  # of a shorter context that is offered, in tokens
@@ -259,7 +259,7 @@ def reads_fp8(request: Request) -> bool:
     spec, sm = request.spec, request.gpu.sm
     if sm == 0 or sm >= FP8_KV_FROM:  # 0: AMD, or a GPU of which only the memory is stated
         return True
-    plain = not is_mla(spec) and not spec.model_type.startswith("gpt_oss")
+    plain = not spec.is_mla and not spec.model_type.startswith("gpt_oss")
     heads = {
         cache.head_dim
         for caches in spec.layers

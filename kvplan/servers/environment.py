@@ -15,7 +15,6 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ChunkedAttention, ModelSpec
 from kvplan.servers.releases import SIZES_MIB, Number, Version
-from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.rules import EngineArgs
 
 Kind = Literal["on", "off", "size", "text"]  # 1 is True; 1 is False; a whole number; as it is
@@ -49,7 +48,7 @@ class Variable:
 
 
 def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:
-    return vllm.is_mla(spec)
+    return spec.is_mla
 
 
 def _has_stages(spec: ModelSpec, args: EngineArgs) -> bool:
@@ -61,11 +60,11 @@ def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:
 
 
 def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
-    return ChunkedAttention in vllm.caches_of(spec)
+    return ChunkedAttention in spec.cache_kinds
 
 
 def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
-    return vllm.has_states(spec)
+    return spec.has_states
 
 
 VARIABLES: Final[Mapping[str, Variable]] = {

@@ -92,7 +92,7 @@ def check_class(spec: ModelSpec) -> None:
     """Refuse a model that SGLang cannot run."""
     if spec.model_type in NO_CLASS:
         raise UnsupportedModelError(spec.name, f"SGLang has no class for model_type {spec.model_type}", "use vllm")
-    if vllm.is_pooled(spec):
+    if spec.is_pooled:
         raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modelled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
         raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modelled", "use vllm")
@@ -244,7 +244,7 @@ def has_uneven_values(spec: ModelSpec) -> bool:
 
 def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str | None:
     """The attention backend where none is asked for, as far as its pages depend on it; None: pages of any size."""
-    if vllm.is_sparse_mla(spec):
+    if spec.is_sparse_mla:
         return "dsa"
     if not is_datacenter_blackwell(sm) or not release.has("datacenter_pages"):
         return None
@@ -252,9 +252,9 @@ def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
     if name in QWEN_HYBRIDS:
         followed = args.mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")
         return "trtllm_mha" if followed or not caches_prefixes(args) else "triton"
-    if name in DATACENTER_BACKENDS and (name != GRANITE or vllm.has_states(spec)):
+    if name in DATACENTER_BACKENDS and (name != GRANITE or spec.has_states):
         return DATACENTER_BACKENDS[name]
-    if vllm.is_mla(spec):
+    if spec.is_mla:
         return "flashinfer"
     return "fa4" if has_uneven_values(spec) else "trtllm_mha"
 
@@ -309,7 +309,7 @@ PAGES_OF: Mapping[str, tuple[int, ...]] = {
 
 def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> int:
     """Tokens of a page: what is asked for, where the attention backend takes it; sparse attention has 64."""
-    if vllm.is_sparse_mla(spec):
+    if spec.is_sparse_mla:
         return 64
     prefill, decode = backends(spec, sm, args, release)
     size = args.block_size or 1
@@ -321,7 +321,7 @@ def page_size(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> i
         known = PAGES_OF.get(backend or "")
         if known is not None and size not in known and (backend == decode or backend == "trtllm_mha"):
             size = 64
-    if "fa4" in (prefill, decode) and not vllm.is_mla(spec) and is_datacenter_blackwell(sm):
+    if "fa4" in (prefill, decode) and not spec.is_mla and is_datacenter_blackwell(sm):
         return 128
     return size
 
@@ -340,7 +340,7 @@ def _forced_page(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -
 
 def keeps_states(spec: ModelSpec) -> bool:
     """Whether the prefix cache keeps states of this hybrid."""
-    return spec.architecture in CACHED_STATES and vllm.has_states(spec)
+    return spec.architecture in CACHED_STATES and spec.has_states
 
 
 def strategy(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> str:

@@ -25,7 +25,6 @@ from kvplan.models.spec import (
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
-from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.pages import KVSpec, Paging, attention_spec
 from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool
 from kvplan.servers.vllm.rules import EngineArgs, Settings
@@ -125,7 +124,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
     return Paging(
         sm=sm,
         kv_dtype=settings.kv_dtype,
-        dtype=CONVOLUTION_DTYPE if vllm.has_states(spec) else settings.dtype,
+        dtype=CONVOLUTION_DTYPE if spec.has_states else settings.dtype,
         tp=args.tensor_parallel_size,
         pp=args.pipeline_parallel_size,
         dcp=1,
@@ -145,7 +144,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
 
 def state_dtype(spec: ModelSpec, args: EngineArgs) -> str | None:
     """The dtype of states: what is asked for, else the config's, else float32; None without states."""
-    if not vllm.has_states(spec):
+    if not spec.has_states:
         return args.mamba_ssm_cache_dtype
     fixed = {c.ssm_dtype for caches in spec.layers for c in caches if isinstance(c, RecurrentState)} - {None}
     return args.mamba_ssm_cache_dtype or next(iter(fixed), STATE_DTYPE)
@@ -207,7 +206,7 @@ def in_window_pool(cache: LayerCache) -> bool:
 
 def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
     """Whether window layers have a pool of their own."""
-    kinds = vllm.caches_of(spec)
+    kinds = spec.cache_kinds
     return (
         bool(kinds & {SlidingWindow, ChunkedAttention})
         and sglang_models.has_window_pool(spec)
@@ -250,10 +249,10 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Sgla
 
 def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
     sglang_models.check_class(spec)
-    for kind in vllm.caches_of(spec):
+    for kind in spec.cache_kinds:
         if issubclass(kind, NOT_MODELLED):
             raise UnsupportedModelError(spec.name, f"SGLang's pool for its {kind.__name__} is not modelled", "use vllm")
-    if vllm.has_states(spec) and not release.has("state_pools"):
+    if spec.has_states and not release.has("state_pools"):
         raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modelled", "use sglang@0.5")
     if windows and not release.has("window_pools"):
         raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for windows are not modelled", "use sglang@0.5")
@@ -286,7 +285,7 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             (narrow if paged.kind == "sliding" else full).append((index, paged))
     if not full:
         raise UnsupportedModelError(spec.name, "no layer keeps all tokens", "SGLang's pool for it is not modelled")
-    if how.flat and SlidingWindow in vllm.caches_of(spec) and len({paged.page for _, paged in full}) > 1:
+    if how.flat and SlidingWindow in spec.cache_kinds and len({paged.page for _, paged in full}) > 1:
         raise UnsupportedModelError(
             f"{spec.name}: --disable-hybrid-swa-memory",
             "SGLang's one pool for layers of several shapes is not modelled",
@@ -437,7 +436,7 @@ def pool_notes(layout: SglangPool, spec: ModelSpec, args: EngineArgs, slots: int
             f"without the prefix cache --max-running-requests {args.max_num_seqs:,} sizes the windows' pool: "
             f"{layout.window_tokens:,} tokens"
         )
-    kinds = vllm.caches_of(spec)
+    kinds = spec.cache_kinds
     if SlidingWindow in kinds and not layout.window:
         yield "SGLang keeps every token of this model's windows: they are counted in full"
     if CrossAttention in kinds:

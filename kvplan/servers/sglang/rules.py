@@ -124,7 +124,7 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             "is not one that is modelled for SGLang",
             f"use {', '.join(KV_DTYPES)}",
         )
-    if vllm.is_sparse_mla(spec) and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
+    if spec.is_sparse_mla and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype}", f"SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
         )
@@ -173,7 +173,7 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     there are 656 bytes a token where the kernel wants its own scales (flashmla_kv; GLM on 12.x).
     """
     asked = "bfloat16" if asked == "bf16" else asked  # SGLang's name of it
-    if not vllm.is_sparse_mla(spec):
+    if not spec.is_sparse_mla:
         stored = "fp8" if sglang_models.has_fp8_cache(spec) else dtype
         return stored if asked == "auto" else vllm.resolve_kv_dtype(spec, asked, dtype, sm)
     if asked == "bfloat16" or (asked == "auto" and sm < BLACKWELL):
@@ -222,7 +222,7 @@ def most_prefill_tokens(spec: ModelSpec, chunk: int, args: EngineArgs) -> int:
     """Tokens of the largest prefill graph."""
     if args.cuda_graph_max_bs_prefill is not None:
         return args.cuda_graph_max_bs_prefill
-    most = min(chunk, LATENT_GRAPHS) if vllm.is_mla(spec) else chunk
+    most = min(chunk, LATENT_GRAPHS) if spec.is_mla else chunk
     if args.max_total_tokens is not None:
         most = min(most, args.max_total_tokens)
     return min(most, FIRST_LLAMAS_GRAPHS) if FIRST_LLAMAS in spec.name.lower() else most
@@ -278,7 +278,7 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
         reserved += 2 * decode_graphs(spec, gpu, args, release)
     if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
         graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
-        reserved += MLA_GRAPHS_MIB if vllm.is_mla(spec) else 8 * graphs
+        reserved += MLA_GRAPHS_MIB if spec.is_mla else 8 * graphs
     return max(reserved, 10 * 1024) if smi_mib(gpu) > 60 * 1024 else reserved
 
 

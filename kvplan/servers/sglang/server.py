@@ -10,7 +10,7 @@ from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
 from kvplan.servers.sglang.size import size
 from kvplan.servers.sglang.terms import TERMS
-from kvplan.servers.vllm.rules import EngineArgs, Settings, has_states
+from kvplan.servers.vllm.rules import EngineArgs, Settings
 
 __all__ = [
     "context", "explain", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
@@ -36,7 +36,7 @@ def context(spec: ModelSpec) -> int:
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     """The ratio of states where they have no slots for the batch that was asked for, or for the default one."""
     wanted = LEAST_REQUESTS if args.max_num_seqs is None else args.max_num_seqs
-    if has_states(spec) and max_num_seqs < wanted:
+    if spec.has_states and max_num_seqs < wanted:
         return f"{TERMS.slots_flag}, which gives their states more slots"
     return TERMS.seqs_flag
 

@@ -5,7 +5,6 @@ equal to the server's own capacity code on every case compared (tests/oracles.py
 """
 
 from kvplan.models.spec import CompressedLatent, ModelSpec, WindowLatent
-from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.pages import KVSpec
 from kvplan.sizing.layout import cdiv, v4_latent_bytes
 
@@ -16,7 +15,7 @@ V4_STATE_WINDOW = {4: 8, 128: 128}
 
 
 def is_v4(spec: ModelSpec) -> bool:
-    return WindowLatent in vllm.caches_of(spec)
+    return WindowLatent in spec.cache_kinds
 
 
 def v4_page(size: int) -> int:

@@ -25,7 +25,7 @@ def explain(plan: Plan) -> Explanation:
 def _block_size(plan: Plan) -> str:
     spec, settings, size = plan.request.spec, plan.settings, plan.pool.block_size
     asked = plan.request.args.block_size
-    if vllm.has_states(spec):
+    if spec.has_states:
         return f"block size {size:,}: raised until a page of attention covers the page of a state"
     if asked is not None:
         return f"block size {size:,}: as asked"

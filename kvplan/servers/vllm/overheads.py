@@ -21,7 +21,7 @@ from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
 from kvplan.servers.releases import Version, since
-from kvplan.servers.vllm.rules import EngineArgs, Settings, has_states, is_mla, scheme_kinds, takes_items
+from kvplan.servers.vllm.rules import EngineArgs, Settings, scheme_kinds, takes_items
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
 
@@ -95,7 +95,7 @@ def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -
 
     Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantised.
     """
-    if not is_mla(spec):
+    if not spec.is_mla:
         return 0
     return max(
         sum(
@@ -175,10 +175,10 @@ class Loaded:
 def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout | None) -> Loaded:
     """What a rank holds once its weights are loaded, beside them; `layout` None: without the allocator's share."""
     latents = 0
-    if is_mla(spec) and (spec.quantization is not None or args.quantization is not None):
+    if spec.is_mla and (spec.quantization is not None or args.quantization is not None):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents = 2 * dequantised_latents(spec, tp, pp, args.quantization)
-    if is_mla(spec) and since("latent_cache") <= settings.version.number < since("plain_projections"):
+    if spec.is_mla and since("latent_cache") <= settings.version.number < since("plain_projections"):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
     alignment = 0
@@ -551,7 +551,7 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
     graphs = num_graphs(settings.max_num_seqs, largest_graph(release.number, sm))
     likely = GRAPHS_BASE + graphs * GRAPH
-    exotic = spec.experts_per_token > 0 or is_mla(spec) or has_states(spec)
+    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states
     high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
     outside = "" if settings.graphs_in_budget else ", outside the budget"
     formula = f"0.25 GiB + {graphs} graphs x 6 MiB, fitted on 14 logs{outside}"

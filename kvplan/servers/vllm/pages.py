@@ -172,8 +172,8 @@ def checkpointed(release: Version) -> frozenset[str]:
 
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
     prefix_caching, release = settings.prefix_caching, settings.version
-    one_block = vllm.has_states(spec) and not (prefix_caching and vllm.has_attention(spec))
-    chunked = ChunkedAttention in vllm.caches_of(spec)
+    one_block = spec.has_states and not (prefix_caching and spec.has_attention)
+    chunked = ChunkedAttention in spec.cache_kinds
     grouped = release.has("chunked_groups") if chunked else release.has("hybrid_groups")
     return Paging(
         sm=sm,
@@ -191,7 +191,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         spec_tokens=args.num_speculative_tokens,
         ssm_dtype=args.mamba_ssm_cache_dtype,
         context=settings.max_model_len if one_block else 0,
-        encoder=settings.max_num_batched_tokens if CrossAttention in vllm.caches_of(spec) else 0,
+        encoder=settings.max_num_batched_tokens if CrossAttention in spec.cache_kinds else 0,
         ahead=vllm.sees_ahead(spec, args, release),
         backend=vllm_backends.smallest_block(settings.backend, vllm.head_dims(spec), sm, release),
     )
@@ -202,7 +202,7 @@ def usual_block(spec: ModelSpec, how: Paging) -> int:
     usual = vllm.default_block_size(spec, how.kv_dtype, how.sm, ahead=how.ahead)
     if not how.backend:
         return usual
-    return lcm(how.backend, 64) if vllm.is_sparse_mla(spec) else how.backend
+    return lcm(how.backend, 64) if spec.is_sparse_mla else how.backend
 
 
 def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> list[str]:
@@ -215,7 +215,7 @@ def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int
     usual = vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, settings.dtype, sm)
     note = vllm_backends.note(settings.backend, *blocks)
     layout = f"attention_backend {settings.backend}: keeps {settings.kv_dtype} in place of {usual}"
-    changed = vllm.is_sparse_mla(spec) and usual != settings.kv_dtype and args.kv_cache_dtype != "fp8_e4m3"
+    changed = spec.is_sparse_mla and usual != settings.kv_dtype and args.kv_cache_dtype != "fp8_e4m3"
     return [text for text in (note, layout if changed else None) if text]
 
 
@@ -257,7 +257,7 @@ def attention_spec(
 def layer_dtypes(spec: ModelSpec, how: Paging) -> list[str]:
     """The KV dtype of each layer: turboquant keeps the first two and last two layers in the model's dtype."""
     dtype, count = how.kv_dtype, spec.num_layers
-    if not dtype.startswith("turboquant") or vllm.has_states(spec):
+    if not dtype.startswith("turboquant") or spec.has_states:
         return [dtype] * count
     kept = {0, 1, count - 2, count - 1}
     return [how.dtype if i in kept else dtype for i in range(count)]
@@ -290,7 +290,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
     if not attentions:  # pure Mamba: prefix caching stays off, one block per request
         return 16, {s: KVSpec("state", how.context, sizes[s], blocks=1, shape=(s,)) for s in states}
     kv_dtype = how.kv_dtype
-    if vllm.is_pooled(spec):  # its latents alone decide, in plain fp8 even where their pages are 656 bytes a token
+    if spec.is_pooled:  # its latents alone decide, in plain fp8 even where their pages are 656 bytes a token
         attentions = {cache for cache in attentions if isinstance(cache, LatentAttention)}
         kv_dtype = "fp8" if kv_dtype == "fp8_ds_mla" else kv_dtype
     per_token = {token_bytes(cache, kv_dtype, how.tp) for cache in attentions}
@@ -298,7 +298,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         raise UnsupportedModelError(spec.name, "states beside attention layers of several shapes are not modelled")
     token = per_token.pop()
     kernel = pooled_block(spec, how.sm)
-    smallest = max(16, how.block_size or kernel, how.backend, MLA_STATE_BLOCK if vllm.is_mla(spec) else 16)
+    smallest = max(16, how.block_size or kernel, how.backend, MLA_STATE_BLOCK if spec.is_mla else 16)
     aligned = {s: state_alignment(s, how.sm) if s.kind in how.checkpoints else (1, 0) for s in states}
     grows = how.prefix_caching and bool({s.kind for s in states} & how.every_block)
     unit = smallest
@@ -362,9 +362,9 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     if how.first_engine:
         return first_engine_specs(spec, how, block)
     states: dict[RecurrentState, KVSpec] = {}
-    if vllm.has_states(spec):
+    if spec.has_states:
         block, states = state_specs(spec, how)
-    if vllm.is_pooled(spec):
+    if spec.is_pooled:
         return [
             (i, each)
             for i, caches in enumerate(spec.layers)
@@ -372,7 +372,7 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
             for each in ([states[c]] if isinstance(c, RecurrentState) else pooled_specs(c, block, how))
         ]
     dtypes = layer_dtypes(spec, how)
-    flat = how.flat and len(vllm.caches_of(spec)) > 1
+    flat = how.flat and len(spec.cache_kinds) > 1
     paged = partial(attention_spec, block=block, tp=how.tp, flat=flat, encoder=how.encoder, model_type=spec.model_type)
     return [
         (i, states[c] if isinstance(c, RecurrentState) else paged(c, dtype=dtypes[i]))
@@ -389,7 +389,7 @@ def first_engine_specs(spec: ModelSpec, how: Paging, block: int) -> list[tuple[i
 
     Source: vLLM 0.7.3 worker/cache_engine.py (one block shape for all layers, `align_cache`); logs of 0.6 to 0.8.
     """
-    if vllm.caches_of(spec) & {CrossAttention, RecurrentState}:
+    if spec.cache_kinds & {CrossAttention, RecurrentState}:
         raise UnsupportedModelError(
             spec.name, "its cache under vLLM's first engine is not modelled", "use vllm@0.11 or newer"
         )

@@ -10,7 +10,6 @@ from functools import lru_cache
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.deepseek_v4 import is_v4, v4_specs
 from kvplan.servers.vllm.packed import block_bytes, packed_groups
 from kvplan.servers.vllm.pages import (
@@ -152,7 +151,7 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
         layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:
         raise UnsupportedModelError(spec.name, "no layer keeps a cache", "there is no KV pool to size")
-    packed = is_v4(spec) or vllm.is_pooled(spec)
+    packed = is_v4(spec) or spec.is_pooled
     cut = packed_groups(layers) if packed else group_layers(layers, spec.name)
     groups = tuple(KVGroup(tuple(part), tuple(dict.fromkeys(paged for _, paged in part))) for part in cut)
     stages: list[range] = stage_layers(spec.num_layers, how.pp)

@@ -16,11 +16,9 @@ from kvplan.models.spec import (
     ChunkedAttention,
     FullAttention,
     LatentAttention,
-    LayerCache,
     ModelSpec,
     RecurrentState,
     SlidingWindow,
-    SparseIndexer,
     WindowLatent,
 )
 from kvplan.servers.releases import Version, since
@@ -223,8 +221,8 @@ def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
     if not release.has("runner_v2_by_name"):
         return False
     if spec.architecture in _row(RUNNER_V2_BY_NAME, release):
-        return not has_states(spec) or release.has("runner_v2_named_hybrids")
-    return release.has("runner_v2_dense") and not spec.experts_per_token and not has_states(spec)
+        return not spec.has_states or release.has("runner_v2_named_hybrids")
+    return release.has("runner_v2_dense") and not spec.experts_per_token and not spec.has_states
 
 
 def _row(table: tuple[tuple[tuple[int, int], frozenset[str]], ...], release: Version) -> frozenset[str]:
@@ -234,11 +232,11 @@ def _row(table: tuple[tuple[tuple[int, int], frozenset[str]], ...], release: Ver
 
 def caches_prefixes(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     """Whether prefixes are cached: as asked, else as the release does it for this kind of model."""
-    if has_states(spec) and not release.has("cached_states"):
+    if spec.has_states and not release.has("cached_states"):
         return False
     if args.enable_prefix_caching is not None:
         return args.enable_prefix_caching
-    return not has_states(spec) or (has_attention(spec) and release.has("hybrid_prefix_caching"))
+    return not spec.has_states or (spec.has_attention and release.has("hybrid_prefix_caching"))
 
 
 def batches_at_once(args: EngineArgs, release: Version, *, runner_v2: bool) -> int:
@@ -268,46 +266,6 @@ def v0_defaults(context: int) -> tuple[int, int]:
     Source: vLLM 0.6 config.py (SchedulerConfig) and posted logs of 0.6 and 0.7.
     """
     return (2048 if context > V0_CHUNKED_FROM else max(context, 2048)), 256
-
-
-@lru_cache(maxsize=1024)
-def caches_of(spec: ModelSpec) -> frozenset[type[LayerCache]]:
-    return frozenset(type(cache) for caches in spec.layers for cache in caches)
-
-
-@lru_cache(maxsize=1024)
-def is_mla(spec: ModelSpec) -> bool:
-    return any(isinstance(cache, LatentAttention) for caches in spec.layers for cache in caches)
-
-
-@lru_cache(maxsize=1024)
-def is_sparse_mla(spec: ModelSpec) -> bool:
-    return any(isinstance(c, LatentAttention) and c.sparse for caches in spec.layers for c in caches)
-
-
-@lru_cache(maxsize=1024)
-def is_pooled(spec: ModelSpec) -> bool:
-    """Whether an indexer's keys stand for several tokens each (GLM-5.3-Flash)."""
-    return any(isinstance(cache, SparseIndexer) and cache.pool > 1 for caches in spec.layers for cache in caches)
-
-
-@lru_cache(maxsize=1024)
-def has_states(spec: ModelSpec) -> bool:
-    return any(isinstance(cache, RecurrentState) for caches in spec.layers for cache in caches)
-
-
-@lru_cache(maxsize=1024)
-def has_attention(spec: ModelSpec) -> bool:
-    return bool(caches_of(spec) - {RecurrentState})
-
-
-@lru_cache(maxsize=1024)
-def most_kv_heads(spec: ModelSpec) -> int:
-    """KV heads of the layers that have the most; 0 for latent attention, whose cache is whole on every rank."""
-    kinds = (FullAttention, SlidingWindow, ChunkedAttention)
-    return max(
-        [cache.num_kv_heads for caches in spec.layers for cache in caches if isinstance(cache, kinds)], default=0
-    )
 
 
 NO_FLOAT16 = ("gemma2", "gemma3_text", "glm4")  # vLLM refuses these in float16 (config/model.py)
@@ -412,7 +370,7 @@ def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
                 f"{sm / 10:.1f}",
                 "choose a newer GPU or another checkpoint",
             )
-    if is_sparse_mla(spec) and sm < SPARSE_MLA_CAPABILITY:
+    if spec.is_sparse_mla and sm < SPARSE_MLA_CAPABILITY:
         raise UsageError(
             spec.name,
             f"sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}",
@@ -443,22 +401,22 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     Sparse MLA: fp8 means the 656-byte layout, plain fp8 on compute capability 10.x and 11.x; GLM-5 there starts in fp8
     without being asked (vLLM 0.33's own answers; 12.0 has the 656 bytes: logs of GLM-5.1 on RTX PRO 6000).
     """
-    if WindowLatent in caches_of(spec) and asked in V4_KV_DTYPES:
+    if WindowLatent in spec.cache_kinds and asked in V4_KV_DTYPES:
         return "fp8_ds_mla"
     if asked not in KV_DTYPES:
         raise UsageError(f"--kv-cache-dtype {asked!r}", "is not one kvplan knows", f"use one of {', '.join(KV_DTYPES)}")
-    if WindowLatent in caches_of(spec):
+    if WindowLatent in spec.cache_kinds:
         raise UsageError(
             f"--kv-cache-dtype {asked}", f"{spec.name} keeps its cache in a layout of its own", "leave it out"
         )
     name = asked
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
-        if is_sparse_mla(spec) and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
+        if spec.is_sparse_mla and spec.model_type in FP8_ON_BLACKWELL and 100 <= sm < 120:
             name = "fp8"
-    if name in ("fp8", "fp8_e4m3") and is_sparse_mla(spec):
+    if name in ("fp8", "fp8_e4m3") and spec.is_sparse_mla:
         return "fp8" if 100 <= sm < 120 or not has_rope_key(spec) else "fp8_ds_mla"
-    if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and is_mla(spec):
+    if name.startswith("nvfp4") and name != "nvfp4_ds_mla" and spec.is_mla:
         raise UsageError(
             f"--kv-cache-dtype {name}",
             f"vLLM refuses it for the latent attention of {spec.name}",
@@ -591,7 +549,7 @@ def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: 
 
     Source: vLLM 0.33 v1/attention/backends/flashinfer.py (supports_kv_cache_dtype, supports_combination).
     """
-    if not name.startswith("nvfp4") or not sm or is_mla(spec):
+    if not name.startswith("nvfp4") or not sm or spec.is_mla:
         return
     small = any(getattr(cache, "head_dim", 0) == 64 for caches in spec.layers for cache in caches)
     old = sm < 100 or sm >= 120
@@ -625,7 +583,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         raise UsageError(
             f"max_model_len {context:,}", f"{spec.name} was made for {spec.context_limit:,} tokens", "use at most that"
         )
-    if is_mla(spec) and release.number < LATENT_KEPT:
+    if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
             spec.name,
             f"vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled",
@@ -659,13 +617,13 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     batches = batches_at_once(args, release, runner_v2=runner_v2)
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)
-    if is_sparse_mla(spec):
+    if spec.is_sparse_mla:
         dcp = args.decode_context_parallel_size
         kv_dtype = sparse_kv_dtype(spec, args.kv_cache_dtype, kv_dtype, dcp, gpu.sm, release)
-    elif is_mla(spec) and kv_dtype.endswith("_ds_mla"):
+    elif spec.is_mla and kv_dtype.endswith("_ds_mla"):
         raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
-    triton = is_mla(spec) or dtype == "float32" or sees_ahead(spec, args, release)
+    triton = spec.is_mla or dtype == "float32" or sees_ahead(spec, args, release)
     if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
         stored = spec.quantization is not None and spec.quantization.kv_dtype is not None
         cure = "use bfloat16" if stored else "leave it out"
@@ -675,9 +633,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     if args.attention_backend is not None:
         need = backend_need(spec, args, dtype, gpu.sm, release)
         backend = vllm_backends.check(args.attention_backend, need, release)
-        if is_sparse_mla(spec):
+        if spec.is_sparse_mla:
             kv_dtype = vllm_backends.sparse_layout(backend, kv_dtype)
-    if not args.enable_chunked_prefill and has_states(spec) and caches_prefixes(spec, args, release):
+    if not args.enable_chunked_prefill and spec.has_states and caches_prefixes(spec, args, release):
         raise UsageError(
             "--no-enable-chunked-prefill",
             f"vLLM refuses it where it caches the states of {spec.name}",
@@ -721,8 +679,8 @@ def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release
         asked = spec.quantization.kv_dtype
     return vllm_backends.Need(
         name=spec.name,
-        latent=is_mla(spec),
-        sparse=is_sparse_mla(spec),
+        latent=spec.is_mla,
+        sparse=spec.is_sparse_mla,
         dtype=dtype,
         cache=asked,
         head_dims=head_dims(spec),
@@ -730,7 +688,7 @@ def backend_need(spec: ModelSpec, args: EngineArgs, dtype: str, sm: int, release
         ahead=sees_ahead(spec, args, release),
         block_size=args.block_size,
         sm=sm,
-        pooled=is_pooled(spec),
+        pooled=spec.is_pooled,
     )
 
 
@@ -743,9 +701,9 @@ def default_block_size(spec: ModelSpec, kv_dtype: str, sm: int, *, ahead: bool) 
     """
     blackwell, hopper = 100 <= sm < 120, 90 <= sm < 100
     fp8 = kv_dtype.startswith("fp8")
-    if is_sparse_mla(spec):
+    if spec.is_sparse_mla:
         return 64
-    if is_mla(spec):
+    if spec.is_mla:
         if blackwell:
             return 32  # FLASHINFER_MLA
         return 64 if hopper and fp8 else 16  # FLASHMLA; else FLASH_ATTN_MLA or TRITON_MLA
@@ -804,7 +762,7 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError("--enable-expert-parallel", f"{spec.name} has no experts", "leave it out")
     if args.enable_expert_parallel and spec.model_type in NO_EXPERT_COUNT:
         raise UsageError("--enable-expert-parallel", f"vLLM does not find the experts of {spec.name}", "leave it out")
-    if caches_of(spec) != {RecurrentState} and spec.num_heads % tp:
+    if spec.cache_kinds != {RecurrentState} and spec.num_heads % tp:
         raise UsageError(
             f"tensor_parallel_size {tp}",
             f"does not divide the {spec.num_heads} attention heads of {spec.name}",
@@ -815,7 +773,7 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
             f"decode_context_parallel_size {args.decode_context_parallel_size}",
             f"must divide tensor_parallel_size {tp}",
         )
-    heads = most_kv_heads(spec)
+    heads = spec.most_kv_heads
     dcp = args.decode_context_parallel_size
     if args.pipeline_parallel_size > 1 and spec.model_type in NO_STAGES:
         raise UsageError(
@@ -829,11 +787,11 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
             f"{spec.name} has {heads} KV heads, and only ranks that hold the same ones can share a request's tokens",
             f"use a tensor_parallel_size of {dcp * heads} or more",
         )
-    if dcp > 1 and caches_of(spec) & {SlidingWindow, ChunkedAttention} and not args.disable_hybrid_kv_cache_manager:
+    if dcp > 1 and spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not args.disable_hybrid_kv_cache_manager:
         raise UsageError(
             f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {spec.name}", "leave it out"
         )
-    if has_states(spec) and args.disable_hybrid_kv_cache_manager and len(caches_of(spec)) > 1:
+    if spec.has_states and args.disable_hybrid_kv_cache_manager and len(spec.cache_kinds) > 1:
         raise UnsupportedModelError(
             spec.name, "mixes attention with recurrent states", "it cannot run without the hybrid KV cache manager"
         )

@@ -66,7 +66,7 @@ def gate(request: Request, settings: Settings, estimates: Mapping[str, Estimate]
 
 def needs_state_blocks(request: Request) -> bool:
     """Whether every sequence that the server may run needs a block from the start."""
-    return request.release.has("state_blocks") and vllm.has_states(request.spec) and not request.args.enforce_eager
+    return request.release.has("state_blocks") and request.spec.has_states and not request.args.enforce_eager
 
 
 def stating_argument(args: EngineArgs) -> str | None:
