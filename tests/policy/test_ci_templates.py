@@ -493,7 +493,7 @@ def test_the_images_words_check_the_mounted_repository(place: Workplace) -> None
 def five_minutes() -> list[tuple[str, str]]:
     """(language, text) of each block of the section."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = text.split("### Five minutes to a failing pull request\n")[1].split("\n## ")[0].split("\n### ")[0]
+    section = text.split("## CI in five minutes\n")[1].split("\n## ")[0]
     return re.findall(r"^```(\w+)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 

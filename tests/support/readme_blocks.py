@@ -2,7 +2,8 @@
 
 In a ```console block a line beginning with `$ ` is a command and the lines under it, up to the next command or the end
 of the block, are what it prints. A line ending in a backslash goes on in the next. Only `kvplan` commands are run;
-set-up lines for a shell belong in ```sh blocks, which are not run.
+set-up lines for a shell belong in ```sh blocks, which are not run. A paragraph `...` stands for any number of printed
+paragraphs; the paragraphs shown beside it are identified by their first lines, in order.
 """
 
 import difflib
@@ -101,6 +102,7 @@ def differences(checked: Iterable[Command], run: Runner) -> list[str]:
 
 
 def _difference(command: Command, printed: str) -> str:
+    printed = elided(printed, command.output)
     if printed == command.output:
         return ""
     diff = difflib.unified_diff(command.output.splitlines(), printed.splitlines(), "shown", "printed", lineterm="", n=1)
@@ -111,11 +113,32 @@ def rewritten(text: str, run: Runner) -> str:
     """The text with what each command prints now in place of what it showed."""
 
     def block(match: re.Match[str]) -> str:
-        body = "".join(command.shown + _printed(run, command) for command in _commands_of(match, text))
+        body = "".join(
+            command.shown + elided(_printed(run, command), command.output) for command in _commands_of(match, text)
+        )
         return f"```console\n{body}```"
 
     _refuse_unreadable_blocks(text)
     return _BLOCK.sub(block, text)
+
+
+def elided(printed: str, shown: str) -> str:
+    """The printed paragraphs that `shown` keeps, with `...` where it leaves some out.
+
+    A paragraph that `shown` has and that is not printed is left out, which the caller's comparison reports.
+    """
+    wanted = shown.rstrip("\n").split("\n\n")
+    if "..." not in wanted:
+        return printed
+    paragraphs = iter(printed.rstrip("\n").split("\n\n"))
+    kept = []
+    for paragraph in wanted:
+        heading = paragraph.partition("\n")[0]
+        match = (
+            heading if heading == "..." else next((it for it in paragraphs if it.partition("\n")[0] == heading), None)
+        )
+        kept += [match] if match is not None else []
+    return "\n\n".join(filter(None, kept)) + "\n"
 
 
 def _printed(run: Runner, command: Command) -> str:
