@@ -16,7 +16,7 @@ from benchmarks.gpu_stages.serving import requests_of, reschedule, start
 from benchmarks.gpu_stages.stage import Row, Task, parser, row, task
 from benchmarks.throughput import BenchRequest, Figures, figures, run_engine, run_warm_up
 from engine import Engine
-from engine.engine import Stats
+from engine.stats import Stats
 from kvplan.workloads.profiles import profile
 
 WORKLOAD = "azure-2023-conv"

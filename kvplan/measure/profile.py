@@ -24,9 +24,9 @@ import torch
 from engine import Engine, EngineConfig, SamplingParams
 from engine.block_manager import Group, WindowGroup, cdiv, max_blocks_held, num_skipped_tokens
 from engine.contiguous import num_reserved_blocks
-from engine.engine import Stats
 from engine.memory import host_memory
 from engine.request import RequestOutput
+from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import Device, Nvml, open_nvml

@@ -28,7 +28,7 @@ MAX_LINES = 10_000_000
 MAX_LINES_BYTES = 512 * MIB  # of samples or events; an hour of a hundred samples a second has 220 MiB
 MAX_LINE_BYTES = MIB
 SYNC_S = 1.0  # what a power cut may cost
-# What the engine says of itself in a sample, by the names of engine.engine.Stats.
+# What the engine says of itself in a sample, by the names of engine.stats.Stats.
 ENGINE_FIGURES = (
     "kv_cache_usage_perc", "num_used_blocks", "num_cached_blocks", "num_kv_tokens", "num_filled_slots",
     "num_requests_running", "num_requests_waiting", "num_preemptions", "num_cached_tokens", "prefix_cache_queries",

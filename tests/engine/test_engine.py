@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
 from engine.block_manager import NULL_BLOCK
-from engine.engine import Stats
 from engine.request import Prompt, RequestOutput, TokenUpdate
 from engine.sampler import SampledTokens
+from engine.stats import Stats
 from kvplan.core.errors import InvalidInputError, UsageError
 from tests.support import small_models
 from tests.support.small_engines import (

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig, SamplingParams
 from engine.batch import BatchArrays
-from engine.engine import Stats
 from engine.request import RequestOutput, TokenUpdate
 from engine.sampler import SampledAhead
 from engine.scheduler import Batch
 from engine.sequence import Sequence
+from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
 from tests.support.small_engines import engine_for, faults, greedy, poison, random_tokens, run_dry, saved_model
 

@@ -38,3 +38,13 @@ def test_the_classes_and_calls_drawn_are_those_of_the_code() -> None:
     calls = re.findall(r"\b([A-Z]\w+)\.(\w+)", drawn)
     assert len(calls) > 8
     assert [f"{owner}.{name}" for owner, name in calls if name not in known.get(owner, set())] == []
+
+
+def test_a_step_fits_one_screen() -> None:
+    """Schedule, run and postprocess are calls of `_step`, which `step` and `generate` share."""
+    source = (ENGINE / "engine.py").read_text(encoding="utf-8")
+    functions = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
+    calls = re.findall(r"self\._(schedule|run|postprocess)\(", ast.unparse(functions["_step"]))
+    assert list(dict.fromkeys(calls[1:])) == ["schedule", "run", "postprocess"]  # the first drops what nobody wants
+    own = [functions[name] for name in ("_step", "_schedule", "_run", "_postprocess")]
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in own) <= 60

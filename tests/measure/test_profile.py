@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from engine import Engine, EngineConfig
 from engine.block_manager import FullGroup, Group, WindowGroup
-from engine.engine import Stats
 from engine.scheduler import Scheduler, SchedulerConfig
 from engine.sequence import Sequence
+from engine.stats import Stats
 from kvplan.cli.live import progress_words
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.limits import Limits

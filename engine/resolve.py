@@ -1,0 +1,69 @@
+"""What a config leaves open, settled for a model and this machine: device, longest request, weights, scheduling."""
+
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.loader import Checkpoint, RandomWeights, WeightSource
+from engine.scheduler import SchedulerConfig
+from engine.tp import local_rank
+from kvplan.core.errors import EnvironmentProblem, UsageError
+from kvplan.models.spec import ModelSpec
+
+
+def device(name: str, num_ranks: int = 1) -> torch.device:
+    """The device that a config names; of several ranks, each has the GPU of its own number."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        return _gpu(device.index if num_ranks == 1 else local_rank())
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device: the engine runs on cpu and cuda ({name})")
+    return device
+
+
+def _gpu(index: int | None) -> torch.device:
+    """A GPU with its number: "cuda" alone is the current one."""
+    if not torch.cuda.is_available():
+        raise EnvironmentProblem("device: no CUDA GPU is usable here; use device cpu")
+    count = torch.cuda.device_count()
+    if index is not None and index >= count:
+        raise EnvironmentProblem(f"device: cuda:{index} is not there ({count} GPUs: cuda:0 to cuda:{count - 1})")
+    return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+
+
+def max_model_len(spec: ModelSpec, wanted: int | None) -> int:
+    """The longest request: what a config names, or what the model has positions for."""
+    if wanted is not None and wanted > spec.context_limit:
+        raise UsageError(f"max_model_len: {spec.name} has {spec.context_limit} positions ({wanted}); use at most that")
+    return wanted or spec.max_model_len
+
+
+def weight_source(directory: Path | None, config: EngineConfig, device: torch.device) -> WeightSource:
+    """A checkpoint's weights or random ones."""
+    if config.load_format == "dummy":
+        return RandomWeights(config.seed, device)
+    if directory is None:
+        raise UsageError("load_format: a ModelSpec has no weights; give a directory, or load_format='dummy'")
+    return Checkpoint(directory)
+
+
+def scheduler_config(config: EngineConfig, max_model_len: int, batch_queue_depth: int) -> SchedulerConfig:
+    """The scheduler's part of a config."""
+    return SchedulerConfig(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.num_seqs,
+        max_model_len=max_model_len,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        reserve_full_prompt=config.reserve_full_prompt,
+        watermark=config.watermark,
+        batch_queue_depth=batch_queue_depth,
+        allocator=config.allocator,
+    )

@@ -1,0 +1,73 @@
+"""The engine's figures: what it has done since it started, and what it holds now."""
+
+from dataclasses import dataclass
+
+from engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine now and since it started; names as in vLLM's metrics where vLLM has them.
+
+    kv_cache_usage_perc   share of the pool's blocks in use, 0 to 1
+    num_cached_tokens     prompt tokens that requests found in the prefix cache
+    num_cached_blocks     blocks in which a prefix can be found, in use or free
+    num_kv_tokens         tokens whose KV the running sequences have, shared ones counted in each, and those that a
+                          window has passed; num_used_blocks: blocks they hold, shared ones counted once
+    num_filled_slots      slots of those blocks, over all groups of layers, that hold a computed token; of
+                          num_used_blocks x block_size
+    generation_tokens, prompt_tokens  computed since the start; busy_s: seconds spent in steps
+    """
+
+    kv_cache_usage_perc: float
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_kv_tokens: int
+    num_filled_slots: int
+    num_requests_running: int
+    num_requests_waiting: int
+    num_preemptions: int
+    num_cached_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    busy_s: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second of stepping."""
+        return self.generation_tokens / self.busy_s if self.busy_s else 0.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What steps add up to."""
+
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_cached_tokens: int = 0
+    busy_s: float = 0.0
+
+    def stats(self, scheduler: Scheduler) -> Stats:
+        """With what the scheduler holds now."""
+        cache = scheduler.prefix_cache_stats
+        return Stats(
+            kv_cache_usage_perc=scheduler.blocks.usage,
+            num_used_blocks=scheduler.num_used_blocks,
+            num_cached_blocks=scheduler.blocks.num_cached_blocks,
+            num_kv_tokens=sum(seq.num_computed_tokens for seq in scheduler.running),
+            num_filled_slots=scheduler.num_filled_slots,
+            num_requests_running=len(scheduler.running),
+            num_requests_waiting=len(scheduler.waiting),
+            num_preemptions=scheduler.num_preemptions,
+            num_cached_tokens=self.num_cached_tokens,
+            prefix_cache_queries=cache.queries + cache.preempted_queries,
+            prefix_cache_hits=cache.hits + cache.preempted_hits,
+            num_steps=self.num_steps,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            busy_s=self.busy_s,
+        )
