@@ -95,9 +95,14 @@ def kv_tokens(plan: Plan) -> int:
 
 
 def logged_figure(plan: Plan) -> str:
-    answer = plan.concurrency
-    told = f'the log will say "Maximum concurrency" {answer.max:.2f}x for {plan.capacity.max_model_len:,} tokens'
+    answer, words, context = plan.concurrency, terms_of(plan.request.release.engine), plan.capacity.max_model_len
+    told = f"the log will say {words.log.format(concurrency=answer.max, tokens=kv_tokens(plan))}"
+    told += f" for {context:,} tokens" if words.logs_concurrency else f": {answer.max:.2f}x {context:,} tokens"
     return f"{told} ({answer.low:.1f}-{answer.high:.1f})" if plan.fits else told
+
+
+def seqs_flag(plan: Plan) -> str:
+    return terms_of(plan.request.release.engine).seqs_flag
 
 
 def free_bytes(plan: Plan) -> int:
@@ -130,7 +135,7 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
         if shared_blocks(plan, prefix):
             told += f", their prefix of {min(prefix, length):,} tokens stored once"
         pool = held.users_at(plan, tokens, prefix)
-        return told if pool == value(plan) else f"{told} (--max-num-seqs; the pool holds {pool:,})"
+        return told if pool == value(plan) else f"{told} ({seqs_flag(plan)}; the pool holds {pool:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
 
@@ -150,7 +155,7 @@ def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
             return told
         low, high = served(plan, tokens, prefix, "low"), served(plan, tokens, prefix, "high")
         spread = f"{low:,}-{high:,}" if low != high else f"{low:,}"
-        capped = f"; --max-num-seqs, the pool holds {pool:,}" if pool != count else ""
+        capped = f"; {seqs_flag(plan)}, the pool holds {pool:,}" if pool != count else ""
         each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
         return f"{told} ({spread}{capped}; {each})"
 

@@ -358,7 +358,7 @@ def logged(doc: Document) -> tuple[str, str]:
     """(the server's own figure, the words in which its log has it)."""
     figure, words = doc["concurrency"]["max"], terms(doc)
     text = words.log.format(concurrency=figure, tokens=doc["kv"]["tokens"])
-    return f"{figure:,.2f}" if words.logs_concurrency else "", text
+    return f"{figure:,.2f}" if words.logs_concurrency else "", f"the server will log {text}"
 
 
 def verdict_lines(doc: Document) -> list[Line]:

@@ -87,9 +87,12 @@ def test_a_check_says_none_of_anothers_words(run: Run, tmp_path: Path, form: str
     policy = tmp_path / "kvplan.yaml"
     policy.write_text(
         "version: 1\ntargets:\n- {id: chat, model: llama-3.1-8b, gpu: h100-80g, engine: acme, max_model_len: 4096, "
-        f"rules: {{min_concurrency: {least}}}}}\n",
+        f"max_num_seqs: 8, rules: {{min_concurrency: {least}, min_logged_concurrency: 1, min_kv_tokens: 1}}}}\n",
         encoding="utf-8",
     )
     ran = run("check", policy, "--format", form)
     assert ran.code == (0 if least == 1 else 1), ran.err
     assert foreign(ran.out + ran.err) == []
+    if form == "table" and least == 1:
+        assert "; --slots, the pool holds" in ran.out
+        assert "the log will say acme_tokens=" in ran.out

@@ -21,7 +21,7 @@ CODE = "acme server.c"
 name, rest_last = "acme", False
 terms = Terms(
     title="Acme", engines=("acme",), example="acme@1.0", label_words=False,
-    budget="Acme takes {budget} ({share} of it)", log="the server will log acme_tokens={tokens}",
+    budget="Acme takes {budget} ({share} of it)", log="acme_tokens={tokens}",
     logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size", slots_flag=None,
     risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
     keeps_share=True, outside="left to Acme", drafts="drafts are not sized",

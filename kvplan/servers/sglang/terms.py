@@ -11,7 +11,7 @@ TERMS = Terms(
     example="sglang@0.5 or sglang@0.4.3",
     label_words=False,
     budget="weights and KV may take {budget} (mem_fraction_static {share})",
-    log="the server will log max_total_num_tokens={tokens}",
+    log="max_total_num_tokens={tokens}",
     logs_concurrency=False,
     seqs_flag="--max-running-requests",
     context_flag="--context-length",
