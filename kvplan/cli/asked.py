@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, WorkloadOptions, engine_args, engine_pairs, given, refuse_two
-from kvplan.cli.resolve import Resolved, Source, resolve
+from kvplan.cli.resolve import Resolved, Source, quantized, resolve
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import (
@@ -73,6 +73,8 @@ def read(
     gpus = counted_gpus_of(options)
     stated = None if options.weights_bytes is None else weights_of(options.weights_bytes)
     model = model_of(options, command, args)
+    if options.model is not None and args.quantization is not None:
+        model = quantized(model, options.model, args.quantization, source_of(options, options.revision))
     draft_name = options.draft_model or (command.draft_model if command else None)
     try:
         draft = None if draft_name is None else resolve(draft_name, source_of(options, None))
@@ -237,14 +239,30 @@ def source_of(options: PlanOptions, revision: str | None) -> Source:
     return Source(revision, options.offline, options.assume_dense, options.text_only, options.weights_bytes is not None)
 
 
+def refuse_missing(*wanted: tuple[str, bool, str]) -> None:
+    """Refuse what does not say all that it must, everything in one error: (what, whether it is said, what to write)."""
+    missing = [(name, cure) for name, is_said, cure in wanted if not is_said]
+    if missing:
+        names, cures = zip(*missing, strict=True)
+        raise UsageError(", ".join(names), f"{'is' if len(names) == 1 else 'are'} missing", "; ".join(cures))
+
+
+MODEL_CURE = "name one (`kvplan models` lists them), a config.json or a Hub id, or paste a command with --from-command"
+
+
+def says_model(options: PlanOptions) -> bool:
+    """Whether a model is named, or may be in a pasted command."""
+    return options.model is not None or options.from_command is not None
+
+
+def says_gpu(options: PlanOptions) -> bool:
+    return options.gpu is not None or options.gpu_memory is not None
+
+
 def model_of(options: PlanOptions, command: ServeCommand | None, args: EngineArgs) -> Resolved:
     ref = options.model or (command.model if command else None)
     if ref is None:
-        raise UsageError(
-            "MODEL",
-            "is missing",
-            "name one (`kvplan models` lists them), a config.json or a Hub id, or paste a command with --from-command",
-        )
+        raise UsageError("MODEL", "is missing", MODEL_CURE)
     revision = options.revision or (command.revision if command and options.model is None else None)
     source = source_of(options, revision)
     try:

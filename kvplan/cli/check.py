@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, Context, load_of, read
+from kvplan.cli.asked import Asked, Context, load_of, read, refuse_missing
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.cli.resolve import is_path
@@ -272,10 +272,14 @@ def options_of(target: Target, command: ServeCommand | None, folder: Path, *, of
         given["from_command"] = target.command.text
         if "model" not in given and command.model is not None and command.model.startswith("."):
             given["model"] = path_in(folder, command.model)
-    if "model" not in given and command is None:
-        raise UsageError("model", "is missing", "name one, or paste the command: `command: vllm serve ...`")
-    if "gpu" not in given and "gpu_memory" not in given:
-        raise UsageError("gpu", "is missing", "name one of `kvplan gpus`")
+    refuse_missing(
+        (
+            "model",
+            "model" in given or command is not None,
+            "name one, or paste the command: `command: vllm serve ...`",
+        ),
+        ("gpu", "gpu" in given or "gpu_memory" in given, "name one of `kvplan gpus`"),
+    )
     return EstimateOptions(**given, offline=offline)
 
 

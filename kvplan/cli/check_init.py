@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.asked import MODEL_CURE, Asked, load_of, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.check import refuse_files_outside
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
@@ -26,8 +26,10 @@ def init(options: CheckOptions) -> int:
     for name in JUDGING:
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')}", "judges a policy, and --init writes one", "leave one out")
-    if options.gpu is None and options.gpu_memory is None:
-        raise UsageError("--gpu", "is missing", "name the GPU that the policy is for (`kvplan gpus`)")
+    refuse_missing(
+        ("MODEL", says_model(options), MODEL_CURE),
+        ("--gpu", says_gpu(options), "name the GPU that the policy is for (`kvplan gpus`)"),
+    )
     target = options.output or DEFAULT_NAME
     if Path(target).exists() and not options.force:
         raise UsageError(f"{printable(target, 400)}", "exists", "name another file with -o, or replace it with --force")

@@ -4,7 +4,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.asked import COMMON_GPUS, Asked, Context, load_of, read, say, stated_arguments
+from kvplan.cli.asked import (
+    COMMON_GPUS,
+    MODEL_CURE,
+    Asked,
+    Context,
+    load_of,
+    read,
+    refuse_missing,
+    say,
+    says_model,
+    stated_arguments,
+)
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.output import report_files
 from kvplan.cli.sweep_options import RecommendOptions
@@ -65,8 +76,11 @@ def render(format: str, doc: Document, limit: int) -> str:
 
 
 def answered(options: RecommendOptions) -> Document:
-    if options.users is None:
-        raise UsageError("--users", "is missing", "say how many are to be held at once, for example --users 200")
+    refuse_missing(
+        ("MODEL", says_model(options), MODEL_CURE),
+        ("--users", options.users is not None, "say how many are to be held at once, for example --users 200"),
+    )
+    assert options.users is not None
     users = parse_count(options.users, "--users", MOST_USERS)
     options = with_num_gpus(options)
     is_fixed = options.gpu is not None or options.gpu_memory is not None

@@ -60,6 +60,10 @@ def resolve(ref: str, source: Source) -> Resolved:
             "is not a model, and none is read from standard input",
             "name one of `kvplan models`, a config.json or a Hub id",
         )
+    if "huggingface.co/" in ref.lower() or "hf.co/" in ref.lower():
+        from kvplan.models.hub import ref_of_url
+
+        ref = ref_of_url(ref) or ref
     known = catalog.find(ref)
     if known is not None and source.revision is None:
         found = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
@@ -75,6 +79,25 @@ def resolve(ref: str, source: Source) -> Resolved:
         (found.warnings if any(mark in note for mark in ODD) else found.notes).append(note)
     say_text_only(found, source)
     return found
+
+
+def quantized(found: Resolved, name: str, method: str, source: Source) -> Resolved:
+    """The catalog's checkpoint that is stored as `method`, for a catalog name whose own is not quantized; with a note.
+
+    A method that a server makes while it loads, a Hub id and a path are left as they are.
+    """
+    from kvplan.servers.weights import ONLINE_METHODS
+
+    own = catalog.find(name)
+    if own is None or "/" in name or source.revision is not None or found.spec.quantization is not None:
+        return found
+    sibling = None if method in ONLINE_METHODS else catalog.quantized(own, method)
+    if sibling is None:
+        return found
+    taken = resolve(sibling, source)
+    hub_id = catalog.facts(sibling)["id"]
+    taken.notes.append(f"--quantization {method}: {own} is not quantized; {sibling} ({hub_id}) is taken, which is")
+    return taken
 
 
 def say_text_only(found: Resolved, source: Source) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.asked import read, say
+from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import UsageError
@@ -79,8 +79,12 @@ def only(
 
 def planned(options: SimulateOptions) -> Plan:
     """The one plan that is simulated."""
-    if options.gpu is None and options.gpu_memory is None:
-        raise UsageError("--gpu", "is missing", "name the GPU to simulate")
+    sources = (options.trace, options.profile, options.prompt_tokens, options.output_tokens)
+    refuse_missing(
+        ("MODEL", says_model(options), MODEL_CURE),
+        ("--gpu", says_gpu(options), "name the GPU to simulate"),
+        ("what comes", any(sources), "give one of --trace, --profile, --prompt-tokens"),
+    )
     asked = read(options)
     if len(asked.requests) != 1:
         raise UsageError("simulate", f"{len(asked.requests)} plans are asked for", "name one --gpu and one --ctx")

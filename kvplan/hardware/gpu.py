@@ -108,15 +108,18 @@ def _resolve(name: str) -> str | None:
 
 _COUNTED = re.compile(
     r"(?P<first>\S[^:]*?)\s*:\s*(?P<last>[1-9][0-9]{0,3})|(?P<count>[1-9][0-9]{0,3})\s*[xX×]\s*(?P<name>\S.*)"
+    r"|(?P<head>\S.*?)\s*[xX×]\s*(?P<tail>[1-9][0-9]{0,3})"
 )
 
 
 def split_count(text: str) -> tuple[int | None, str]:
-    """(how many, the GPU's name) of "8xh100", "2 x l40s" or "l40s:2"; None where the text does not say how many."""
+    """(how many, the GPU's name) of "8xh100", "2 x l40s", "l40s:2" or "h100x8"; None where it does not say how many."""
     match = _COUNTED.fullmatch(text.strip())
     if match is None or _resolve(text) is not None:
         return None, text
-    return int(match["count"] or match["last"]), match["name"] or match["first"]
+    if match["head"] is not None and _resolve(match["head"]) is None:
+        return None, text  # the x may belong to a name
+    return int(match["count"] or match["last"] or match["tail"]), match["name"] or match["first"] or match["head"]
 
 
 @cache

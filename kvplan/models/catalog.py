@@ -4,6 +4,7 @@ An entry's `config` holds keys and values as in a config.json, so the readers ta
 long lists short: in any list, `{repeat: [a, b], times: 3}` stands for three copies of `a, b`.
 """
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,24 @@ def _read(own: str, text_only: bool) -> ModelSpec:
         expand(entry["config"]), where=f"{FILE_NAME}: {own}", name=own, source=entry["source"], text_only=text_only
     )
     return replace(spec, notes=(*spec.notes, entry["note"])) if "note" in entry else spec
+
+
+_SCHEMES = r"(?:awq|gptq|fp8(?:-dynamic)?|w[0-9]+a[0-9]+|int[48]|nvfp4|mxfp4)"
+
+
+def quantized(own: str, method: str) -> str | None:
+    """The entry that is a model's checkpoint as --quantization `method` loads it; None where the catalog has none.
+
+    qwen2.5-32b-awq for qwen2.5-32b, and for qwen2.5-32b-instruct.
+    """
+    wanted = method.removesuffix("_marlin")
+    for base in (own, re.sub(r"-(?:instruct|it)$", "", own)):
+        pattern = re.compile(re.escape(base) + "-" + _SCHEMES)
+        for name in model_names():
+            stored = load(name).quantization if pattern.fullmatch(name) else None
+            if stored is not None and stored.method.removesuffix("_marlin") == wanted:
+                return name
+    return None
 
 
 def expand(value: Any) -> Any:

@@ -31,6 +31,33 @@ class ResolvedModel:
     notes: tuple[str, ...]
 
 
+_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>[^?#]*)(?:[?#].*)?", re.IGNORECASE)
+_AT_REVISION = ("tree", "blob", "resolve", "raw", "commit")
+_OTHER_KINDS = ("datasets", "spaces", "papers", "docs", "collections", "blog", "models")
+
+
+def ref_of_url(text: str) -> str | None:
+    """`org/name` or `org/name@revision` of a page of the Hub; None for a text that is no such address.
+
+    main is where a model is looked for anyway. Raises UsageError for a page that is no model's.
+    """
+    match = _URL.fullmatch(text.strip())
+    if match is None:
+        return None
+    parts = [part for part in match["path"].split("/") if part]
+    if len(parts) < 2 or parts[0].lower() in _OTHER_KINDS:
+        raise UsageError(
+            f"model '{printable(text)}'", "is no model's page", "write org/name, or https://huggingface.co/org/name"
+        )
+    model_id = "/".join(parts[:2])
+    if parts[-1].endswith((".gguf", ".safetensors")):
+        raise UsageError(
+            f"model '{printable(text)}'", "is one file of weights", f"write the repository, {printable(model_id)}"
+        )
+    at_revision = len(parts) > 3 and parts[2] in _AT_REVISION and parts[3] != "main"
+    return f"{model_id}@{parts[3]}" if at_revision else model_id
+
+
 def is_model_id(ref: str) -> bool:
     """Whether `ref` has the form of a Hub id (`org/name`); says nothing about whether the model exists."""
     return len(ref) <= _MAX_ID_LEN and _MODEL_ID.fullmatch(ref) is not None and not re.search(r"--|\.\.|\.git$", ref)

@@ -180,7 +180,7 @@ _ENDS: Final = r"\|\|?|&&?|;"  # the words between two commands of a shell's lin
 _REDIRECTS: Final = r"(?:\d?>|&>|<)"
 _COMMENT: Final = r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:(?<=\s)|^)#[^\n]*"""  # a quoted part, or a comment
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
-_VARIABLE: Final = r"\$[A-Za-z_{(]|`"
+_VARIABLE: Final = r"\$[A-Za-z_{(]|`|\{\{"
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
 _SCRIPT: Final = r"-[a-z]*c"
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
@@ -535,7 +535,11 @@ def read_command(text: str) -> ServeCommand:
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError(f"--from-command: {too_long(text)}")
     found = ServeCommand()
-    words = server(split(text), found)
+    return read_words(server(split(text), found), found)
+
+
+def read_words(words: list[str], found: ServeCommand) -> ServeCommand:
+    """What the words behind the server's name ask for; errors as of read_command."""
     speculative: dict[str, Any] = {}
     compilation: dict[str, Any] = {}
     lora = False
@@ -595,9 +599,10 @@ def takes_value(name: str) -> bool:
 
 def literal(value: str, what: str) -> str:
     if re.search(_VARIABLE, value):
+        kind = "template" if "{{" in value else "shell"
         raise UsageError(
             "--from-command",
-            f"{what} is a shell variable ({printable(value, 60)!r}), which is not expanded",
+            f"{what} is a {kind} variable ({printable(value, 60)!r}), which is not expanded",
             "write its value",
         )
     return value

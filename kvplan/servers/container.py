@@ -15,24 +15,38 @@ from kvplan.servers.command import is_shell, names_server, script_flag
 _KEYS: Final = re.compile(
     r"^[ \t]*(?:-[ \t]+)?(?:image|entrypoint|command|args|environment|env|services|containers)[ \t]*:", re.MULTILINE
 )
+# What the text of a list of arguments begins with: `- --model`, `["--model"`, `args:`.
+_LIST: Final = re.compile(r"-[ \t]+[\"']?--|\[\s*[\"']|(?:-[ \t]+)?(?:args|command)[ \t]*:")
 _SERVERS: Final = re.compile(r"vllm|sglang")
+_MODEL: Final = re.compile(r"--model(?:[-_]path)?(?:=.*)?", re.DOTALL)
+_SGLANG: Final = re.compile(r"--(?:model-path|context-length|mem-fraction-static|tp-size|chunked-prefill-size)(?:=.*)?")
 MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
 
 
 def is_manifest(text: str) -> bool:
-    """Whether a pasted text is YAML that starts containers, not a shell's line."""
-    return "\n" in text.strip() and len(_KEYS.findall(text)) > 1
+    """Whether a pasted text is YAML that starts containers, or the list of one's arguments, not a shell's line."""
+    many = "\n" in text.strip() and len(_KEYS.findall(text)) > 1
+    return many or _LIST.match(text.strip()) is not None
+
+
+def server_for(words: list[str]) -> str:
+    """What starts the server that such arguments are of; vLLM where they do not say."""
+    return "python -m sglang.launch_server" if any(map(_SGLANG.fullmatch, words)) else "vllm serve"
 
 
 def shell_line(text: str) -> tuple[str, str | None]:
     """(the shell line of the one container that runs a server, its image)."""
-    every = _containers(_parsed(text))
+    every = list(_containers(_parsed(text)))
     containers = [each for each in every if _SERVERS.search(" ".join([_image(each), *_words(each)]))]
+    if not containers:  # arguments that load a model
+        containers = [each for each in every if any(map(_MODEL.fullmatch, _words(each)))]
     if len(containers) != 1:
         many = "no container in it runs a server" if not containers else f"{len(containers)} containers run servers"
         raise UsageError("--from-command", f"{many}", "paste the one container, or its command")
     container = containers[0]
     words, image = _words(container), _image(container)
+    if not any(map(_SERVERS.search, (image, *words))):  # an image of one's own, or none
+        words = [*server_for(words).split(), *words]
     pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
     script = _script(words)
     if script is None and image and not names_server(words):
@@ -48,6 +62,10 @@ def _parsed(text: str) -> list[Any]:
     try:
         return list(yaml.load_all(text, Loader=yaml.BaseLoader))  # every scalar stays text
     except (yaml.YAMLError, RecursionError, ValueError):
+        if "{{" in text:
+            raise UsageError(
+                "--from-command", "is a template, which is not rendered", "paste what `helm template` prints"
+            ) from None
         raise UsageError(
             "--from-command", "looks like a manifest, but is not YAML", "paste the container's command"
         ) from None
@@ -55,7 +73,11 @@ def _parsed(text: str) -> list[Any]:
 
 def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
     """Every mapping that has an image, a command or arguments; init containers too, which run no server."""
-    left, count = list(documents), 0
+    left: list[Any] = [
+        {"args": each} if isinstance(each, list) and all(isinstance(word, str) for word in each) else each
+        for each in documents
+    ]
+    count = 0
     while left:
         node = left.pop()
         count += 1

@@ -3,6 +3,7 @@
 import re
 
 from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
 from kvplan.servers import command, environment
 from kvplan.servers.command import MAX_COMMAND_CHARS, ServeCommand
 from kvplan.servers.engines import parse_engine
@@ -16,12 +17,20 @@ def read_command(text: str) -> ServeCommand:
     """What a pasted `vllm serve ...` or `sglang serve ...` asks for; errors as of command.read_command."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError(f"--from-command: {command.too_long(text)}")
-    from kvplan.servers import container  # of no account for most commands
+    from kvplan.servers import container, snippet  # of no account for most commands
 
+    if snippet.is_snippet(text):
+        server, words = snippet.words_of(text)
+        if server == "sglang":
+            return sglang_command.read(words)
+        return command.read_words(words, ServeCommand(args={"usage": "offline"}))
     if not container.is_manifest(text):
         return _read(text)
     line, image = container.shell_line(text)
     result = _read(line)
+    if image is not None and re.search("vllm|sglang", text) is None:
+        server = "SGLang" if (result.engine or "").startswith("sglang") else "vLLM"
+        result.notes.append(f"--from-command: {printable(image, 100)}: its arguments are read as {server}'s")
     for pattern, server in ((_IMAGE, "sglang"), (_VLLM_IMAGE, "vllm")):
         match = re.fullmatch(pattern, image or "")
         if match is not None and result.engine in (None, server):
@@ -30,6 +39,10 @@ def read_command(text: str) -> ServeCommand:
 
 
 def _read(text: str) -> ServeCommand:
+    if text.lstrip().startswith("--"):
+        from kvplan.servers.container import server_for
+
+        text = f"{server_for(command.split(text)[0])} {text}"
     if "sglang" in text:
         commands = command.split(text)
         for number, words in enumerate(commands):

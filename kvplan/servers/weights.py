@@ -53,10 +53,13 @@ def online_scheme(request: Request) -> str | None:
             )
         return None
     if asked not in ONLINE_METHODS:
+        from kvplan.models import catalog
+
+        sibling = catalog.quantized(request.spec.served_name, asked)
         raise UsageError(
             f"--quantization {asked}",
-            f"{request.spec.name} is not quantised, and only {' or '.join(ONLINE_METHODS)} can be made while loading",
-            "name a quantised checkpoint",
+            f"{request.spec.name} is not quantized, and only {' or '.join(ONLINE_METHODS)} can be made while loading",
+            f"name a quantized checkpoint{f', such as {sibling}' if sibling else ''}",
         )
     return asked
 

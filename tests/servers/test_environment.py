@@ -143,7 +143,10 @@ def test_an_sglang_pod_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (COMPOSE_LIST.replace("vllm/vllm-openai", "redis/redis-stack"), "no container in it runs a server"),
+        (
+            COMPOSE_LIST.replace("vllm/vllm-openai", "redis").replace("--model ", "--name "),
+            "no container in it runs a server",
+        ),
         (POD + POD.replace("apiVersion", "---\napiVersion"), "2 containers run servers"),
         ("services:\n  a:\n    image: [vllm\n    command: }\n", "is not YAML"),
     ],

@@ -400,7 +400,7 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (MODEL, "simulate: nothing says what comes"),
+        (MODEL, "what comes: is missing; give one of --trace"),
         ((*MODEL, *CONV, "--trace", "x.csv"), "simulate: --trace and --profile say what comes"),
         ((*MODEL, *CONV, "--prompt-tokens", "5"), "simulate: --profile and --prompt-tokens say what comes"),
         ((*MODEL, "--prompt-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens: go together"),

@@ -1,0 +1,179 @@
+"""A pasted piece of Python that builds an engine, `LLM(model=..., ...)` or `sgl.Engine(...)`, as a server's words.
+
+Nothing is run: the text is parsed, and a value is a literal, arithmetic on numbers, or a name that is assigned one
+once. Sources: vLLM 0.33 entrypoints/llm.py (keywords beyond its own go to EngineArgs); SGLang 0.5.23 srt/entrypoints/
+engine.py (keywords are those of ServerArgs).
+"""
+
+import ast
+import json
+import operator
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.servers.command import ARGUMENTS
+
+_CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>vllm|sgl|sglang)\.)?(?P<name>LLM|Engine)\s*\(")
+_OPERATORS: Final[Mapping[type[ast.operator], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
+MOST: Final = 2**63
+MOST_ENDS: Final = 200  # closing parentheses tried as a call's end
+Server = tuple[str, list[str]]  # "vllm" or "sglang", and the words behind its name
+
+
+def is_snippet(text: str) -> bool:
+    """Whether a pasted text builds an engine in Python."""
+    return any(_server_of(match) for match in _CALL.finditer(text))
+
+
+def _server_of(match: "re.Match[str]") -> str | None:
+    if match["name"] == "LLM":
+        return "vllm" if match["module"] in (None, "vllm") else None
+    return "sglang" if match["module"] in ("sgl", "sglang") else None
+
+
+def words_of(text: str) -> Server:
+    """The one call in it as (server, words of its command line); UsageError for what cannot be read without running."""
+    text = re.sub(r"^(?:>>>|\.\.\.) ?", "", textwrap.dedent(text).strip(), flags=re.MULTILINE)
+    calls, names = _calls(text)
+    if len(calls) != 1:
+        count = "no whole call of LLM(...)" if not calls else f"{len(calls)} engines"
+        raise UsageError("--from-command", f"has {count} in it", "paste the one call, up to its last parenthesis")
+    server, call = calls[0]
+    words: list[str] = []
+    for index, argument in enumerate(call.args):
+        if index or server != "vllm":
+            raise UsageError("--from-command", f"{_source(argument)!r} stands in the call without a name", "name it")
+        words += ["--model", _text("model", _value("model", argument, names))]
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise UsageError("--from-command", f"**{_source(keyword.value)} is not unpacked", "write the values out")
+        words += _flag(keyword.arg, _value(keyword.arg, keyword.value, names), server)
+    return server, words
+
+
+def _calls(text: str) -> tuple[list[tuple[str, ast.Call]], dict[str, ast.expr]]:
+    """The calls that build an engine, and what the names in the text stand for; a call alone where the rest is no
+    Python."""
+    tree = _parsed(text)
+    if tree is not None:
+        found = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                match = _CALL.fullmatch(_source(node.func) + "(")
+                server = None if match is None else _server_of(match)
+                if server is not None:
+                    found.append((server, node))
+        return found, _names(tree)
+    calls = []
+    for match in _CALL.finditer(text):
+        server = _server_of(match)
+        call = None if server is None else _first_call(text[match.start() :])
+        if server is not None and call is not None:
+            calls.append((server, call))
+    return calls, {}
+
+
+def _first_call(text: str) -> ast.Call | None:
+    """The call that a text begins with, up to the parenthesis that closes it."""
+    ends = [match.end() for match in re.finditer(r"\)", text)]
+    for end in ends[:MOST_ENDS]:
+        tree = _parsed(text[:end])
+        if tree is not None and len(tree.body) == 1:
+            line = tree.body[0]
+            if isinstance(line, ast.Expr) and isinstance(line.value, ast.Call):
+                return line.value
+    return None
+
+
+def _parsed(text: str) -> ast.Module | None:
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the text's own literals
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _names(tree: ast.Module) -> dict[str, ast.expr]:
+    """What is assigned to each name; not those that are assigned twice."""
+    found: dict[str, ast.expr] = {}
+    twice = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            if node.id in found:
+                twice.add(node.id)
+            found.setdefault(node.id, ast.Constant(...))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+    return {name: value for name, value in found.items() if name not in twice}
+
+
+class _NotLiteral(Exception):
+    pass
+
+
+def _value(name: str, node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
+    if isinstance(node, ast.Name) and node.id in names:
+        node = names[node.id]
+    try:
+        return _evaluated(node)
+    except (_NotLiteral, ArithmeticError, TypeError, ValueError, RecursionError):
+        raise UsageError(
+            f"--from-command {printable(name, 60)}", f"is Python that is not run ({_source(node)!r})", "write its value"
+        ) from None
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return printable(ast.unparse(node), 60)
+    except RecursionError:
+        return "..."
+
+
+def _evaluated(node: ast.expr) -> Any:
+    match node:
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATORS:
+            first, second = _evaluated(left), _evaluated(right)
+            if not all(isinstance(number, int | float) and abs(number) < MOST for number in (first, second)):
+                raise _NotLiteral
+            if isinstance(operation, ast.Pow) and abs(second) > 64:
+                raise _NotLiteral
+            return _OPERATORS[type(operation)](first, second)
+        case ast.Constant(value=value) if isinstance(value, str | int | float | None):
+            return value
+        case _:
+            return ast.literal_eval(node)
+
+
+def _flag(name: str, value: Any, server: str) -> Iterator[str]:
+    """A keyword as the flag that says the same; None is the default, and so is False but for vLLM's own switches."""
+    flag = name.replace("_", "-")
+    match value:
+        case None:
+            return
+        case True:
+            yield f"--{flag}"
+        case False:
+            if server == "vllm" and name in ARGUMENTS:
+                yield f"--no-{flag}"
+        case dict() | list():
+            yield f"--{flag}={json.dumps(value)}"
+        case _:
+            yield f"--{flag}={_text(name, value)}"
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str | int | float):
+        return str(value)
+    shown = printable(repr(value), 60)
+    raise UsageError(f"--from-command {printable(name, 60)}", f"is no text or number ({shown})", "write one of them")
