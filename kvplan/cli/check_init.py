@@ -27,7 +27,7 @@ def init(options: CheckOptions) -> int:
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')}", "judges a policy, and --init writes one", "leave one out")
     refuse_missing(
-        ("MODEL", says_model(options), MODEL_CURE),
+        ("MODEL", says_model(options) or options.from_pid is not None, MODEL_CURE),
         ("--gpu", says_gpu(options), "name the GPU that the policy is for (`kvplan gpus`)"),
     )
     target = options.output or DEFAULT_NAME

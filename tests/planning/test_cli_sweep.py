@@ -282,7 +282,7 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
         (("--gpu", "a100-80g,nosuch"), "gpu 'nosuch'"),
         (("--ctx", "8k,1M"), "max_model_len 1,048,576: llama-3.1-8b was made for 131,072 tokens"),
         (("--kv-cache-dtype", "auto,fp9"), "--kv-cache-dtype 'fp9': is not one kvplan knows"),
-        (("--quantization", "none,awq"), "--quantization awq: llama-3.1-8b is not quantised"),
+        (("--quantization", "none,awq"), "--quantization awq: llama-3.1-8b is not quantized"),
         (("--dtype", "bfloat16,int8"), "--dtype 'int8': is not one vLLM takes"),
         (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan knows vLLM"),
         (("--mean-tokens", "1k,200k"), "mean length 204,800: is beyond the context"),

@@ -620,7 +620,7 @@ def test_reports_are_what_standard_output_would_be(run: Run, tmp_path: Path) -> 
         (("--users", "9", "--dp", "2"), "--data-parallel-size: the number of replicas is what is sought"),
         (("--users", "9", "--kv-cache-memory-bytes", "8GiB"), "--kv-cache-memory-bytes: the size of the pool"),
         (("--users", "9", "--engine-arg", "num_gpu_blocks_override=100"), "--num-gpu-blocks-override: the size of"),
-        (("--users", "9", "--quantization", "awq"), "--quantization awq: llama-3.1-8b is not quantised"),
+        (("--users", "9", "--quantization", "gptq"), "--quantization gptq: llama-3.1-8b is not quantized"),
         (("--users", "9", "--kv-cache-dtype", "fp9"), "--kv-cache-dtype 'fp9': is not one kvplan knows"),
         (("--users", "9", "--gpu", "h200", "--prices", "x.yaml"), "--prices: rank several GPUs"),
     ],
