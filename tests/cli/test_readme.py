@@ -235,6 +235,7 @@ def test_paragraphs_may_be_left_out() -> None:
     assert elided(EXPLAINED, shown) == shown
     assert elided(EXPLAINED, shown.replace("15", "16")) == shown
     assert elided(EXPLAINED, shown.replace("Weights", "Weight")) == "Llama: 14 users\n\n...\n\n...\n"
+    assert elided(EXPLAINED, "...\n\nWeights\n  15 GiB\n") == "...\n\nWeights\n  15 GiB\n\nUsers\n  14\n"
     assert elided(EXPLAINED, "Llama: 14 users\n\nWeights\n  15 GiB\n") == EXPLAINED
 
 

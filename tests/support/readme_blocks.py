@@ -130,15 +130,18 @@ def elided(printed: str, shown: str) -> str:
     wanted = shown.rstrip("\n").split("\n\n")
     if "..." not in wanted:
         return printed
-    paragraphs = iter(printed.rstrip("\n").split("\n\n"))
-    kept = []
+    paragraphs = printed.rstrip("\n").split("\n\n")
+    kept, position, skipping = [], 0, False
     for paragraph in wanted:
+        if paragraph == "...":
+            kept, skipping = [*kept, paragraph], True
+            continue
         heading = paragraph.partition("\n")[0]
-        match = (
-            heading if heading == "..." else next((it for it in paragraphs if it.partition("\n")[0] == heading), None)
-        )
-        kept += [match] if match is not None else []
-    return "\n\n".join(filter(None, kept)) + "\n"
+        end = len(paragraphs) if skipping else position + 1
+        matches = (n for n, text in enumerate(paragraphs[:end]) if n >= position and text.partition("\n")[0] == heading)
+        if (match := next(matches, None)) is not None:
+            kept, position, skipping = [*kept, paragraphs[match]], match + 1, False
+    return "\n\n".join(kept + ([] if skipping else paragraphs[position:])) + "\n"
 
 
 def _printed(run: Runner, command: Command) -> str:
