@@ -131,7 +131,8 @@ def elided(printed: str, shown: str) -> str:
     if "..." not in wanted:
         return printed
     paragraphs = printed.rstrip("\n").split("\n\n")
-    kept, position, skipping = [], 0, False
+    kept: list[str] = []
+    position, skipping = 0, False
     for paragraph in wanted:
         if paragraph == "...":
             kept, skipping = [*kept, paragraph], True
