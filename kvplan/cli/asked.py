@@ -128,7 +128,7 @@ def about_flags(asked: Asked, command: ServeCommand) -> None:
         asked.warnings.append(f"--from-command: not one kvplan knows: {flags}; answered as without")
     if command.unmodelled:
         flags = ", ".join(dict.fromkeys(command.unmodelled))
-        asked.warnings.append(f"--from-command: what {flags} does to memory is not modelled; answered as without")
+        asked.warnings.append(f"--from-command: what {flags} does to memory is not modeled; answered as without")
     if command.ignored:
         flags = ", ".join(dict.fromkeys(command.ignored))
         asked.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")

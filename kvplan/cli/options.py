@@ -61,9 +61,7 @@ def option(
 # --- shared ---------------------------------------------------------------------------------------------------------
 
 FormatOption = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
-ColorOption = Annotated[
-    Color, typer.Option("--color", help="Colours in tables; auto: on a terminal (NO_COLOR counts).")
-]
+ColorOption = Annotated[Color, typer.Option("--color", help="Colors in tables; auto: on a terminal (NO_COLOR counts).")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that kvplan did not write.")]
 Text = str | None
 Texts = list[str] | None
@@ -151,7 +149,7 @@ class PlanOptions:
     quantization: Annotated[
         Text,
         option(
-            "--quantization", help="Quantise while loading (fp8), or name what the checkpoint is.", metavar="METHOD"
+            "--quantization", help="Quantize while loading (fp8), or name what the checkpoint is.", metavar="METHOD"
         ),
     ] = None
     kv_cache_dtype: Annotated[

@@ -99,7 +99,7 @@ class RecommendOptions(WorkloadOptions):
     prices: PricesOption = None
     fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Whether an fp8 KV cache may be proposed.")] = True
     fp8_weights: Annotated[
-        bool, typer.Option("--fp8-weights", help="Also propose to quantise the weights to fp8 while loading.")
+        bool, typer.Option("--fp8-weights", help="Also propose to quantize the weights to fp8 while loading.")
     ] = False
     optimistic: Annotated[
         bool, typer.Option("--optimistic", help="Count users at the likely figure, not at the low end of the range.")

@@ -254,7 +254,7 @@ def profile_lines(of: Profile) -> list[Line]:
         at = dict(zip(POINTS, points, strict=True))
         return LengthStats(mean, at[50], at[90], at[99], at[100])
 
-    facts = [("source", of.source), ("licence", of.licence)]
+    facts = [("source", of.source), ("license", of.licence)]
     if of.num_requests is not None:
         facts.append(("requests", f"{of.num_requests:,}"))
     facts.append(("rate", rates_text(of.rate_per_s, of.peak_minute_per_s, of.peak_second)))

@@ -459,7 +459,7 @@ class Device:
         library = self._library
         memory = self.memory()
         process_used, others_used = _shares(self.processes(), pid)
-        used = self._metric("utilisation", lambda: library.nvmlDeviceGetUtilizationRates(self._handle))
+        used = self._metric("utilization", lambda: library.nvmlDeviceGetUtilizationRates(self._handle))
         milliwatts = self._metric("power", lambda: library.nvmlDeviceGetPowerUsage(self._handle))
         return DeviceSample(
             memory=memory,

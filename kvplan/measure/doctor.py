@@ -60,8 +60,8 @@ _REQUIRED_FOR = "kvplan itself"
 # Environment variable -> (what holds where it is not set, what it decides).
 SETTINGS: Mapping[str, tuple[str, str]] = {
     "KVPLAN_DEBUG": ("0", "1: tracebacks with every error"),
-    "NO_COLOR": ("", "not empty: no colours"),
-    "FORCE_COLOR": ("", "not empty: colours in pipes too"),
+    "NO_COLOR": ("", "not empty: no colors"),
+    "FORCE_COLOR": ("", "not empty: colors in pipes too"),
     "TTY_COMPATIBLE": ("", "1: the pipe behind is a terminal"),
     "TERM": ("", "dumb: no live view"),
     "COLUMNS": ("", "how wide a terminal is, in place of what it says"),

@@ -159,7 +159,7 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
         if kind not in LAYER_WORDS:
             known = ", ".join(LAYER_WORDS)
             raise inner.fail(
-                "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}; not modelled"
+                "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}; not modeled"
             )
         if caches and not any(isinstance(cache, LAYER_WORDS[kind]) for cache in caches):
             held = " and ".join(type(cache).__name__ for cache in caches)

@@ -193,7 +193,7 @@ def _problem(library: ModuleType, model_id: str, revision: str, error: BaseExcep
         case KvplanError():
             return error, True
         case errors.GatedRepoError():
-            cure = f"gated: accept the licence at https://huggingface.co/{model_id} and set HF_TOKEN"
+            cure = f"gated: accept the license at https://huggingface.co/{model_id} and set HF_TOKEN"
         case errors.RevisionNotFoundError():
             cure = f"no revision {printable(revision)}; check it at https://huggingface.co/{model_id}/tree/main"
         case errors.RepositoryNotFoundError():

@@ -311,7 +311,7 @@ def listed_scheme(
         raise UnsupportedModelError(
             "quantization_config",
             f"{', '.join(sources)} of layer {layer} are fused by a server but stored in different schemes",
-            "not modelled",
+            "not modeled",
         )
     return schemes.pop()
 

@@ -261,7 +261,7 @@ def _weights(plan: Plan) -> Iterator[str]:
     yield f"in all {plan.memory.weights:,} B ({format_gib(plan.memory.weights)})"
     if plan.memory.load_peak > plan.memory.weights:
         peak = plan.memory.load_peak
-        yield f"while loading {peak:,} B ({format_gib(peak)}): quantised once it is there"
+        yield f"while loading {peak:,} B ({format_gib(peak)}): quantized once it is there"
 
 
 def _spread(plan: Plan) -> str:

@@ -81,7 +81,7 @@ def run_drawings(data: RunData, prefix: str) -> dict[str, Drawing]:
         "over_time": ("Memory over time", draw_over_time),
         "kv": ("KV blocks and requests over time", draw_kv),
         "throughput": ("Tokens per second", draw_throughput),
-        "gpu": ("Power, clock and utilisation of the GPU", draw_gpu),
+        "gpu": ("Power, clock and utilization of the GPU", draw_gpu),
     }
     built = {name: drawing(name, title, data.findings, draw, data, prefix) for name, (title, draw) in drawn.items()}
     return {name: found for name, found in built.items() if found is not None}
@@ -539,7 +539,7 @@ def draw_gpu(data: RunData, sheet: Sheet) -> Figure | None:
         "power_w": ("power, W", 1),
         "sm_clock_mhz": ("SM clock, MHz", 1),
         "memory_clock_mhz": ("memory clock, MHz", 1),
-        "gpu_utilization": ("utilisation, %", 100),
+        "gpu_utilization": ("utilization, %", 100),
     }
     have = {key: label for key, label in kinds.items() if is_drawable(data.samples, key)}
     if not have:

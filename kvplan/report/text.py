@@ -177,9 +177,9 @@ def _assumed(doc: Document) -> str:
     ]
     table = "\n".join(
         f"| {' | '.join(cells)} |"
-        for cells in (["modelled, not derived", "GiB", "range", "formula"], ["---", "---:", "---:", "---"], *rows)
+        for cells in (["modeled, not derived", "GiB", "range", "formula"], ["---", "---:", "---:", "---"], *rows)
     )
-    return table if rows else "Nothing is modelled: every number is derived."
+    return table if rows else "Nothing is modeled: every number is derived."
 
 
 def _several(documents: Sequence[Document]) -> str:

@@ -101,12 +101,12 @@ ARGUMENTS: Final[Mapping[str, Argument]] = {
 # Flags that change what is held in GPU memory in a way kvplan does not size: refused.
 REFUSED: Final[Mapping[str, str]] = {
     "config": "is a file of more flags; write them out",
-    "cpu_offload_gb": "moves weights to host memory, which is not modelled; leave it out",
+    "cpu_offload_gb": "moves weights to host memory, which is not modeled; leave it out",
     "hf_overrides": "changes the model's config; pass the changed config.json as MODEL",
     "rope_scaling": "changes the model's config; pass the changed config.json as MODEL",
-    "prefill_context_parallel_size": "is not modelled; leave it out",
-    "disable_sliding_window": "shortens the context to the window, which is not modelled; give --max-model-len instead",
-    "offload_group_size": "moves weights to host memory, which is not modelled; leave it out",
+    "prefill_context_parallel_size": "is not modeled; leave it out",
+    "disable_sliding_window": "shortens the context to the window, which is not modeled; give --max-model-len instead",
+    "offload_group_size": "moves weights to host memory, which is not modeled; leave it out",
 }
 # Flags that change memory a little, in a row that is estimated anyway: answered as without them, and said so.
 UNMODELLED: Final = frozenset(
@@ -729,7 +729,7 @@ def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None
         elif method not in (None, "draft_model"):
             raise UnsupportedModelError(
                 "--from-command",
-                f"speculative method {printable(str(method), 40)!r} is not modelled",
+                f"speculative method {printable(str(method), 40)!r} is not modeled",
                 "leave it out, or name a draft model",
             )
         if model is not None and not isinstance(model, str):

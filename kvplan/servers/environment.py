@@ -221,12 +221,12 @@ def applied(
                 args = _with(args, variable.sets, value, _ARGS_DEFAULTS)
         elif text not in USUAL.get(name, UNCHANGED) and variable.concerns and variable.concerns(spec, args):
             raise UnsupportedModelError(
-                name, f"{variable.effect}, which is not modelled for {spec.name}", "leave it out"
+                name, f"{variable.effect}, which is not modeled for {spec.name}", "leave it out"
             )
     if not others:
         return release, args, None
     names = ", ".join(printable(name, 80) for name in dict.fromkeys(others))
-    return release, args, f"environment: not modelled for {release.label}, answered as without: {names}"
+    return release, args, f"environment: not modeled for {release.label}, answered as without: {names}"
 
 
 _Record = TypeVar("_Record", Version, EngineArgs)

@@ -47,7 +47,7 @@ def check(plan: Plan) -> None:
     """Refuse what the simulation does not model, with what to do instead."""
     args, name = plan.request.args, plan.request.spec.name
     if plan.request.release.engine != "vllm":
-        raise UsageError("simulate", "only vLLM's scheduler is modelled in time", "use --engine vllm")
+        raise UsageError("simulate", "only vLLM's scheduler is modeled in time", "use --engine vllm")
     if not plan.fits:
         raise UsageError(
             "simulate", f"{name} does not fit on {plan.request.gpu.name}", "`kvplan estimate` says what would"
@@ -60,15 +60,15 @@ def check(plan: Plan) -> None:
     }
     cures = {
         "--data-parallel-size": "simulate one replica at its share of the rate",
-        "--draft-model": "leave it out: how many drafted tokens are accepted is not modelled",
+        "--draft-model": "leave it out: how many drafted tokens are accepted is not modeled",
     }
     for flag, is_set in refused.items():
         if is_set:
             raise UsageError(
-                "simulate", f"{flag} is not modelled in time", f"{cures.get(flag, 'use --tensor-parallel-size')}"
+                "simulate", f"{flag} is not modeled in time", f"{cures.get(flag, 'use --tensor-parallel-size')}"
             )
     if is_v4(plan.request.spec):
-        raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool are not modelled in time")
+        raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool are not modeled in time")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
         raise UsageError(
             "simulate",
@@ -108,15 +108,15 @@ def _group(group: KVGroup, name: str) -> Group:
         case "state" if first.blocks is None:
             raise UnsupportedModelError(
                 f"simulate: {name}",
-                "a state for every block, as vLLM kept them until 0.27, is not modelled in time",
+                "a state for every block, as vLLM kept them until 0.27, is not modeled in time",
                 "use --no-enable-prefix-caching, or vllm@0.28 or newer",
             )
         case "state":
             return MambaGroup(first.block_size)
         case "ring":
-            raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys is not modelled in time")
+            raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys is not modeled in time")
         case "cross":
-            raise UnsupportedModelError(f"simulate: {name}", "an encoder's tokens are not modelled in time")
+            raise UnsupportedModelError(f"simulate: {name}", "an encoder's tokens are not modeled in time")
         case _:
             assert_never(first.kind)
 

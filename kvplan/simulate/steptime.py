@@ -122,7 +122,7 @@ def _reach(cache: LayerCache, name: str) -> Reach | None:
         case LatentAttention() | SparseIndexer() | KeyIndex() | WindowLatent() | CompressedLatent() | CrossAttention():
             raise UnsupportedModelError(
                 f"simulate: {name}",
-                f"the time of {UNTIMED[type(cache)]} is not modelled",
+                f"the time of {UNTIMED[type(cache)]} is not modeled",
                 "`kvplan estimate` says how many requests fit",
             )
         case _:

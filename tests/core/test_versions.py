@@ -131,7 +131,7 @@ def test_a_cache_of_the_first_engine_that_is_not_known_is_refused(model: str) ->
     # images' keys, and states, which lay outside the pool and took a share per sequence of the profile run's memory
     spec, args = catalog.load(model), EngineArgs(max_model_len=8192)
     settings = settings_of(model, "a100-80g", (0, 7), args)
-    with pytest.raises(UnsupportedModelError, match=r"first engine is not modelled; use vllm@0\.11 or newer"):
+    with pytest.raises(UnsupportedModelError, match=r"first engine is not modeled; use vllm@0\.11 or newer"):
         vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, 80))
 
 
@@ -430,4 +430,4 @@ def test_states_that_are_kept_for_every_block_are_explained(run: Run) -> None:
     caching = ("--engine-arg", "enable_prefix_caching=true")
     refused = run("simulate", *words[1:], *caching, "--profile", "azure-2023-conv", "--rate", "1")
     assert refused.code == 2
-    assert "a state for every block, as vLLM kept them until 0.27, is not modelled in time" in refused.err
+    assert "a state for every block, as vLLM kept them until 0.27, is not modeled in time" in refused.err

@@ -108,7 +108,7 @@ def test_a_quantised_log_of_another_checkpoint_is_refused(run: Run, log: Log) ->
     text = QWEN.format(
         model="llama-3.1-8b", context=4096, kv="9", tokens=5000, more=", 'quantization': 'awq'", lines=""
     )
-    assert "log: quantization=awq, but llama-3.1-8b is not quantised" in refused(run("reconcile", "--log", log(text)))
+    assert "log: quantization=awq, but llama-3.1-8b is not quantized" in refused(run("reconcile", "--log", log(text)))
 
 
 def test_what_depends_on_the_gpu_is_left_open() -> None:

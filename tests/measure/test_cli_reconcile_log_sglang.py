@@ -53,9 +53,9 @@ def test_dp_attention_is_not_taken_for_replicas(run: Run, log: Log) -> None:
     text = SGLANG.replace("page_size=1,", "page_size=1, dp_size=4, enable_dp_attention=True,")
     found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
     assert found["data_parallel_size"] == 1
-    assert rows_of(found)["kv_cache"]["why"] == "DP attention is not modelled"
+    assert rows_of(found)["kv_cache"]["why"] == "DP attention is not modeled"
     weights = rows_of(found)["weights"]  # attention is whole on each of its ranks: a plan without it says nothing
-    assert (weights["predicted"], weights["why"]) == (None, "DP attention is not modelled")
+    assert (weights["predicted"], weights["why"]) == (None, "DP attention is not modeled")
 
 
 def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:
@@ -242,7 +242,7 @@ def test_an_image_says_the_release_whose_rules_are_taken(run: Run, log: Log) -> 
         ("15.18", "", "SGLang logs what free memory lost, whatever took it"),  # 0.2 GiB beside the weights
         ("15.40", "", None),  # 0.4 GiB are no kernel's
         ("29.96", "", None),
-        ("4.98", "cpu_offload_gb=10, ", "--cpu-offload-gb 10 keeps a part on the host, not modelled"),
+        ("4.98", "cpu_offload_gb=10, ", "--cpu-offload-gb 10 keeps a part on the host, not modeled"),
     ],
 )
 def test_only_a_small_difference_of_weights_is_put_down_to_free_memory(

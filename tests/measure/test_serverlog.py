@@ -677,7 +677,7 @@ def test_flags_of_sglangs_command_that_are_not_sized_are_said() -> None:
     )
     log = parse_log(f"$ {command}\nLoad weight begin. avail mem=78.0 GB\n")
     unsized = "--cpu-offload-gb, --attention-backend, --new-flag, --enable-torch-compile, --json-model-override-args"
-    assert log.notes[1] == f"the command on line 1 of the log: what {unsized} does to memory is not modelled"
+    assert log.notes[1] == f"the command on line 1 of the log: what {unsized} does to memory is not modeled"
 
 
 def test_a_command_of_sglangs_without_such_flags_says_nothing_of_them() -> None:
@@ -744,7 +744,7 @@ def hostile(size: int) -> Iterator[tuple[str, bytes]]:
     yield "nested brackets", fill("args: Namespace(" + "(" * 15_000)
     yield "open quotes", fill("args: Namespace(" + "'\\" * 7_500)
     yield "escapes", fill("\x1b[" * 5_000 + "1" * 5_000 + "Model loading took 1")
-    yield "colours without escapes", fill("[3" * 5_000 + ";" * 300 + "Model loading took " + "1" * 4_000)
+    yield "colors without escapes", fill("[3" * 5_000 + ";" * 300 + "Model loading took " + "1" * 4_000)
     yield "ranks", fill("(Worker_TP1 " * 1_000 + "Model loading took 1 GiB")
     yield "no line ends", b"Load weight end. avail mem=" * (size // 27)
     yield "empty lines", b"\n" * size

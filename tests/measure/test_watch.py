@@ -793,7 +793,7 @@ def test_a_reader_that_leaves_ends_the_watch_quietly() -> None:
 
 
 @posix
-@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colours", "no colours"])
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["colors", "no colors"])
 def test_on_a_terminal_the_view_is_redrawn_in_place(environment: dict[str, str]) -> None:
     import pty
 

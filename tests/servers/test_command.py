@@ -203,7 +203,7 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         ("vllm serve $MODEL", "shell variable"),
         (f"vllm serve {MODEL} -tp $(nproc)", "shell variable"),
         (f"vllm serve {MODEL} -tp 4096", "more than 1,024"),
-        (f"vllm serve {MODEL} --cpu-offload-gb 10", "not modelled"),
+        (f"vllm serve {MODEL} --cpu-offload-gb 10", "not modeled"),
         (f"vllm serve {MODEL} --config serve.yaml", "a file of more flags"),
         (f"vllm serve {MODEL} --hf-overrides '{{\"num_hidden_layers\": 2}}'", "changes the model's config"),
         (f"vllm serve {MODEL} --speculative-config nonsense", "not a JSON object"),

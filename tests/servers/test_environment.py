@@ -182,7 +182,7 @@ def test_the_rest_is_named_in_one_note_without_its_values(run: Run) -> None:
     ran = run("estimate", "--gpu", "h100-80g", "--from-command", command)
     notes = [each for each in ran.err.splitlines() if "environment" in each]
     assert notes == [
-        f"kvplan: note: environment: not modelled for {vllm.version(vllm.NEWEST).label}, answered as without: "
+        f"kvplan: note: environment: not modeled for {vllm.version(vllm.NEWEST).label}, answered as without: "
         "HF_TOKEN, VLLM_USE_V1, NCCL_DEBUG"
     ]
     assert secret not in ran.out + ran.err
@@ -234,7 +234,7 @@ def test_sglangs_variable_is_its_flag(run: Run) -> None:
 
 def test_a_switch_of_chunked_layers_is_refused_where_the_model_has_them() -> None:
     name, release = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE", vllm.version((0, 11))
-    with pytest.raises(UnsupportedModelError, match=r"layers of chunked attention.* not modelled for llama-4-scout"):
+    with pytest.raises(UnsupportedModelError, match=r"layers of chunked attention.* not modeled for llama-4-scout"):
         environment.applied({name: "1"}, release, EngineArgs(), catalog.load("llama-4-scout"))
     assert environment.applied({name: "1"}, release, EngineArgs(), resolve_spec())[2] is None
 

@@ -260,7 +260,7 @@ class TestRefusals:
             ({"decode_context_parallel_size": 2, "tensor_parallel_size": 2}, "no such flag"),
             ({"enable_chunked_prefill": False}, "no such flag"),
             ({"performance_mode": "throughput"}, "no such flag"),
-            ({"quantization": "experts_int8"}, "not one that is modelled for SGLang"),
+            ({"quantization": "experts_int8"}, "not one that is modeled for SGLang"),
         ],
     )
     def test_flags_that_sglang_has_not(self, args: dict[str, Any], said: str) -> None:
@@ -321,8 +321,8 @@ class TestTheCommandLine:
         ("flags", "said"),
         [
             ("--speculative-algorithm EAGLE", "drafts in SGLang"),
-            ("--tp 8 --dp 8 --enable-dp-attention", "inside --tp-size, which is not modelled"),
-            ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modelled"),
+            ("--tp 8 --dp 8 --enable-dp-attention", "inside --tp-size, which is not modeled"),
+            ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
             ("--chunked-prefill-size -1", "without chunked prefill"),
             ("--tp 4 --ep-size 2", "experts over all"),
             ("--mem-fraction-static 1.5", "outside"),
@@ -363,7 +363,7 @@ class TestTheCommandLine:
         )
         done = run("check", policy)
         assert done.code == 2
-        assert "min_headroom: is not modelled for SGLang" in done.err
+        assert "min_headroom: is not modeled for SGLang" in done.err
 
     def test_says_which_flags_it_did_not_count(self, run: Run) -> None:
         command = "sglang serve --model-path qwen3-8b --moe-runner-backend triton --new-flag 3 --port 1"
@@ -396,7 +396,7 @@ class TestTheCommandLine:
 
 
 def test_an_encoder_decoder_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="pool for an encoder's tokens is not modelled; use vllm"):
+    with pytest.raises(UnsupportedModelError, match="pool for an encoder's tokens is not modeled; use vllm"):
         plan(Request(catalog.load("whisper-large-v3"), gpu("h100-80g"), EngineArgs(), parse_engine("sglang")))
 
 

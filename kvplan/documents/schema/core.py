@@ -216,7 +216,7 @@ FIX = record(
     command=TEXT,
 )
 ASSUMPTION = record(
-    "What is modelled, not derived: bytes of one rank, or null for a statement about the facts or rules used.",
+    "What is modeled, not derived: bytes of one rank, or null for a statement about the facts or rules used.",
     name=TEXT,
     low=maybe(WHOLE),
     likely=maybe(WHOLE),
@@ -251,7 +251,7 @@ PLAN = record(
     ),
     limits=rows(record(by=TEXT, text=TEXT), "What limits the answer, the first one first."),
     fixes=rows(FIX, "What would make it fit, the best first: one change or several together; empty where it fits."),
-    assumptions=rows(ASSUMPTION, "What is modelled rather than derived."),
+    assumptions=rows(ASSUMPTION, "What is modeled rather than derived."),
     provenance=table(ORIGIN, "JSON path of each number of memory, kv and concurrency -> where it comes from."),
     flags=record("The command that serves this plan.", argv=TEXTS, command=TEXT),
     notes=TEXTS,

@@ -458,7 +458,7 @@ class _Reader:
         notes.append(f"no list of arguments in the log: they are taken from {where}")
         if unsized:
             shown = ", ".join(printable(flag, 60) for flag in dict.fromkeys(unsized))
-            notes.append(f"{where}: what {shown} does to memory is not modelled")
+            notes.append(f"{where}: what {shown} does to memory is not modeled")
         return flags
 
 

@@ -247,11 +247,11 @@ def development_notes(log: ServerLog) -> list[str]:
         return []
     major, minor, patch = (int(field or 0) for field in match.groups())
     later, other = ("after", minor + 1) if patch else ("before", minor - 1)
-    neighbour = f"{major}.{other}"
-    more = f"; --engine vllm@{neighbour} says so" if (major, other) <= vllm.NEWEST and other >= 0 else ""
+    neighbor = f"{major}.{other}"
+    more = f"; --engine vllm@{neighbor} says so" if (major, other) <= vllm.NEWEST and other >= 0 else ""
     return [
         f"version {printable(version, 60)} is a development build {later} {major}.{minor}.0, judged as "
-        f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbour} does{more}"
+        f"{major}.{minor}: it may {'already' if patch else 'still'} behave as {neighbor} does{more}"
     ]
 
 
@@ -401,7 +401,7 @@ def check_model(log: ServerLog, spec: ModelSpec) -> None:
     if said not in (None, "fp8", "auto") and spec.quantization is None:
         raise UsageError(
             log.called,
-            f"quantization={printable(said or '', 40)}, but {spec.name} is not quantised",
+            f"quantization={printable(said or '', 40)}, but {spec.name} is not quantized",
             "say with --model which checkpoint was served",
         )
 

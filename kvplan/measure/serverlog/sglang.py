@@ -25,7 +25,7 @@ UNLIKE: Final = GIB // 4  # free memory further than this from the expected rang
 # larger difference has another cause.
 BESIDE_WEIGHTS: Final = GIB // 4
 FROM_FREE: Final = "from the free memory in the log; --gpu predicts it from the inputs"
-DP_ATTENTION: Final = "DP attention is not modelled"
+DP_ATTENTION: Final = "DP attention is not modeled"
 STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
 
 
@@ -91,7 +91,7 @@ def _weights_why(log: ServerLog, row: LogRow) -> str:
     if row.is_exact or row.error is None:
         return ""
     if log.flags.get("cpu_offload_gb", "0") not in ("0", "0.0"):
-        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modelled"
+        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modeled"
     return "SGLang logs what free memory lost, whatever took it" if abs(row.error) <= BESIDE_WEIGHTS else ""
 
 

@@ -60,7 +60,7 @@ def _weights_why(log: ServerLog, found: Plan, row: LogRow) -> str:
     if row.is_exact:
         return ""
     if "cpu_offload_gb" in log.flags and log.flags["cpu_offload_gb"] not in ("0", "0.0"):
-        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modelled"
+        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modeled"
     if row.error is not None and row.error < 0 and is_drafting(log):
         return "the draft model that speculates is loaded too"
     if found.request.spec.multimodal and row.error is not None and row.error > 0:

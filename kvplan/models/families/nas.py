@@ -43,7 +43,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         attn, ffn = block(config, at, entry)
         for part, name in ((attn, "attention"), (ffn, "ffn")):
             if part.flag("replace_with_linear"):
-                raise config.fail(f"block_configs[{at}].{name}", "is replaced with a linear layer; not modelled")
+                raise config.fail(f"block_configs[{at}].{name}", "is replaced with a linear layer; not modeled")
         tensors: tuple[Weight, ...] = ()
         caches: tuple[LayerCache, ...] = ()
         if not attn.flag("no_op"):

@@ -62,15 +62,15 @@ SWITCHED: Final[Mapping[str, tuple[str, bool]]] = {
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("enable_dp_attention", "attn_dp_size"),
-        "divides attention over data-parallel ranks inside --tp-size, which is not modelled; use vllm",
+        "divides attention over data-parallel ranks inside --tp-size, which is not modeled; use vllm",
     ),
-    "speculative_algorithm": "drafts in SGLang are not modelled; leave it out",
-    "cpu_offload_gb": "moves weights to host memory, which is not modelled; leave it out",
+    "speculative_algorithm": "drafts in SGLang are not modeled; leave it out",
+    "cpu_offload_gb": "moves weights to host memory, which is not modeled; leave it out",
     "json_model_override_args": "changes the model's config; pass the changed config.json as MODEL",
-    "enable_lora": "adapters in SGLang are not modelled; leave it out",
-    "lora_paths": "adapters in SGLang are not modelled; leave it out",
+    "enable_lora": "adapters in SGLang are not modeled; leave it out",
+    "lora_paths": "adapters in SGLang are not modeled; leave it out",
     "config": "is a file of more flags; write them out",
-    "disaggregation_mode": "changes what is kept back, which is not modelled; leave it out",
+    "disaggregation_mode": "changes what is kept back, which is not modeled; leave it out",
 }
 UNMODELLED: Final = frozenset(
     {
@@ -164,7 +164,7 @@ def over_experts(args: dict[str, Any], option: str) -> None:
     ranks = args.pop(EP, 1)
     if ranks > 1:
         if ranks != args.get("tensor_parallel_size", 1):
-            raise UnsupportedModelError(option, "only experts over all tensor ranks are modelled")
+            raise UnsupportedModelError(option, "only experts over all tensor ranks are modeled")
         args["enable_expert_parallel"] = True
 
 
@@ -220,7 +220,7 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
 
 def _value(name: str, text: str, option: str) -> Any:
     if name == "max_num_batched_tokens" and text == "-1":
-        raise UnsupportedModelError(f"{option} -1", "SGLang without chunked prefill is not modelled", "give a size")
+        raise UnsupportedModelError(f"{option} -1", "SGLang without chunked prefill is not modeled", "give a size")
     if ARGUMENTS[name].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
         raise UsageError(
             option, f"is no whole number ({printable(text, 40)!r}), as SGLang wants it", "write digits only"

@@ -93,9 +93,9 @@ def check_class(spec: ModelSpec) -> None:
     if spec.model_type in NO_CLASS:
         raise UnsupportedModelError(spec.name, f"SGLang has no class for model_type {spec.model_type}", "use vllm")
     if spec.is_pooled:
-        raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modelled", "use vllm")
+        raise UnsupportedModelError(spec.name, "SGLang's pool of pooled index keys is not modeled", "use vllm")
     if spec.model_type in ENCODER_DECODERS:
-        raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modelled", "use vllm")
+        raise UnsupportedModelError(spec.name, "SGLang's pool for an encoder's tokens is not modeled", "use vllm")
 
 
 def _text(spec: ModelSpec) -> Mapping[str, Any]:

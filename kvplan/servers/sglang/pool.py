@@ -174,7 +174,7 @@ def allocated(spec: ModelSpec) -> Iterator[tuple[LayerCache, ...]]:
         if not types or not _shares(spec) or types[index] not in ("full_attention", "sliding_attention"):
             raise UnsupportedModelError(
                 spec.name,
-                f"layer {index} has no cache of its own; what SGLang allocates for it is not modelled",
+                f"layer {index} has no cache of its own; what SGLang allocates for it is not modeled",
                 "use vllm",
             )
         yield found[types[index] == "full_attention"]
@@ -251,11 +251,11 @@ def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
     sglang_models.check_class(spec)
     for kind in spec.cache_kinds:
         if issubclass(kind, NOT_MODELLED):
-            raise UnsupportedModelError(spec.name, f"SGLang's pool for its {kind.__name__} is not modelled", "use vllm")
+            raise UnsupportedModelError(spec.name, f"SGLang's pool for its {kind.__name__} is not modeled", "use vllm")
     if spec.has_states and not release.has("state_pools"):
-        raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modelled", "use sglang@0.5")
+        raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for states are not modeled", "use sglang@0.5")
     if windows and not release.has("window_pools"):
-        raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for windows are not modelled", "use sglang@0.5")
+        raise UnsupportedModelError(spec.name, "SGLang 0.4's pools for windows are not modeled", "use sglang@0.5")
 
 
 def paged_cache(spec: ModelSpec, cache: LayerCache, how: Paging, *, windows: bool) -> KVSpec:
@@ -284,11 +284,11 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             paged = paged_cache(spec, cache, how, windows=windows)
             (narrow if paged.kind == "sliding" else full).append((index, paged))
     if not full:
-        raise UnsupportedModelError(spec.name, "no layer keeps all tokens", "SGLang's pool for it is not modelled")
+        raise UnsupportedModelError(spec.name, "no layer keeps all tokens", "SGLang's pool for it is not modeled")
     if how.flat and SlidingWindow in spec.cache_kinds and len({paged.page for _, paged in full}) > 1:
         raise UnsupportedModelError(
             f"{spec.name}: --disable-hybrid-swa-memory",
-            "SGLang's one pool for layers of several shapes is not modelled",
+            "SGLang's one pool for layers of several shapes is not modeled",
             "leave it out",
         )
     stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True)
@@ -301,7 +301,7 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             raise UnsupportedModelError(
                 spec.name,
                 f"pipeline stage {stage} has layers of one kind only",
-                "SGLang's pool for it is not modelled",
+                "SGLang's pool for it is not modeled",
             )
     share = 0.0 if capped is not None else ratio
     stage_bytes = tuple(cdiv_float(page * (whole + share * window)) for whole, window in zip(*by_stage, strict=True))

@@ -76,7 +76,7 @@ def version(number: tuple[int, ...]) -> Version:
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
-DP_ATTENTION = "SGLang's DP attention is not modelled"
+DP_ATTENTION = "SGLang's DP attention is not modeled"
 QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
 VLLM_ONLY = {
     "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
@@ -86,9 +86,9 @@ VLLM_ONLY = {
     "--decode-attention-backend",
     "language_model_only": "SGLang has no such flag; leave it out",
     "limit_mm_per_prompt": "SGLang has no such flag; leave it out",
-    "num_speculative_tokens": "drafts in SGLang are not modelled; leave it out",
-    "max_loras": "adapters in SGLang are not modelled; leave them out",
-    "kv_offloading_size": "SGLang's hierarchical cache is not modelled; leave it out",
+    "num_speculative_tokens": "drafts in SGLang are not modeled; leave it out",
+    "max_loras": "adapters in SGLang are not modeled; leave them out",
+    "kv_offloading_size": "SGLang's hierarchical cache is not modeled; leave it out",
 }
 
 
@@ -109,8 +109,8 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
     if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
         raise UsageError(
             f"--quantization {args.quantization}",
-            "is not one that is modelled for SGLang",
-            "name a quantised checkpoint",
+            "is not one that is modeled for SGLang",
+            "name a quantized checkpoint",
         )
     if args.data_parallel_size > 1 and args.enable_expert_parallel:
         raise UsageError("--enable-expert-parallel with replicas", f"{DP_ATTENTION}", "use --dp 1")
@@ -121,7 +121,7 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
     if args.kv_cache_dtype not in KV_DTYPES:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype!r}",
-            "is not one that is modelled for SGLang",
+            "is not one that is modeled for SGLang",
             f"use {', '.join(KV_DTYPES)}",
         )
     if spec.is_sparse_mla and args.kv_cache_dtype not in SPARSE_KV_DTYPES:
@@ -322,5 +322,5 @@ def replicas_note(replicas: int, ranks: int) -> str:
     """Plain --dp-size starts servers side by side; users of DP attention mean something else by it."""
     return (
         f"--dp-size {replicas}: {replicas} servers of {ranks} GPUs each, {replicas * ranks:,} GPUs in all; with "
-        "--enable-dp-attention its ranks would lie inside --tp-size, which is not modelled"
+        "--enable-dp-attention its ranks would lie inside --tp-size, which is not modeled"
     )

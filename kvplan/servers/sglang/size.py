@@ -71,7 +71,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
 
 def size(request: Request) -> Sized:
     if request.draft is not None:
-        raise UsageError("--draft-model", "drafts in SGLang are not modelled", "leave it out")
+        raise UsageError("--draft-model", "drafts in SGLang are not modeled", "leave it out")
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
     replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
     # Replicas are servers of their own, which share nothing: each is planned alone.

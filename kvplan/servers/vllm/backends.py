@@ -196,7 +196,7 @@ def check(name: str, need: Need, release: Version) -> str | None:
     if need.pooled:
         raise UnsupportedModelError(
             f"attention_backend {plain}",
-            f"how it lays out the pooled index of {need.name} is not modelled",
+            f"how it lays out the pooled index of {need.name} is not modeled",
             "leave it out",
         )
     found = list(reasons(plain, backend, need, release))
@@ -241,7 +241,7 @@ def note(name: str | None, block: int, usual: int) -> str | None:
     if name is None:
         return None
     if name not in BACKENDS:
-        return f"attention_backend {name}: what it does to memory is not modelled; answered as without"
+        return f"attention_backend {name}: what it does to memory is not modeled; answered as without"
     later = "; its workspace (394 MiB) is taken after the pool is sized" if name.startswith("FLASHINFER") else ""
     if block == usual:
         return f"attention_backend {name}: no effect on memory{later}"

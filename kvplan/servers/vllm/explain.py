@@ -134,7 +134,7 @@ def folk_terms(plan: Plan) -> list[tuple[str, int]]:
     return [
         ("folk", start - memory.weights - folk_peak),
         (f"the driver keeps some of the {format_gib(nominal)}: CUDA sees {format_gib(memory.total)}", seen - start),
-        (f"utilisation {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
+        (f"utilization {plan.settings.gpu_memory_utilization} in place of {FOLK_UTILIZATION}", memory.budget - seen),
         (_peak_step(plan), folk_peak - memory.activations),
         *(
             (f"{name.replace('_', ' ')}, left out", -estimates[name].likely)

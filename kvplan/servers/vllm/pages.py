@@ -295,7 +295,7 @@ def state_specs(spec: ModelSpec, how: Paging) -> tuple[int, dict[RecurrentState,
         kv_dtype = "fp8" if kv_dtype == "fp8_ds_mla" else kv_dtype
     per_token = {token_bytes(cache, kv_dtype, how.tp) for cache in attentions}
     if len(per_token) > 1:
-        raise UnsupportedModelError(spec.name, "states beside attention layers of several shapes are not modelled")
+        raise UnsupportedModelError(spec.name, "states beside attention layers of several shapes are not modeled")
     token = per_token.pop()
     kernel = pooled_block(spec, how.sm)
     smallest = max(16, how.block_size or kernel, how.backend, MLA_STATE_BLOCK if spec.is_mla else 16)
@@ -391,7 +391,7 @@ def first_engine_specs(spec: ModelSpec, how: Paging, block: int) -> list[tuple[i
     """
     if spec.cache_kinds & {CrossAttention, RecurrentState}:
         raise UnsupportedModelError(
-            spec.name, "its cache under vLLM's first engine is not modelled", "use vllm@0.11 or newer"
+            spec.name, "its cache under vLLM's first engine is not modeled", "use vllm@0.11 or newer"
         )
     paged = partial(attention_spec, block=block, tp=how.tp, flat=True, encoder=0, model_type=spec.model_type)
     found = []

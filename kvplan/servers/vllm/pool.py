@@ -116,7 +116,7 @@ def unify_pages(layers: list[tuple[int, KVSpec]], name: str) -> list[tuple[int, 
             ratio = largest // spec.page
             unified.append((index, replace(spec, block_size=spec.block_size * ratio, page=largest)))
         elif spec.kind == "latent":
-            raise UnsupportedModelError(name, "its latent pages do not fit the others", "not modelled")
+            raise UnsupportedModelError(name, "its latent pages do not fit the others", "not modeled")
         else:
             unified.append((index, replace(spec, page=largest)))
     return unified
@@ -146,7 +146,7 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
     """
     layers = v4_specs(spec) if is_v4(spec) else layer_specs(spec, how)
     if draft is not None and is_v4(spec):
-        raise UnsupportedModelError(spec.name, "a draft model beside DeepSeek-V4's packed pool is not modelled")
+        raise UnsupportedModelError(spec.name, "a draft model beside DeepSeek-V4's packed pool is not modeled")
     if draft is not None:
         layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
     if not layers:

@@ -341,7 +341,7 @@ def check_architecture(spec: ModelSpec, release: Version) -> None:
     if first is not None and release.number < first:
         raise UnsupportedModelError(
             spec.name,
-            f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modelled",
+            f"how vLLM {release.number[0]}.{release.number[1]} pages the caches of {spec.architecture} is not modeled",
             f"use --engine vllm@{first[0]}.{first[1]}",
         )
     last = LAST_RELEASE.get(spec.architecture)
@@ -487,7 +487,7 @@ def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
             f"--limit-mm-per-prompt: {spec.name} takes no {lacking}; its inputs are {', '.join(sorted(served))}"
         )
     if any(limits.values()) and not args.language_model_only:
-        notes.append("--limit-mm-per-prompt: what a count above 0 changes in the encoder's share is not modelled")
+        notes.append("--limit-mm-per-prompt: what a count above 0 changes in the encoder's share is not modeled")
     if 0 in limits.values() and not release.has("towers_left_out"):
         notes.append(
             f"--limit-mm-per-prompt: whether {release.label} leaves out a tower at 0 is up to the model's class; it is "
@@ -586,7 +586,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
             spec.name,
-            f"vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modelled",
+            f"vLLM 0.{release.number[1]} kept full heads of its latent attention, which is not modeled",
             f"use vllm@0.{LATENT_KEPT[1]} or newer",
         )
     check_mm_flags(args, release)
