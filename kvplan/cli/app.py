@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kvplan.cli import output
+from kvplan.cli.help import PanelCommand, overview
 from kvplan.core import files
 from kvplan.core.errors import BUG, INTERRUPTED, KvplanError, UsageError
 from kvplan.core.records import dataclass
@@ -126,7 +127,8 @@ def listed() -> None:
 
 def add(app: typer.Typer, entries: Mapping[str, Entry], wanted: str | None) -> None:
     for name, entry in entries.items():
-        app.command(name, help=entry.help)(command(name, entry) if wanted in (None, name) else listed)
+        is_wanted = wanted in (None, name)
+        app.command(name, help=entry.help, cls=PanelCommand)(command(name, entry) if is_wanted else listed)
 
 
 def show_version(wanted: bool) -> None:
@@ -180,6 +182,12 @@ def main(argv: list[str] | None = None) -> int:
     line = sys.argv[1:] if argv is None else argv
     try:
         code: object = 0
+        if not line:
+            with output.standard_output():
+                output.write(
+                    "\n".join(overview({name: entry.help for name, entry in COMMANDS.items()} | {"trace": TRACE_HELP}))
+                )
+            return 0
         with output.standard_output() if "--help" in line else nullcontext():
             code = application(wanted_command(line)).main(args=line, prog_name="kvplan", standalone_mode=False)
         return code if isinstance(code, int) else 0

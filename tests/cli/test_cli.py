@@ -684,7 +684,6 @@ def test_a_near_miss_is_named(run: Run, argv: tuple[str, ...], near: str) -> Non
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
-        ((), "COMMAND: is missing"),
         (("estimate",), "MODEL: is missing"),
         (("estimate", "-"), "model '-': is not a model"),
         (("estimate", "llama-3.1-8b", "--ctx", "9" * 26), "--ctx: is too large"),

@@ -1,0 +1,86 @@
+"""Help as plain text: a command's options in panels, and the commands in groups with an example each."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+import typer.core
+
+GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Plan": {
+        "estimate": "kvplan estimate llama-3.1-8b --gpu a100-80g --ctx 32k",
+        "recommend": "kvplan recommend qwen3-8b --users 100 --ctx 8k",
+        "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
+        "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile chat",
+        "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
+    },
+    "Prove": {
+        "profile": "kvplan profile",
+        "reconcile": "kvplan reconcile --log server.log --gpu a100-80g",
+        "report": "kvplan report runs/smollm2-135m-1",
+    },
+    "Look": {
+        "models": "kvplan models qwen3-8b",
+        "gpus": "kvplan gpus h100-80g",
+        "trace": "kvplan trace profiles",
+        "watch": "kvplan watch --pid 1234",
+        "doctor": "kvplan doctor",
+    },
+    "In CI": {
+        "check": "kvplan check --init qwen3-8b --gpu l40s --ctx 8k",
+        "schema": "kvplan schema plan",
+    },
+}
+NEEDS: Final = ("simulate", "profile", "reconcile", "report", "watch", "doctor", "check")  # time, a run, a log or a GPU
+PANELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Parallelism": (
+        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
+        "decode_context_parallel_size", "mm_encoder_tp_mode",
+    ),
+    "Quantization": ("dtype", "quantization", "kv_cache_dtype", "mamba_ssm_cache_dtype", "weights_bytes"),
+    "Output": ("format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "help"),
+}  # fmt: skip
+
+
+def panel_of(name: str, text: str, common: frozenset[str]) -> str:
+    """The panel that an option is listed in; `common` are those of every plan."""
+    for panel, names in PANELS.items():
+        if name in names:
+            return panel
+    if text.startswith("SGLang:"):
+        return "SGLang"
+    return "Model, GPU and server" if name in common else "Options"
+
+
+class PanelCommand(typer.core.TyperCommand):
+    """A command whose help lists its own options first, then those of every plan, by what they are about."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        from kvplan.cli.options import PlanOptions
+
+        common = frozenset(field.name for field in fields(PlanOptions))
+        order = ("Arguments", "Options", "Model, GPU and server", "Parallelism", "Quantization", "SGLang", "Output")
+        panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                is_argument = param.param_type_name == "argument"
+                name = str(param.name)
+                panels["Arguments" if is_argument else panel_of(name, record[1], common)].append(record)
+        for title, rows in panels.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def overview(helps: Mapping[str, str]) -> Iterator[str]:
+    """The commands by group: what each is for, and an example."""
+    yield "How many users an LLM server's GPU memory holds, and why."
+    for title, examples in GROUPS.items():
+        yield ""
+        yield title
+        for name, example in examples.items():
+            yield f"  {name:<10} {helps[name].partition(chr(10))[0]}"
+            yield f"  {'':<10}   {example}"
+    yield ""
+    yield "`kvplan COMMAND --help` lists a command's options."

@@ -1,0 +1,31 @@
+"""Help: the commands in groups with examples that run, and a command's options in panels."""
+
+import shlex
+
+import pytest
+
+from kvplan.cli.app import COMMANDS
+from kvplan.cli.help import GROUPS, NEEDS
+from tests.support.cli import Run, run
+
+__all__ = ["run"]
+EXAMPLES = {name: example for examples in GROUPS.values() for name, example in examples.items()}
+
+
+def test_bare_kvplan_shows_every_command_with_an_example(run: Run) -> None:
+    ran = run()
+    assert (ran.code, ran.err) == (0, "")
+    assert set(EXAMPLES) == {*COMMANDS, "trace"}
+    assert all(example in ran.out for example in EXAMPLES.values())
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in NEEDS])
+def test_an_example_runs(run: Run, name: str) -> None:
+    assert run(*shlex.split(EXAMPLES[name])[1:]).code == 0
+
+
+def test_help_lists_options_in_panels(run: Run) -> None:
+    text = run("estimate", "--help").out
+    titles = ["Options:", "Model, GPU and server:", "Parallelism:", "Quantization:", "SGLang:", "Output:"]
+    places = [text.index(f"\n{title}") for title in titles]
+    assert places == sorted(places)
