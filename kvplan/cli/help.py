@@ -31,6 +31,23 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "schema": "kvplan schema plan",
     },
 }
+MORE: Final[Mapping[str, tuple[str, ...]]] = {
+    "estimate": (
+        "kvplan estimate qwen2.5-32b --quantization awq --gpu 2xl40s --ctx 16k",
+        "kvplan estimate --from-command 'vllm serve Qwen/Qwen3-8B --max-model-len 8192' --gpu l40s",
+    ),
+    "recommend": (
+        "kvplan recommend qwen3-8b --users 100 --ctx 8k --gpus l40s,h100-80g",
+        "kvplan recommend qwen3-8b --users 100 --ctx 8k --gpu 2xl40s",
+    ),
+    "sweep": (
+        "kvplan sweep qwen3-8b --gpu h100-80g --tp 1,2,4 --ctx 32k",
+        "kvplan sweep qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k --format csv",
+    ),
+    "models": ("kvplan models", "kvplan models --family qwen3"),
+    "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
+    "schema": ("kvplan schema sweep", "kvplan schema diff"),
+}
 NEEDS: Final = ("simulate", "profile", "reconcile", "report", "watch", "doctor", "check")  # time, a run, a log or a GPU
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Parallelism": (
@@ -71,6 +88,12 @@ class PanelCommand(typer.core.TyperCommand):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        name = str(ctx.info_name)
+        first = next((examples[name] for examples in GROUPS.values() if name in examples), None)
+        if first is not None:
+            formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in (first, *MORE.get(name, ()))))
 
 
 def overview(helps: Mapping[str, str]) -> Iterator[str]:

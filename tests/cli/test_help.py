@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from kvplan.cli.app import COMMANDS
-from kvplan.cli.help import GROUPS, NEEDS
+from kvplan.cli.help import GROUPS, MORE, NEEDS
 from tests.support.cli import Run, run
 
 __all__ = ["run"]
@@ -21,7 +21,10 @@ def test_bare_kvplan_shows_every_command_with_an_example(run: Run) -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in NEEDS])
 def test_an_example_runs(run: Run, name: str) -> None:
-    assert run(*shlex.split(EXAMPLES[name])[1:]).code == 0
+    shown = run(name, "--help").out
+    for example in (EXAMPLES[name], *MORE.get(name, ())):
+        assert run(*shlex.split(example)[1:]).code == 0, example
+        assert name == "trace" or f"\n  {example}\n" in shown
 
 
 def test_help_lists_options_in_panels(run: Run) -> None:
