@@ -169,9 +169,14 @@ def application(wanted: str | None = None) -> Any:
 
 def wanted_command(argv: Sequence[str]) -> str | None:
     """The command that a line names, if any; None while a shell asks how to go on."""
-    if any(name.startswith("_KVPLAN_COMPLETE") for name in os.environ):
+    if is_completing():
         return None
     return next((word for word in argv if not word.startswith("-")), "")
+
+
+def is_completing() -> bool:
+    """Whether a shell asks how a line may go on: it says so in the environment, not on the line."""
+    return any(name.startswith("_KVPLAN_COMPLETE") for name in os.environ)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     line = sys.argv[1:] if argv is None else argv
     try:
         code: object = 0
-        if not line:
+        if not line and not is_completing():
             with output.standard_output():
                 output.write(
                     "\n".join(overview({name: entry.help for name, entry in COMMANDS.items()} | {"trace": TRACE_HELP}))

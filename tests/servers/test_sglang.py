@@ -389,7 +389,8 @@ class TestTheCommandLine:
 
     @pytest.mark.parametrize("command", ["recommend", "simulate"])
     def test_commands_that_know_vllm_alone_say_so(self, run: Run, command: str) -> None:
-        more = ["--users", "4"] if command == "recommend" else ["--rate", "1", "--prompt-tokens", "900", "--output-tokens", "100"]
+        load = ["--rate", "1", "--prompt-tokens", "900", "--output-tokens", "100"]
+        more = ["--users", "4"] if command == "recommend" else load
         done = run(command, "llama-3.1-8b", "--gpu", "h200", "--ctx", "8k", "--engine", "sglang", *more)
         assert done.code == 2
         assert "vLLM" in done.err
