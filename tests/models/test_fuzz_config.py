@@ -54,7 +54,7 @@ def answer(config: dict[str, Any], name: str) -> Plan | KvplanError:
         assert is_one_line(result)
     else:
         assert 0 <= result.concurrency.max < math.inf
-        rows = sum(getattr(result.memory, row) for row in result.memory.ROWS)
+        rows = sum(getattr(result.memory, row) for row in result.memory.ROWS) - result.memory.missing
         assert rows == result.memory.total
     return result
 
