@@ -148,3 +148,15 @@ def test_a_printed_command_has_the_backend_as_its_release_reads_it(number: tuple
 def test_sglang_says_which_flags_are_its_own(run: Run) -> None:
     words = ("estimate", "llama-3.1-8b", "--gpu", "h100", "--attention-backend", "FLASHINFER", "--engine", "sglang")
     assert "--prefill-attention-backend" in refused(run(*words, "--ctx", "8k"), 2)
+
+
+def test_a_model_without_attention_takes_any_backend(run: Run) -> None:
+    done = run("estimate", "mamba-2.8b", "--gpu", "h100-80g", "--ctx", "2k", "--attention-backend", "FLASHINFER")
+    plain = run("estimate", "mamba-2.8b", "--gpu", "h100-80g", "--ctx", "2k")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0] == plain.out.splitlines()[0]
+
+
+def test_backends_of_deepseek_v4_are_refused(run: Run) -> None:
+    words = ("--gpu", "8xh200", "--ctx", "8k", "--attention-backend", "FLASHINFER")
+    assert "are not modeled; leave it out" in refused(run("estimate", "deepseek-v4-flash", *words))

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from math import gcd, lcm
 from typing import Any, Literal, assert_never
 
-from kvplan.core.errors import UnsupportedModelError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.records import dataclass
 from kvplan.models.spec import (
     ChunkedAttention,
@@ -207,9 +207,14 @@ def usual_block(spec: ModelSpec, how: Paging) -> int:
 
 def backend_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> list[str]:
     """What the attention backend that was asked for changes."""
+    if spec.cache_kinds & {WindowLatent, CompressedLatent}:
+        raise UsageError(
+            f"attention_backend {settings.backend}", f"its caches for {spec.name} are not modeled", "leave it out"
+        )
     how = paging(spec, settings, args, sm)
-    blocks = [
-        max(paged.block_size for _, paged in layer_specs(spec, each) if paged.kind not in ("state", "ring", "cross"))
+    kept = ("state", "ring", "cross")
+    blocks = [  # 0 where no layer has attention
+        max((paged.block_size for _, paged in layer_specs(spec, each) if paged.kind not in kept), default=0)
         for each in (how, replace(how, backend=0))
     ]
     usual = vllm.resolve_kv_dtype(spec, args.kv_cache_dtype, settings.dtype, sm)
