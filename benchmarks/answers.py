@@ -70,8 +70,8 @@ def commands(folder: Path) -> Iterator[list[str]]:
         pair = ["--gpu", ",".join(draw.sample(gpus, 2)), "--ctx", ",".join(draw.sample(CONTEXTS, 2))]
         yield ["sweep", *draw.sample(models, 2), *pair, "--tp", "1,4", "--engine", draw.choice(ENGINES)]
     for _ in range(8):
-        asked = ["--users", str(draw.choice((10, 100, 400))), "--ctx", draw.choice(CONTEXTS)]
-        yield ["recommend", draw.choice(models), *asked, *draw.choice(((), ("--gpu", "h100-80g"), ("--gpus", "l40s")))]
+        asks = ["--users", str(draw.choice((10, 100, 400))), "--ctx", draw.choice(CONTEXTS)]
+        yield ["recommend", draw.choice(models), *asks, *draw.choice(((), ("--gpu", "h100-80g"), ("--gpus", "l40s")))]
     for number in range(16):
         policy = folder / f"policy-{number}.yaml"
         targets = [

@@ -231,12 +231,12 @@ def refuse(error: KvplanError, code: int, line: Sequence[str]) -> int:
 def wants_json(line: Sequence[str]) -> bool:
     """Whether the last --format of a line says json; the line itself may be what is wrong."""
     words = [word.partition("=") for word in line]
-    said = [
+    formats = [
         value if equals else next(iter(line[number + 1 :]), "")
         for number, (word, equals, value) in enumerate(words)
         if word == "--format"
     ]
-    return said[-1:] == ["json"]
+    return formats[-1:] == ["json"]
 
 
 def usage_error(error: Any) -> UsageError:

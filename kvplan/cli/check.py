@@ -109,7 +109,7 @@ def today_of(options: CheckOptions) -> datetime.date:
             return datetime.date.fromisoformat(options.today)
     except ValueError:
         pass
-    raise UsageError("--today", f"is no day ({printable(options.today, 40)!r})", "write one like 2027-01-31")
+    raise UsageError("--today", f"not a date ({printable(options.today, 40)!r})", "write one like 2027-01-31")
 
 
 def checked(
@@ -229,9 +229,9 @@ def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: 
 def located(error: KvplanError, target: Target) -> KvplanError:
     """The same error with its place in the policy."""
     known = error if target.command is None else error.renamed("--from-command", "command:")
-    told = known.within(f"target {target.id}")
+    placed = known.within(f"target {target.id}")
     kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
-    return kind(told.subject, told.problem, told.remedy, mark=place_of(error, target))
+    return kind(placed.subject, placed.problem, placed.remedy, mark=place_of(error, target))
 
 
 NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values are files and Hub ids
@@ -258,8 +258,8 @@ def named_by(error: KvplanError, target: Target) -> list[str]:
     nodes = {**target.defaults, **target.own}
     values = {key: node.text.removeprefix("./") for key, node in nodes.items() if isinstance(node, Scalar)}
     subject = error.subject.partition(": ")[0]
-    found = [key for key in NAMING_KEYS if values.get(key) and subject.endswith(values[key])]
-    return found or (["model"] if isinstance(error, UnsupportedModelError) else [])
+    keys = [key for key in NAMING_KEYS if values.get(key) and subject.endswith(values[key])]
+    return keys or (["model"] if isinstance(error, UnsupportedModelError) else [])
 
 
 def options_of(target: Target, command: ServeCommand | None, folder: Path, *, offline: bool) -> EstimateOptions:

@@ -121,9 +121,9 @@ def opened(revision: git.Revision, path: Path) -> Iterator[Base]:
 
 def policy_of(base: Base) -> Policy:
     """The policy at the revision."""
-    shown = f"{printable(base.revision.text, 80)}:{printable(base.place, 200)}"
+    place = f"{printable(base.revision.text, 80)}:{printable(base.place, 200)}"
     text = read_text(base.top / base.place, strict_yaml.MAX_BYTES)
-    return policy_file.policy_of(strict_yaml.parse(text, shown), base.path, Path("/"))
+    return policy_file.policy_of(strict_yaml.parse(text, place), base.path, Path("/"))
 
 
 def has_evidence(base: Base, policy: Policy) -> bool:
@@ -155,7 +155,7 @@ def server_notes(
 ) -> Iterator[Finding]:
     """A note where a target's id stands for another server than at the revision, or for other requests."""
     target = case.target
-    old = next((each for each in before.targets if each.id == target.id), None)
+    old = next((earlier for earlier in before.targets if earlier.id == target.id), None)
     if old is None:
         return
     try:
@@ -223,8 +223,8 @@ def text_changes(old: Target, now: Target) -> list[str]:
 
 def workload_changes(base: Base, before: Target, now: Target, policy: Policy) -> list[str]:
     """What differs of the requests that a target serves."""
-    old, new = ({} if each.workload is None else each.workload.facts() for each in (before, now))
-    traces = [None if each.workload is None else each.workload.trace for each in (before, now)]
+    old, new = ({} if side.workload is None else side.workload.facts() for side in (before, now))
+    traces = [None if side.workload is None else side.workload.trace for side in (before, now)]
     folders = (base.path.parent, policy.folder)
     names = [trace and os.path.relpath(trace, folder) for trace, folder in zip(traces, folders, strict=True)]
     changes = [

@@ -11,7 +11,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "estimate": "kvplan estimate llama-3.1-8b --gpu a100-80g --ctx 32k",
         "recommend": "kvplan recommend qwen3-8b --users 100 --ctx 8k",
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
-        "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile chat",
+        "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
     },
     "Prove": {
@@ -48,7 +48,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
 }
-NEEDS: Final = ("simulate", "profile", "reconcile", "report", "watch", "doctor", "check")  # time, a run, a log or a GPU
+NEEDS: Final = ("profile", "reconcile", "report", "watch")  # a run, a log or a GPU
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {
     "Parallelism": (
         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",

@@ -49,7 +49,7 @@ def models(options: ModelsOptions) -> int:
     if most is not None:
         rows = [row for row in rows if row["parameters"] <= most]
     if not rows:
-        raise UsageError("models", "none is like that", "leave out --family or --max-params, or loosen them")
+        raise UsageError("models", "no model matches", "relax --family or --max-params")
     if options.format == "table":
         with output.standard_output():
             tables.print_models(rows, output.console(options.color))

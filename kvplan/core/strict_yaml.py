@@ -324,7 +324,7 @@ def date(node: Node, what: str) -> datetime.date:
     raise wrong(
         node.mark,
         what,
-        f"is no day ({printable(getattr(node, 'text', kind_of(node)), 40)})",
+        f"not a date ({printable(getattr(node, 'text', kind_of(node)), 40)})",
         "write one like 2027-01-31",
     )
 

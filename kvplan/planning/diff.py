@@ -189,8 +189,8 @@ def _by_key(name: str, sides: Sequence[Side]) -> dict[str, Side]:
         if side.key in found:
             raise UsageError(
                 f"{printable(name, 400)}",
-                f"holds two plans of {printable(side.key, 200)}, so that which to compare cannot be said",
-                "write them to files of their own",
+                f"contains two plans for {printable(side.key, 200)}",
+                "write each to a file of its own",
             )
         found[side.key] = side
     return found

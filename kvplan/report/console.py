@@ -396,7 +396,7 @@ def assumption_lines(doc: Document, most: int) -> list[Line]:
     """What is modelled, each in at most `most` lines."""
     if not doc["assumptions"]:
         return []
-    lines = [line("Modeled, not derived (GiB; --explain shows formulas and sources)", "bold")]
+    lines = [line("Estimated components (GiB; see --explain for formulas and sources)", "bold")]
     cells = [(ASSUMED.get(each["name"], each["name"]), *figures(each), each["formula"]) for each in doc["assumptions"]]
     wide = max(6, *(len(likely) + 1 for _, likely, _, _ in cells))
     far = max(11, *(len(spread) for _, _, spread, _ in cells))

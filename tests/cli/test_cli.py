@@ -693,7 +693,7 @@ def test_a_near_miss_is_named(run: Run, argv: tuple[str, ...], near: str) -> Non
         (("estimate", "llama-3.1-8b", "--usage", "batch"), "--usage: 'batch' is not one of"),
         (("schema",), "NAME: is missing"),
         (("models", "--max-params", "many"), "--max-params: not a number of parameters"),
-        (("models", "--family", "no-such-family"), "none is like that"),
+        (("models", "--family", "no-such-family"), "no model matches"),
     ],
 )
 def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> None:

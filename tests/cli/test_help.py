@@ -1,6 +1,7 @@
 """Help: the commands in groups with examples that run, and a command's options in panels."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,8 @@ def test_bare_kvplan_shows_every_command_with_an_example(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in NEEDS])
-def test_an_example_runs(run: Run, name: str) -> None:
+def test_an_example_runs(run: Run, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # check --init writes a policy
     shown = run(name, "--help").out
     for example in (EXAMPLES[name], *MORE.get(name, ())):
         assert run(*shlex.split(example)[1:]).code == 0, example

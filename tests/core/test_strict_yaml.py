@@ -183,7 +183,7 @@ def test_a_day_is_read_quoted_or_not(text: str) -> None:
 )
 def test_what_is_no_day_is_refused(text: str) -> None:
     node = parse(f"k: {text}\n", "p.yaml").values["k"]
-    with pytest.raises(InvalidInputError, match=r"p\.yaml:1:4: expires: is no day"):
+    with pytest.raises(InvalidInputError, match=r"p\.yaml:1:4: expires: not a date"):
         strict_yaml.date(node, "expires")
 
 

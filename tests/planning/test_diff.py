@@ -429,7 +429,7 @@ def test_one_plan_of_each_is_compared_whatever_they_are_of() -> None:
 def test_documents_that_share_nothing_or_hold_something_twice_are_refused() -> None:
     small, large = plan(request(max_model_len=8192)), plan(request(max_model_len=65_536))
     old, new = document_sides(plans_document([OLD, small]), "a"), document_sides(plans_document([large, large]), "b")
-    with pytest.raises(UsageError, match=r"^b: holds two plans of \./config\.json on a100-80g, 65536 tokens"):
+    with pytest.raises(UsageError, match=r"^b: contains two plans for \./config\.json on a100-80g, 65536 tokens"):
         difference("a", "b", old, new)
     with pytest.raises(UsageError, match="hold nothing of the same name"):
         difference("a", "b", old, new[:1])

@@ -141,7 +141,7 @@ def read_sarif(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--today", "soon"), "--today: is no day"),
+        (("--today", "soon"), "--today: not a date"),
         (("--tp", "2"), "--tensor-parallel-size: goes with --init only"),
         (("--report", "a.txt"), "--report a.txt: the suffix does not say a format"),
     ],

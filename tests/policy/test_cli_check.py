@@ -138,7 +138,7 @@ def test_the_day_may_be_said(run: Run, tmp_path: Path) -> None:
     assert "kvplan: warning: " in expired.err
     assert "expired on 2030-01-01" in expired.err
     for wrong in ("2030-02-30", "tomorrow", "20300101", "2030-W01-1"):
-        assert refused(run("check", path, "--today", wrong)).startswith("--today: is no day")
+        assert refused(run("check", path, "--today", wrong)).startswith("--today: not a date")
 
 
 def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) -> None:
