@@ -225,4 +225,13 @@ class WatchOptions:
         Text,
         option("--plan", help="What `estimate --format json` wrote: its pool beside the server's.", metavar="FILE"),
     ] = None
+    tries: Annotated[
+        Text,
+        option(
+            "--tries",
+            help="Exit 3 after so many readings in a row without the server's page; 0: never. Not set: 5 until the "
+            "first page, then never.",
+            metavar="N",
+        ),
+    ] = None
     color: ColorOption = "auto"

@@ -15,7 +15,7 @@ from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.files import load_json, shown
 from kvplan.core.units import GIB, format_gib, format_size, parse_count, parse_duration
 from kvplan.hardware.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
-from kvplan.measure.server_metrics import MetricsPage, ServerStats
+from kvplan.measure.server_metrics import MetricsPage, ServerStats, shown_url
 from kvplan.measure.watch import (
     CsvLog,
     ProcessEnded,
@@ -34,6 +34,8 @@ LEAST_INTERVAL_S = 0.02
 PATIENCE_S = 1.0  # at most, and a quarter of the interval, a reading waits for the server's page
 FRESH_S = 1.0  # a page as old as this is shown with its age
 MAX_PID = 2**22  # of Linux
+TRIES = 5  # readings in a row without a page, of a server that never answered
+MAX_TRIES = 10**9
 BAR = 40
 Show = Callable[[Reading], None]
 
@@ -47,6 +49,7 @@ def watch(options: WatchOptions) -> int:
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
     with ExitStack() as stack:
         page = None if options.metrics is None else watched_page(options.metrics, interval)
+        patience = tries_of(options)
         planned = planned_tokens(options)
         pid = None if options.pid is None else parse_count(options.pid, "--pid", MAX_PID)
         log = None if options.csv is None else stack.enter_context(CsvLog(options.csv))
@@ -55,11 +58,46 @@ def watch(options: WatchOptions) -> int:
         screen = Screen(watched, heading(nvml, device), nvml, planned)
         stack.enter_context(output.standard_output())
         show = live(stack, screen, options.color) if is_live else lines_to(sys.stdout, screen)
-        run(watched, ticks(interval, duration), log, show)
+        run(watched, ticks(interval, duration), log, show, patience)
     return 0
 
 
-def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Show) -> None:
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """How often in a row a server's page may fail before watching ends; None: for ever.
+
+    at_first  before its first page
+    later     after it
+    """
+
+    where: str = "--metrics"
+    at_first: int | None = TRIES
+    later: int | None = None
+
+    def check(self, page: WatchedPage | None) -> None:
+        """Raise EnvironmentProblem once the page has failed as often as that."""
+        if page is None:
+            return
+        most = self.later if page.has_answered else self.at_first
+        if most is not None and page.failures >= most:
+            times = "1 try" if page.failures == 1 else f"{page.failures:,} tries in a row"
+            raise EnvironmentProblem(
+                self.where, f"{page.problem} after {times}", "start the server, or wait for it with --tries 0"
+            )
+
+
+def tries_of(options: WatchOptions) -> Tries:
+    """The patience that --tries states, else the default."""
+    if options.tries is not None and options.metrics is None:
+        raise UsageError("--tries", "is about a server's page", "add --metrics URL")
+    where = f"--metrics {shown_url(options.metrics or '')}"
+    if options.tries is None:
+        return Tries(where)
+    most = None if options.tries == "0" else parse_count(options.tries, "--tries", MAX_TRIES)
+    return Tries(where, most, most)
+
+
+def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Show, tries: Tries | None = None) -> None:
     """A reading at each tick: logged first, then shown."""
     for seconds in elapsed:
         try:
@@ -70,6 +108,8 @@ def run(watched: Watched, elapsed: Iterator[float], log: CsvLog | None, show: Sh
         if log is not None:
             log.add(csv_row(watched, reading))
         show(reading)
+        if tries is not None:
+            tries.check(watched.page)
 
 
 def ticks(interval: float, duration: float | None) -> Iterator[float]:

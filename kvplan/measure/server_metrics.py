@@ -363,7 +363,7 @@ def _require_parser() -> None:
         import prometheus_client.parser  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
-            "prometheus_client", "not installed, --metrics needs it", "run `pip install prometheus_client`"
+            "prometheus_client", "not installed, --metrics needs it", "run `pip install 'kvplan[metrics]'`"
         ) from error
 
 

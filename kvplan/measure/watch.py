@@ -112,6 +112,17 @@ class WatchedPage:
         self._rates = TokenRates()
         self._problem: str | None = None  # of the last request that ended
         self._has_news = False
+        self.failures = 0  # requests in a row that ended without a page
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether any request brought a page."""
+        return self._stats is not None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last request that ended brought no page."""
+        return self._problem
 
     def ask(self) -> None:
         """Have the page read anew, unless the last request is still under way."""
@@ -139,8 +150,10 @@ class WatchedPage:
         try:
             stats = request.stats()
         except MetricsError as error:
+            self.failures += 1
             self._problem = f"no figures ({error})" if error.answered else f"unreachable ({error})"
             return
+        self.failures = 0
         before, seconds = self._stats, request.ended_s - self._came_s
         self._rates = TokenRates() if before is None else token_rates(before, stats, seconds)
         self._stats, self._came_s, self._problem, self._has_news = stats, request.ended_s, None, True

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import kvplan.cli.watch as view
-from kvplan.cli.watch import Screen, bar, memory_rows, one_line, ticks, view_lines
+from kvplan.cli.watch import Screen, Tries, bar, memory_rows, one_line, ticks, view_lines
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.hardware.nvml import DeviceMemory, DeviceSample, HostMemory
 from kvplan.measure.server_metrics import MetricsError, MetricsPage, ServerStats, server_stats
@@ -575,13 +575,62 @@ def test_what_is_no_plan_is_refused(run: Run, no_driver: None, tmp_path: Path, t
     assert "add --metrics URL" in refused(run("watch", "--plan", tmp_path / "plan.json", *QUICK))
 
 
-def test_a_page_out_of_reach_does_not_end_the_watch(run: Run, install: Install, patient: None) -> None:
+DEAD = ("--metrics", "http://127.0.0.1:1/metrics")  # nobody listens on port 1
+
+
+def test_a_page_out_of_reach_is_part_of_each_reading(run: Run, install: Install, patient: None) -> None:
     install(FakeGpu())
-    ran = run("watch", "--metrics", "http://127.0.0.1:1/metrics", *QUICK)
+    ran = run("watch", *DEAD, *QUICK)
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()[1:]
     assert len(lines) == 3
     assert all(line.endswith("metrics: unreachable (connection refused)") for line in lines)
+
+
+@pytest.mark.parametrize(("argv", "count"), [((), 5), (("--tries", "2"), 2), (("--tries", "1"), 1)])
+def test_a_server_that_never_answers_ends_the_watch(
+    run: Run, install: Install, patient: None, tmp_path: Path, argv: tuple[str, ...], count: int
+) -> None:
+    """Without --duration, which would end it too; every reading until then is in the CSV."""
+    install(FakeGpu())
+    ran = run("watch", *DEAD, "--interval", "1s", "--csv", tmp_path / "log.csv", *argv)
+    times = "1 try" if count == 1 else f"{count} tries in a row"
+    assert ran.code == 3
+    assert ran.errors == [
+        f"kvplan: error: --metrics http://127.0.0.1:1/metrics: unreachable (connection refused) after {times}; "
+        "start the server, or wait for it with --tries 0"
+    ]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + count
+
+
+def test_tries_0_waits_for_as_long_as_the_duration(run: Run, install: Install, patient: None) -> None:
+    install(FakeGpu())
+    ran = run("watch", *DEAD, "--interval", "1s", "--duration", "8s", "--tries", "0")
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 1 + 9
+
+
+def test_a_server_that_answered_once_is_waited_for_unless_tries_are_stated() -> None:
+    pages: list[ServerStats | MetricsError] = [counted(1, 1), *[MetricsError("connection refused", answered=False)] * 6]
+
+    def read() -> ServerStats:
+        page = pages.pop(0)
+        if isinstance(page, MetricsError):
+            raise page
+        return page
+
+    page = WatchedPage(read, patience_s=LIMIT_S)
+    for _ in range(7):
+        asked(page)
+    assert page.failures == 6
+    Tries().check(page)  # a server that is restarted comes back
+    with pytest.raises(EnvironmentProblem, match=r"unreachable .connection refused. after 6 tries in a row"):
+        Tries(at_first=6, later=6).check(page)
+
+
+def test_tries_are_a_whole_number_beside_a_page(run: Run, no_driver: None) -> None:
+    assert refused(run("watch", "--pid", "1", "--tries", "3", *QUICK)).endswith("add --metrics URL")
+    assert refused(run("watch", *DEAD, "--tries", "-1", *QUICK)).startswith("--tries: ")
 
 
 @pytest.mark.parametrize(
@@ -595,7 +644,9 @@ def test_a_missing_package_is_named(
         monkeypatch.setitem(sys.modules, name, None)
     ran = run("watch", *argv, *QUICK)
     assert ran.code == 3
-    assert ran.errors[0].endswith(f"run `pip install {missing}`")
+    assert ran.errors[0].endswith(
+        "run `pip install psutil`" if missing == "psutil" else "run `pip install 'kvplan[metrics]'`"
+    )
 
 
 def test_beside_a_gpu_psutil_can_be_done_without(run: Run, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
