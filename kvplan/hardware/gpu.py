@@ -26,6 +26,7 @@ from kvplan.core.records import dataclass
 
 KINDS = ("logged", "published", "estimated")
 VENDORS = ("nvidia", "amd")
+INTERCONNECTS = ("nvlink", "infinity-fabric", "pcie", "none")
 GIVEN = "given"
 LOG_PRECISION = 2**30 // 200  # half of the last digit of "139.81 GiB"
 
@@ -38,6 +39,8 @@ class GpuSpec:
     compute_capability CUDA's, such as '9.0'; None for AMD, whose `architecture` is the gfx name
     sm_count           multiprocessors, or compute units on AMD
     unified            the CPU and the GPU share one memory, so less than the total is free for a model
+    interconnect       what GPUs of one server speak over: nvlink, infinity-fabric, pcie, none; None of a custom one
+    interconnect_bandwidth  bytes per second of one GPU, both directions together, as the vendor states it
     """
 
     name: str
@@ -60,6 +63,9 @@ class GpuSpec:
     sm_count: int | None
     unified: bool
     source: str
+    interconnect: str | None = None
+    interconnect_bandwidth: int | None = None
+    interconnect_source: str = ""
 
     @property
     def sm(self) -> int:
@@ -200,6 +206,9 @@ def read_entry(name: str, facts: Mapping[str, Any]) -> GpuSpec:
         sm_count=_maybe_count(name, facts, "sm_count"),
         unified=_flag(name, facts, "unified"),
         source=_text(name, facts, "source"),
+        interconnect=_one_of(name, facts, "interconnect", INTERCONNECTS),
+        interconnect_bandwidth=_maybe_count(name, facts, "interconnect_bandwidth"),
+        interconnect_source=_text(name, facts, "interconnect_source"),
     )
     _check(spec)
     if spec.total_memory_kind != "logged":
@@ -216,6 +225,8 @@ def _check(spec: GpuSpec) -> None:
         raise _invalid(spec.name, "total_memory", "is outside total_memory_range", spec.total_memory)
     if spec.nominal_memory is not None and spec.total_memory_high > spec.nominal_memory:
         raise _invalid(spec.name, "total_memory_range", "exceeds nominal_memory", spec.total_memory_high)
+    if (spec.interconnect == "none") != (spec.interconnect_bandwidth is None):
+        raise _invalid(spec.name, "interconnect_bandwidth", "stands beside an interconnect, and only there", None)
     if (spec.compute_capability is None) == (spec.architecture is None):
         raise _invalid(spec.name, "compute_capability", "and architecture: exactly one is needed", None)
 

@@ -241,6 +241,19 @@ def test_unified_memory_is_marked() -> None:
     assert {name for name in NAMES if gpu(name).unified} == {"gb10", "jetson-thor", "jetson-agx-orin-64g"}
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "bandwidth"),
+    [  # the vendors' data sheets, both directions together
+        ("a100-80g", "nvlink", 600), ("a800-80g", "nvlink", 400), ("h100-80g", "nvlink", 900), ("b200", "nvlink", 1800),
+        ("h100-pcie-80g", "pcie", 128), ("rtx-4090", "pcie", 64), ("l40s", "pcie", 64), ("t4", "pcie", 32),
+        ("mi300x", "infinity-fabric", 896), ("gb10", "none", None),
+    ],
+)  # fmt: skip
+def test_what_gpus_of_one_server_speak_over(name: str, kind: str, bandwidth: int | None) -> None:
+    spec = gpu(name)
+    assert (spec.interconnect, spec.interconnect_bandwidth) == (kind, bandwidth and bandwidth * 10**9)
+
+
 def test_a_given_size_is_exact_and_claims_no_speed() -> None:
     spec = custom_gpu(24 * GIB)
     assert (spec.total_memory_low, spec.total_memory, spec.total_memory_high) == (24 * GIB,) * 3
@@ -271,6 +284,9 @@ GOOD: dict[str, Any] = {
     "memory_bandwidth": 10**12,
     "compute_capability": "9.0",
     "source": "a datasheet",
+    "interconnect": "nvlink",
+    "interconnect_bandwidth": 900 * 10**9,
+    "interconnect_source": "a datasheet",
 }
 
 
@@ -292,6 +308,9 @@ def test_a_sound_entry_is_read() -> None:
         ("total_memory_kind", "guessed", "total_memory_kind is none of logged, published, estimated ('guessed')"),
         ("vendor", "intel", "vendor is none of nvidia, amd ('intel')"),
         ("source", " ", "source is not text (' ')"),
+        ("interconnect", "ethernet", "interconnect is none of nvlink, infinity-fabric, pcie, none ('ethernet')"),
+        ("interconnect", "none", "interconnect_bandwidth stands beside an interconnect, and only there"),
+        ("interconnect_bandwidth", None, "interconnect_bandwidth stands beside an interconnect, and only there"),
         ("bf16_flops", -5, "bf16_flops is not a positive integer (-5)"),
         ("bf16_flops", float("nan"), "bf16_flops is not a positive integer (nan)"),
         ("compute_capability", "nine", "compute_capability is not of the form '9.0' ('nine')"),

@@ -1,0 +1,99 @@
+"""How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
+
+    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--report]
+
+FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. --every 10 takes each tenth row. --report rewrites
+reports/accuracy/time.md and the table in docs/accuracy.md.
+
+Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:] = [str(ROOT), *(path for path in sys.path if Path(path or ".").resolve() != ROOT / "benchmarks")]
+
+from benchmarks.timing import report, scores  # noqa: E402 -- after the path
+from benchmarks.timing.facts import Fact, Malformed, read_facts  # noqa: E402 -- after the path
+from benchmarks.timing.predict import Predicted, predicted_by_kvplan  # noqa: E402 -- after the path
+from kvplan.core.errors import KvplanError  # noqa: E402 -- after the path
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    fact: Fact
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.fact.model} on {self.fact.tp} x {self.fact.gpu}: {self.why}"
+
+
+def answered(fact: Fact) -> Predicted | Refused:
+    try:
+        return predicted_by_kvplan(fact)
+    except KvplanError as error:
+        return Refused(fact, str(error))
+
+
+def predictions(facts: Sequence[Fact], jobs: int) -> list[Predicted | Refused]:
+    if jobs == 1:
+        return [answered(fact) for fact in facts]
+    with ProcessPoolExecutor(jobs) as pool:
+        return list(pool.map(answered, facts, chunksize=8))
+
+
+def board(path: Path, every: int, jobs: int) -> report.Board:
+    rows = list(read_facts(path))
+    facts = [row for row in rows if isinstance(row, Fact)][::every]
+    answers = predictions(facts, jobs)
+    points = [
+        point
+        for fact, answer in zip(facts, answers, strict=True)
+        if isinstance(answer, Predicted)
+        for point in scores.points(fact, answer)
+    ]
+    return report.Board(
+        path.name,
+        len(facts),
+        tuple(points),
+        Counter(answer.text for answer in answers if isinstance(answer, Refused)),
+        sum(isinstance(row, Malformed) for row in rows),
+    )  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("facts", type=Path)
+    parser.add_argument("--json", type=Path, help="write the scoreboard as JSON here")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
+    parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
+    options = parser.parse_args(argv)
+    try:
+        found = board(options.facts, max(1, options.every), max(1, options.jobs))
+    except KvplanError as error:
+        print(f"timeboard: error: {error}", file=sys.stderr)
+        return error.exit_code
+    if not found.points:
+        print(f"timeboard: error: {options.facts}: nothing in it can be scored", file=sys.stderr)
+        return 2
+    if options.json:
+        content: dict[str, Any] = report.document(found)
+        options.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    if options.report:
+        report.write(found, ROOT)
+    sys.stdout.write(report.text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

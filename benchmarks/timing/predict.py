@@ -1,0 +1,162 @@
+"""What kvplan says of a published result, from its inputs alone: the plan of that server, and its load simulated."""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.timing.facts import Fact
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.loop import Simulation
+from kvplan.simulate.records import percentile
+from kvplan.simulate.setup import Setup, check
+from kvplan.simulate.steptime import Shares, StepTime, step_time
+from kvplan.workloads.trace import TraceRequest
+
+OWN = ("vllm", "sglang")  # servers kvplan knows; others are predicted as if they were vLLM, and scored apart
+WAVES = 3  # of a closed loop: the first, where all send at once, and two in which they follow one another
+MOST_OPEN = 5000  # requests simulated of a load by the clock
+SIGMA = {"prompt": 1.0, "output": 0.8}  # of chat: log-normal with the published means
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Milliseconds by statistic, and output tokens per second of the whole server."""
+
+    times: dict[str, float]
+    out_tps: float
+
+    def range(self, metric: str, value: float | None = None) -> tuple[float, float]:
+        """Low and high as kvplan states them; none are stated yet."""
+        value = self.out_tps if value is None else value
+        return value, value
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A fact's load as it is simulated: so many requests, of which the first `skipped` are not judged."""
+
+    num_requests: int
+    skipped: int
+    users: int | None
+
+
+def load_of(fact: Fact, max_num_seqs: int) -> Load:
+    if fact.users is not None:
+        users = min(fact.users, fact.num_prompts)
+        waves = min(WAVES, max(1, round(fact.num_prompts / users)))
+        return Load(max(users * waves, min(3, fact.num_prompts)), users if waves == WAVES else 0, users)
+    if fact.rate == math.inf:  # all at once; more than so many only make it longer
+        users = min(fact.num_prompts, max_num_seqs)
+        waves = min(WAVES, -(-fact.num_prompts // users))
+        return Load(min(fact.num_prompts, waves * users), 0, None)
+    return Load(min(fact.num_prompts, MOST_OPEN), 0, None)
+
+
+def requests(fact: Fact, num_requests: int) -> Iterator[TraceRequest]:
+    """Lengths and arrivals as the source describes them; a seed of its own, so that they are the same each time."""
+    rng = random.Random(f"{fact.input_len} {fact.output_len} {fact.lengths}")
+    at, unique = 0.0, fact.limits.get("unique_prompts")
+    for number in range(num_requests):
+        prompt, output = drawn(fact, "prompt", fact.input_len, rng), drawn(fact, "output", fact.output_len, rng)
+        prefix = (number % unique,) if unique else ()
+        yield TraceRequest(at, prompt, output, prefix)
+        if fact.rate is not None and fact.rate != math.inf:
+            at += 1 / fact.rate if fact.arrivals == "constant" else rng.expovariate(fact.rate)
+
+
+def drawn(fact: Fact, part: str, mean: float, rng: random.Random) -> int:
+    match fact.lengths:
+        case "random":
+            return max(1, round(rng.uniform(fact.least * mean, mean)))
+        case "chat":
+            sigma = SIGMA[part]
+            return max(4, min(4 * round(mean), round(rng.lognormvariate(math.log(mean) - sigma**2 / 2, sigma))))
+        case _:
+            return max(1, round(mean))
+
+
+def planned(fact: Fact) -> Plan:
+    """The server of a fact; UsageError or UnsupportedModelError where kvplan has none."""
+    release = parse_engine(engine_of(fact))
+    longest = 1.0 if fact.lengths != "chat" else 4.0
+    wanted = math.ceil(longest * (fact.input_len + fact.output_len)) + 64
+    spec = catalog.load(fact.model)
+    context = max(fact.limits.get("max_model_len", 0), min(wanted, spec.max_model_len or wanted))
+    kv = "fp8" if fact.kv_dtype == "fp8" else "auto"
+    last: KvplanError | None = None
+    for utilization in (None, 0.95, 0.97):
+        args = EngineArgs(
+            max_model_len=context,
+            tensor_parallel_size=fact.tp,
+            dtype="float16" if fact.dtype == "float16" else "auto",
+            kv_cache_dtype=kv,
+            gpu_memory_utilization=utilization,
+            max_num_seqs=fact.limits.get("max_num_seqs"),
+            max_num_batched_tokens=fact.limits.get("max_num_batched_tokens"),
+        )
+        try:
+            made = plan(Request(spec, gpu(fact.gpu), args, release))
+            check(made)
+        except KvplanError as error:
+            last = error
+            continue
+        return made
+    assert last is not None
+    raise last
+
+
+def engine_of(fact: Fact) -> str:
+    """The release, where kvplan knows the server; other servers and development builds are read as vLLM's newest."""
+    number = fact.version.split(".")
+    if fact.engine == "vllm" and len(number) >= 2 and number[0] == "0" and number[1].isdigit():
+        return f"vllm@0.{number[1]}"
+    return "vllm"
+
+
+def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
+    simulation, load = simulated(fact, made, times)
+    return figures(fact, simulation, load)
+
+
+def simulated(fact: Fact, made: Plan, times: StepTime) -> tuple[Simulation, Load]:
+    load = load_of(fact, made.settings.max_num_seqs)
+    stream = requests(fact, load.num_requests)
+    arrivals: Arrivals = Open(stream) if load.users is None else Closed(stream, load.users)
+    run_len = max(1, math.ceil(fact.input_len) - 1) if fact.limits.get("unique_prompts") else None
+    simulation = Setup(made, times).simulation(arrivals, run_len)
+    simulation.run()
+    if not len(simulation.records):
+        raise UsageError("simulate", "no request is served", "raise the context")
+    return simulation, load
+
+
+def figures(fact: Fact, simulation: Simulation, load: Load) -> Predicted:
+    records = simulation.records
+    times = {}
+    for metric in ("ttft", "tpot", "latency"):
+        values = records.times(metric, load.skipped)
+        if values:
+            times[f"{metric}_mean"] = 1000 * sum(values) / len(values)
+            for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+                times[f"{metric}_{name}"] = 1000 * (percentile(values, share) or 0.0)
+    tokens = sum(records.output)
+    if load.users is not None and load.skipped:  # Little: so many users are inside all the time
+        judged = [
+            output for number, output in zip(records.number, records.output, strict=True) if number > load.skipped
+        ]
+        out_tps = load.users * sum(judged) / len(judged) / (times["latency_mean"] / 1000)
+    else:
+        out_tps = tokens / simulation.clock
+    return Predicted(times, out_tps)
+
+
+def predicted_by_kvplan(fact: Fact) -> Predicted:
+    made = planned(fact)
+    return predict(fact, made, step_time(made, Shares(), None))

@@ -1,0 +1,174 @@
+"""The scoreboard of time as text, JSON and pages."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.report import markdown
+from benchmarks.timing.predict import OWN
+from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
+from kvplan.core.errors import InvalidInputError
+
+COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases.csv --report"
+BEGIN, END = "<!-- time: written by `{}` -->", "<!-- time: end -->"
+
+# What others publish of themselves, and what a third party measured of them.
+PEERS = (
+    ("aiconfigurator 0.12", "41 closed loops, H100, H200, B200", "15.0 %", "49 %", "run on the same results, 2026-11"),
+    ("aiconfigurator", "up to 106 stages, 38 experiments", "12.5 %", "711 %", "inference-sim's sim-to-real validation"),
+    ("BLIS trained-physics", "the same", "6.9 %", "18 %", "its own publication; trained on such runs"),
+    ("BLIS roofline", "the same", "45 %", "493 %", "its own publication"),
+    ("llm-optimizer", "the same", "59 %", "351 %", "the same publication"),
+    ("Vidur", "the same", "215 %", "11,718 %", "the same; it states below 9 % itself, for what it profiled"),
+)
+PEER_HEADER = ("who", "on", "TPOT median", "TTFT median", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All points of a file; those of servers that kvplan knows stand apart."""
+
+    name: str
+    num_facts: int
+    points: tuple[Point, ...]
+    refused: Counter[str]
+    malformed: int
+
+    @property
+    def own(self) -> tuple[Point, ...]:
+        return tuple(point for point in self.points if point.fact.engine in OWN)
+
+    @property
+    def others(self) -> tuple[Point, ...]:
+        return tuple(point for point in self.points if point.fact.engine not in OWN)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f} %" if abs(value) < 0.1995 else f"{100 * value:.0f} %"
+
+
+HEADER = ("", "n", "median error", "9 in 10 within", "bias", "in its range")
+
+
+def cells(name: str, found: Line) -> list[str]:
+    return [name, f"{found.n:,}", percent(found.median), percent(found.p90), percent(found.bias), percent(found.within)]
+
+
+def of_metric(points: Iterable[Point], metric: str) -> list[Point]:
+    return [point for point in points if point.metric == metric]
+
+
+def summary_rows(points: Sequence[Point], name: str = "") -> list[list[str]]:
+    return [cells(f"{name}{UNITS[metric]}", line(found)) for metric in METRICS if (found := of_metric(points, metric))]
+
+
+def goal_rows(points: Sequence[Point]) -> list[list[str]]:
+    counts = goals(points)
+    rows = []
+    for real in ("kept", "broken"):
+        each = [counts[real, said] for said in VERDICTS]
+        rows.append([f"{real} by the server", *(f"{count:,}" for count in each), f"{sum(each):,}"])
+    return rows
+
+
+GOAL_HEADER = ("goal", *(f"kvplan: {said}" for said in VERDICTS), "n")
+
+
+def goal_text(points: Sequence[Point]) -> str:
+    counts = goals(points)
+    broken = sum(counts["broken", said] for said in VERDICTS)
+    close, total = counts["kept", "too close"] + counts["broken", "too close"], sum(counts.values())
+    if not total or not broken:
+        return "No goal was broken.\n"
+    limits = ", ".join(
+        f"{name.upper()} {' and '.join(f'{goal:g} ms' for goal in each)}" for name, each in GOALS.items()
+    )
+    return (
+        f"Of {broken:,} goals that the server broke kvplan calls {counts['broken', 'kept']:,} kept "
+        f"({percent(counts['broken', 'kept'] / broken)}); {close:,} of {total:,} are too close to call "
+        f"({percent(close / total)}). Goals: {limits}.\n"
+    )
+
+
+def sections(found: Board) -> list[tuple[str, str]]:
+    """(title, Markdown) of the whole page."""
+    parts = [("All servers that kvplan plans", markdown(HEADER, summary_rows(found.own)))] if found.own else []
+    if found.others:
+        text = "TensorRT-LLM and others have no plan here; their results are predicted as if vLLM ran.\n\n"
+        parts.append(("Other servers", text + markdown(HEADER, summary_rows(found.others))))
+    own = found.own or found.points
+    parts.append(("Goals", goal_text(own) + "\n" + markdown(GOAL_HEADER, goal_rows(own))))
+    for name, group in GROUPS.items():
+        rows: list[list[str]] = []
+        for metric in METRICS:
+            rows += [
+                cells(f"{metric}, {key}", lines[metric]) for key, lines in table(own, group).items() if metric in lines
+            ]
+        parts.append((f"By {name}", markdown(HEADER, rows)))
+    parts.append(("What others publish", markdown(PEER_HEADER, PEERS)))
+    if found.refused:
+        rows = [[why.replace("|", "/"), str(count)] for why, count in found.refused.most_common()]
+        parts.append(("Refused", markdown(("why", "n"), rows)))
+    return parts
+
+
+def text(found: Board) -> str:
+    head = f"{found.name}: {found.num_facts:,} results, {len(found.points):,} figures compared, "
+    head += f"{sum(found.refused.values()):,} refused, {found.malformed:,} unreadable\n"
+    return head + "".join(f"\n## {title}\n\n{content}" for title, content in sections(found))
+
+
+def as_json(found: Line) -> dict[str, float]:
+    return {"n": found.n, "median": found.median, "p90": found.p90, "bias": found.bias, "within": found.within}
+
+
+def document(found: Board) -> dict[str, Any]:
+    """The scoreboard as JSON values."""
+    return {
+        "schema": "kvplan/timeboard@1",
+        "facts": found.name,
+        "num_facts": found.num_facts,
+        "summary": {
+            name: {metric: as_json(line(each)) for metric in METRICS if (each := of_metric(points, metric))}
+            for name, points in {"own": found.own, "others": found.others}.items()
+        },
+        "groups": {
+            name: {
+                key: {metric: as_json(each) for metric, each in lines.items()}
+                for key, lines in table(found.own, group).items()
+            }
+            for name, group in GROUPS.items()
+        },
+        "goals": {f"{real}, called {said}": count for (real, said), count in sorted(goals(found.own).items())},
+        "refused": dict(found.refused),
+        "points": [
+            {
+                "id": point.fact.id, "metric": point.metric, "predicted": point.predicted, "low": point.low,
+                "high": point.high, "measured": point.measured,
+            }
+            for point in found.points
+        ],
+    }  # fmt: skip
+
+
+def write(found: Board, root: Path) -> None:
+    """reports/accuracy/time.md whole, and the table between the marks of docs/accuracy.md."""
+    page = f"# Times beside those of real servers\n\nWritten by `{COMMAND}`.\n\n{text(found)}"
+    (root / "reports" / "accuracy" / "time.md").write_text(page, encoding="utf-8")
+    place = root / "docs" / "accuracy.md"
+    content, begin = place.read_text(encoding="utf-8"), BEGIN.format(COMMAND)
+    if content.count(begin) != 1 or content.count(END) != 1:
+        raise InvalidInputError(
+            "docs/accuracy.md", "has no marks to write the times between", f"put {begin!r} and {END!r}"
+        )
+    head, _, rest = content.partition(begin)
+    short = "\n".join(
+        [
+            markdown(HEADER, summary_rows(found.own)), goal_text(found.own),
+            markdown(GOAL_HEADER, goal_rows(found.own)),
+            "What others publish, and what was measured of them:\n", markdown(PEER_HEADER, PEERS),
+        ]
+    )  # fmt: skip
+    place.write_text(f"{head}{begin}\n\n{short}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -1,0 +1,148 @@
+"""Errors by group: how far predictions are from what was measured, and what they say of goals."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.timing.facts import Fact
+from benchmarks.timing.predict import OWN, Predicted
+from kvplan.models import catalog
+from kvplan.simulate.records import percentile
+
+METRICS = ("tpot", "ttft", "out_tps")
+UNITS = {"tpot": "time per output token", "ttft": "time to first token", "out_tps": "output tokens/s at load"}
+GOALS = {"tpot": (25.0, 50.0), "ttft": (200.0, 1000.0)}  # milliseconds
+AT_LOAD = 0.95  # a server that answers fewer than this share of the arrivals is the bottleneck, not the load
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One metric of one fact: predicted and measured, with the range that kvplan states."""
+
+    fact: Fact
+    metric: str
+    predicted: float
+    measured: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The errors of one group: medians of the absolute error, 9 in 10, and the median with its sign."""
+
+    n: int
+    median: float
+    p90: float
+    bias: float
+    within: float
+
+
+def points(fact: Fact, predicted: Predicted) -> list[Point]:
+    """The metrics of a fact that can be compared."""
+    pairs: list[tuple[str, float, float, float, float]] = []
+    for metric in ("tpot", "ttft"):
+        stated = fact.stated(metric)
+        if stated is None or (metric == "ttft" and "TTFT not judged" in fact.notes):
+            continue
+        value = predicted.times.get(f"{metric}_{stated[0]}")
+        if value is not None:
+            pairs.append((metric, value, stated[1], *predicted.range(metric, value)))
+    if is_at_load(fact):
+        pairs.append(("out_tps", predicted.out_tps, fact.measured["out_tps"], *predicted.range("out_tps")))
+    return [Point(fact, *pair) for pair in pairs]
+
+
+def is_at_load(fact: Fact) -> bool:
+    """Whether the server decides how many tokens come: users who wait, or more requests than it answers."""
+    if "out_tps" not in fact.measured:
+        return False
+    if fact.rate is None or fact.rate == float("inf"):
+        return True
+    return fact.measured.get("req_s", fact.rate) < AT_LOAD * fact.rate
+
+
+def line(points: Sequence[Point]) -> Line:
+    errors = [point.error for point in points]
+    absolute = [abs(error) for error in errors]
+    within = sum(point.low <= point.measured <= point.high for point in points) / len(points)
+    return Line(len(points), median(absolute), percentile(absolute, 0.9) or 0.0, median(errors), within)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def model_class(fact: Fact) -> str:
+    """Dense or experts, and what the weights are stored in."""
+    spec = catalog.load(fact.model)
+    kind = "experts" if spec.experts_per_token else "dense"
+    method = "16 bits" if spec.quantization is None else spec.quantization.method
+    return f"{kind}, {method}"
+
+
+def size_class(fact: Fact) -> str:
+    spec = catalog.load(fact.model)
+    total = sum(weight.num_params for weights in spec.layer_weights for weight in weights) / 1e9
+    return "below 3 B" if total < 3 else "3-20 B" if total < 20 else "20-100 B" if total < 100 else "100 B and more"
+
+
+def load_class(fact: Fact) -> str:
+    if fact.users is None:
+        return "all at once" if fact.rate == float("inf") else "by the clock"
+    names = ((1, "1 user"), (8, "2-8 users"), (32, "9-32 users"))
+    return next((name for most, name in names if fact.users <= most), "33 users and more")
+
+
+def server(fact: Fact) -> str:
+    if fact.engine not in OWN:
+        return f"{fact.engine} (predicted as vLLM)"
+    is_first = fact.engine == "vllm" and fact.version.startswith(("0.6", "0.7"))
+    return "vllm V0" if is_first else "vllm V1" if fact.engine == "vllm" else fact.engine
+
+
+GROUPS: Mapping[str, Callable[[Fact], str]] = {
+    "source": lambda fact: fact.src,
+    "server": server,
+    "GPU": lambda fact: fact.gpu,
+    "TP": lambda fact: str(fact.tp),
+    "model": lambda fact: fact.model,
+    "model class": model_class,
+    "size": size_class,
+    "load": load_class,
+}
+
+
+def table(points: Iterable[Point], group: Callable[[Fact], str]) -> dict[str, dict[str, Line]]:
+    """Lines by group and metric."""
+    by_group: dict[str, dict[str, list[Point]]] = {}
+    for point in points:
+        by_group.setdefault(group(point.fact), {}).setdefault(point.metric, []).append(point)
+    return {
+        name: {metric: line(found[metric]) for metric in METRICS if metric in found}
+        for name, found in sorted(by_group.items())
+    }
+
+
+# --- goals ------------------------------------------------------------------------------------------------------------
+
+VERDICTS = ("kept", "too close", "broken")
+
+
+def verdict(point: Point, goal: float) -> str:
+    if point.high <= goal:
+        return "kept"
+    return "broken" if point.low > goal else "too close"
+
+
+def goals(points: Iterable[Point]) -> Counter[tuple[str, str]]:
+    """(what the server did, what kvplan says) over every point and goal."""
+    found: Counter[tuple[str, str]] = Counter()
+    for point in points:
+        for goal in GOALS.get(point.metric, ()):
+            found["kept" if point.measured <= goal else "broken", verdict(point, goal)] += 1
+    return found

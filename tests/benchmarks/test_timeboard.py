@@ -1,0 +1,160 @@
+"""The scoreboard of time: other people's rows are read, predicted and scored; verdicts are counted."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import timeboard
+from benchmarks.timing import scores
+from benchmarks.timing.facts import Fact, Malformed, read_facts
+from benchmarks.timing.predict import load_of, requests
+from benchmarks.timing.scores import Point
+from tests.support.oracle_data import DATA, needs_oracle_data
+
+FACTS = Path(__file__).parents[1] / "facts" / "time_cases.csv"
+ROW: dict[str, Any] = {
+    "id": "a", "src": "here", "engine": "vllm", "version": "0.12.0", "model": "llama-3.1-8b", "gpu": "h100-80g",
+    "tp": 1, "dtype": "bfloat16", "kv_dtype": "auto", "load": {"users": 2}, "num_prompts": 6, "input_len": 64,
+    "output_len": 8, "range": 0.0, "measured": {"tpot_mean": 7.0, "ttft_p50": 20.0, "out_tps": 250.0}, "notes": "",
+}  # fmt: skip
+
+
+def written(folder: Path, *rows: Any) -> Path:
+    path = folder / "facts.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def read_row(folder: Path, **changes: Any) -> Fact:
+    (row,) = read_facts(written(folder, {**ROW, **changes}))
+    assert isinstance(row, Fact), row
+    return row
+
+
+def test_a_row_is_read_in_either_form(tmp_path: Path) -> None:
+    table = tmp_path / "facts.csv"
+    table.write_text(
+        "id,src,engine,version,model,gpu,tp,dtype,kv_dtype,load.users,num_prompts,input_len,output_len,range,"
+        "measured.tpot_mean,measured.ttft_p50,measured.out_tps\n"
+        "a,here,vllm,0.12.0,llama-3.1-8b,h100-80g,1,bfloat16,auto,2,6,64,8,0.0,7.0,20.0,250\n"
+    )
+    (row,) = read_facts(table)
+    other = read_row(tmp_path)
+    assert isinstance(row, Fact)
+    assert (row.users, row.measured, row.lengths, row.tp) == (other.users, other.measured, other.lengths, other.tp)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("{", "is not a JSON object"),
+        ({**ROW, "load": {}}, "load must hold users or rate"),
+        ({**ROW, "measured": {}}, "nothing is measured"),
+        ({**ROW, "measured": {"tpot_mean": "fast"}}, "tpot_mean is not a number (fast)"),
+        ({**ROW, "gpu": None}, "gpu is missing"),
+        ({**ROW, "input_len": 0}, "input_len is missing or not between 0 and 1e+07 (0)"),
+    ],
+)
+def test_a_row_that_says_too_little_is_named(tmp_path: Path, row: Any, why: str) -> None:
+    assert list(read_facts(written(tmp_path, row))) == [Malformed(1, why)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        (0.0, ("fixed", 1.0)), (0.05, ("fixed", 1.0)), (0.8, ("random", 0.8)), ("sharegpt", ("chat", 0.0)),
+        ("eos512", ("chat", 0.0)),
+    ],
+)  # fmt: skip
+def test_lengths_are_drawn_as_the_source_says(tmp_path: Path, stated: Any, expected: tuple[str, float]) -> None:
+    row = read_row(tmp_path, range=stated, input_len=1000)
+    assert (row.lengths, row.least) == expected
+    prompts = [request.prompt_tokens for request in requests(row, 400)]
+    match expected:
+        case ("fixed", _):
+            assert set(prompts) == {1000}
+        case ("random", _):  # vLLM's --random-range-ratio of InferenceMAX: from 0.8 of the length up to it
+            assert 800 <= min(prompts) < 850 < 950 < max(prompts) <= 1000
+        case _:
+            assert 800 < sum(prompts) / 400 < 1150
+
+
+def test_the_first_wave_of_a_long_run_is_not_judged(tmp_path: Path) -> None:
+    """Ten times as many prompts as users: the first wave, where all send at once, is a tenth of what was published."""
+    assert load_of(read_row(tmp_path, num_prompts=20), 256).skipped == 2
+    assert load_of(read_row(tmp_path, num_prompts=2), 256).skipped == 0
+    assert load_of(read_row(tmp_path, load={"rate": "inf"}, num_prompts=600), 256).num_requests == 600
+
+
+def test_a_server_is_the_limit_where_it_answers_fewer_than_come(tmp_path: Path) -> None:
+    def row(load: dict[str, Any], **measured: float) -> Fact:
+        return read_row(tmp_path, load=load, measured={"out_tps": 100.0, **measured})
+
+    assert scores.is_at_load(row({"users": 4}))
+    assert scores.is_at_load(row({"rate": "inf"}))
+    assert scores.is_at_load(row({"rate": 10.0}, req_s=5.0))
+    assert not scores.is_at_load(row({"rate": 10.0}, req_s=9.9))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "goal", "expected"), [(8, 12, 12, "kept"), (8, 12, 10, "too close"), (8, 12, 7, "broken")]
+)
+def test_a_verdict_has_three_values(tmp_path: Path, low: float, high: float, goal: float, expected: str) -> None:
+    point = Point(read_row(tmp_path), "tpot", 10.0, 9.0, low, high)
+    assert scores.verdict(point, goal) == expected
+
+
+def test_errors_are_medians_of_the_points(tmp_path: Path) -> None:
+    """Errors of +10, -20, +40 and -60 %: median 30 %, by nearest rank 9 in 10 within 60 %, bias -5 %."""
+    row = read_row(tmp_path)
+    points = [Point(row, "tpot", p, 100.0, low, 130.0) for p, low in ((110, 90), (80, 70), (140, 120), (40, 110))]
+    found = scores.line(points)
+    assert (found.n, found.within) == (4, 0.5)
+    assert (found.median, found.p90, found.bias) == pytest.approx((0.3, 0.6, -0.05))
+
+
+def test_a_file_is_scored_and_written_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = {**ROW, "id": "b", "model": "no-such-model"}
+    path = written(tmp_path, ROW, odd, {**ROW, "id": "c", "engine": "trtllm"})
+    assert timeboard.main([str(path), "--json", str(tmp_path / "board.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "3 results, 6 figures compared, 1 refused, 0 unreadable" in shown
+    board = json.loads((tmp_path / "board.json").read_text())
+    assert board["summary"]["own"]["tpot"]["n"] == board["summary"]["others"]["tpot"]["n"] == 1
+    assert sum(board["goals"].values()) == 4  # one fact of a server kvplan plans, two goals for each time
+    first = board["points"][0]
+    assert first["low"] <= first["predicted"] <= first["high"]
+
+
+def test_a_file_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert timeboard.main([str(written(tmp_path, "{}"))]) == 2
+    assert "nothing in it can be scored" in capsys.readouterr().err
+
+
+def test_own_facts_have_sources() -> None:
+    rows = list(read_facts(FACTS))
+    facts = [row for row in rows if isinstance(row, Fact)]
+    assert len(facts) == len(rows) >= 700
+    named = {line.split(",")[0] for line in (FACTS.parent / "time_sources.csv").read_text().splitlines()[1:]}
+    assert {fact.src for fact in facts} <= named
+
+
+@needs_oracle_data
+def test_own_facts_are_the_published_ones() -> None:
+    published = {row.id: row for row in read_facts(DATA / "serving_benchmarks.jsonl") if isinstance(row, Fact)}
+    for row in read_facts(FACTS):
+        assert isinstance(row, Fact)
+        other = published[row.id]
+        assert (row.model, row.gpu, row.tp, row.users, row.rate) == (
+            other.model,
+            other.gpu,
+            other.tp,
+            other.users,
+            other.rate,
+        )
+        for metric in ("ttft", "tpot"):
+            here, there = row.stated(metric), other.stated(metric)
+            assert (here is None) == (there is None)
+            assert here is None or there is None or here[1] == pytest.approx(there[1], rel=1e-3)
