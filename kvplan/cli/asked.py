@@ -25,8 +25,9 @@ from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memo
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
 from kvplan.servers import environment
+from kvplan.servers.arguments import is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.base import server_of
-from kvplan.servers.command import ServeCommand, is_vllm_size, stated_bytes, vllm_size_note
+from kvplan.servers.command import ServeCommand
 from kvplan.servers.engines import DEFAULT, parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm.rules import EngineArgs

@@ -43,7 +43,8 @@ from kvplan.policy.result import (
     figures_by_target,
 )
 from kvplan.report.lines import Line, line, write
-from kvplan.servers.command import ARGUMENTS, ServeCommand
+from kvplan.servers.arguments import SHORT
+from kvplan.servers.command import ServeCommand
 from kvplan.servers.pasted import read_command
 
 Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
@@ -238,7 +239,7 @@ NAMING_KEYS = ("model", "draft_model", "lengths", "calibration")  # their values
 KEYS = {  # arguments by the other names that errors have for them
     "ctx": "max_model_len",
     "no_enable_lora": "enable_lora",
-    **{short: name for name, argument in ARGUMENTS.items() for short in argument.short},
+    **SHORT,
 }
 
 

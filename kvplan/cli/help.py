@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import typer.core
+
+from kvplan.servers.arguments import ARGUMENTS, Panel
 
 GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
     "Plan": {
@@ -49,23 +51,20 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
 }
 NEEDS: Final = ("profile", "reconcile", "report", "watch")  # a run, a log or a GPU
-PANELS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Parallelism": (
-        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
-        "decode_context_parallel_size", "mm_encoder_tp_mode",
-    ),
-    "Quantization": ("dtype", "quantization", "kv_cache_dtype", "mamba_ssm_cache_dtype", "weights_bytes"),
+PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
+    "Quantization": ("weights_bytes",),
+    "Adapters and drafts": ("enable_lora", "draft_model"),
     "Output": ("format", "color", "report", "quiet", "explain", "exit_code", "force", "output", "figure", "help"),
 }  # fmt: skip
 
 
-def panel_of(name: str, text: str, common: frozenset[str]) -> str:
+def panel_of(name: str, common: frozenset[str]) -> str:
     """The panel that an option is listed in; `common` are those of every plan."""
     for panel, names in PANELS.items():
         if name in names:
             return panel
-    if text.startswith("SGLang:"):
-        return "SGLang"
+    if name in ARGUMENTS and name in common:
+        return ARGUMENTS[name].panel
     return "Model, GPU and server" if name in common else "Options"
 
 
@@ -76,14 +75,14 @@ class PanelCommand(typer.core.TyperCommand):
         from kvplan.cli.options import PlanOptions
 
         common = frozenset(field.name for field in fields(PlanOptions))
-        order = ("Arguments", "Options", "Model, GPU and server", "Parallelism", "Quantization", "SGLang", "Output")
+        order = ("Arguments", "Options", *get_args(Panel), "Output")
         panels: dict[str, list[tuple[str, str]]] = {name: [] for name in order}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
                 is_argument = param.param_type_name == "argument"
                 name = str(param.name)
-                panels["Arguments" if is_argument else panel_of(name, record[1], common)].append(record)
+                panels["Arguments" if is_argument else panel_of(name, common)].append(record)
         for title, rows in panels.items():
             if rows:
                 with formatter.section(title):

@@ -5,22 +5,18 @@ and refused by the same code (kvplan/servers/command.py).
 """
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
-from kvplan.servers.command import ARGUMENTS, ServeCommand, pair_name, read_argument, read_pair, switch
-from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
+from kvplan.servers.command import ServeCommand, pair_name, read_pair
 
 Format = Literal["table", "json", "csv", "markdown"]
 Color = Literal["auto", "always", "never"]
-Usage = Literal["server", "offline"]
-EncoderMode = Literal["weights", "data"]
-PerformanceMode = Literal["balanced", "interactivity", "throughput"]
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -68,7 +64,38 @@ Texts = list[str] | None
 Switch = bool | None
 
 
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def option_of(name: str, row: Argument) -> Any:
+    """The option of an engine argument, as typer reads it."""
+    flag = flag_of(name)
+    if row.kind == "flag":
+        return Annotated[Switch, option(f"{flag}/--no-{flag[2:]}", *row.options, help=row.help)]
+    if row.kind == "choice" and row.metavar is None:
+        return Annotated[Literal[row.choices] | None, option(flag, *row.options, help=row.help)]
+    kind = Texts if row.many else Text
+    complete = complete_kv_dtype if name == "kv_cache_dtype" else None
+    return Annotated[kind, option(flag, *row.options, help=row.help, metavar=row.metavar, complete=complete)]
+
+
+Options = TypeVar("Options")
+
+
+def with_arguments(cls: type[Options]) -> type[Options]:
+    """The class with an option for every engine argument, behind those of the machine."""
+    own = dict(cls.__annotations__)
+    machine = list(own).index("memory_in_use") + 1
+    added = {name: option_of(name, row) for name, row in ARGUMENTS.items()}
+    cls.__annotations__ = dict([*list(own.items())[:machine], *added.items(), *list(own.items())[machine:]])
+    for name in added:
+        setattr(cls, name, None)
+    return cls
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
+@with_arguments
 class PlanOptions:
     """Which model on which GPU with which engine arguments: what every plan is made from; None: not said."""
 
@@ -100,186 +127,18 @@ class PlanOptions:
             "--memory-in-use", help="What other processes (and a host that shares it) hold on each GPU.", metavar="SIZE"
         ),
     ] = None
-    tensor_parallel_size: Annotated[
-        Text, option("--tensor-parallel-size", "--tp", "-tp", help="GPUs a layer is split over.", metavar="N")
-    ] = None
-    pipeline_parallel_size: Annotated[
-        Text, option("--pipeline-parallel-size", "--pp", "-pp", help="Stages the layers are split into.", metavar="N")
-    ] = None
-    data_parallel_size: Annotated[
-        Text, option("--data-parallel-size", "--dp", "-dp", help="Replicas side by side.", metavar="N")
-    ] = None
-    enable_expert_parallel: Annotated[
-        Switch,
-        option(
-            "--enable-expert-parallel/--no-enable-expert-parallel",
-            "--ep/--no-ep",
-            "-ep",
-            help="Spread whole experts over the ranks.",
-        ),
-    ] = None
-    decode_context_parallel_size: Annotated[
-        Text,
-        option(
-            "--decode-context-parallel-size",
-            "--dcp",
-            "-dcp",
-            help="Ranks a request's tokens are spread over.",
-            metavar="N",
-        ),
-    ] = None
-    # context and batch
-    max_model_len: Annotated[
-        Texts,
-        option(
-            "--max-model-len",
-            "--ctx",
-            help="Context in tokens: 32k; several by comma; auto (or -1) fits the memory; none: the model's maximum.",
-            metavar="TOKENS",
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        Text, option("--max-num-seqs", "--batch", help="Requests that run at once, at most.", metavar="N")
-    ] = None
-    max_num_batched_tokens: Annotated[
-        Text, option("--max-num-batched-tokens", help="Tokens of one step, at most.", metavar="TOKENS")
-    ] = None
-    # formats
-    dtype: Annotated[Text, option("--dtype", help="auto, bfloat16, float16 or float32.", metavar="DTYPE")] = None
-    quantization: Annotated[
-        Text,
-        option(
-            "--quantization", help="Quantize while loading (fp8), or name what the checkpoint is.", metavar="METHOD"
-        ),
-    ] = None
-    kv_cache_dtype: Annotated[
-        Text,
-        option(
-            "--kv-cache-dtype",
-            help="auto, fp8, fp8_e4m3, fp8_e5m2, ...",
-            metavar="DTYPE",
-            complete=complete_kv_dtype,
-        ),
-    ] = None
-    mamba_ssm_cache_dtype: Annotated[
-        Text, option("--mamba-ssm-cache-dtype", help="dtype of recurrent states.", metavar="DTYPE")
-    ] = None
+    if TYPE_CHECKING:  # an option for every engine argument: `with_arguments`
+
+        def __getattr__(self, name: str) -> Any: ...
+
     weights_bytes: Annotated[
         Text, option("--weights-bytes", help="Bytes of all weights, instead of computing them.", metavar="SIZE")
-    ] = None
-    # memory
-    gpu_memory_utilization: Annotated[
-        Text,
-        option("--gpu-memory-utilization", help="Share of the GPU that the server may use: 0.92.", metavar="SHARE"),
-    ] = None
-    mem_fraction_static: Annotated[
-        Text,
-        option(
-            "--mem-fraction-static",
-            help="SGLang: share of what is free at the start for weights and KV.",
-            metavar="SHARE",
-        ),
-    ] = None
-    max_total_tokens: Annotated[
-        Text, option("--max-total-tokens", help="SGLang: tokens of the KV pool, at most.", metavar="TOKENS")
-    ] = None
-    cuda_graph_max_bs: Annotated[
-        Text, option("--cuda-graph-max-bs", help="SGLang: sequences of the largest CUDA graph.", metavar="N")
-    ] = None
-    swa_full_tokens_ratio: Annotated[
-        Text,
-        option("--swa-full-tokens-ratio", help="SGLang: tokens of the windows' pool per full token.", metavar="RATIO"),
-    ] = None
-    mamba_full_memory_ratio: Annotated[
-        Text,
-        option("--mamba-full-memory-ratio", help="SGLang: memory of states per memory of tokens.", metavar="RATIO"),
-    ] = None
-    max_mamba_cache_size: Annotated[
-        Text, option("--max-mamba-cache-size", help="SGLang: slots for recurrent states.", metavar="N")
-    ] = None
-    mamba_radix_cache_strategy: Annotated[
-        Text,
-        option(
-            "--mamba-radix-cache-strategy",
-            help="SGLang: auto, no_buffer, extra_buffer or extra_buffer_lazy.",
-            metavar="NAME",
-        ),
-    ] = None
-    cuda_graph_max_bs_prefill: Annotated[
-        Text, option("--cuda-graph-max-bs-prefill", help="SGLang: tokens of the largest prefill graph.", metavar="N")
-    ] = None
-    prefill_attention_backend: Annotated[
-        Text, option("--prefill-attention-backend", help="SGLang: fa3, flashinfer, trtllm_mha, ...", metavar="NAME")
-    ] = None
-    decode_attention_backend: Annotated[
-        Text, option("--decode-attention-backend", help="SGLang: fa3, flashmla, trtllm_mla, ...", metavar="NAME")
-    ] = None
-    kv_cache_memory_bytes: Annotated[
-        Text, option("--kv-cache-memory-bytes", help="Size of the KV pool on one GPU.", metavar="SIZE")
-    ] = None
-    num_gpu_blocks_override: Annotated[
-        Text, option("--num-gpu-blocks-override", help="Blocks of the KV pool.", metavar="N")
-    ] = None
-    block_size: Annotated[Text, option("--block-size", help="Tokens of one KV block.", metavar="N")] = None
-    attention_backend: Annotated[
-        Text, option("--attention-backend", help="vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...", metavar="NAME")
-    ] = None
-    kv_offloading_size: Annotated[
-        Text, option("--kv-offloading-size", help="Host memory for KV, over all ranks.", metavar="GIB")
     ] = None
     calibration: Annotated[
         Text,
         option("--calibration", help="Constants that `reconcile --calibrate` measured on this GPU.", metavar="FILE"),
     ] = None
-    # switches
-    enable_multimodal: Annotated[
-        Switch,
-        option("--enable-multimodal/--no-enable-multimodal", help="SGLang: take images where the default is text."),
-    ] = None
-    disable_prefill_cuda_graph: Annotated[
-        Switch,
-        option(
-            "--disable-prefill-cuda-graph/--no-disable-prefill-cuda-graph", help="SGLang: no CUDA graphs of prefills."
-        ),
-    ] = None
-    enable_prefix_caching: Annotated[
-        Switch,
-        option(
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Keep blocks for requests with the same beginning.",
-        ),
-    ] = None
-    enable_chunked_prefill: Annotated[
-        Switch,
-        option("--enable-chunked-prefill/--no-enable-chunked-prefill", help="Spread a long prompt over several steps."),
-    ] = None
-    disable_hybrid_kv_cache_manager: Annotated[
-        Switch,
-        option(
-            "--disable-hybrid-kv-cache-manager/--no-disable-hybrid-kv-cache-manager",
-            help="Keep every layer's KV for the whole context.",
-        ),
-    ] = None
-    async_scheduling: Annotated[
-        Switch, option("--async-scheduling/--no-async-scheduling", help="Schedule the next step during this one.")
-    ] = None
-    enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = (
-        None
-    )
-    performance_mode: Annotated[
-        PerformanceMode | None,
-        typer.Option(
-            "--performance-mode", help="What vLLM's own defaults aim at; throughput: larger steps.", show_default=False
-        ),
-    ] = None
-    # adapters and drafts
     enable_lora: Annotated[Switch, option("--enable-lora/--no-enable-lora", help="Set adapter slots aside.")] = None
-    max_loras: Annotated[Text, option("--max-loras", help="Adapter slots.", metavar="N")] = None
-    max_lora_rank: Annotated[Text, option("--max-lora-rank", help="Largest rank of an adapter.", metavar="N")] = None
-    fully_sharded_loras: Annotated[
-        Switch,
-        option("--fully-sharded-loras/--no-fully-sharded-loras", help="Split both adapter matrices over the ranks."),
-    ] = None
     draft_model: Annotated[
         Text,
         typer.Option(
@@ -289,34 +148,6 @@ class PlanOptions:
             autocompletion=complete_model,
             show_default=False,
         ),
-    ] = None
-    num_speculative_tokens: Annotated[
-        Text, option("--num-speculative-tokens", help="Tokens drafted per step.", metavar="N")
-    ] = None
-    # images, videos and sounds
-    language_model_only: Annotated[
-        Switch,
-        option("--language-model-only/--no-language-model-only", help="Take text alone: load no encoder for images."),
-    ] = None
-    limit_mm_per_prompt: Annotated[
-        Text,
-        option(
-            "--limit-mm-per-prompt",
-            help='Items of a prompt, at most: image=0,video=0 or {"image": 0}.',
-            metavar="LIMITS",
-        ),
-    ] = None
-    mm_encoder_tp_mode: Annotated[
-        EncoderMode | None,
-        typer.Option(
-            "--mm-encoder-tp-mode",
-            help="Split an encoder's weights over the ranks, or the items (data): each rank then holds it whole.",
-            show_default=False,
-        ),
-    ] = None
-    # which server
-    usage: Annotated[
-        Usage | None, typer.Option("--usage", help="`vllm serve` (server) or `LLM(...)` (offline).", show_default=False)
     ] = None
     engine: Annotated[
         Text,
@@ -448,10 +279,6 @@ class SchemaOptions:
 FLAGS = {"max_model_len": "--ctx"}
 
 
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def given(options: PlanOptions) -> dict[str, Any]:
     """Engine arguments said by flags of their own; several contexts are left to `contexts`."""
     found: dict[str, Any] = {}
@@ -514,8 +341,7 @@ def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArg
 
         sglang_command.over_experts(found, "--engine-arg ep_size")
     lora_slots(found, options)
-    known = {field.name for field in fields(EngineArgs)}
-    return replace(EngineArgs(), **{name: value for name, value in found.items() if name in known})
+    return EngineArgs(**{name: value for name, value in found.items() if name in ARGUMENTS})
 
 
 def refuse_two(name: str, pair: Any, flag: Any) -> None:

@@ -41,8 +41,8 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Request
 from kvplan.report.lines import Line, columns, line, write
 from kvplan.servers import environment
+from kvplan.servers.arguments import ARGUMENTS, SHORT
 from kvplan.servers.base import terms_of
-from kvplan.servers.command import ARGUMENTS
 from kvplan.servers.vllm.rules import NEWEST
 
 NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
@@ -225,7 +225,7 @@ def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, st
 def is_said(options: ReconcileOptions, name: str) -> bool:
     """Whether --engine-arg or a pasted command may say it: they are read later, and win."""
     pairs = [text.partition("=")[0].strip("- ").replace("-", "_") for text in options.engine_arg or []]
-    forms = [name.replace("_", "[-_]"), *ARGUMENTS[name].short]
+    forms = [name.replace("_", "[-_]"), *(short for short, argument in SHORT.items() if argument == name)]
     flag = rf"(?<![\w-])--?(?:no-)?(?:{'|'.join(forms)})(?![\w-])"
     return name in pairs or re.search(flag, options.from_command or "") is not None
 

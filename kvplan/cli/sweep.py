@@ -23,7 +23,7 @@ from kvplan.hardware.prices import Prices
 from kvplan.planning.plan import Request
 from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.report import sweep_text as text
-from kvplan.servers.command import read_argument
+from kvplan.servers.arguments import read_argument
 from kvplan.servers.engines import parse_engine
 
 # Engine arguments that may be lists; --gpu, --ctx, --engine, --mean-tokens and MODEL are lists beside them.

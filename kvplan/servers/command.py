@@ -10,93 +10,13 @@ Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm 
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kvplan.core.errors import NoServerError, UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.core.units import (
-    AUTO,
-    GIB,
-    MIB,
-    parse_context,
-    parse_count,
-    parse_fraction,
-    parse_int_vllm,
-    parse_ratio,
-    parse_size,
-    parse_tokens,
-    parse_tokens_vllm,
-)
+from kvplan.servers.arguments import ARGUMENTS, SHORT, limits, read_argument, switch
 from kvplan.servers.environment import Environment, given
-
-Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits"]
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One engine argument: how its text is read.
-
-    short    vLLM's short flags for it
-    most     the largest count that makes sense; more is a slip of the pen
-    """
-
-    kind: Kind
-    short: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    most: int = 2**31 - 1
-
-
-MAX_RANKS: Final = 1024
-LORA_RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")
-
-# Field of rules.vllm.EngineArgs -> how it is read. vLLM's flag is the name with dashes.
-ARGUMENTS: Final[Mapping[str, Argument]] = {
-    "max_model_len": Argument("context"),
-    "tensor_parallel_size": Argument("count", ("tp",), most=MAX_RANKS),
-    "pipeline_parallel_size": Argument("count", ("pp",), most=MAX_RANKS),
-    "data_parallel_size": Argument("count", ("dp",), most=MAX_RANKS),
-    "enable_expert_parallel": Argument("flag", ("ep",)),
-    "decode_context_parallel_size": Argument("count", ("dcp",), most=MAX_RANKS),
-    "dtype": Argument("text"),
-    "quantization": Argument("text", ("q",)),
-    "kv_cache_dtype": Argument("text"),
-    "block_size": Argument("count"),
-    "attention_backend": Argument("text"),
-    "gpu_memory_utilization": Argument("fraction"),
-    "kv_cache_memory_bytes": Argument("bytes"),
-    "num_gpu_blocks_override": Argument("count"),
-    "max_num_batched_tokens": Argument("tokens"),
-    "max_num_seqs": Argument("count"),
-    "enable_prefix_caching": Argument("flag"),
-    "enable_chunked_prefill": Argument("flag"),
-    "disable_hybrid_kv_cache_manager": Argument("flag"),
-    "async_scheduling": Argument("flag"),
-    "enforce_eager": Argument("flag"),
-    "performance_mode": Argument("choice", choices=("balanced", "interactivity", "throughput")),
-    "mamba_ssm_cache_dtype": Argument("text"),
-    "max_loras": Argument("count", most=10_000),
-    "max_lora_rank": Argument("choice", choices=LORA_RANKS),
-    "fully_sharded_loras": Argument("flag"),
-    "kv_offloading_size": Argument("gib"),
-    "num_speculative_tokens": Argument("count", most=1000),
-    "language_model_only": Argument("flag"),
-    "limit_mm_per_prompt": Argument("limits"),
-    "mm_encoder_tp_mode": Argument("choice", choices=("weights", "data")),
-    "usage": Argument("choice", choices=("server", "offline")),
-    "mem_fraction_static": Argument("fraction"),
-    "max_total_tokens": Argument("tokens"),
-    "swa_full_tokens_ratio": Argument("ratio"),
-    "mamba_full_memory_ratio": Argument("ratio"),
-    "cuda_graph_max_bs": Argument("count"),
-    "cuda_graph_max_bs_prefill": Argument("count"),
-    "disable_prefill_cuda_graph": Argument("flag"),
-    "prefill_attention_backend": Argument("text"),
-    "decode_attention_backend": Argument("text"),
-    "enable_multimodal": Argument("flag"),
-    "max_mamba_cache_size": Argument("count"),
-    "mamba_radix_cache_strategy": Argument("text"),
-}
 
 # Flags that change what is held in GPU memory in a way kvplan does not size: refused.
 REFUSED: Final[Mapping[str, str]] = {
@@ -168,7 +88,7 @@ COMPILATION: Final[Mapping[str, str]] = {
     "compilation_config": "",
 }
 
-_SHORT: Final = {short: name for name, argument in ARGUMENTS.items() for short in argument.short} | {
+_SHORT: Final = SHORT | {
     "cc": "compilation_config", "sc": "speculative_config", "asc": "api_server_count", "n": "nnodes", "r": "node_rank",
     "dpa": "data_parallel_address", "dpb": "data_parallel_backend", "dpe": "data_parallel_external_lb",
     "dph": "data_parallel_hybrid_lb", "dpl": "data_parallel_size_local", "dpn": "data_parallel_rank",
@@ -213,118 +133,6 @@ class ServeCommand:
     notes: list[str] = field(default_factory=list)
     readings: list[str] = field(default_factory=list)
     environment: Environment = field(default_factory=dict)
-
-
-# --- one argument -----------------------------------------------------------------------------------------------------
-
-
-def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> Any:
-    """The value of an engine argument, as EngineArgs holds it.
-
-    option  what errors call it
-    vllm    read numbers as vLLM would ("32k" is 32,000)
-    """
-    argument = ARGUMENTS[name]
-    match argument.kind:
-        case "context":
-            context = parse_context(text, option, vllm=vllm)
-            return "auto" if context is AUTO else context
-        case "tokens":
-            return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
-        case "count":
-            return parse_count(text, option, argument.most)
-        case "bytes":
-            return stated_bytes(
-                parse_int_vllm(text, option) if vllm or is_vllm_size(text) else parse_size(text, option), option
-            )
-        case "gib":
-            return gib(text, option)
-        case "fraction":
-            return parse_fraction(text, option)
-        case "ratio":
-            return parse_ratio(text, option)
-        case "flag":
-            return switch(text, option)
-        case "choice":
-            if text not in argument.choices:
-                raise UsageError(option, f"{printable(text, 40)!r} is not one of {', '.join(argument.choices)}")
-            return int(text) if text.isdigit() else text
-        case "limits":
-            return limits(text, option)
-        case "text":
-            if not text or len(text) > 100 or not text.isprintable():
-                raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write one vLLM takes")
-            return text
-
-
-def is_vllm_size(text: str) -> bool:
-    """Whether a size is written in vLLM's own way, with one letter behind it: 10G (binary), 10g (decimal)."""
-    return re.fullmatch(r"[0-9.]+[kmgtKMGT]", text) is not None
-
-
-def stated_bytes(size: int, option: str) -> int:
-    """A size that somebody states for weights or a KV pool; a bare "16" is more likely 16 GB, and is asked back."""
-    if size < MIB:
-        raise UsageError(option, f"is too small to be meant ({size:,} bytes)", "write the unit, for example 16GiB")
-    return size
-
-
-def vllm_size_note(option: str, text: str, size: int) -> str:
-    other = text[:-1] + text[-1].swapcase()
-    kinds = ("binary", "decimal") if text[-1].isupper() else ("decimal", "binary")
-    return f"{option} {text}: is {size:,} bytes ({kinds[0]}), as vLLM reads it; {other} would be {kinds[1]}"
-
-
-def switch(text: str, option: str) -> bool:
-    """true or false."""
-    value = {"true": True, "false": False}.get(text.lower())
-    if value is None:
-        raise UsageError(option, f"is neither true nor false ({printable(text, 40)!r})", "write one of them")
-    return value
-
-
-def gib(text: str, option: str) -> int:
-    """A number of GiB, as vLLM's --kv-offloading-size takes it, in bytes; a size with its unit will do too."""
-    if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
-        return int(float(text) * GIB)
-    return parse_size(text, option)
-
-
-NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none
-
-
-def limits(text: str, option: str) -> str | None:
-    """Items of each input that a prompt may have, as "image=2,video=0"; None for an object that names none.
-
-    vLLM takes a JSON object, whose values are counts or options with a count; its older releases took this form, and
-    its log has Python's.
-    """
-    import json
-
-    pairs: dict[str, Any]
-    if text.lstrip().startswith("{"):
-        try:
-            parsed = json.loads(text.replace("'", '"'))
-        except (ValueError, RecursionError):
-            parsed = None
-        pairs = parsed if isinstance(parsed, dict) else {"": None}
-        pairs = {
-            name: value.get("count", NO_LIMIT) if isinstance(value, dict) else value for name, value in pairs.items()
-        }
-    else:
-        pairs = {
-            name.strip(): int(count) if re.fullmatch(r"\s*[0-9]{1,6}\s*", count) else None
-            for name, _, count in (pair.partition("=") for pair in text.split(","))
-        }
-    for name, count in pairs.items():
-        counted = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**6
-        if not counted or not re.fullmatch(r"[a-z_]{1,30}", name):
-            raise UsageError(
-                option,
-                f"does not say counts of inputs ({printable(text, 60)!r})",
-                'write image=0,video=0 or {"image": 0}',
-            )
-    return ",".join(f"{name}={count}" for name, count in pairs.items()) or None
 
 
 def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> None:

@@ -14,8 +14,8 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ChunkedAttention, ModelSpec
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.releases import SIZES_MIB, Number, Version
-from kvplan.servers.vllm.rules import EngineArgs
 
 Kind = Literal["on", "off", "size", "text"]  # 1 is True; 1 is False; a whole number; as it is
 Concerns = Callable[[ModelSpec, EngineArgs], bool]

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
-from kvplan.servers.command import ARGUMENTS
+from kvplan.servers.arguments import ARGUMENTS
 
 _CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>vllm|sgl|sglang)\.)?(?P<name>LLM|Engine)\s*\(")
 _OPERATORS: Final[Mapping[type[ast.operator], Any]] = {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs, read_argument
 from kvplan.servers.command import (
-    ARGUMENTS,
     COMPILATION,
     HARMLESS,
     OWN,
@@ -15,12 +15,10 @@ from kvplan.servers.command import (
     SWITCHES,
     UNMODELLED,
     ServeCommand,
-    read_argument,
     read_command,
     read_pair,
 )
 from kvplan.servers.pasted import read_command as read_either
-from kvplan.servers.vllm.rules import EngineArgs
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 

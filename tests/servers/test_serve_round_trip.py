@@ -1,9 +1,6 @@
 """The printed Serve line, pasted back, is the plan above it: over random models of the catalog, GPUs and flags."""
 
-import ast
-import inspect
 import random
-import re
 import shlex
 from dataclasses import replace
 from functools import cache
@@ -19,11 +16,9 @@ from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
-from kvplan.servers.sglang import launch as sglang_launch
-from kvplan.servers.vllm import launch
-from kvplan.servers.vllm.rules import EngineArgs
 
 ENGINES = ("vllm", "vllm", "vllm", "vllm@0.25", "vllm@0.20", "vllm@0.12", "vllm@0.9")
 BOTH: dict[str, tuple[Any, ...]] = {
@@ -145,21 +140,20 @@ def test_five_hundred_commands_are_their_plans(seed: int) -> None:
     check(("sglang",), 200 + seed, 100)
 
 
-def printable_flags(function: Any) -> list[str]:
-    """Every flag that stands in the source of a function of a server's launch.py."""
-    tree = ast.parse(inspect.getsource(function))
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return sorted({text for text in texts if re.fullmatch(r"--[a-z-]+", text)})
+def printed_flags(server: str) -> list[str]:
+    """Every flag that a server's command may have: its name in the table, or --no- before it."""
+    flags = set()
+    for name, row in ARGUMENTS.items():
+        flag = row.flag(server)
+        if flag is None or not flag.printed:
+            continue
+        names = [(flag.names or (name,))[0], *filter(None, (flag.earlier, flag.beside))]
+        negated = [f"no_{name}"] if row.kind == "flag" and flag.on is None and not flag.names else []
+        flags |= {"--" + each.replace("_", "-") for each in (*names, *negated)}
+    return sorted(flags)
 
 
-VLLM_FLAGS = [
-    flag
-    for function in (
-        launch.command, launch._parallel, launch._cache, launch._switches, launch._inputs, launch._lora, launch._draft,
-    )
-    for flag in printable_flags(function)
-]  # fmt: skip
-SGLANG_FLAGS = printable_flags(sglang_launch.command)
+VLLM_FLAGS, SGLANG_FLAGS = printed_flags("vllm"), printed_flags("sglang")
 # Values as the servers take them; every other flag with a value takes a whole number, and the rest are switches.
 VALUES = {
     "--gpu-memory-utilization": "0.5", "--mem-fraction-static": "0.5", "--swa-full-tokens-ratio": "0.5",
@@ -169,14 +163,13 @@ VALUES = {
     "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
 }  # fmt: skip
-NOT_ARGUMENTS = ("--model-path", "--speculative-config")  # they name models: MODEL, --draft-model
 
 
 def is_switch(flag: str) -> bool:
-    return flag.startswith(("--enable-", "--disable-", "--no-", "--enforce-", "--language-", "--fully-"))
+    return flag.startswith(("--enable-", "--disable-", "--no-", "--enforce-", "--language-", "--fully-", "--async-"))
 
 
-def test_the_table_of_flags_is_read_from_the_source() -> None:
+def test_the_table_has_the_flags_of_both_servers() -> None:
     assert len(VLLM_FLAGS) > 25
     assert len(SGLANG_FLAGS) > 25
     assert "--cuda-graph-max-bs-decode" in SGLANG_FLAGS
@@ -186,8 +179,6 @@ def test_the_table_of_flags_is_read_from_the_source() -> None:
     ("engine", "flag"), [("vllm", flag) for flag in VLLM_FLAGS] + [("sglang", flag) for flag in SGLANG_FLAGS]
 )
 def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, flag: str) -> None:
-    if flag in NOT_ARGUMENTS:
-        return
     values = ["bf16", "fp8_e4m3"] if flag == "--kv-cache-dtype" and engine == "sglang" else [VALUES.get(flag, "8")]
     values = ["fp8"] if flag == "--kv-cache-dtype" and engine == "vllm" else values
     start = "vllm serve a/b" if engine == "vllm" else "python -m sglang.launch_server --model-path a/b --tp-size 8"

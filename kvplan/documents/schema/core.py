@@ -1,10 +1,11 @@
 """The JSON Schemas of kvplan's documents (draft 2020-12): every key named, none beyond them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_never
 
 from kvplan.core.errors import ERROR, UsageError
 from kvplan.core.files import printable
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Argument
 
 Schema = dict[str, Any]
 
@@ -63,52 +64,33 @@ GPU = record(
     nominal_memory=maybe(SIZE),
     compute_capability=maybe(TEXT),
 )
+
+
+def engine_argument(row: Argument, default: object) -> Schema:
+    """What a plan's document says of an engine argument; null where it was not given."""
+    match row.kind:
+        case "context":
+            return {"anyOf": [SIZE, {"const": "auto"}, {"type": "null"}]}
+        case "choice":
+            return {"enum": list(row.choices)} if isinstance(default, str) else SIZE
+        case "flag":
+            plain = FLAG
+        case "text" | "limits":
+            plain = TEXT
+        case "fraction" | "ratio":
+            plain = NUMBER
+        case "bytes" | "gib":
+            plain = COUNT
+        case "count" | "tokens":
+            plain = COUNT if default == 0 else SIZE
+        case _:
+            assert_never(row.kind)
+    return maybe(plain) if default is None else plain
+
+
 ARGS = record(
     "What was asked for; null: not given, the server decides.",
-    max_model_len={"anyOf": [SIZE, {"const": "auto"}, {"type": "null"}]},
-    tensor_parallel_size=SIZE,
-    pipeline_parallel_size=SIZE,
-    data_parallel_size=SIZE,
-    enable_expert_parallel=FLAG,
-    decode_context_parallel_size=SIZE,
-    dtype=TEXT,
-    quantization=maybe(TEXT),
-    kv_cache_dtype=TEXT,
-    block_size=maybe(SIZE),
-    attention_backend=maybe(TEXT),
-    gpu_memory_utilization=maybe(NUMBER),
-    kv_cache_memory_bytes=maybe(COUNT),
-    num_gpu_blocks_override=maybe(COUNT),
-    max_num_batched_tokens=maybe(SIZE),
-    max_num_seqs=maybe(SIZE),
-    enable_prefix_caching=maybe(FLAG),
-    enable_chunked_prefill=FLAG,
-    disable_hybrid_kv_cache_manager=FLAG,
-    async_scheduling=FLAG,
-    enforce_eager=FLAG,
-    mamba_ssm_cache_dtype=maybe(TEXT),
-    max_loras=COUNT,
-    max_lora_rank=SIZE,
-    fully_sharded_loras=FLAG,
-    kv_offloading_size=COUNT,
-    num_speculative_tokens=COUNT,
-    language_model_only=FLAG,
-    limit_mm_per_prompt=maybe(TEXT),
-    mm_encoder_tp_mode={"enum": ["weights", "data"]},
-    performance_mode={"enum": ["balanced", "interactivity", "throughput"]},
-    usage={"enum": ["server", "offline"]},
-    mem_fraction_static=maybe(NUMBER),
-    max_total_tokens=maybe(SIZE),
-    swa_full_tokens_ratio=maybe(NUMBER),
-    mamba_full_memory_ratio=maybe(NUMBER),
-    cuda_graph_max_bs=maybe(SIZE),
-    cuda_graph_max_bs_prefill=maybe(SIZE),
-    disable_prefill_cuda_graph=maybe(FLAG),
-    prefill_attention_backend=maybe(TEXT),
-    decode_attention_backend=maybe(TEXT),
-    enable_multimodal=maybe(FLAG),
-    max_mamba_cache_size=maybe(SIZE),
-    mamba_radix_cache_strategy=maybe(TEXT),
+    **{name: engine_argument(row, DEFAULTS[name]) for name, row in ARGUMENTS.items()},
 )
 SETTINGS = record(
     "What the server runs with.",

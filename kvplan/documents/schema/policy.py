@@ -14,7 +14,7 @@ from kvplan.policy.file import (
     WORKLOAD_KEYS,
 )
 from kvplan.policy.result import CHANGE_KINDS, CHECK, FAILURE, OUTCOMES, OWN_RULES, RULES
-from kvplan.servers.command import ARGUMENTS, Argument
+from kvplan.servers.arguments import ARGUMENTS, Argument
 
 # --- what a check says ------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.text import arguments
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.command import ARGUMENTS, read_argument
+from kvplan.servers.arguments import ARGUMENTS, read_argument
 from kvplan.servers.environment import VARIABLES, Environment
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules as sglang

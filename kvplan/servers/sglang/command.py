@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
+from kvplan.servers.arguments import ARGUMENTS, read_argument, switch
 from kvplan.servers.command import (
-    ARGUMENTS,
     MOST_UNKNOWN,
     ServeCommand,
     flag_name,
@@ -20,8 +20,6 @@ from kvplan.servers.command import (
     literal,
     one,
     pair_name,
-    read_argument,
-    switch,
 )
 
 ENGINE: Final = "sglang"

@@ -16,11 +16,12 @@ from kvplan.core.errors import UsageError
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import DEFAULTS, EngineArgs, lacking
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.rules import EngineArgs, Settings
+from kvplan.servers.vllm.rules import Settings
 
 NEWEST, OLDEST = (0, 5), (0, 4)
 TABLE_UNTIL = (0, 4, 4)  # the default fraction was a table by tensor parallel size
@@ -78,34 +79,26 @@ def version(number: tuple[int, ...]) -> Version:
 
 DP_ATTENTION = "SGLang's DP attention is not modeled"
 QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
-VLLM_ONLY = {
+CURES = {  # of arguments that SGLang lacks
     "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
     "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
     "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
     "attention_backend": "SGLang has one for each phase here; give --prefill-attention-backend and "
     "--decode-attention-backend",
-    "language_model_only": "SGLang has no such flag; leave it out",
-    "limit_mm_per_prompt": "SGLang has no such flag; leave it out",
     "num_speculative_tokens": "drafts in SGLang are not modeled; leave it out",
     "max_loras": "adapters in SGLang are not modeled; leave them out",
     "kv_offloading_size": "SGLang's hierarchical cache is not modeled; leave it out",
 }
 
 
-NO_FLAG = (
-    "enable_chunked_prefill", "performance_mode", "usage", "max_lora_rank", "fully_sharded_loras",
-    "decode_context_parallel_size", "mm_encoder_tp_mode",
-)  # fmt: skip
-
-
 def check_args(spec: ModelSpec, args: EngineArgs) -> None:
     """Refuse flags that SGLang has not, and what is not modelled of it."""
-    for name, cure in VLLM_ONLY.items():
-        if getattr(args, name) not in (None, False, 0):
-            raise UsageError(f"--{name.replace('_', '-')}: {cure}")
-    for name in NO_FLAG:
-        if getattr(args, name) != getattr(EngineArgs(), name):
-            raise UsageError(f"--{name.replace('_', '-')}", "SGLang has no such flag", "leave it out")
+    for name in lacking("sglang"):
+        if getattr(args, name) != DEFAULTS[name]:
+            flag = f"--{name.replace('_', '-')}"
+            if name in CURES:
+                raise UsageError(f"{flag}: {CURES[name]}")
+            raise UsageError(flag, "SGLang has no such flag", "leave it out")
     if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
         raise UsageError(
             f"--quantization {args.quantization}",

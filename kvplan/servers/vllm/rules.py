@@ -5,7 +5,6 @@ and from start-up logs that users posted.
 """
 
 from functools import lru_cache
-from typing import Literal
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
@@ -21,6 +20,8 @@ from kvplan.models.spec import (
     SlidingWindow,
     WindowLatent,
 )
+from kvplan.servers.arguments import EngineArgs as EngineArgs
+from kvplan.servers.arguments import lacking
 from kvplan.servers.releases import Version, since
 from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.sizing.layout import KV_DTYPES
@@ -39,71 +40,6 @@ def version(number: tuple[int, int]) -> Version:
             "use one of those",
         )
     return Version(number)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineArgs:
-    """What the user asked for; None means "not given", and the server decides.
-
-    max_model_len   tokens; "auto" fits the largest context the pool can hold
-    performance_mode  throughput doubles the default token budget and sequences
-    limit_mm_per_prompt  items of each input that a prompt may have: "image=2,video=0"
-    mm_encoder_tp_mode   data: ranks share the items, and each holds the whole encoder
-    usage           server (`vllm serve`) or offline (`LLM(...)`): their token budgets differ
-    """
-
-    max_model_len: int | Literal["auto"] | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    decode_context_parallel_size: int = 1
-    dtype: str = "auto"
-    quantization: str | None = None
-    kv_cache_dtype: str = "auto"
-    block_size: int | None = None
-    attention_backend: str | None = None
-    gpu_memory_utilization: float | None = None
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    enable_prefix_caching: bool | None = None
-    enable_chunked_prefill: bool = True
-    disable_hybrid_kv_cache_manager: bool = False
-    async_scheduling: bool = True
-    enforce_eager: bool = False
-    mamba_ssm_cache_dtype: str | None = None
-    max_loras: int = 0
-    max_lora_rank: int = 16
-    fully_sharded_loras: bool = False
-    kv_offloading_size: int = 0
-    num_speculative_tokens: int = 0
-    language_model_only: bool = False
-    limit_mm_per_prompt: str | None = None
-    mm_encoder_tp_mode: Literal["weights", "data"] = "weights"
-    performance_mode: Literal["balanced", "interactivity", "throughput"] = "balanced"
-    usage: Literal["server", "offline"] = "server"
-    # SGLang's own; those that have a counterpart above go by its name (page_size is block_size).
-    mem_fraction_static: float | None = None
-    max_total_tokens: int | None = None
-    swa_full_tokens_ratio: float | None = None
-    mamba_full_memory_ratio: float | None = None
-    cuda_graph_max_bs: int | None = None
-    cuda_graph_max_bs_prefill: int | None = None
-    disable_prefill_cuda_graph: bool | None = None
-    prefill_attention_backend: str | None = None
-    decode_attention_backend: str | None = None
-    enable_multimodal: bool | None = None
-    max_mamba_cache_size: int | None = None
-    mamba_radix_cache_strategy: str | None = None
-
-
-SGLANG_ONLY = (
-    "mem_fraction_static", "max_total_tokens", "swa_full_tokens_ratio", "mamba_full_memory_ratio", "cuda_graph_max_bs",
-    "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "prefill_attention_backend", "decode_attention_backend",
-    "enable_multimodal", "max_mamba_cache_size", "mamba_radix_cache_strategy",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,7 +506,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
 
     Raises UsageError for a context beyond the model's, or flags that contradict each other.
     """
-    for name in SGLANG_ONLY:
+    for name in lacking("vllm"):
         if getattr(args, name) is not None:
             cure = "; vLLM's is --gpu-memory-utilization" if name == "mem_fraction_static" else ""
             raise UsageError(

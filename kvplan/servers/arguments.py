@@ -1,0 +1,569 @@
+"""The engine arguments: one table, a field of `EngineArgs` and its row for each.
+
+Every place that names an argument reads it here: the commands' options and the panels of their help, --engine-arg,
+pasted and printed commands of every server, the arguments that logs list, the keys of a policy and the schemas. To add
+one, add a field and give it an effect. Flags that kvplan sizes nothing of stand in servers/<name>/arguments.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.core.units import (
+    AUTO,
+    GIB,
+    MIB,
+    parse_context,
+    parse_count,
+    parse_fraction,
+    parse_int_vllm,
+    parse_ratio,
+    parse_size,
+    parse_tokens,
+    parse_tokens_vllm,
+)
+
+if TYPE_CHECKING:
+    from kvplan.servers.releases import Version
+
+Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits"]
+Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts", "SGLang"]
+Server = Literal["vllm", "sglang"]
+MAX_RANKS: Final = 1024
+LORA_RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What a server calls an argument.
+
+    names    with underscores; the first is what its command is printed with and its log lists
+    short    behind a single dash
+    on       the value that a switch stands for; None: it has a counterpart, --no-...
+    values   the server's words for a value -> kvplan's
+    since    the change of a release that brought the first name; `earlier`: what it was called before, "" for nothing
+    beside   a switch without which it counts for nothing
+    printed  whether it is a flag of its own in a printed command
+    """
+
+    names: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
+    on: bool | None = None
+    values: Mapping[str, str] | None = None
+    since: str = ""
+    earlier: str = ""
+    beside: str = ""
+    printed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One engine argument: how it is read, shown in help, and what each server calls it.
+
+    help, metavar  of its option
+    options        the names of its option beside the long one
+    choices        its values, where they are few
+    most           the largest count that makes sense; more is a slip of the pen
+    many           whether its option takes several values
+    sglang, vllm   None: that server has no such argument; of vLLM, a Flag without names goes by the argument's own
+    """
+
+    kind: Kind
+    help: str
+    metavar: str | None = None
+    options: tuple[str, ...] = ()
+    panel: Panel = "Model, GPU and server"
+    choices: tuple[str, ...] = ()
+    most: int = 2**31 - 1
+    many: bool = False
+    vllm: Flag | None = Flag()
+    sglang: Flag | None = None
+
+    def flag(self, server: str) -> Flag | None:
+        flag: Flag | None = getattr(self, server, None)
+        return flag
+
+
+def _sglang(
+    kind: Kind,
+    name: str,
+    help: str,
+    metavar: str | None = None,
+    *,
+    on: bool | None = None,
+    since: str = "",
+    earlier: str = "",
+) -> Argument:
+    """An argument that SGLang alone has."""
+    flag = Flag((name,), on=on, since=since, earlier=earlier)
+    return Argument(kind, f"SGLang: {help}", metavar, panel="SGLang", vllm=None, sglang=flag)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What the user asked for; None means "not given", and the server decides."""
+
+    max_model_len: Annotated[
+        int | Literal["auto"] | None,
+        Argument(
+            "context",
+            "Context in tokens: 32k; several by comma; auto (or -1) fits the memory; none: the model's maximum.",
+            "TOKENS",
+            ("--ctx",),
+            many=True,
+            sglang=Flag(("context_length",)),
+        ),
+    ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        Argument(
+            "count",
+            "GPUs a layer is split over.",
+            "N",
+            ("--tp", "-tp"),
+            "Parallelism",
+            most=MAX_RANKS,
+            vllm=Flag(short=("tp",)),
+            sglang=Flag(("tp_size", "tensor_parallel_size", "tp")),
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Argument(
+            "count",
+            "Stages the layers are split into.",
+            "N",
+            ("--pp", "-pp"),
+            "Parallelism",
+            most=MAX_RANKS,
+            vllm=Flag(short=("pp",)),
+            sglang=Flag(("pp_size", "pipeline_parallel_size", "pp")),
+        ),
+    ] = 1
+    data_parallel_size: Annotated[
+        int,
+        Argument(
+            "count",
+            "Replicas side by side.",
+            "N",
+            ("--dp", "-dp"),
+            "Parallelism",
+            most=MAX_RANKS,
+            vllm=Flag(short=("dp",)),
+            sglang=Flag(("dp_size", "data_parallel_size", "dp")),
+        ),
+    ] = 1
+    decode_context_parallel_size: Annotated[
+        int,
+        Argument(
+            "count",
+            "Ranks a request's tokens are spread over.",
+            "N",
+            ("--dcp", "-dcp"),
+            "Parallelism",
+            most=MAX_RANKS,
+            vllm=Flag(short=("dcp",)),
+        ),
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool,
+        Argument(
+            "flag",
+            "Spread whole experts over the ranks.",
+            options=("--ep/--no-ep", "-ep"),
+            panel="Parallelism",
+            vllm=Flag(short=("ep",)),
+            sglang=Flag(("ep_size", "expert_parallel_size", "ep")),  # a number of ranks: servers/sglang/command.py
+        ),
+    ] = False
+    gpu_memory_utilization: Annotated[
+        float | None, Argument("fraction", "Share of the GPU that the server may use: 0.92.", "SHARE")
+    ] = None
+    mem_fraction_static: Annotated[
+        float | None,
+        _sglang("fraction", "mem_fraction_static", "share of what is free at the start for weights and KV.", "SHARE"),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        Argument(
+            "count", "Requests that run at once, at most.", "N", ("--batch",), sglang=Flag(("max_running_requests",))
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        int | None, Argument("tokens", "Tokens of one step, at most.", "TOKENS", sglang=Flag(("chunked_prefill_size",)))
+    ] = None
+    max_total_tokens: Annotated[
+        int | None,
+        _sglang("tokens", "max_total_tokens", "tokens of the KV pool, at most.", "TOKENS"),
+    ] = None
+    dtype: Annotated[
+        str,
+        Argument(
+            "text",
+            "auto, bfloat16, float16 or float32.",
+            "DTYPE",
+            panel="Quantization",
+            sglang=Flag(("dtype",)),
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        Argument(
+            "text",
+            "Quantize while loading (fp8), or name what the checkpoint is.",
+            "METHOD",
+            panel="Quantization",
+            vllm=Flag(short=("q",)),
+            sglang=Flag(("quantization",)),
+        ),
+    ] = None
+    kv_cache_dtype: Annotated[
+        str,
+        Argument(
+            "text",
+            "auto, fp8, fp8_e4m3, fp8_e5m2, ...",
+            "DTYPE",
+            panel="Quantization",
+            sglang=Flag(("kv_cache_dtype",), values={"bf16": "bfloat16"}),
+        ),
+    ] = "auto"
+    mamba_ssm_cache_dtype: Annotated[
+        str | None,
+        Argument(
+            "text",
+            "dtype of recurrent states.",
+            "DTYPE",
+            panel="Quantization",
+            sglang=Flag(("mamba_ssm_dtype",)),
+        ),
+    ] = None
+    block_size: Annotated[
+        int | None, Argument("count", "Tokens of one KV block.", "N", sglang=Flag(("page_size",)))
+    ] = None
+    attention_backend: Annotated[
+        str | None,
+        Argument(
+            "text",
+            "vLLM: FLASHINFER, TRITON_ATTN, FLASHMLA, ...",
+            "NAME",
+            vllm=Flag(since="attention_backend_flag"),
+        ),
+    ] = None
+    kv_cache_memory_bytes: Annotated[int | None, Argument("bytes", "Size of the KV pool on one GPU.", "SIZE")] = None
+    num_gpu_blocks_override: Annotated[int | None, Argument("count", "Blocks of the KV pool.", "N")] = None
+    performance_mode: Annotated[
+        Literal["balanced", "interactivity", "throughput"],
+        Argument(
+            "choice",
+            "What vLLM's own defaults aim at; throughput: larger steps.",
+            choices=("balanced", "interactivity", "throughput"),
+        ),
+    ] = "balanced"
+    kv_offloading_size: Annotated[int, Argument("gib", "Host memory for KV, over all ranks.", "GIB")] = 0
+    enable_prefix_caching: Annotated[
+        bool | None,
+        Argument(
+            "flag",
+            "Keep blocks for requests with the same beginning.",
+            sglang=Flag(("disable_radix_cache",), on=False),
+        ),
+    ] = None
+    enable_chunked_prefill: Annotated[bool, Argument("flag", "Spread a long prompt over several steps.")] = True
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool,
+        Argument(
+            "flag",
+            "Keep every layer's KV for the whole context.",
+            sglang=Flag(("disable_hybrid_swa_memory",), on=True),
+        ),
+    ] = False
+    async_scheduling: Annotated[
+        bool,
+        Argument(
+            "flag", "Schedule the next step during this one.", sglang=Flag(("disable_overlap_schedule",), on=False)
+        ),
+    ] = True
+    enforce_eager: Annotated[
+        bool, Argument("flag", "Run without CUDA graphs.", sglang=Flag(("disable_cuda_graph",), on=True))
+    ] = False
+    language_model_only: Annotated[bool, Argument("flag", "Take text alone: load no encoder for images.")] = False
+    limit_mm_per_prompt: Annotated[
+        str | None,
+        Argument("limits", 'Items of a prompt, at most: image=0,video=0 or {"image": 0}.', "LIMITS"),
+    ] = None
+    mm_encoder_tp_mode: Annotated[
+        Literal["weights", "data"],
+        Argument(
+            "choice",
+            "Split an encoder's weights over the ranks, or the items (data): each rank then holds it whole.",
+            panel="Parallelism",
+            choices=("weights", "data"),
+        ),
+    ] = "weights"
+    max_loras: Annotated[
+        int,
+        Argument(
+            "count",
+            "Adapter slots.",
+            "N",
+            panel="Adapters and drafts",
+            most=10_000,
+            vllm=Flag(beside="enable_lora"),
+        ),
+    ] = 0
+    max_lora_rank: Annotated[
+        int,
+        Argument("choice", "Largest rank of an adapter.", "N", panel="Adapters and drafts", choices=LORA_RANKS),
+    ] = 16
+    fully_sharded_loras: Annotated[
+        bool, Argument("flag", "Split both adapter matrices over the ranks.", panel="Adapters and drafts")
+    ] = False
+    num_speculative_tokens: Annotated[
+        int,
+        Argument(
+            "count",
+            "Tokens drafted per step.",
+            "N",
+            panel="Adapters and drafts",
+            most=1000,
+            vllm=Flag(printed=False),  # a part of --speculative-config
+        ),
+    ] = 0
+    usage: Annotated[
+        Literal["server", "offline"],
+        Argument(
+            "choice",
+            "`vllm serve` (server) or `LLM(...)` (offline).",
+            choices=("server", "offline"),
+            vllm=Flag(printed=False),  # which program it is
+        ),
+    ] = "server"
+    swa_full_tokens_ratio: Annotated[
+        float | None,
+        _sglang("ratio", "swa_full_tokens_ratio", "tokens of the windows' pool per full token.", "RATIO"),
+    ] = None
+    mamba_full_memory_ratio: Annotated[
+        float | None,
+        _sglang("ratio", "mamba_full_memory_ratio", "memory of states per memory of tokens.", "RATIO"),
+    ] = None
+    cuda_graph_max_bs: Annotated[
+        int | None,
+        _sglang(
+            "count",
+            "cuda_graph_max_bs_decode",
+            "sequences of the largest CUDA graph.",
+            "N",
+            since="decode_graph_flag",
+            earlier="cuda_graph_max_bs",
+        ),
+    ] = None
+    cuda_graph_max_bs_prefill: Annotated[
+        int | None,
+        _sglang("count", "cuda_graph_max_bs_prefill", "tokens of the largest prefill graph.", "N"),
+    ] = None
+    prefill_attention_backend: Annotated[
+        str | None,
+        _sglang("text", "prefill_attention_backend", "fa3, flashinfer, trtllm_mha, ...", "NAME"),
+    ] = None
+    decode_attention_backend: Annotated[
+        str | None,
+        _sglang("text", "decode_attention_backend", "fa3, flashmla, trtllm_mla, ...", "NAME"),
+    ] = None
+    max_mamba_cache_size: Annotated[
+        int | None,
+        _sglang("count", "max_mamba_cache_size", "slots for recurrent states.", "N"),
+    ] = None
+    mamba_radix_cache_strategy: Annotated[
+        str | None,
+        _sglang(
+            "text",
+            "mamba_radix_cache_strategy",
+            "auto, no_buffer, extra_buffer or extra_buffer_lazy.",
+            "NAME",
+            since="decode_graph_flag",
+            earlier="mamba_scheduler_strategy",
+        ),
+    ] = None
+    disable_prefill_cuda_graph: Annotated[
+        bool | None,
+        _sglang("flag", "disable_prefill_cuda_graph", "no CUDA graphs of prefills.", on=True),
+    ] = None
+    enable_multimodal: Annotated[
+        bool | None,
+        _sglang("flag", "enable_multimodal", "take images where the default is text.", on=True),
+    ] = None
+
+
+def _row(annotated: Any) -> Argument:
+    row: Argument = annotated.__metadata__[0]
+    return row
+
+
+_FIELDS: Final = fields(EngineArgs)
+ARGUMENTS: Final[Mapping[str, Argument]] = {field.name: _row(field.type) for field in _FIELDS}
+DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in _FIELDS}
+# Every name but the field's own that some server has for an argument.
+SHORT: Final[dict[str, str]] = {
+    short: name for name, row in ARGUMENTS.items() if row.vllm is not None for short in row.vllm.short
+}
+
+
+def lacking(server: str) -> Iterator[str]:
+    """The arguments that a server does not have, and another has."""
+    return (name for name, row in ARGUMENTS.items() if row.flag(server) is None)
+
+
+def spellings(server: str) -> dict[str, str]:
+    """Every name that a server has or had for an argument -> the argument."""
+    names: dict[str, str] = {}
+    for argument, row in ARGUMENTS.items():
+        flag = row.flag(server)
+        if flag is not None:
+            names |= dict.fromkeys(filter(None, (*(flag.names or (argument,)), flag.earlier)), argument)
+    return names
+
+
+# --- a printed command ------------------------------------------------------------------------------------------------
+
+
+def flag_words(server: str, release: "Version", args: EngineArgs, stated: Mapping[str, Any]) -> list[str]:
+    """The flags of a server's command that say what the arguments say, in the order of the table.
+
+    stated  what the plan says in place of an argument; None: nothing. All else is said where it is not the default.
+    """
+    words: list[str] = []
+    for name, row in ARGUMENTS.items():
+        flag = row.flag(server)
+        value = stated.get(name, getattr(args, name))
+        if flag is None or not flag.printed or value is None or (name not in stated and value == DEFAULTS[name]):
+            continue
+        known = not flag.since or release.has(flag.since)
+        spelling = ((flag.names or (name,))[0] if known else flag.earlier).replace("_", "-")
+        if not spelling:
+            continue
+        if isinstance(value, bool):
+            if flag.on in (None, value):
+                words.append(f"--{spelling}" if value or flag.on is False else f"--no-{spelling}")
+            continue
+        beside = [f"--{flag.beside.replace('_', '-')}"] if flag.beside else []
+        words += [*beside, f"--{spelling}", f"{value / GIB:.9g}" if row.kind == "gib" else str(value)]
+    return words
+
+
+# --- one value --------------------------------------------------------------------------------------------------------
+
+
+def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> Any:
+    """The value of an engine argument, as EngineArgs holds it.
+
+    option  what errors call it
+    vllm    read numbers as vLLM would ("32k" is 32,000)
+    """
+    argument = ARGUMENTS[name]
+    match argument.kind:
+        case "context":
+            context = parse_context(text, option, vllm=vllm)
+            return "auto" if context is AUTO else context
+        case "tokens":
+            return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
+        case "count":
+            return parse_count(text, option, argument.most)
+        case "bytes":
+            return stated_bytes(
+                parse_int_vllm(text, option) if vllm or is_vllm_size(text) else parse_size(text, option), option
+            )
+        case "gib":
+            return gib(text, option)
+        case "fraction":
+            return parse_fraction(text, option)
+        case "ratio":
+            return parse_ratio(text, option)
+        case "flag":
+            return switch(text, option)
+        case "choice":
+            if text not in argument.choices:
+                raise UsageError(option, f"{printable(text, 40)!r} is not one of {', '.join(argument.choices)}")
+            return int(text) if text.isdigit() else text
+        case "limits":
+            return limits(text, option)
+        case "text":
+            if not text or len(text) > 100 or not text.isprintable():
+                raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write one vLLM takes")
+            return text
+
+
+def is_vllm_size(text: str) -> bool:
+    """Whether a size is written in vLLM's own way, with one letter behind it: 10G (binary), 10g (decimal)."""
+    return re.fullmatch(r"[0-9.]+[kmgtKMGT]", text) is not None
+
+
+def stated_bytes(size: int, option: str) -> int:
+    """A size that somebody states for weights or a KV pool; a bare "16" is more likely 16 GB, and is asked back."""
+    if size < MIB:
+        raise UsageError(option, f"is too small to be meant ({size:,} bytes)", "write the unit, for example 16GiB")
+    return size
+
+
+def vllm_size_note(option: str, text: str, size: int) -> str:
+    other = text[:-1] + text[-1].swapcase()
+    kinds = ("binary", "decimal") if text[-1].isupper() else ("decimal", "binary")
+    return f"{option} {text}: is {size:,} bytes ({kinds[0]}), as vLLM reads it; {other} would be {kinds[1]}"
+
+
+def switch(text: str, option: str) -> bool:
+    """true or false."""
+    value = {"true": True, "false": False}.get(text.lower())
+    if value is None:
+        raise UsageError(option, f"is neither true nor false ({printable(text, 40)!r})", "write one of them")
+    return value
+
+
+def gib(text: str, option: str) -> int:
+    """A number of GiB, as vLLM's --kv-offloading-size takes it, in bytes; a size with its unit will do too."""
+    if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
+        return int(float(text) * GIB)
+    return parse_size(text, option)
+
+
+NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none
+
+
+def limits(text: str, option: str) -> str | None:
+    """Items of each input that a prompt may have, as "image=2,video=0"; None for an object that names none.
+
+    vLLM takes a JSON object, whose values are counts or options with a count; its older releases took this form, and
+    its log has Python's.
+    """
+    import json
+
+    pairs: dict[str, Any]
+    if text.lstrip().startswith("{"):
+        try:
+            parsed = json.loads(text.replace("'", '"'))
+        except (ValueError, RecursionError):
+            parsed = None
+        pairs = parsed if isinstance(parsed, dict) else {"": None}
+        pairs = {
+            name: value.get("count", NO_LIMIT) if isinstance(value, dict) else value for name, value in pairs.items()
+        }
+    else:
+        pairs = {
+            name.strip(): int(count) if re.fullmatch(r"\s*[0-9]{1,6}\s*", count) else None
+            for name, _, count in (pair.partition("=") for pair in text.split(","))
+        }
+    for name, count in pairs.items():
+        counted = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**6
+        if not counted or not re.fullmatch(r"[a-z_]{1,30}", name):
+            raise UsageError(
+                option,
+                f"does not say counts of inputs ({printable(text, 60)!r})",
+                'write image=0,video=0 or {"image": 0}',
+            )
+    return ",".join(f"{name}={count}" for name, count in pairs.items()) or None
