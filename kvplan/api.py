@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvplan.cli import asked
 from kvplan.cli.options import EstimateOptions
@@ -29,6 +29,9 @@ from kvplan.core.errors import (
 from kvplan.core.units import GIB, plural
 from kvplan.planning.plan import MemoryBreakdown, Plan, plan
 from kvplan.report import lines
+
+if TYPE_CHECKING:
+    from kvplan.documents.plan import PlanDocument
 
 __all__ = (
     "Answer",
@@ -113,8 +116,7 @@ class Answer:
     @property
     def serve_command(self) -> str:
         """The command that starts this very server."""
-        command: str = self.to_dict()["flags"]["command"]
-        return command
+        return self.to_dict()["flags"]["command"]
 
     def explain(self) -> str:
         """Every formula with its numbers and sources, as `--explain` prints them."""
@@ -123,7 +125,7 @@ class Answer:
 
         return "\n".join(map(lines.plain, explain_lines(explain(self.plan)))).strip()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> "PlanDocument":
         """The document of `--format json` (`kvplan schema estimate` describes it)."""
         from kvplan.documents.artifact import plan_document
 

@@ -253,7 +253,8 @@ def rendered(rows: Sequence[Row], format: str, what: str) -> str:
 
 def schema(options: SchemaOptions) -> int:
     """The JSON Schema of a kind of document."""
-    from kvplan.documents import artifact
+    from kvplan.documents.artifact import dumps
+    from kvplan.documents.schema import document_schema
 
-    output.write(artifact.dumps(artifact.document_schema(options.name)))
+    output.write(dumps(document_schema(options.name)))
     return 0

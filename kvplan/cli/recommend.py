@@ -22,13 +22,14 @@ from kvplan.cli.sweep_options import RecommendOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count
-from kvplan.documents.artifact import Document, dumps
+from kvplan.documents.artifact import dumps
 from kvplan.hardware import prices as price_file
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
+from kvplan.report.recommend_text import Document
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import Load, Request, check_load
 

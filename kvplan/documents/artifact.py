@@ -5,75 +5,70 @@ exactly (of a server whose windows and states have pools of their own, what all 
 not fit both are 0 and `deficit` says what is missing. No number is NaN or infinite.
 """
 
+from __future__ import annotations
+
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvplan.core.units import format_gib
+from kvplan.hardware.gpu import TotalKind
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import blocks_per_user, log_differs
-from kvplan.planning.plan import MemoryBreakdown, Plan
+from kvplan.planning.plan import Plan
 from kvplan.servers.base import Sources, server_of, terms_of
+from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import online_scheme
 from kvplan.sizing import weights
 
-PLAN = "kvplan/plan@1"
-PLANS = "kvplan/plans@1"
+if TYPE_CHECKING:  # the types of the documents cost a command nothing
+    from kvplan.documents import plan as typed
+
 # Overheads that are modelled even where their range is a point.
 MODELLED = ("activations", "cuda_graphs", "non_torch", "context")
 
-Document = dict[str, Any]
 
-
-def plan_document(plan: Plan) -> Document:
+def plan_document(plan: Plan) -> typed.PlanDocument:
     """One plan as JSON values (kvplan/plan@1)."""
-    document: Document = {
-        "schema": PLAN,
+    memory, kv, concurrency = _memory(plan), _kv(plan), _concurrency(plan)
+    words = serve_command(plan)
+    return {
+        "schema": "kvplan/plan@1",
         "inputs": _inputs(plan),
         "fits": plan.fits,
         "deficit": plan.deficit,
         "refusal": _refusal(plan),
-        "memory": _memory(plan),
-        "kv": _kv(plan),
-        "concurrency": _concurrency(plan),
+        "memory": memory,
+        "kv": kv,
+        "concurrency": concurrency,
         "host_memory": _host_memory(plan),
         "parameters": _parameters(plan.request.spec),
         "limits": _limits(plan),
         "fixes": _fixes(plan),
         "assumptions": _assumptions(plan),
+        "provenance": _provenance(plan, kv, concurrency),
+        "flags": {"argv": words, "command": shlex.join(words)},
+        "notes": list(plan.notes),
     }
-    document["provenance"] = _provenance(plan, document)
-    words = serve_command(plan)
-    document["flags"] = {"argv": words, "command": shlex.join(words)}
-    document["notes"] = list(plan.notes)
-    return document
 
 
-def plans_document(plans: Sequence[Plan]) -> Document:
+def plans_document(plans: Sequence[Plan]) -> typed.PlansDocument:
     """Several plans in one document (kvplan/plans@1)."""
-    return {"schema": PLANS, "plans": [plan_document(plan) for plan in plans]}
+    return {"schema": "kvplan/plans@1", "plans": [plan_document(plan) for plan in plans]}
 
 
-def document_schema(name: str) -> Document:
-    """The JSON Schema (draft 2020-12) of a kind of document: `plan`, `plans`, ...; UsageError for another name."""
-    from kvplan.documents.schema import core, diff, log, policy, simulation, sweep
-
-    more = policy.SCHEMAS | diff.SCHEMAS | sweep.SCHEMAS | simulation.SCHEMAS | log.SCHEMAS
-    return core.schema(name, more)
-
-
-def dumps(document: Document) -> str:
+def dumps(document: Mapping[str, object]) -> str:
     """A document as text: two spaces of indent, keys in the order of the schema, no NaN."""
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=True)
 
 
-def values(record: Any) -> Document:
+def values(record: Any) -> dict[str, Any]:
     """The fields of a dataclass, not copied."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
@@ -81,7 +76,7 @@ def values(record: Any) -> Document:
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-def _inputs(plan: Plan) -> Document:
+def _inputs(plan: Plan) -> typed.Inputs:
     request, gpu = plan.request, plan.request.gpu
     return {
         "model": _model(request.spec),
@@ -98,7 +93,7 @@ def _inputs(plan: Plan) -> Document:
             "compute_capability": gpu.compute_capability,
         },
         "num_gpus": num_gpus(plan),
-        "args": values(request.args),
+        "args": cast("typed.Args", values(request.args)),
         "settings": _settings(plan),
         "weights_bytes": request.weights_bytes,
         "memory_in_use": request.memory_in_use,
@@ -112,7 +107,7 @@ def num_gpus(plan: Plan) -> int:
     return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
 
 
-def _model(spec: ModelSpec) -> Document:
+def _model(spec: ModelSpec) -> typed.Model:
     return {
         "name": spec.name,
         "id": model_id(spec),
@@ -127,14 +122,22 @@ def _model(spec: ModelSpec) -> Document:
     }
 
 
-def _settings(plan: Plan) -> Document:
-    """Every setting in effect; an auto-fitted context is the fitted one. What follows from the release is left out."""
-    derived = ("version", "backend", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
-    settings = {name: value for name, value in values(plan.settings).items() if name not in derived}
-    return {**settings, "max_model_len": plan.capacity.max_model_len}
+def _settings(plan: Plan) -> typed.Settings:
+    """The settings in effect; an auto-fitted context is the fitted one. What follows from the release is left out."""
+    settings = plan.settings
+    return {
+        "max_model_len": plan.capacity.max_model_len,
+        "auto_fit": settings.auto_fit,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "in_flight_tokens": settings.in_flight_tokens,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "kv_dtype": settings.kv_dtype,
+        "dtype": settings.dtype,
+    }
 
 
-def _workload(plan: Plan) -> Document:
+def _workload(plan: Plan) -> typed.Workload:
     load = plan.request.load
     return {
         "mean_tokens": load.mean_tokens,
@@ -147,12 +150,19 @@ def _workload(plan: Plan) -> Document:
 # --- memory, KV, users ------------------------------------------------------------------------------------------------
 
 
-def _memory(plan: Plan) -> Document:
+def _memory(plan: Plan) -> typed.Memory:
     memory = plan.memory
     return {
         "total": memory.total,
         "budget": memory.budget,
-        **{row: getattr(memory, row) for row in MemoryBreakdown.ROWS},
+        "weights": memory.weights,
+        "buffers": memory.buffers,
+        "activations": memory.activations,
+        "cuda_graphs": memory.cuda_graphs,
+        "non_torch": memory.non_torch,
+        "lora": memory.lora,
+        "kv_cache": memory.kv_cache,
+        "unused": memory.unused,
         "missing": memory.missing,
         "unused_detail": {
             "context": memory.context,
@@ -170,7 +180,7 @@ def _memory(plan: Plan) -> Document:
     }
 
 
-def _kv(plan: Plan) -> Document:
+def _kv(plan: Plan) -> typed.KvCache:
     capacity = plan.capacity
     return {
         "max_model_len": capacity.max_model_len,
@@ -187,12 +197,12 @@ def _kv(plan: Plan) -> Document:
     }
 
 
-def _groups(plan: Plan) -> list[Document]:
+def _groups(plan: Plan) -> list[typed.Group]:
     here, context = stage_of(plan), plan.capacity.max_model_len
-    found = []
+    groups: list[typed.Group] = []
     for group in plan.pool.groups:
         local = [spec for index, spec in group.layers if index in here]
-        found.append(
+        groups.append(
             {
                 "kind": "+".join(dict.fromkeys(spec.kind for spec in group.specs)),
                 "num_layers": len({index for index, _ in group.layers}),
@@ -202,10 +212,10 @@ def _groups(plan: Plan) -> list[Document]:
                 "blocks_per_request": group.charged(context, plan.settings, plan.pool.dcp),
             }
         )
-    return found
+    return groups
 
 
-def _concurrency(plan: Plan) -> Document:
+def _concurrency(plan: Plan) -> typed.Concurrency:
     """The users, and the server's own figure. A stated number of blocks has no range; where nothing fits all are 0."""
     answer = plan.concurrency
     return {
@@ -222,7 +232,7 @@ def _concurrency(plan: Plan) -> Document:
     }
 
 
-def _host_memory(plan: Plan) -> Document:
+def _host_memory(plan: Plan) -> typed.HostMemory:
     """What --kv-offloading-size takes of the host, for all ranks of a replica, and how many requests' KV it holds.
 
     Source: vLLM 0.33 v1/kv_offload: the size is divided by what one block costs on all ranks together.
@@ -243,7 +253,7 @@ def _counts(spec: ModelSpec) -> tuple[dict[str, int], int]:
     return dict(weights.num_params(spec)), active
 
 
-def _parameters(spec: ModelSpec) -> Document:
+def _parameters(spec: ModelSpec) -> typed.Parameters:
     groups, active = _counts(spec)
     return {"total": sum(groups.values()), "active": active, "groups": dict(groups)}
 
@@ -251,7 +261,7 @@ def _parameters(spec: ModelSpec) -> Document:
 # --- what limits it, what would help ----------------------------------------------------------------------------------
 
 
-def _refusal(plan: Plan) -> Document | None:
+def _refusal(plan: Plan) -> typed.Refusal | None:
     """Why the server would not start; null where it does."""
     if plan.fits:
         return None
@@ -261,7 +271,7 @@ def _refusal(plan: Plan) -> Document | None:
     return {"by": by, "text": text, "flag": None}
 
 
-def _limits(plan: Plan) -> list[Document]:
+def _limits(plan: Plan) -> list[typed.Limit]:
     return [{"by": by, "text": text} for by, text in (_shortages(plan) if not plan.fits else _bounds(plan))]
 
 
@@ -339,7 +349,7 @@ def _stage(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def _fixes(plan: Plan) -> list[Document]:
+def _fixes(plan: Plan) -> list[typed.Fix]:
     """The nearest changes that would make it fit; none are sought where it does."""
     if plan.fits:
         return []
@@ -362,9 +372,9 @@ def _fixes(plan: Plan) -> list[Document]:
 # --- what is modelled, and where each number comes from ---------------------------------------------------------------
 
 
-def _assumptions(plan: Plan) -> list[Document]:
+def _assumptions(plan: Plan) -> list[typed.Assumption]:
     gpu, request = plan.request.gpu, plan.request
-    found = []
+    found: list[typed.Assumption] = []
     if gpu.total_memory_low < gpu.total_memory_high:
         found.append(
             {
@@ -403,7 +413,7 @@ def _assumptions(plan: Plan) -> list[Document]:
     return found + [_statement(name, *said) for name, said in statements(plan).items()]
 
 
-def _statement(name: str, text: str, source: str) -> Document:
+def _statement(name: str, text: str, source: str) -> typed.Assumption:
     return {"name": name, "low": None, "likely": None, "high": None, "formula": text, "source": source}
 
 
@@ -413,14 +423,19 @@ TOTAL_FORMULAS = {
     "estimated": "the vendor's GB read as GiB, times the ratio seen on GPUs of its class",
     "given": "as given",
 }
-TOTAL_KINDS = {"logged": "measured", "published": "measured", "estimated": "calibrated", "given": "exact"}
+TOTAL_KINDS: Final[dict[TotalKind, Kind]] = {
+    "logged": "measured",
+    "published": "measured",
+    "estimated": "calibrated",
+    "given": "exact",
+}
 
 COMPARED = ", equal to the server's own code in every case compared"
 ESTIMATED_POOL = ", over what the calibrated rows leave of the budget"
 REST_SOURCE = "what the other rows leave of the total"
 
 
-def _provenance(plan: Plan, document: Document) -> Document:
+def _provenance(plan: Plan, kv: typed.KvCache, concurrency: typed.Concurrency) -> dict[str, typed.Origin]:
     """JSON path -> kind and source, for every number of memory, kv and concurrency.
 
     exact       facts and the server's own arithmetic, compared with it
@@ -430,21 +445,21 @@ def _provenance(plan: Plan, document: Document) -> Document:
     """
     charge, pool = _charge_source(plan), _pool_source(plan)
     found = {f"memory.{name}": entry for name, entry in _memory_sources(plan, pool)}
-    for name, value in document["kv"].items():
+    for name, value in kv.items():
         if isinstance(value, int):
             found[f"kv.{name}"] = pool if name in ("num_blocks", "tokens") else charge
-    for name, value in document["kv"]["groups"][0].items():
+    for name, value in kv["groups"][0].items():
         if not isinstance(value, str):
             found[f"kv.groups[*].{name}"] = charge
-    for name, value in document["concurrency"].items():
+    for name, value in concurrency.items():
         if value is not None and not isinstance(value, str):
             found[f"concurrency.{name}"] = _user_source(name, pool, plan)
-    if document["kv"]["groups"][0]["window"] is None and all(g["window"] is None for g in document["kv"]["groups"]):
+    if kv["groups"][0]["window"] is None and all(g["window"] is None for g in kv["groups"]):
         del found["kv.groups[*].window"]
     return {path: {"kind": kind, "source": source} for path, (kind, source) in found.items()}
 
 
-Origin = tuple[str, str]  # (kind, source)
+Origin = tuple[Kind, str]  # (kind, source)
 
 
 def sources(plan: Plan) -> Sources:
@@ -489,7 +504,7 @@ def _memory_sources(plan: Plan, pool: Origin) -> Iterator[tuple[str, Origin]]:
     stated = plan.request.weights_bytes is not None
     read = plan.request.checkpoint is not None and online_scheme(plan.request) is None
     facts = "the sizes that the checkpoint's files state" if read else plan.request.spec.source
-    held = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
+    held: Origin = ("formula", "the stated total, spread evenly") if stated else ("exact", facts)
     for name in ("weights", "load_peak"):
         yield name, held
     for group in plan.weight_groups:

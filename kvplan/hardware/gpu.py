@@ -18,16 +18,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, Final, Literal, TypeVar
 
 from kvplan.core import entries
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.records import dataclass
 
-KINDS = ("logged", "published", "estimated")
+TotalKind = Literal["logged", "published", "estimated", "given"]
+KINDS: Final[tuple[TotalKind, ...]] = ("logged", "published", "estimated")
 VENDORS = ("nvidia", "amd")
 INTERCONNECTS = ("nvlink", "infinity-fabric", "pcie", "none")
-GIVEN = "given"
+GIVEN: Final = "given"
+Choice = TypeVar("Choice", bound=str)
 LOG_PRECISION = 2**30 // 200  # half of the last digit of "139.81 GiB"
 
 
@@ -49,7 +51,7 @@ class GpuSpec:
     total_memory: int
     total_memory_low: int
     total_memory_high: int
-    total_memory_kind: str
+    total_memory_kind: TotalKind
     total_memory_source: str
     nominal_memory: int | None
     memory_bandwidth: int | None
@@ -265,11 +267,12 @@ def _text(name: str, facts: Mapping[str, Any], fact: str) -> str:
     return value
 
 
-def _one_of(name: str, facts: Mapping[str, Any], fact: str, known: tuple[str, ...]) -> str:
+def _one_of(name: str, facts: Mapping[str, Any], fact: str, known: tuple[Choice, ...]) -> Choice:
     value = _text(name, facts, fact)
-    if value not in known:
-        raise _invalid(name, fact, f"is none of {', '.join(known)}", value)
-    return value
+    for choice in known:
+        if value == choice:
+            return choice
+    raise _invalid(name, fact, f"is none of {', '.join(known)}", value)
 
 
 def _capability(name: str, facts: Mapping[str, Any]) -> str | None:

@@ -277,7 +277,7 @@ def plan_side(plan: Plan, key: str | None = None) -> Side:
 # --- documents as sides -----------------------------------------------------------------------------------------------
 
 
-def document_sides(document: Document, where: str) -> list[Side]:
+def document_sides(document: Mapping[str, object], where: str) -> list[Side]:
     """The sides in a kvplan document; InvalidInputError names what is missing or is not what it should be."""
     match document.get("schema"):
         case "kvplan/plan@1":
@@ -309,7 +309,7 @@ MAY_BE_NEGATIVE: Final = ("figures.headroom",)
 class Reader:
     """Values of a document by path, each checked for being there and for its type."""
 
-    document: Document
+    document: Mapping[str, object]
     where: str
 
     def value(self, path: str) -> Any:

@@ -16,6 +16,7 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UnsupportedModelError, UsageError
+from kvplan.core.field_types import Count, Number, Size
 from kvplan.core.units import format_bytes
 from kvplan.models.spec import Decoder, ModelSpec
 from kvplan.planning.held import num_gpus
@@ -48,38 +49,38 @@ class Row(NamedTuple):
     model: str
     gpu: str
     engine: str
-    num_gpus: int
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    max_model_len: int | None
-    mean_tokens: int | None
+    num_gpus: Size
+    tensor_parallel_size: Size
+    pipeline_parallel_size: Size
+    data_parallel_size: Size
+    max_model_len: Size | None
+    mean_tokens: Size | None
     dtype: str
     quantization: str | None
     kv_cache_dtype: str
-    gpu_memory_utilization: float | None
-    max_num_seqs: int | None
-    block_size: int | None
+    gpu_memory_utilization: Number | None
+    max_num_seqs: Size | None
+    block_size: Size | None
     fits: bool
     reason: str | None
-    deficit: int | None = None
+    deficit: Count | None = None
     kv_dtype: str | None = None
-    weights: int | None = None
-    kv_cache: int | None = None
-    kv_bytes_per_token: int | None = None
-    bytes_per_request: int | None = None
-    num_blocks: int | None = None
-    tokens: int | None = None
-    concurrency: float | None = None
-    concurrency_low: float | None = None
-    concurrency_high: float | None = None
-    pool_users: int | None = None
-    users: int | None = None
-    users_low: int | None = None
-    users_high: int | None = None
-    users_per_gpu: float | None = None
-    price_per_hour: float | None = None
-    users_per_dollar: float | None = None
+    weights: Count | None = None
+    kv_cache: Count | None = None
+    kv_bytes_per_token: Count | None = None
+    bytes_per_request: Count | None = None
+    num_blocks: Count | None = None
+    tokens: Count | None = None
+    concurrency: Number | None = None
+    concurrency_low: Number | None = None
+    concurrency_high: Number | None = None
+    pool_users: Count | None = None
+    users: Count | None = None
+    users_low: Count | None = None
+    users_high: Count | None = None
+    users_per_gpu: Number | None = None
+    price_per_hour: Number | None = None
+    users_per_dollar: Number | None = None
 
     @property
     def is_possible(self) -> bool:

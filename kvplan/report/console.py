@@ -1,12 +1,14 @@
 """The answer on one screen."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
-from kvplan.documents.artifact import Document, plan_document
+from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.quant import scheme_name
 from kvplan.models.spec import ChunkedAttention, ModelSpec, SlidingWindow
@@ -22,6 +24,8 @@ from kvplan.sizing.weights import num_params
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
 
 BAR = 26
 SCREEN = 100  # columns
@@ -39,7 +43,7 @@ UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # where a serve
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
-def print_plan(plan: Plan, console: "Console | TextIO", *, explain: bool = False) -> None:
+def print_plan(plan: Plan, console: Console | TextIO, *, explain: bool = False) -> None:
     """The answer on one screen; with `explain` every formula behind it below."""
     lines = plan_lines(plan_document(plan), blocks=takes_blocks(console))
     if explain:
@@ -47,7 +51,7 @@ def print_plan(plan: Plan, console: "Console | TextIO", *, explain: bool = False
     write(lines, console)
 
 
-def plan_lines(doc: Document, *, blocks: bool = True) -> list[Line]:
+def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Line]:
     """One plan's document as lines; `blocks`: bars of block characters, else of #."""
     parts = [
         [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
@@ -67,11 +71,11 @@ def plan_lines(doc: Document, *, blocks: bool = True) -> list[Line]:
 # --- the parts of the screen ------------------------------------------------------------------------------------------
 
 
-def name_of(doc: Document) -> str:
+def name_of(doc: PlanDocument) -> str:
     return printable(doc["inputs"]["model"]["name"])
 
 
-def where(doc: Document) -> str:
+def where(doc: PlanDocument) -> str:
     """The GPUs of a plan: "a100-80g", "2 x h100-80g", "a GPU of 24.00 GiB"."""
     gpu, count = doc["inputs"]["gpu"], doc["inputs"]["num_gpus"]
     size = f" of {format_gib(gpu['total_memory'])}" if gpu["total_memory_kind"] == "given" else ""
@@ -81,16 +85,16 @@ def where(doc: Document) -> str:
     return f"a GPU{size}" if name == "GPU" else f"{name}{size}"
 
 
-def context_text(doc: Document) -> str:
+def context_text(doc: PlanDocument) -> str:
     return f"{doc['kv']['max_model_len']:,} tokens"
 
 
-def headline(doc: Document) -> str:
+def headline(doc: PlanDocument) -> str:
     context = context_text(doc)
     subject, auto = f"{name_of(doc)} on {where(doc)}", doc["inputs"]["settings"]["auto_fit"]
     if not doc["fits"]:
-        if does_not_start(doc):
-            return f"{subject}: does not start at {context}: {doc['refusal']['text']}"
+        if (refusal := start_refusal(doc)) is not None:
+            return f"{subject}: does not start at {context}: {refusal['text']}"
         short = f"{format_bytes(doc['deficit'])} short{' on each GPU' if doc['inputs']['num_gpus'] > 1 else ''}"
         if auto:
             return f"{subject}: does not fit at any context ({short} at {context})"
@@ -102,7 +106,7 @@ def headline(doc: Document) -> str:
     return f"{subject}: {plural(count, 'user')} {length_text(doc, context)}{spread_text(doc)}{replicas}"
 
 
-def length_text(doc: Document, context: str) -> str:
+def length_text(doc: PlanDocument, context: str) -> str:
     """How long each user's request is: "at 32,768 tokens each", "at 2,000 tokens each (context 32,768 tokens)"."""
     load = doc["inputs"]["workload"]
     if load["lengths"] is not None:
@@ -112,13 +116,13 @@ def length_text(doc: Document, context: str) -> str:
     return f"at {context} each" if not doc["inputs"]["settings"]["auto_fit"] else f"each at {context}"
 
 
-def spread_text(doc: Document) -> str:
+def spread_text(doc: PlanDocument) -> str:
     """The range of the users, " (13-14)"; empty where it is a point."""
     spread = users_range(doc)
     return f" ({spread})" if spread and "-" in spread else ""
 
 
-def users_range(doc: Document) -> str:
+def users_range(doc: PlanDocument) -> str:
     """ "13-14", "14" where both ends are one; empty for a distribution of lengths, whose range is not computed."""
     low, high = doc["concurrency"]["users_low"], doc["concurrency"]["users_high"]
     if low is None or high is None:
@@ -129,27 +133,28 @@ def users_range(doc: Document) -> str:
 STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back")  # of plan.refusal
 
 
-def does_not_start(doc: Document) -> bool:
-    """Whether the server refuses although its KV cache has room."""
-    return doc["refusal"] is not None and doc["refusal"]["by"] in STARTS
+def start_refusal(doc: PlanDocument) -> Refusal | None:
+    """Why the server refuses to start although its KV cache has room; None where that is not so."""
+    refusal = doc["refusal"]
+    return refusal if refusal is not None and refusal["by"] in STARTS else None
 
 
-def short_text(doc: Document) -> str:
+def short_text(doc: PlanDocument) -> str:
     """What a plan lacks, in a cell of a table."""
-    return "does not start" if does_not_start(doc) else f"{format_bytes(doc['deficit'])} short"
+    return "does not start" if start_refusal(doc) is not None else f"{format_bytes(doc['deficit'])} short"
 
 
-def is_capped(doc: Document) -> bool:
+def is_capped(doc: PlanDocument) -> bool:
     """Whether the scheduler runs fewer requests than the pool holds."""
     return bool(doc["concurrency"]["pool_users"] > doc["concurrency"]["max_num_seqs"])
 
 
-def is_marginal(doc: Document) -> bool:
+def is_marginal(doc: PlanDocument) -> bool:
     """Whether it fits, but not at the low end of the range."""
     return bool(doc["fits"] and doc["concurrency"]["low"] < 1)
 
 
-def caveats(doc: Document) -> list[str]:
+def caveats(doc: PlanDocument) -> list[str]:
     """What the headline's number must not be read without."""
     found, users = [], doc["concurrency"]
     if is_capped(doc):
@@ -173,58 +178,59 @@ def caveats(doc: Document) -> list[str]:
     return found
 
 
-def has_room(doc: Document) -> bool:
+def has_room(doc: PlanDocument) -> bool:
     """Whether one request of the full context has room at the low end of the range, whatever else a start needs."""
     kv, args = doc["kv"], doc["inputs"]["args"]
     room = args["num_gpu_blocks_override"] or doc["memory"]["available_low"] // kv["bytes_per_block"]
     return bool(room > kv["blocks_per_request"])
 
 
-def is_idle(doc: Document) -> bool:
+def is_idle(doc: PlanDocument) -> bool:
     """Whether the server starts, but its own check at the start may leave it nothing at the low end of the range."""
     return is_marginal(doc) and terms(doc).checks_start and not doc["concurrency"]["low"]
 
 
-def may_lack_memory(doc: Document) -> bool:
+def may_lack_memory(doc: PlanDocument) -> bool:
     """Whether it starts, but not where other processes hold the most that they may."""
     memory = doc["memory"]
-    most = max([each["high"] for each in doc["assumptions"] if each["name"] == "in_use"], default=memory["in_use"])
+    ends = [each["high"] for each in doc["assumptions"] if each["name"] == "in_use"]
+    most = max([end for end in ends if end is not None], default=memory["in_use"])
     free = memory["total"] - memory["unused_detail"]["context"] - most
     return is_idle(doc) and memory["budget"] > free
 
 
-def may_lack_blocks(doc: Document) -> bool:
+def may_lack_blocks(doc: PlanDocument) -> bool:
     """Whether it starts, but at the low end of the range has fewer state blocks than sequences."""
     return is_idle(doc) and has_room(doc) and not may_lack_memory(doc)
 
 
-def safer(doc: Document) -> str:
+def safer(doc: PlanDocument) -> str:
     """What to do about a plan that may not start."""
     if context_word(doc["flags"]["argv"], terms(doc).context_flag) == "auto":
         return f"With {terms(doc).context_flag} auto it takes what fits."
     return terms(doc).shorter
 
 
-def seqs_bound(doc: Document) -> str:
+def seqs_bound(doc: PlanDocument) -> str:
     """What bounds the sequences: the flag, or the slots for their states where a server counts those."""
     slots = terms(doc).slots_flag
     is_slots = slots is not None and any(slots in limit["text"] for limit in doc["limits"])
     return slots if slots is not None and is_slots else terms(doc).seqs_flag
 
 
-def terms(doc: Document) -> Terms:
+def terms(doc: PlanDocument) -> Terms:
     """The words of the document's server."""
     return terms_of(doc["inputs"]["engine"])
 
 
-def mark(doc: Document) -> str:
+def mark(doc: PlanDocument) -> str:
     """The same for a cell of a table; empty where there is nothing to say."""
     if is_marginal(doc):
         return terms(doc).risk
     return f"{doc['concurrency']['max_num_seqs']:,} at once" if is_capped(doc) else ""
 
 
-def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
+def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
     memory, inputs = doc["memory"], doc["inputs"]
     total = memory["total"]
     stored = inputs["model"]["scheme"] or inputs["args"]["quantization"] or inputs["settings"]["dtype"]
@@ -254,13 +260,13 @@ def memory_lines(doc: Document, *, blocks: bool) -> list[Line]:
     return lines
 
 
-def memory_rows(memory: Document) -> dict[str, int]:
+def memory_rows(memory: Memory) -> dict[str, int]:
     """The rows of memory by name, bytes; in place of what is unused what is missing, where something is."""
-    last = "missing" if memory["missing"] else "unused"
-    return {name: memory[name] for name in (*(row for row in MemoryBreakdown.ROWS if row != "unused"), last)}
+    rows: dict[str, int] = {name: memory[name] for name in MemoryBreakdown.ROWS if name != "unused"}
+    return rows | ({"missing": memory["missing"]} if memory["missing"] else {"unused": memory["unused"]})
 
 
-def unused_text(doc: Document) -> str:
+def unused_text(doc: PlanDocument) -> str:
     """What the unused memory consists of, or by how much the other rows are beyond the GPU and the budget."""
     memory = doc["memory"]
     detail = memory["unused_detail"]
@@ -293,7 +299,7 @@ def bar(size: int, total: int, *, blocks: bool) -> str:
     return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
 
 
-def kv_lines(doc: Document) -> list[Line]:
+def kv_lines(doc: PlanDocument) -> list[Line]:
     kv = doc["kv"]
     rank = "" if doc["inputs"]["num_gpus"] == 1 else ", on each GPU"
     lines = [
@@ -318,7 +324,7 @@ def kv_lines(doc: Document) -> list[Line]:
     return lines
 
 
-def _layers_text(kv: Document) -> str:
+def _layers_text(kv: KvCache) -> str:
     counts: dict[str, int] = {}
     for group in kv["groups"]:
         window = f" {group['window']:,}" if group["window"] else ""
@@ -333,7 +339,7 @@ def format_kib(num_bytes: int) -> str:
     return f"{num_bytes // KIB:,} KiB" if num_bytes % KIB == 0 else f"{num_bytes / KIB:,.2f} KiB"
 
 
-def user_lines(doc: Document) -> list[Line]:
+def user_lines(doc: PlanDocument) -> list[Line]:
     if not doc["fits"]:
         return []
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
@@ -354,14 +360,14 @@ def user_lines(doc: Document) -> list[Line]:
     return lines
 
 
-def logged(doc: Document) -> tuple[str, str]:
+def logged(doc: PlanDocument) -> tuple[str, str]:
     """(the server's own figure, the words in which its log has it)."""
     figure, words = doc["concurrency"]["max"], terms(doc)
     text = words.log.format(concurrency=figure, tokens=doc["kv"]["tokens"])
     return f"{figure:,.2f}" if words.logs_concurrency else "", f"the server will log {text}"
 
 
-def verdict_lines(doc: Document) -> list[Line]:
+def verdict_lines(doc: PlanDocument) -> list[Line]:
     """What limits it, what would help, and the command."""
     lines: list[Line] = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
     lines += [line(f"       {limit['text']}") for limit in doc["limits"][1:]]
@@ -383,7 +389,7 @@ def verdict_lines(doc: Document) -> list[Line]:
     return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", "cyan"))]
 
 
-def fix_text(fix: Document) -> str:
+def fix_text(fix: Fix) -> str:
     """For how many users a change makes it fit; from the low end on where that is not one."""
     count = "" if fix["num_gpus"] == 1 else f"{fix['num_gpus']} x "
     users = plural(fix["users"], "user")
@@ -392,7 +398,7 @@ def fix_text(fix: Document) -> str:
     return f"{users} at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
 
 
-def assumption_lines(doc: Document, most: int) -> list[Line]:
+def assumption_lines(doc: PlanDocument, most: int) -> list[Line]:
     """What is modelled, each in at most `most` lines."""
     if not doc["assumptions"]:
         return []
@@ -410,12 +416,12 @@ def assumption_lines(doc: Document, most: int) -> list[Line]:
     return lines
 
 
-def figures(assumption: Document) -> tuple[str, str]:
+def figures(assumption: Assumption) -> tuple[str, str]:
     """(likely, range) of an assumption in GiB, empty where it has none."""
-    if assumption["likely"] is None:
+    low, likely, high = assumption["low"], assumption["likely"], assumption["high"]
+    if low is None or likely is None or high is None:
         return "", ""
-    low, likely, high = (assumption[key] / GIB for key in ("low", "likely", "high"))
-    return f"{likely:.2f}", f"{low:.2f}-{high:.2f}" if assumption["low"] < assumption["high"] else ""
+    return f"{likely / GIB:.2f}", f"{low / GIB:.2f}-{high / GIB:.2f}" if low < high else ""
 
 
 def cut(lines: list[str], most: int) -> list[str]:
@@ -447,13 +453,13 @@ def explain_lines(sections: Iterable[Section]) -> list[Line]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def print_contexts(plans: Sequence[Plan], console: "Console | TextIO") -> None:
+def print_contexts(plans: Sequence[Plan], console: Console | TextIO) -> None:
     """One row per context: KV per user, blocks, concurrency, users."""
     docs = [plan_document(plan) for plan in plans]
     write(context_lines(docs), console)
 
 
-def context_lines(docs: Sequence[Document]) -> list[Line]:
+def context_lines(docs: Sequence[PlanDocument]) -> list[Line]:
     first = docs[0]
     rows = []
     for doc in docs:
@@ -478,7 +484,7 @@ def context_lines(docs: Sequence[Document]) -> list[Line]:
     return [line(title, "bold"), line(), *table, line(), *_table_footer(docs)]
 
 
-def _table_footer(docs: Sequence[Document]) -> list[Line]:
+def _table_footer(docs: Sequence[PlanDocument]) -> list[Line]:
     short = next((doc for doc in docs if doc["fixes"]), None)
     if short is None:
         return [(("Serve", "bold"), (f"  {docs[-1]['flags']['command']}", "cyan"))]
@@ -486,12 +492,12 @@ def _table_footer(docs: Sequence[Document]) -> list[Line]:
     return [line(f"At {short['kv']['max_model_len']:,} tokens it would fit with one of: {fixes}")]
 
 
-def print_gpus(rows: Sequence[tuple[GpuSpec, Plan | KvplanError]], console: "Console | TextIO") -> None:
+def print_gpus(rows: Sequence[tuple[GpuSpec, Plan | KvplanError]], console: Console | TextIO) -> None:
     """One row per GPU: does the model fit, for how many users, and what would help."""
     write(gpu_lines([(gpu, plan_document(it) if isinstance(it, Plan) else str(it)) for gpu, it in rows]), console)
 
 
-def gpu_lines(found: Sequence[tuple[GpuSpec, Document | str]]) -> list[Line]:
+def gpu_lines(found: Sequence[tuple[GpuSpec, PlanDocument | str]]) -> list[Line]:
     first = next((doc for _, doc in found if not isinstance(doc, str)), None)
     lines = []
     is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in found if not isinstance(doc, str)}) > 1
@@ -510,7 +516,7 @@ def gpu_lines(found: Sequence[tuple[GpuSpec, Document | str]]) -> list[Line]:
     return lines + (columns(headers, rows) if rows else []) + refused
 
 
-def _gpu_cells(gpu: GpuSpec, doc: Document) -> list[str]:
+def _gpu_cells(gpu: GpuSpec, doc: PlanDocument) -> list[str]:
     users, memory = doc["concurrency"], doc["memory"]
     size = [gpu.name, format_gib(gpu.total_memory), format_gib(memory["weights"])]
     if doc["fits"]:
@@ -521,7 +527,7 @@ def _gpu_cells(gpu: GpuSpec, doc: Document) -> list[str]:
     return [*size, "-", "-", "0", "-", f"{short_text(doc)}{cure}"]
 
 
-def fits_text(doc: Document) -> str:
+def fits_text(doc: PlanDocument) -> str:
     """The verdict of a plan that fits, in a cell: "yes", "yes, 256 at once", "may not start"."""
     if is_marginal(doc):
         return mark(doc)
@@ -556,7 +562,7 @@ def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def print_models(rows: Sequence[dict[str, Any]], console: "Console | TextIO") -> None:
+def print_models(rows: Sequence[dict[str, Any]], console: Console | TextIO) -> None:
     """The rows of `model_row` as the quick reference people keep in notes."""
     headers = ("model", "stored as", "parameters", "stored GB", "KiB/token", "of windows", "state MiB", "context")
     cells = [
@@ -599,7 +605,7 @@ def gpu_row(gpu: GpuSpec) -> dict[str, Any]:
     }
 
 
-def print_gpu_list(rows: Sequence[dict[str, Any]], console: "Console | TextIO") -> None:
+def print_gpu_list(rows: Sequence[dict[str, Any]], console: Console | TextIO) -> None:
     """The rows of `gpu_row` as a table."""
     headers = ("GPU", "total", "GiB", "range", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "capability")
     cells = [

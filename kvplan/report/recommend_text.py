@@ -7,7 +7,6 @@ from typing import Any
 from kvplan.core.csv_text import csv_text
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_gib, plural
-from kvplan.documents.artifact import Document
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import running_users
 from kvplan.planning.plan import Plan, Request
@@ -15,6 +14,7 @@ from kvplan.planning.recommend import STAGES, Answer, Failure, Fit, Placement, Q
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import code, escaped, rows_of
 
+Document = dict[str, Any]
 RECOMMENDATION = "kvplan/recommendation@1"
 
 

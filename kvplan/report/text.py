@@ -1,12 +1,14 @@
 """Plans as CSV, one row each, and as Markdown for a pull request; the same numbers as the JSON."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.csv_text import csv_text
 from kvplan.core.files import printable
 from kvplan.core.units import GIB, format_gib, format_size
-from kvplan.documents.artifact import Document, plan_document
+from kvplan.documents.artifact import plan_document
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.report.console import (
@@ -25,6 +27,9 @@ from kvplan.report.console import (
     unused_text,
     where,
 )
+
+if TYPE_CHECKING:
+    from kvplan.documents.plan import PlanDocument
 
 # Columns are paths of the JSON document; they only ever grow at the end.
 COLUMNS = (
@@ -76,7 +81,7 @@ COLUMNS = (
 )
 
 
-def value_at(document: Document, path: str) -> Any:
+def value_at(document: PlanDocument, path: str) -> Any:
     """The value at a dotted path."""
     value: Any = document
     for key in path.split("."):
@@ -123,7 +128,7 @@ def rows_of(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, marks, *rows))
 
 
-def _one(doc: Document) -> str:
+def _one(doc: PlanDocument) -> str:
     parts = [f"**{escaped(headline(doc))}**", *map(escaped, caveats(doc)), _memory(doc), _figures(doc)]
     parts += [f"Limit: {escaped(limit['text'])}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
@@ -135,7 +140,7 @@ def _one(doc: Document) -> str:
     return "\n\n".join([*parts, _assumed(doc)])
 
 
-def _memory(doc: Document) -> str:
+def _memory(doc: PlanDocument) -> str:
     memory = doc["memory"]
     rows = []
     for name, size in memory_rows(memory).items():
@@ -150,7 +155,7 @@ def _memory(doc: Document) -> str:
     )
 
 
-def _figures(doc: Document) -> str:
+def _figures(doc: PlanDocument) -> str:
     kv, users = doc["kv"], doc["concurrency"]
     rows = [
         ["KV per token", f"{format_kib(kv['bytes_per_token'])} ({kv['dtype']})"],
@@ -165,7 +170,7 @@ def _figures(doc: Document) -> str:
     return rows_of(("KV cache and users", ""), rows)
 
 
-def _assumed(doc: Document) -> str:
+def _assumed(doc: PlanDocument) -> str:
     rows = [
         [
             LABELS.get(each["name"], each["name"]),
@@ -182,7 +187,7 @@ def _assumed(doc: Document) -> str:
     return table if rows else "Nothing is modeled: every number is derived."
 
 
-def _several(documents: Sequence[Document]) -> str:
+def _several(documents: Sequence[PlanDocument]) -> str:
     headers = (
         "model",
         "GPUs",
@@ -211,12 +216,12 @@ def _several(documents: Sequence[Document]) -> str:
     return rows_of(headers, rows, left=2)
 
 
-def _short(doc: Document) -> str:
+def _short(doc: PlanDocument) -> str:
     fix = next((f"; `{fix['flag']}`" for fix in doc["fixes"]), "")
     return f"{short_text(doc)}{fix}"
 
 
-def _formulas(plan: Plan, doc: Document) -> str:
+def _formulas(plan: Plan, doc: PlanDocument) -> str:
     lines = [f"<details><summary>{_html(headline(doc))}: every formula</summary>", ""]
     for section in explained(plan):
         lines += [f"**{escaped(section.title)}**", "", *(f"- {escaped(text)}" for text in section.lines), ""]

@@ -4,7 +4,7 @@ They stand below the servers, which are handed a Request and give back a Sized; 
 """
 
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
@@ -93,6 +93,7 @@ class Budget:
     available: tuple[int, int, int]  # low, likely, high
 
 
+RowName = Literal["weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused"]
 BUDGET_ROWS = ("buffers", "activations", "cuda_graphs", "non_torch", "lora")
 
 
@@ -149,7 +150,9 @@ class MemoryBreakdown:
     over_gpu: int
     load_peak: int
 
-    ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused")
+    ROWS: ClassVar[tuple[RowName, ...]] = (
+        "weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused",
+    )  # fmt: skip
 
     @property
     def headroom(self) -> int:

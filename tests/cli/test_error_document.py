@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from kvplan.cli import estimate
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from tests.support.cli import Run, config_file, refused, run
 
 __all__ = ["run"]

@@ -17,7 +17,7 @@ from kvplan.cli import check
 from kvplan.cli.check import rendered_failure
 from kvplan.core.errors import InvalidInputError, Mark
 from kvplan.core.files import shown
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from kvplan.policy.result import CHECK, Failure, figures_by_target
 from tests.policy.test_policy_reports import NASTY, anything, read_command, rendered
 from tests.support.cli import Ran, Run

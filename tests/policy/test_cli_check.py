@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.policies import EXAMPLE, EXAMPLE_DAY, LLAMA_8B, findings, policy

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from kvplan.report.policy_text import marker
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture

@@ -14,7 +14,9 @@ from kvplan.cli.options import EstimateOptions
 from kvplan.core import strict_yaml
 from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.units import GIB
-from kvplan.documents.artifact import document_schema, plan_document
+from kvplan.documents.artifact import plan_document
+from kvplan.documents.plan import PlanDocument
+from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Load, Plan, Request, plan
@@ -264,7 +266,7 @@ def test_a_ceiling_is_met_to_the_byte(passing: str, failing: str, unit: str) -> 
         assert finding.actual == (LLAMA_WEIGHTS if unit == "bytes" else LLAMA_TOKEN)
 
 
-FLOORS: dict[str, Callable[[dict[str, Any]], int]] = {
+FLOORS: dict[str, Callable[[PlanDocument], int]] = {
     "min_kv_tokens": lambda document: int(document["kv"]["tokens"]),
     "min_headroom": lambda document: int(document["memory"]["unused"] - document["memory"]["missing"]),
 }

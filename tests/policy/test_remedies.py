@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from kvplan.policy.gauges import Case
 from kvplan.policy.judge import Evidence, figures
 from kvplan.policy.remedies import ACCEPT, NOTHING

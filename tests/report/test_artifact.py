@@ -13,12 +13,12 @@ from jsonschema import Draft202012Validator
 from kvplan.core.errors import UsageError
 from kvplan.core.units import GIB, MIB
 from kvplan.documents import artifact
-from kvplan.documents.artifact import document_schema, dumps, plan_document, plans_document
-from kvplan.documents.schema.core import ARGS, SETTINGS, schema
+from kvplan.documents.artifact import dumps, plan_document, plans_document
+from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import custom_gpu, gpu
 from kvplan.models import catalog
 from kvplan.planning import flags
-from kvplan.planning.plan import Load, Plan, Request, plan
+from kvplan.planning.plan import Load, MemoryBreakdown, Plan, Request, plan
 from kvplan.servers.vllm.rules import EngineArgs, Settings, version
 from kvplan.workloads.lengths import parse_lengths
 
@@ -120,7 +120,7 @@ def test_several_plans_have_a_schema_too(cases: dict[str, Plan]) -> None:
 
 
 def test_a_key_the_schema_does_not_name_is_refused(cases: dict[str, Plan]) -> None:
-    document = plan_document(cases["first"])
+    document = json.loads(dumps(plan_document(cases["first"])))
     document["memory"]["guess"] = 1
     assert not Draft202012Validator(document_schema("plan")).is_valid(document)
     del document["memory"]["guess"], document["memory"]["lora"]
@@ -128,25 +128,29 @@ def test_a_key_the_schema_does_not_name_is_refused(cases: dict[str, Plan]) -> No
 
 
 def test_the_schema_names_every_flag_and_setting() -> None:
-    assert list(ARGS["properties"]) == [field.name for field in fields(EngineArgs)]
+    inputs = document_schema("plan")["properties"]["inputs"]["properties"]
+    assert list(inputs["args"]["properties"]) == [field.name for field in fields(EngineArgs)]
     derived = ("version", "backend", "batches", "first_engine", "runner_v2", "graphs_in_budget", "prefix_caching")
-    assert list(SETTINGS["properties"]) == [field.name for field in fields(Settings) if field.name not in derived]
+    assert list(inputs["settings"]["properties"]) == [
+        field.name for field in fields(Settings) if field.name not in derived
+    ]
 
 
 def test_an_unknown_schema_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"schema 'run': there is none; use one of error, plan, plans"):
-        schema("run")
+        document_schema("run")
 
 
 def test_the_rows_add_up_to_the_total(cases: dict[str, Plan]) -> None:
     for name, one in cases.items():
         memory = plan_document(one)["memory"]
-        assert sum(memory[row] for row in ROWS) - memory["missing"] == memory["total"], name
+        assert MemoryBreakdown.ROWS == ROWS
+        assert sum(memory[row] for row in MemoryBreakdown.ROWS) - memory["missing"] == memory["total"], name
         detail = memory["unused_detail"]
         assert detail["context"] + detail["outside_budget"] + detail["slack"] == (
             memory["unused"] - memory["missing"] + detail["over_budget"] + detail["over_gpu"]
         ), name
-        assert min(memory["unused"], memory["missing"], *detail.values()) == 0, name
+        assert min(memory["unused"], memory["missing"], *numbers(detail)) == 0, name
         assert sum(memory["weight_groups"].values()) == memory["weights"], name
 
 
@@ -171,6 +175,8 @@ def test_users_and_the_servers_figure_have_their_ranges(cases: dict[str, Plan]) 
         assert users["users"] == min(users["pool_users"], users["max_num_seqs"]), name
         assert (users["users"] > 0) == one.fits, name
         if one.request.load.lengths is None:
+            assert users["users_low"] is not None, name
+            assert users["users_high"] is not None, name
             assert users["users_low"] <= users["users"] <= users["users_high"], name
         assert users["low"] <= users["max"] <= users["high"] or not one.fits, name
 
@@ -331,7 +337,7 @@ def test_online_quantisation_reports_both_sizes(cases: dict[str, Plan]) -> None:
 
 def test_inputs_are_resolved(cases: dict[str, Plan]) -> None:
     inputs = plan_document(cases["auto"])["inputs"]
-    assert inputs["args"]["max_model_len"] == "auto"
+    assert dict[str, Any](inputs["args"])["max_model_len"] == "auto"
     assert inputs["settings"]["max_model_len"] == cases["auto"].capacity.max_model_len
     assert inputs["engine"] == "vllm@0.33"
     assert inputs["settings"]["max_num_seqs"] == 256  # vLLM's default on a GPU below 70 GiB

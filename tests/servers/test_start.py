@@ -167,6 +167,7 @@ def test_fits_the_document_and_the_row_agree(args: dict[str, Any], by: str) -> N
     assert not answer.fits
     assert not document["fits"]
     assert not row.fits
+    assert document["refusal"] is not None
     assert document["refusal"]["by"] == by
     assert document["concurrency"]["users"] == row.users == 0
     assert row.reason is not None

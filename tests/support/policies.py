@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from kvplan.documents.artifact import document_schema
+from kvplan.documents.schema import document_schema
 from tests.support.cli import Ran
 from tests.support.readme_blocks import ROOT
 

@@ -1,8 +1,7 @@
-"""The JSON Schemas of a policy file, as an editor reads it, and of what `kvplan check --format json` says."""
+"""The JSON Schema of a policy file, as an editor reads it."""
 
 from typing import Any, Final, assert_never
 
-from kvplan.documents.schema.core import COUNT, FLAG, NUMBER, SIZE, TEXT, TEXTS, WHOLE, Schema, maybe, record, rows
 from kvplan.policy.file import (
     DROP,
     ENGINE_KEYS,
@@ -13,84 +12,16 @@ from kvplan.policy.file import (
     TARGET_RULES,
     WORKLOAD_KEYS,
 )
-from kvplan.policy.result import CHANGE_KINDS, CHECK, FAILURE, OUTCOMES, OWN_RULES, RULES
+from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES
 from kvplan.servers.arguments import ARGUMENTS, Argument
 
-# --- what a check says ------------------------------------------------------------------------------------------------
+Schema = dict[str, Any]
 
-VALUE: Final[Schema] = {"type": ["number", "boolean", "null"]}
-FIGURES: Final = record(
-    "What a target's plan says, in bytes of one rank, tokens and requests of one replica; what the pool holds is 0 "
-    "where it does not fit. concurrency is the server's own figure, users those served at once (null: not known).",
-    fits=FLAG,
-    weights=COUNT,
-    kv_cache=COUNT,
-    kv_bytes_per_token=COUNT,
-    kv_tokens=COUNT,
-    concurrency=NUMBER,
-    headroom=WHOLE,
-    lora=COUNT,
-    users=maybe(COUNT),
-)
-FINDING: Final = record(
-    "One rule, judged. limit and actual are numbers in `unit`; null: not known.",
-    code={"enum": [code for code, _ in RULES.values()]},
-    rule={"enum": list(RULES)},
-    outcome={"enum": list(OUTCOMES)},
-    message=TEXT,
-    fix=maybe(TEXT),
-    line=SIZE,
-    column=SIZE,
-    limit=VALUE,
-    actual=VALUE,
-    unit=TEXT,
-    key={"enum": ["", "mean", "p99"]},
-    waiver=maybe(TEXT),
-)
-CURE: Final = record(
-    "One change after which the target keeps every rule that it keeps now, and those named (findings' names).",
-    flags=TEXTS,
-    keys={
-        "type": "object",
-        "description": "The change as keys of the policy's target.",
-        "additionalProperties": {"type": ["string", "number", "boolean"]},
-    },
-    rules=TEXTS,
-)
-MAYBE_FIGURES: Final[Schema] = {"anyOf": [FIGURES, {"type": "null"}]}
-CHECK_SCHEMA: Final = record(
-    "A policy, judged (kvplan check --format json; also what a baseline file holds).",
-    schema={"const": CHECK},
-    policy=TEXT,
-    counts=record("Findings by outcome.", **dict.fromkeys(OUTCOMES, COUNT)),
-    targets=rows(
-        record(
-            "A target with its rules; figures is null for findings about the measurement itself.",
-            id=TEXT,
-            line=SIZE,
-            title=TEXT,
-            figures=MAYBE_FIGURES,
-            baseline=MAYBE_FIGURES,
-            cure={"anyOf": [CURE, {"type": "null"}]},
-            findings=rows(FINDING, "In the order of the file."),
-        ),
-        "In the order of the file.",
-    ),
-    warnings=TEXTS,
-)
-
-FAILURE_SCHEMA: Final = record(
-    "A check that could not be made (kvplan check --format json, exit code 2, 3 or 70): no rule was judged.",
-    schema={"const": FAILURE},
-    policy=TEXT,
-    file=TEXT,
-    line=maybe(SIZE),
-    column=maybe(SIZE),
-    message=TEXT,
-    exit_code=COUNT,
-)
-
-# --- a policy file ----------------------------------------------------------------------------------------------------
+TEXT: Final[Schema] = {"type": "string"}
+FLAG: Final[Schema] = {"type": "boolean"}
+COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+SIZE: Final[Schema] = {"type": "integer", "minimum": 1}
+NUMBER: Final[Schema] = {"type": "number", "minimum": 0}
 
 
 def either(number: Schema, pattern: str, description: str = "") -> Schema:
@@ -236,8 +167,3 @@ POLICY_SCHEMA: Final[dict[str, Any]] = keys(
         "items": {"enum": list(CHANGE_KINDS)},
     },
 )
-SCHEMAS: Final[dict[str, Schema]] = {
-    "check": CHECK_SCHEMA,
-    "check-failure": FAILURE_SCHEMA,
-    "policy": POLICY_SCHEMA,
-}

@@ -1,0 +1,24 @@
+"""What any command prints with --format json where it could not answer: kvplan/error@1."""
+
+from typing import Annotated, Literal, TypedDict
+
+from kvplan.core.field_types import Count, Size
+
+
+class Mark(TypedDict):
+    """Its place in a file."""
+
+    file: str
+    line: Size
+    column: Size
+
+
+class ErrorDocument(TypedDict):
+    """Why a command could not answer (any command with --format json): its line on standard error, field by field."""
+
+    schema: Literal["kvplan/error@1"]
+    subject: Annotated[str, "What it is about; empty where the mark says it."]
+    problem: str
+    remedy: Annotated[str, "The next step; may be empty."]
+    mark: Mark | None
+    exit_code: Count

@@ -1,0 +1,289 @@
+"""A plan: kvplan/plan@1, and several: kvplan/plans@1. Written by kvplan.documents.artifact."""
+
+from typing import Annotated, Any, Literal, TypedDict, assert_never
+
+from kvplan.core.field_types import Count, Number, Size
+from kvplan.documents.schema import Schema, keys, schema_of
+from kvplan.hardware.gpu import TotalKind
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Argument
+from kvplan.servers.vllm.overheads import Kind
+
+
+class Model(TypedDict):
+    """The model's facts; `id` is what the server loads, `scheme` how its linear layers are stored."""
+
+    name: str
+    id: str
+    architecture: str
+    model_type: str
+    dtype: str
+    quantization: str | None
+    scheme: str | None
+    num_layers: Size
+    max_model_len: Size
+    source: str
+
+
+class Gpu(TypedDict):
+    """One GPU; total_memory is what CUDA reports, low and high what was seen or the rule's range."""
+
+    name: str
+    device_name: str
+    total_memory: Size
+    total_memory_low: Size
+    total_memory_high: Size
+    total_memory_kind: TotalKind
+    total_memory_source: str
+    nominal_memory: Size | None
+    compute_capability: str | None
+
+
+class Args(TypedDict):
+    """What was asked for; null: not given, the server decides."""
+
+    quantization: str | None
+    kv_cache_memory_bytes: Count | None
+    num_gpu_blocks_override: Count | None
+
+
+def engine_args(args: Schema) -> Schema:
+    """The schema of `args` with every engine argument; the type has those that reports read."""
+    return args | keys({name: engine_argument(row, DEFAULTS[name]) for name, row in ARGUMENTS.items()})
+
+
+def engine_argument(row: Argument, default: object) -> Schema:
+    """What a plan says of an engine argument; null where it was not given."""
+    match row.kind:
+        case "context":
+            return schema_of(Size | Literal["auto"] | None)
+        case "choice":
+            return {"enum": list(row.choices)} if isinstance(default, str) else schema_of(Size)
+        case "flag":
+            kind: Any = bool
+        case "text" | "limits":
+            kind = str
+        case "fraction" | "ratio":
+            kind = Number
+        case "bytes" | "gib":
+            kind = Count
+        case "count" | "tokens":
+            kind = Count if default == 0 else Size
+        case _:
+            assert_never(row.kind)
+    return schema_of(kind | None if default is None else kind)
+
+
+class Settings(TypedDict):
+    """What the server runs with."""
+
+    max_model_len: Size
+    auto_fit: bool
+    max_num_batched_tokens: Size
+    max_num_seqs: Size
+    in_flight_tokens: Size
+    gpu_memory_utilization: Number
+    kv_dtype: str
+    dtype: str
+
+
+class Workload(TypedDict):
+    mean_tokens: Size | None
+    lengths: str | None
+    overflow: Number
+    shared_prefix: Count
+
+
+class Inputs(TypedDict):
+    """Everything the plan was made from, resolved."""
+
+    model: Model
+    engine: str
+    gpu: Gpu
+    num_gpus: Size
+    args: Annotated[Args, engine_args]
+    settings: Settings
+    weights_bytes: Count | None
+    memory_in_use: Count | None
+    draft: Model | None
+    workload: Workload
+
+
+class Refusal(TypedDict):
+    """Why the server would not start, and the flag that cures it."""
+
+    by: str
+    text: str
+    flag: str | None
+
+
+class UnusedDetail(TypedDict):
+    """unused - missing = context + outside_budget + slack - over_budget - over_gpu. over_budget: by how much the rows
+    exceed the budget; over_gpu: by how much budget and context exceed the GPU.
+    """
+
+    context: Count
+    outside_budget: Count
+    slack: Count
+    over_budget: Count
+    over_gpu: Count
+
+
+class Memory(TypedDict):
+    """Bytes of one rank. weights + buffers + activations + cuda_graphs + non_torch + lora + kv_cache + unused - missing
+    = total, where unused or missing is 0; budget is a limit, not a row. Documents of earlier releases have no
+    missing, over_budget and over_gpu: there unused, slack and outside_budget were negative instead.
+    """
+
+    total: Size
+    budget: Count
+    weights: Count
+    buffers: Count
+    activations: Count
+    cuda_graphs: Count
+    non_torch: Count
+    lora: Count
+    kv_cache: Count
+    unused: Count
+    missing: Count
+    unused_detail: UnusedDetail
+    in_use: Count
+    load_peak: Count
+    weight_groups: Annotated[dict[str, Count], "The weights by tensor group."]
+    available: int
+    available_low: int
+    available_high: int
+
+
+class Group(TypedDict):
+    """Layers that share one block table; bytes_per_block of this rank's share of them."""
+
+    kind: str
+    num_layers: Count
+    window: Size | None
+    block_size: Size
+    bytes_per_block: Count
+    blocks_per_request: Count
+
+
+class KvCache(TypedDict):
+    """The KV cache of one rank; num_blocks and tokens are 0 where the plan does not fit."""
+
+    max_model_len: Size
+    dtype: str
+    bytes_per_token: Count
+    bytes_per_request: Count
+    state_bytes_per_request: Count
+    block_size: Size
+    bytes_per_block: Size
+    blocks_per_request: Size
+    num_blocks: Count
+    tokens: Count
+    groups: Annotated[list[Group], "The groups that share the pool's block ids."]
+
+
+class Concurrency(TypedDict):
+    """Requests of one replica. `users` is the number to buy by: served at once, each at the length that the workload
+    states (else the full context), decoding while one prompt is computed, at most max_num_seqs; users_low and
+    users_high its range (null for a distribution of lengths); pool_users the same whatever max_num_seqs. `max` is
+    the server's own figure, which its log prints; low and high its range. `log_differs` says why the two are more
+    than 1.5x apart.
+    """
+
+    users: Count
+    users_low: Count | None
+    users_high: Count | None
+    pool_users: Count
+    max_num_seqs: Size
+    replicas: Size
+    max: Number
+    low: Number
+    high: Number
+    log_differs: str | None
+
+
+class HostMemory(TypedDict):
+    """Host bytes of one replica that --kv-offloading-size takes, and the full-context requests they hold."""
+
+    kv_offloading: Count
+    blocks: Count
+    users: Count
+
+
+class Parameters(TypedDict):
+    """The model's parameters; `active` counts of the experts those a token uses."""
+
+    total: Count
+    active: Count
+    groups: Annotated[dict[str, Count], "Parameters by tensor group."]
+
+
+class Limit(TypedDict):
+    by: str
+    text: str
+
+
+class Fix(TypedDict):
+    """One change that makes it fit."""
+
+    flag: str
+    users: Count
+    users_low: Count | None
+    max_model_len: Size
+    gpu: str
+    num_gpus: Size
+    command: str
+
+
+class Assumption(TypedDict):
+    """What is modeled, not derived: bytes of one rank, or null for a statement about the facts or rules used."""
+
+    name: str
+    low: int | None
+    likely: int | None
+    high: int | None
+    formula: str
+    source: str
+
+
+class Origin(TypedDict):
+    kind: Kind
+    source: str
+
+
+class Flags(TypedDict):
+    """The command that serves this plan."""
+
+    argv: list[str]
+    command: str
+
+
+class PlanDocument(TypedDict):
+    """One plan of kvplan. Sizes are integer bytes per GPU rank."""
+
+    schema: Literal["kvplan/plan@1"]
+    inputs: Inputs
+    fits: bool
+    deficit: Count
+    refusal: Refusal | None
+    memory: Memory
+    kv: KvCache
+    concurrency: Concurrency
+    host_memory: HostMemory
+    parameters: Parameters
+    limits: Annotated[list[Limit], "What limits the answer, the first one first."]
+    fixes: Annotated[
+        list[Fix], "What would make it fit, the best first: one change or several together; empty where it fits."
+    ]
+    assumptions: Annotated[list[Assumption], "What is modeled rather than derived."]
+    provenance: Annotated[
+        dict[str, Origin], "JSON path of each number of memory, kv and concurrency -> where it comes from."
+    ]
+    flags: Flags
+    notes: list[str]
+
+
+class PlansDocument(TypedDict):
+    """Several plans of kvplan."""
+
+    schema: Literal["kvplan/plans@1"]
+    plans: Annotated[list[PlanDocument], "The plans, in the order asked."]

@@ -1,0 +1,122 @@
+"""What `kvplan recommend --format json` prints: kvplan/recommendation@1."""
+
+from typing import Annotated, Literal, TypedDict
+
+from kvplan.core.field_types import Count, Number, Size
+
+
+class Question(TypedDict):
+    """`end` of the range that holds the users."""
+
+    model: str
+    id: str
+    engine: str
+    users: Size
+    max_model_len: Size
+    mean_tokens: Size | None
+    lengths: str | None
+    shared_prefix: Count
+    end: Literal["low", "likely"]
+    prices: str | None
+
+
+class Servers(TypedDict):
+    gpu: str
+    num_gpus: Size
+    tensor_parallel_size: Size
+    pipeline_parallel_size: Size
+    replicas: Size
+    changes: Annotated[list[str], "What is less precise than the checkpoint, and pipeline stages; empty: nothing."]
+    users_low: Count
+    users_likely: Count
+    total_memory: Size
+    price_per_hour: Number | None
+    price_per_user: Number | None
+
+
+class Settings(TypedDict):
+    kv_dtype: str
+    max_model_len: Size
+    gpu_memory_utilization: Number
+    max_num_seqs: Size
+    argv: list[str]
+    command: str
+
+
+class Placement(Servers, Settings):
+    """`replicas` servers, each started with `command` on tensor x pipeline GPUs; users of all replicas."""
+
+
+class Failure(TypedDict):
+    """Why one server on so many GPUs holds nobody. refused: it cannot be, whatever the memory; has_room: one user would
+    fit, and the server does not start all the same.
+    """
+
+    gpu: str
+    num_gpus: Size
+    reason: str
+    refused: bool
+    has_room: bool
+
+
+class Answer(TypedDict):
+    """Whether a setting holds the users, the most users that it holds, and the plan that does."""
+
+    holds: bool
+    value: float | str | None
+    most_users: Count
+    users_low: Count | None
+    users_likely: Count | None
+    settings: Settings | None
+
+
+class Needs(TypedDict):
+    needs: Annotated[
+        list[str], "What it takes, together: fewer bits, other GPUs, a shorter context, a higher utilization."
+    ]
+
+
+class Cure(Needs, Placement):
+    """A placement that holds the users where the given GPUs do not as asked, and what it changes in words."""
+
+
+class Fit(TypedDict):
+    """What given GPUs need: the lowest utilization, the longest context, the KV dtypes; and what would hold the
+    users.
+    """
+
+    gpu: str
+    num_gpus: Size
+    total_memory: Size
+    replicas: Size
+    users_per_replica: Size
+    reason: Annotated[str | None, "Why one server holds nobody as asked; null where it holds some."]
+    as_asked: Answer
+    utilization: Answer | None
+    utilization_is_tight: bool
+    context: Answer
+    startable_utilization: Annotated[
+        Number | None,
+        "The utilization of context and kv_dtypes where the default does not start; null: the default, or what was "
+        "stated.",
+    ]
+    kv_dtypes: Annotated[list[Answer], "One for each dtype."]
+    solution: Annotated[Cure | None, "What holds them on these GPUs at the context and precision asked."]
+    cures: Annotated[
+        list[Cure],
+        "Without a solution: the placements that hold them, the best first; no other one is better in everything.",
+    ]
+
+
+class RecommendationDocument(TypedDict):
+    """The cheapest placements that hold so many users, those that change no precision first; or what given GPUs
+    need.
+    """
+
+    schema: Literal["kvplan/recommendation@1"]
+    answer: Annotated[str, "A sentence that begins with Yes, No, or the GPUs to take."]
+    holds: Annotated[bool, "Whether a placement, or the given GPUs as asked, hold the users."]
+    question: Question
+    placements: Annotated[list[Placement], "The best of each GPU and precision."]
+    failures: list[Failure]
+    fit: Fit | None

@@ -1,1 +1,0 @@
-"""The JSON Schemas of what kvplan prints: every key named, none beyond them."""

@@ -1,0 +1,174 @@
+"""`kvplan schema NAME` is made from the documents' types, and is what the commands print; jsonschema judges."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvplan.core.field_types import Count, Keyword, Number, Size
+from kvplan.documents.schema import DOCUMENTS, NAMES, document_schema, schema_of
+from tests.support.cli import Run
+from tests.support.cli import run as run
+
+ROOT = Path(__file__).resolve().parents[2]
+POLICY = ROOT / "examples" / "kvplan.policy.yaml"
+PRICES = "examples/prices.yaml"
+LLAMA = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k")
+# Name of a document -> commands that print one.
+COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "error": (("estimate", "no-such-model", "--gpu", "a100-80g", "--ctx", "8k"),),
+    "plan": (
+        ("estimate", *LLAMA),
+        ("estimate", "gpt-oss-20b", "--gpu", "h100-80g", "--ctx", "128k", "--kv-offloading-size", "64GiB"),
+        ("estimate", "llama-3.1-70b", "--gpu", "a100-80g", "--ctx", "32k"),  # does not fit: fixes, a limit
+        ("estimate", *LLAMA, "--engine", "sglang", "--lengths", "lognormal:mean=1k,p99=3k"),
+    ),
+    "plans": (("estimate", *LLAMA[:4], "8k,32k"), ("estimate", *LLAMA[:2], "l4,a100-80g", *LLAMA[3:])),
+    "trace": (
+        ("trace", "stats", "examples/trace.csv"),
+        ("trace", "stats", "examples/trace.jsonl"),
+        ("trace", "stats", "examples/chats.jsonl"),
+    ),
+    "workload": (("trace", "stats", "azure-2023-conv"), ("trace", "stats", "clinical-notes")),
+    "check": (("check", str(POLICY)),),
+    "check-failure": (("check", "no-such.policy.yaml"),),
+    "diff": (
+        ("diff", "llama-3.1-8b", "llama-3.1-8b-fp8", "--gpu", "h100-80g", "--ctx", "8k"),
+        ("diff", "llama-3.1-8b", "gpt-oss-20b", "--gpu", "h100-80g", "--ctx", "8k"),
+    ),
+    "sweep": (
+        ("sweep", "llama-3.1-8b", "llama-3.1-70b", "--gpu", "l4,h100-80g", "--ctx", "8k,32k", "--tp", "1,2"),
+        ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),
+    ),
+    "recommendation": (
+        ("recommend", "llama-3.1-70b", "--users", "20", "--ctx", "8k", "--gpus", "l40s,h100-80g,l4"),
+        ("recommend", "llama-3.1-8b", "--users", "20", "--ctx", "32k", "--gpu", "l40s"),
+    ),
+    "simulation": (
+        ("simulate", *LLAMA, "--profile", "azure-2023-conv", "--num-requests", "20", "--baseline", "contiguous"),
+        ("simulate", *LLAMA, "--trace", "examples/chats.jsonl", "--tier", "cpu=8GiB@25GB/s", "--num-requests", "20"),
+    ),
+    "log-reconciliation": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schema_is_one_by_the_drafts_own(name: str) -> None:
+    schema = document_schema(name)
+    Draft202012Validator.check_schema(schema)
+    assert schema["title"] == f"kvplan/{name}@1"
+
+
+@pytest.mark.parametrize(("name", "command"), [(name, words) for name, many in COMMANDS.items() for words in many])
+def test_what_a_command_prints_is_what_the_schema_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    document = run(*command, "--format", "json").json
+    assert document["schema"] == f"kvplan/{name}@1"
+    validator = Draft202012Validator(document_schema(name))
+    assert [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(document)] == []
+
+
+def test_every_document_is_compared() -> None:
+    assert set(COMMANDS) == set(DOCUMENTS)
+
+
+def without(document: Any) -> Iterator[tuple[str, Any]]:
+    """A document without each of its keys in turn, and with each misspelled; the paths of lists end at element 0."""
+    match document:
+        case dict():
+            for key, value in document.items():
+                yield f"{key} is missing", {name: own for name, own in document.items() if name != key}
+                yield (
+                    f"{key} is misspelled",
+                    {(f"{name}x" if name == key else name): own for name, own in document.items()},
+                )
+                for what, changed in without(value):
+                    yield f"{key}.{what}", {**document, key: changed}
+        case [first, *others]:
+            for what, changed in without(first):
+                yield f"0.{what}", [changed, *others]
+
+
+# Tables: their keys are names from the data.
+TABLES = ("memory.weight_groups.", "parameters.groups.", "provenance.")
+
+
+def test_no_key_may_be_missing_or_misspelled(run: Run) -> None:
+    document = run("estimate", *LLAMA, "--format", "json").json
+    validator = Draft202012Validator(document_schema("plan"))
+    allowed = [what for what, changed in without(document) if validator.is_valid(changed)]
+    assert [what for what in allowed if not what.startswith(TABLES)] == []
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+class Part(TypedDict):
+    """A part,
+    described.
+    """
+
+    size: Size
+
+
+class Whole(TypedDict):
+    schema: Literal["a@1"]
+    text: str | None
+    kind: Literal["x", "y"] | None
+    part: Part | None
+    parts: Annotated[list[Part], "All of them."]
+    counts: dict[str, Count]
+    limit: Size | Literal["auto"] | None
+    value: float | bool | None
+    code: Annotated[str, Keyword("enum", ("A", "B"))]
+    share: Annotated[Number | None, "Of all."]
+
+
+class Cells(NamedTuple):
+    model: str
+    users: Count | None = None
+
+
+PART = {
+    "description": "A part, described.",
+    "type": "object",
+    "properties": {"size": {"type": "integer", "minimum": 1}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+
+
+def test_a_record_is_an_object_with_exactly_its_keys() -> None:
+    """By the draft: `const` and `enum` need no type, `type` may be a list, alternatives stand in `anyOf`."""
+    assert schema_of(Part) == PART
+    schema = schema_of(Whole)
+    assert schema["required"] == list(Whole.__annotations__)
+    assert schema["properties"] == {
+        "schema": {"const": "a@1"},
+        "text": {"type": ["string", "null"]},
+        "kind": {"enum": ["x", "y", None]},
+        "part": {"anyOf": [PART, {"type": "null"}]},
+        "parts": {"type": "array", "items": PART, "description": "All of them."},
+        "counts": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
+        "limit": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]},
+        "value": {"type": ["number", "boolean", "null"]},
+        "code": {"enum": ["A", "B"]},
+        "share": {"type": ["number", "null"], "minimum": 0, "description": "Of all."},
+    }
+
+
+def test_the_cells_of_a_row_are_its_keys() -> None:
+    assert schema_of(Cells)["properties"] == {
+        "model": {"type": "string"},
+        "users": {"type": ["integer", "null"], "minimum": 0},
+    }
+
+
+@pytest.mark.parametrize("kind", [set[str], object, tuple[int, ...]])
+def test_a_type_that_json_does_not_have_is_refused(kind: object) -> None:
+    with pytest.raises(TypeError, match="is no type of a document"):
+        schema_of(kind)
