@@ -1,0 +1,525 @@
+"""What cures a server that failed: for each cause the changes that help, the best first, each with the plan made of it.
+
+A plan is anchored on the log: what the failing line says is free for the KV cache takes the place of what is modeled,
+and a change of flags moves it by what that change moves of the model. Where no plan can be made a cure is a kind of
+change, with the value that the line itself states if any, and says that nobody checked it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import ceil, floor
+from typing import Any, Final
+
+from kvplan.core.errors import KvplanError
+from kvplan.core.records import dataclass
+from kvplan.core.units import MIB
+from kvplan.planning.advise import reads_fp8
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.failures import Figures
+from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.vllm.overheads import Estimate
+
+MOST_CURES: Final = 5
+BESIDE: Final = 256 * MIB  # left beside what an allocation lacked: the next one is not much larger
+HIGHEST_SHARE: Final = 0.98
+RANKS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16)
+SEQS_TRIED: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+TOKENS: Final = (8192, 4096, 2048, 1024, 512)
+
+Args = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """A change that helps.
+
+    kind   what is changed: the name of an engine argument, or a word for what is no flag
+    args   arguments and their values; empty for an action
+    flags  as the server takes them, "--max-model-len 34720"; of a kind without a value the flag alone
+    text   what it does, or what to do
+    plan   made with it, and starts; None: not checked
+    """
+
+    kind: str
+    args: Args
+    flags: tuple[str, ...]
+    text: str
+    plan: Plan | None
+
+    @property
+    def starts(self) -> bool | None:
+        return None if self.plan is None else self.plan.fits
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A failure as cures are sought for it.
+
+    request  what the server was asked for; None: its model is not known
+    pool     bytes that the log says were free for the KV cache on a rank; None: not stated, the plan's own is taken
+    gpu_known  whether the request's GPU is that of the server: else only what does not depend on it is said
+    args     what the log says of its arguments, where there is no request
+    """
+
+    server: str
+    cause: str
+    figures: Figures
+    request: Request | None = None
+    pool: int | None = None
+    gpu_known: bool = True
+    args: Args | None = None
+
+    @property
+    def lacking(self) -> int:
+        """Bytes by which the allocation that failed was too large; 0 where that is not stated."""
+        tried, free = self.figures.tried_bytes, self.figures.free_bytes
+        return 0 if tried is None or free is None else max(0, tried.bytes - free.bytes)
+
+
+# --- plans on the log's own figures -----------------------------------------------------------------------------------
+
+TAKEN_FIRST: Final = ("non_torch", "activations", "cuda_graphs", "lora", "buffers")
+MEASURED: Final = "by the log's own figure of the memory that is free for the KV cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """By how much each row of the model differs from the log, in bytes; empty where the log states no pool."""
+
+    shift: Args
+
+    def plan(self, request: Request) -> Plan | None:
+        """The plan of a request, its estimates moved to the log; None where none can be made."""
+        try:
+            answer = plan(request)
+            if not self.shift:
+                return answer
+            rows = {name: answer.estimates[name].likely + self.shift.get(name, 0) for name in BUDGET_ROWS}
+            points = {name: _point(max(0, size)) for name, size in rows.items()}
+            return plan(replace(request, measured={**answer.estimates, **points}))
+        except KvplanError:
+            return None
+
+
+def _point(size: int) -> Estimate:
+    return Estimate(size, size, size, f"{size:,} B {MEASURED}", MEASURED, "measured")
+
+
+def anchor_of(request: Request, pool: int | None) -> Anchor:
+    """The rows that make the plan's pool the logged one: what is not explained counts as memory outside torch."""
+    if pool is None or request.args.kv_cache_memory_bytes is not None:
+        return Anchor({})
+    answer = plan(request)
+    left = answer.available - pool  # the log has less by so much
+    shift = {"non_torch": 0}
+    counted = [name for name in BUDGET_ROWS if name != "cuda_graphs" or answer.settings.graphs_in_budget]
+    if left >= 0:
+        shift["non_torch"] = left
+    else:
+        for name in sorted(counted, key=TAKEN_FIRST.index):
+            taken = min(answer.estimates[name].likely, -left)
+            shift[name], left = -taken, left + taken
+    return Anchor(shift)
+
+
+def stated_pool(figures: Figures, request: Request) -> int | None:
+    """Bytes that were free for the KV cache by the failing line, with the block that the check keeps back.
+
+    The line rounds; its estimate of the longest request, where it states one, says the bytes to a block.
+    """
+    available = figures.available_bytes
+    if available is None:
+        return None
+    answer = plan(request)
+    block = answer.capacity.bytes_per_block if request.release.has("null_block") else 0
+    least = available.low
+    if figures.estimated_max_len:
+        charged = answer.pool.charged(figures.estimated_max_len, answer.settings) * answer.capacity.bytes_per_block
+        if least < charged <= available.high:
+            least = charged
+    return least + block
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+SGLANG_FLAGS: Final[Mapping[str, str]] = {
+    "max_model_len": "--context-length",
+    "tensor_parallel_size": "--tp-size",
+    "pipeline_parallel_size": "--pp-size",
+    "data_parallel_size": "--dp-size",
+    "max_num_seqs": "--max-running-requests",
+    "max_num_batched_tokens": "--chunked-prefill-size",
+    "enforce_eager": "--disable-cuda-graph",
+}
+SGLANG_VALUES: Final[Mapping[Any, str]] = {"fp8": "fp8_e4m3"}
+
+
+def flag_name(server: str, argument: str) -> str:
+    """The server's own flag for an engine argument."""
+    plain = f"--{argument.replace('_', '-')}"
+    return SGLANG_FLAGS.get(argument, plain) if server == "sglang" else plain
+
+
+def flag_text(server: str, argument: str, value: Any) -> str:
+    """A flag with its value as it is typed."""
+    flag = flag_name(server, argument)
+    if value is True:
+        return flag
+    if isinstance(value, float):
+        return f"{flag} {value:.6g}"
+    return f"{flag} {SGLANG_VALUES.get(value, value) if server == 'sglang' else value}"
+
+
+# --- what may be changed ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Search:
+    """Cures of one case that has a request.
+
+    base    the plan of what was asked for, on the log's figures; None: none can be made
+    """
+
+    case: Case
+    request: Request
+    anchor: Anchor
+    base: Plan | None
+
+    @property
+    def share(self) -> float:
+        """The share of the GPU that the server was given."""
+        stated = self.case.figures.utilization or self.case.figures.mem_fraction
+        if stated is not None and stated <= 1:
+            return stated
+        return self.base.settings.gpu_memory_utilization if self.base is not None else 0.9
+
+    @property
+    def context(self) -> int:
+        asked = self.request.args.max_model_len
+        if isinstance(asked, int):
+            return asked
+        return self.base.settings.max_model_len if self.base is not None else self.request.spec.max_model_len
+
+    def asked(self, name: str, default: int) -> int:
+        """A number as the server resolved it."""
+        value = getattr(self.base.settings if self.base is not None else self.request.args, name)
+        return default if value is None else int(value)
+
+    def answer(self, args: Args) -> Plan | None:
+        """The plan with these changes where it starts."""
+        changed = replace(self.request, args=replace(self.request.args, **args))
+        if changed.args.kv_cache_dtype not in ("auto", self.request.args.kv_cache_dtype) and not reads_fp8(changed):
+            return None
+        made = self.anchor.plan(changed)
+        return made if made is not None and made.fits else None
+
+    def with_context(self, args: Args) -> tuple[Args, Plan] | None:
+        """These changes with the longest context, below the one asked for, that starts."""
+        step = self.base.pool.block_size if self.base is not None else 16
+        low, high = 0, (self.context - 1) // step
+        best = None
+        while low < high:
+            middle = (low + high + 1) // 2
+            wanted = {**args, "max_model_len": middle * step}
+            made = self.answer(wanted)
+            if made is None:
+                high = middle - 1
+            else:
+                low, best = middle, (wanted, made)
+        return best
+
+
+Values = Callable[[Search], Iterable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A kind of change, and when it is a cure.
+
+    argument  of the engine; `share` stands for the server's share of the memory
+    values    what is tried, the nearest first
+    words     what it does, where no plan says it in figures
+    rows      of the plan's memory of which the change must free what the failing allocation lacked; empty: it need not
+    shorter   whether a shorter context beside it may be needed
+    """
+
+    argument: str
+    values: Values
+    words: str
+    rows: tuple[str, ...] = ()
+    shorter: bool = False
+
+
+def contexts(search: Search) -> Iterator[int]:
+    """The longest request that fits, below the one asked for."""
+    longest = search.with_context({})
+    if longest is not None:
+        yield longest[0]["max_model_len"]
+
+
+def shares_up(search: Search) -> Iterator[float]:
+    """Shares above the one that was given, up to what may be free when the server starts."""
+    if search.case.gpu_known:
+        most = HIGHEST_SHARE if search.case.server == "vllm" else 0.95
+        yield from _hundredths(search.share + 0.01, most)
+
+
+def shares_down(search: Search) -> Iterator[float]:
+    """Shares below the one that was given, the nearest that frees what was lacking first."""
+    stated = search.case.figures.total_bytes
+    total = stated.bytes if stated is not None else search.request.gpu.total_memory
+    lacking = search.case.lacking + BESIDE if search.case.lacking else 0
+    if search.case.gpu_known or stated is not None:
+        least = max(0.02, lacking / total)
+        yield from reversed([*_hundredths(0.1, search.share - least)])
+
+
+def free_shares(search: Search) -> Iterator[float]:
+    share = free_share(search.case.figures)
+    if share is not None and search.case.gpu_known:
+        yield share
+
+
+def _hundredths(least: float, most: float) -> Iterator[float]:
+    yield from (step / 100 for step in range(ceil(100 * least - 1e-6), floor(100 * most + 1e-6) + 1))
+
+
+def free_share(figures: Figures) -> float | None:
+    """The largest share, in hundredths, that passes vLLM's look at the free memory, by the worst of the line's
+    rounding: ceil(total x share) <= free."""
+    free, total = figures.free_bytes, figures.total_bytes
+    if free is None or total is None or total.high <= 0:
+        return None
+    share = floor(100 * free.low / total.high) / 100
+    return share if share > 0 else None
+
+
+def fewer_seqs(search: Search) -> Iterator[int]:
+    figures = search.case.figures
+    most = figures.max_num_seqs or figures.dummy_requests or search.asked("max_num_seqs", 256)
+    tried, free = figures.tried_bytes, figures.free_bytes
+    if search.case.cause == "oom_sampler_warmup" and tried is not None and free is not None and tried.bytes > 0:
+        most = min(most, most * free.bytes // tried.bytes + 1)  # what the sampler takes grows with the sequences
+    yield from (count for count in SEQS_TRIED if count < most)
+
+
+def state_blocks(search: Search) -> Iterator[int]:
+    if search.case.figures.blocks:
+        yield search.case.figures.blocks
+
+
+def fewer_tokens(search: Search) -> Iterator[int]:
+    yield from (count for count in TOKENS if count < search.asked("max_num_batched_tokens", 8192))
+
+
+def item_tokens(search: Search) -> Iterator[int]:
+    if search.case.figures.item_tokens:
+        yield search.case.figures.item_tokens
+
+
+def derived_contexts(search: Search) -> Iterator[int]:
+    yield search.case.figures.derived_max_len or search.request.spec.max_model_len
+
+
+def more_ranks(search: Search) -> Iterator[int]:
+    yield from (count for count in RANKS if count > search.request.args.tensor_parallel_size)
+
+
+def other_ranks(search: Search) -> Iterator[int]:
+    """Numbers of ranks that divide the heads, the nearest to the one asked for first."""
+    heads = search.case.figures.heads or search.request.spec.num_heads
+    asked = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
+    counts = [count for count in (1, *RANKS) if heads % count == 0 and count != asked]
+    yield from sorted(counts, key=lambda count: (abs(count - asked), count))
+
+
+def ranks_of_gpus(search: Search) -> Iterator[int]:
+    gpus = search.case.figures.gpus
+    if gpus:
+        yield from (count for count in range(gpus, 0, -1) if search.request.spec.num_heads % count == 0)
+
+
+def eager(search: Search) -> Iterator[bool]:
+    if not search.request.args.enforce_eager:
+        yield True
+
+
+def fp8_cache(search: Search) -> Iterator[str]:
+    if search.request.args.kv_cache_dtype == "auto":
+        yield "fp8"
+
+
+def fewer_graphs(search: Search) -> Iterator[int]:
+    most = search.request.args.cuda_graph_max_bs or 160
+    yield from (count for count in (64, 32, 16, 8) if count < most)
+
+
+def fewer_loras(search: Search) -> Iterator[int]:
+    yield from (count for count in (8, 4, 2, 1) if count < search.request.args.max_loras)
+
+
+def only(value: Any) -> Values:
+    return lambda search: [value]
+
+
+def nothing(search: Search) -> Iterable[Any]:
+    """What no plan knows: the kind alone is said."""
+    return ()
+
+
+BEFORE_POOL: Final = ("weights", "buffers", "activations", "non_torch", "lora")  # rows taken when memory is profiled
+
+CONTEXT = Move("max_model_len", contexts, "a shorter context needs less KV cache for one request")
+SHARE_UP = Move("share", shares_up, "a larger share of the memory for the server", shorter=True)
+SHARE_DOWN = Move("share", shares_down, "a smaller share leaves more memory beside the KV cache", shorter=True)
+SHARE_FREE = Move("share", free_shares, "the largest share that is free", shorter=True)
+FP8 = Move("kv_cache_dtype", fp8_cache, "half the bytes per token", shorter=True)
+RANKS_UP = Move("tensor_parallel_size", more_ranks, "splits weights and KV cache over more GPUs")
+RANKS_LOAD = replace(RANKS_UP, rows=("weights",))
+RANKS_PROFILE = replace(RANKS_UP, rows=BEFORE_POOL)
+EAGER = Move("enforce_eager", eager, "no CUDA graphs: saves their memory, decodes slower", shorter=True)
+SEQS = Move("max_num_seqs", fewer_seqs, "fewer sequences at once take less memory", shorter=True)
+SEQS_PROFILE = replace(SEQS, rows=BEFORE_POOL)
+BATCH = Move("max_num_batched_tokens", fewer_tokens, "smaller steps take less memory for activations", shorter=True)
+BATCH_PROFILE = replace(BATCH, rows=BEFORE_POOL)
+IMAGES = Move("limit_mm_per_prompt", nothing, "fewer or smaller images and videos per request take less")
+QUANTIZED = Move("quantization", nothing, "a quantized checkpoint of the model has smaller weights")
+OFFLOAD = Move("cpu_offload_gb", nothing, "moves a part of the weights to host memory, and is slow")
+GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs")
+GRAPHS_SGLANG = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs")
+KV_AUTO = Move("kv_cache_dtype", only("auto"), "the KV cache in the model's own type")
+
+# Of each cause what helps, the best first.
+MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
+    "kv_too_small_for_max_len": (CONTEXT, SHARE_UP, FP8, RANKS_UP, EAGER),
+    "no_kv_memory": (SHARE_UP, RANKS_UP, BATCH, EAGER, SEQS, QUANTIZED),
+    "free_memory_below_utilization": (SHARE_FREE,),
+    "oom_loading_weights": (RANKS_LOAD, QUANTIZED, OFFLOAD),
+    "oom_profile_run": (SEQS_PROFILE, BATCH_PROFILE, IMAGES, RANKS_PROFILE, EAGER),
+    "oom_cuda_graph_capture": (SHARE_DOWN, EAGER, GRAPHS, SEQS),
+    "oom_sampler_warmup": (SEQS, SHARE_DOWN, RANKS_UP),
+    "oom_runtime": (SHARE_DOWN, BATCH, SEQS),
+    "encoder_cache_too_small": (Move("max_num_batched_tokens", item_tokens, "room for the largest item"), IMAGES),
+    "mamba_blocks_below_max_num_seqs": (Move("max_num_seqs", state_blocks, "a state block for each"), SHARE_UP, EAGER),
+    "max_len_above_model": (Move("max_model_len", derived_contexts, "the longest context of the model"),),
+    "heads_not_divisible_by_tp": (Move("tensor_parallel_size", other_ranks, "divides the attention heads"),),
+    "too_few_gpus": (Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs"),),
+    "dtype_or_capability": (Move("dtype", only("float16"), "a type that this GPU computes in"),),
+    "kv_dtype_unsupported": (KV_AUTO,),
+    "sglang_not_enough_memory": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
+    "sglang_oom_decode_retract": (
+        SHARE_UP,
+        Move("max_num_seqs", fewer_seqs, "fewer requests at once: those that run are not sent back"),
+        FP8,
+        Move("schedule_conservativeness", nothing, "a value above 1 admits requests more slowly"),
+    ),
+    "sglang_oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
+    "sglang_cuda_graph_failed": (SHARE_DOWN, GRAPHS_SGLANG, EAGER),
+    "lora_memory": (Move("max_loras", fewer_loras, "fewer adapters at once"), SHARE_DOWN),
+}  # fmt: skip
+
+
+def moves(case: Case) -> Sequence[Move]:
+    """What helps in a case: what its pool lacks wants a larger share, what lies beside the pool a smaller one."""
+    if case.cause == "sglang_oom_prefill" and case.figures.tried_tokens is not None:
+        return (SHARE_UP, SEQS, BATCH)
+    return MOVES.get(case.cause, ())
+
+
+# --- cures ------------------------------------------------------------------------------------------------------------
+
+
+def cures(case: Case) -> list[Cure]:
+    """The cures of a case, the best first; those that a plan was made for before those of which only the kind is
+    known."""
+    if case.request is None:
+        return [unchecked(case, move) for move in moves(case)][:MOST_CURES]
+    anchor = anchor_of(case.request, case.pool)
+    search = Search(case, case.request, anchor, anchor.plan(case.request))
+    results: list[Cure] = []
+    for move in moves(case):
+        cure = checked(search, move)
+        if cure is not None and cure.flags not in [other.flags for other in results]:
+            results.append(cure)
+    if not any(cure.plan is not None for cure in results):
+        results += [cure for cure in [last_resort(search)] if cure is not None]
+    return results[:MOST_CURES]
+
+
+def checked(search: Search, move: Move) -> Cure | None:
+    """The nearest change of a kind with which the server starts, a shorter context beside it where it takes that."""
+    argument = share_argument(search.case) if move.argument == "share" else move.argument
+    values = list(move.values(search))
+    if move.values is nothing:
+        return unchecked(search.case, move)
+    for value in values:
+        made = search.answer({argument: value})
+        if made is not None and frees(search, move, made):
+            return cure_of(search.case, move, {argument: value}, made)
+    if move.shorter and values:
+        value = values[-1] if move.values is shares_up else values[0]
+        longer = search.with_context({argument: value})
+        if longer is not None and frees(search, move, longer[1]):
+            return cure_of(search.case, move, *longer)
+    return None
+
+
+def frees(search: Search, move: Move, made: Plan) -> bool:
+    """Whether a plan needs less, by what the failing allocation lacked, of what was taken by then."""
+    lacking = search.case.lacking
+    if not move.rows or not lacking or search.base is None:
+        return True
+    before, after = (sum(getattr(each.memory, row) for row in move.rows) for each in (search.base, made))
+    return before - after >= lacking
+
+
+def last_resort(search: Search) -> Cure | None:
+    """More GPUs with a shorter context, where no single change starts."""
+    for ranks in more_ranks(search):
+        longest = search.with_context({"tensor_parallel_size": ranks})
+        if longest is not None and frees(search, RANKS_UP, longest[1]):
+            return cure_of(search.case, RANKS_UP, *longest)
+    return None
+
+
+def cure_of(case: Case, move: Move, args: Args, made: Plan) -> Cure:
+    flags = tuple(flag_text(case.server, name, value) for name, value in args.items())
+    return Cure(move.argument, args, flags, move.words, made)
+
+
+def unchecked(case: Case, move: Move) -> Cure:
+    """A kind of change, with the value that the failing line states where it states one."""
+    argument = share_argument(case) if move.argument == "share" else move.argument
+    value = stated_value(case, move)
+    flags = (flag_name(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
+    return Cure(move.argument, {} if value is None else {argument: value}, flags, move.words, None)
+
+
+def stated_value(case: Case, move: Move) -> Any:
+    """What the failing line itself says of a change's value."""
+    figures = case.figures
+    match move.argument, case.cause:
+        case "max_model_len", "kv_too_small_for_max_len":
+            return figures.estimated_max_len or figures.kv_tokens
+        case "max_model_len", "max_len_above_model":
+            return figures.derived_max_len
+        case "max_num_seqs", "mamba_blocks_below_max_num_seqs":
+            return figures.blocks
+        case "max_num_batched_tokens", "encoder_cache_too_small":
+            return figures.item_tokens
+        case "tensor_parallel_size", "too_few_gpus":
+            return figures.gpus
+        case "share", "free_memory_below_utilization":
+            return free_share(figures)
+        case "dtype", _:
+            return "float16"
+        case "kv_cache_dtype", "kv_dtype_unsupported":
+            return "auto"
+        case "enforce_eager", _:
+            return True
+        case _:
+            return None
+
+
+def share_argument(case: Case) -> str:
+    return "mem_fraction_static" if case.server == "sglang" else "gpu_memory_utilization"
