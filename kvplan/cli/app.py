@@ -74,6 +74,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "run_options.ReportOptions",
         "report.report_command",
     ),
+    "why": Entry(
+        "Why a server did not start or ran out of memory, by its log, and what cures it.",
+        "why_options.WhyOptions",
+        "why.why",
+    ),
     "watch": Entry("A GPU, a process or a server, live.", "run_options.WatchOptions", "watch.watch"),
     "schema": Entry("The JSON Schema of what --format json prints.", "options.SchemaOptions", "listing.schema"),
     "doctor": Entry(

@@ -21,6 +21,9 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "reconcile": "kvplan reconcile --log server.log --gpu a100-80g",
         "report": "kvplan report runs/smollm2-135m-1",
     },
+    "Mend": {
+        "why": "kvplan why server.log",
+    },
     "Look": {
         "models": "kvplan models qwen3-8b",
         "gpus": "kvplan gpus h100-80g",
@@ -46,11 +49,16 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan sweep qwen3-8b --gpu h100-80g --tp 1,2,4 --ctx 32k",
         "kvplan sweep qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k --format csv",
     ),
+    "why": (
+        "kvplan why - < server.log",
+        'kvplan why --command "docker logs vllm"',
+        "vllm serve Qwen/Qwen3-8B 2>&1 | kvplan why --follow -",
+    ),
     "models": ("kvplan models", "kvplan models --family qwen3"),
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
 }
-NEEDS: Final = ("profile", "reconcile", "report", "watch")  # a run, a log or a GPU
+NEEDS: Final = ("profile", "reconcile", "report", "watch", "why")  # a run, a log or a GPU
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),

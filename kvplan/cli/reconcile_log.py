@@ -129,7 +129,7 @@ class Wanted:
     derived: tuple[int, int, int] | None
 
 
-def completed(options: ReconcileOptions, log: ServerLog) -> Wanted:
+def completed(options: PlanOptions, log: ServerLog) -> Wanted:
     notes, taken = list[str](), dict[str, str]()
     plain = {field.name: getattr(options, field.name) for field in fields(PlanOptions)}
     if plain["model"] is None and options.from_command is None:
@@ -222,7 +222,7 @@ def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, st
     return error
 
 
-def is_said(options: ReconcileOptions, name: str) -> bool:
+def is_said(options: PlanOptions, name: str) -> bool:
     """Whether --engine-arg or a pasted command may say it: they are read later, and win."""
     pairs = [text.partition("=")[0].strip("- ").replace("-", "_") for text in options.engine_arg or []]
     forms = [name.replace("_", "[-_]"), *(short for short, argument in SHORT.items() if argument == name)]
@@ -247,7 +247,7 @@ def unknown_model(log: ServerLog) -> str:
     return f"its model {printable(log.model, 120)} is not one that `kvplan models` lists"
 
 
-def machines_of(options: ReconcileOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
+def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
     """(the GPU said to kvplan, with the total that was logged, else those that the log may mean; warnings; notes)."""
     if options.gpu is None and options.gpu_memory is None:
         found, note = gpus_of(log)

@@ -246,6 +246,46 @@ def read_log(source: str) -> ServerLog:
     return reader.result()
 
 
+def read_text(source: str) -> str:
+    """The text of a log file, gzipped or not, or of standard input for `-`; of a very long one the first and the last
+    part. Errors as of read_log."""
+    if source == "-":
+        stream = getattr(sys.stdin, "buffer", None)
+        if stream is None:
+            raise InvalidInputError("LOG -", "standard input is closed", "name a file")
+        return _text_of("standard input", stream)
+    path = Path(source)
+    with open_regular(path) as file:
+        try:
+            return _text_of(printable(source, 400), file)
+        except OSError as error:
+            raise os_problem(path, error) from error
+
+
+def _text_of(where: str, stream: BinaryIO) -> str:
+    begun = _Begun(stream)
+    unpacked: io.RawIOBase | gzip.GzipFile = begun if begun.head != GZIP else gzip.GzipFile(fileobj=begun)
+    head, tail = bytearray(), bytearray()
+    try:
+        while piece := unpacked.read(PIECE):
+            if not head:
+                _check_text(where, piece)
+            if len(head) < MAX_BYTES // 2:
+                head += piece
+            else:
+                tail = (tail + piece)[-MAX_BYTES // 2 :]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InvalidInputError(where, f"damaged gzip file ({error})", "fetch it again") from error
+    return bytes(head + tail).decode("utf-8", "replace")
+
+
+def _check_text(where: str, piece: bytes) -> None:
+    if piece.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InvalidInputError(where, "UTF-16 text, not UTF-8", "save it as UTF-8")
+    if b"\0" in piece[: 4 << 10]:
+        raise InvalidInputError(where, "not text, it holds a NUL", "name the server's log")
+
+
 GZIP: Final = b"\x1f\x8b"
 
 
@@ -282,8 +322,8 @@ class _Begun(io.RawIOBase):
         return left + self._stream.read(size if size < 0 else max(0, size - len(left)))
 
 
-def parse_log(text: str, where: str = "log") -> ServerLog:
-    """The last start in a log's text."""
+def parse_log(text: str, where: str = "log", *, bare: bool = False) -> ServerLog:
+    """The last start in a log's text; `bare`: also of a text that holds no line of a start-up, a command perhaps."""
     data, at = text.encode("utf-8", "surrogatepass"), 0
     reader = _Reader(where)
 
@@ -293,7 +333,7 @@ def parse_log(text: str, where: str = "log") -> ServerLog:
         return data[at - size : at]
 
     reader.take(read)
-    return reader.result()
+    return reader.result(bare=bare)
 
 
 class _Reader:
@@ -323,7 +363,7 @@ class _Reader:
         while left > 0 and (piece := read(min(PIECE, left))):
             left -= len(piece)
             if self._is_first_piece:
-                self._check_text(piece)
+                _check_text(self.where, piece)
                 self._is_first_piece = False
             piece = rest + piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # progress bars draw over their line
             end = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > max(PIECE, MAX_LINE) else 0)
@@ -332,12 +372,6 @@ class _Reader:
         self._look_through(rest)
         if left <= 0 and most is None and read(1):
             self.skipped = f"more than {MAX_BYTES >> 20} MiB of text: the rest is not read"
-
-    def _check_text(self, piece: bytes) -> None:
-        if piece.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InvalidInputError(self.where, "UTF-16 text, not UTF-8", "save it as UTF-8")
-        if b"\0" in piece[: 4 << 10]:
-            raise InvalidInputError(self.where, "not text, it holds a NUL", "name the server's log")
 
     def _look_through(self, piece: bytes) -> None:
         at = 0
@@ -417,8 +451,8 @@ class _Reader:
 
     # --- the end
 
-    def result(self) -> ServerLog:
-        if not self._readings and not self._lists:
+    def result(self, *, bare: bool = False) -> ServerLog:
+        if not self._readings and not self._lists and not bare:
             raise InvalidInputError(
                 self.where,
                 "holds no line of a vLLM or SGLang server's start-up",
@@ -426,6 +460,8 @@ class _Reader:
             )
         for kind, _ in self._lists:
             self._engines[kind] += 1
+        if not any(self._engines.values()) and self._command is not None:
+            self._engines[self._command[0]] += 1
         vllm, sglang = self._engines["vllm"], self._engines["sglang"]
         engine: Engine = "sglang" if sglang > vllm else "vllm"
         notes = [] if self.skipped is None else [f"{self.where}: {self.skipped}"]

@@ -1,0 +1,258 @@
+"""`kvplan why`: a failed server's log -> the cause, and cures that were planned on the log's own figures."""
+
+import shlex
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from kvplan.cli import asked, output
+from kvplan.cli.options import PlanOptions
+from kvplan.cli.reconcile_log import ENOUGH_MEMORY, NEWEST_ENGINE, completed, in_its_environment, machines_of
+from kvplan.cli.why_options import WhyOptions
+from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
+from kvplan.measure.diagnosis import Diagnosis, Inference
+from kvplan.measure.failure import Failure, read_failure
+from kvplan.measure.serverlog.asked import asked_words, changed
+from kvplan.measure.serverlog.log import MAX_BYTES, ServerLog, parse_log, read_text
+from kvplan.measure.serverlog.request import check_model, engine_of, model_of
+from kvplan.planning import cures as planning
+from kvplan.planning.cures import Case, Cure
+from kvplan.planning.flags import serve_command
+from kvplan.planning.plan import Request, plan
+
+COMMAND_SECONDS: Final = 120
+FIRST_LINES: Final = 20_000  # of a log that is followed: its start-up, and its end
+LAST_LINES: Final = 20_000
+
+
+def why(options: WhyOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where the log shows a failure."""
+    lines = followed(options) if options.follow else text_of(options).splitlines()
+    diagnosis = diagnose(options, lines)
+    failed = diagnosis.failure.outcome in ("failed", "died")
+    if not options.follow or failed:
+        show(diagnosis, options)
+    return int(options.exit_code and failed)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def text_of(options: WhyOptions) -> str:
+    sources = [source for source in (options.log, options.command) if source is not None]
+    if len(sources) != 1:
+        problem = "is missing" if not sources else "and --command say two logs"
+        raise UsageError("LOG", problem, 'name a file, - for standard input, or --command "docker logs NAME"')
+    return read_text(options.log) if options.log is not None else output_of(str(options.command))
+
+
+def output_of(command: str) -> str:
+    """What a command prints, errors included; it is run as it is, without a shell."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError("--command", f"is no command line ({error})", "quote it once") from error
+    if not words:
+        raise UsageError("--command", "is empty", 'write "docker logs NAME"')
+    try:
+        result = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=COMMAND_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        shown = printable(words[0], 100)
+        reason = "gave no answer in time" if isinstance(error, subprocess.TimeoutExpired) else "cannot be run"
+        raise EnvironmentProblem(f"--command {shown}", reason, "save what it prints, and name the file") from error
+    if result.returncode and not result.stdout.strip():
+        raise EnvironmentProblem(f"--command {printable(words[0], 100)}", "failed and printed nothing", "run it alone")
+    return result.stdout[-MAX_BYTES:].decode("utf-8", "replace")
+
+
+def followed(options: WhyOptions) -> list[str]:
+    """The lines of standard input, each passed through as it comes; of a long log the first and the last."""
+    if options.log not in (None, "-") or options.command is not None:
+        raise UsageError("--follow", "follows standard input", "pipe the server into `kvplan why --follow -`")
+    first, last = list[str](), deque[str](maxlen=LAST_LINES)
+    source, sink = getattr(sys.stdin, "buffer", None), getattr(sys.stdout, "buffer", None)
+    if source is None or sink is None:
+        raise InvalidInputError("--follow", "standard input is closed", "pipe the server into it")
+    try:
+        with output.standard_output():
+            for line in iter(source.readline, b""):
+                sink.write(line)
+                sink.flush()
+                text = line.decode("utf-8", "replace").rstrip("\r\n")
+                (first if len(first) < FIRST_LINES else last).append(text)
+    except KeyboardInterrupt:  # of the whole pipe: what the server said until then is explained
+        pass
+    return [*first, *last]
+
+
+# --- the case ---------------------------------------------------------------------------------------------------------
+
+
+def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
+    """What happened, and what cures it."""
+    failure = read_failure(lines)
+    log = failure.log or parse_log("\n".join(lines), bare=True)
+    server = failure.server or log.engine
+    setup = Setup(options, failure, log, server)
+    request = setup.request() if failure.cause is not None else None
+    case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known)
+    base, differs = None, setup.problem
+    if request is not None:
+        differs = disagreement(failure, request)
+        case = replace(case, request=None if differs else request)
+        if differs is None:
+            case = replace(case, pool=planning.stated_pool(failure.figures, request))
+            base = planning.anchor_of(request, case.pool).plan(request)
+    results = tuple(planning.cures(case))
+    words = asked_words(lines, log.engine)
+    commands = tuple(command_of(case, cure, words, request) for cure in results)
+    return Diagnosis(
+        failure, log, case, request, base, results, commands, tuple(setup.inferred), tuple(setup.missing), differs
+    )
+
+
+def disagreement(failure: Failure, request: Request) -> str | None:
+    """Why the plan of a request is not of the server that wrote the log: one request needs other bytes; None where it
+    needs what the log says, to its last digit."""
+    needed, context = failure.figures.needed_bytes, failure.figures.context
+    if needed is None or context is None:
+        return None
+    try:
+        by_plan = plan(replace(request, args=replace(request.args, max_model_len=context))).bytes_per_request
+    except KvplanError as error:
+        return f"{error}"
+    if needed.low <= by_plan <= needed.high:
+        return None
+    return (
+        f"by the plan of {request.spec.name} one request of {context:,} tokens needs {by_plan / 2**30:,.2f} GiB, and "
+        f"the log says {needed.text}: it may be another model, or other flags"
+    )
+
+
+class Setup:
+    """What the server was asked for, put together from what is said to kvplan, what the log says, and what follows."""
+
+    def __init__(self, options: PlanOptions, failure: Failure, log: ServerLog, server: str) -> None:
+        self.options, self.failure, self.log, self.server = options, failure, log, server
+        self.inferred: list[Inference] = []
+        self.missing: list[str] = []
+        self.gpu_known = True
+        self.problem: str | None = None
+
+    def request(self) -> Request | None:
+        """The request; None where no plan can be made, and `missing` or `problem` says why."""
+        model, machine = self.model(), self.machine()
+        if model is None:
+            self.missing.insert(0, "--model NAME")
+            return None
+        if machine is None and self.failure.figures.available_bytes is None:
+            return None
+        figures, stated = self.failure.figures, dict[str, Any]()
+        if self.options.max_model_len is None and figures.context is not None:
+            stated["max_model_len"] = [str(figures.context)]
+        if self.options.max_num_seqs is None and figures.max_num_seqs is not None:
+            stated["max_num_seqs"] = str(figures.max_num_seqs)
+        if self.options.gpu_memory_utilization is None and figures.utilization is not None and figures.utilization <= 1:
+            stated["gpu_memory_utilization"] = str(figures.utilization)
+        try:
+            options = replace(self.options, model=model, engine=self.engine(), **stated)
+            wanted = completed(options, self.log)
+            answer = asked.read(replace(wanted.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
+            request, _ = in_its_environment(self.log, answer.requests[0])
+            check_model(self.log, request.spec)
+            if machine is None:
+                self.gpu_known = False
+                return request
+            return replace(request, gpu=machine, measured=asked.measured_on(wanted.options, machine))
+        except KvplanError as error:
+            self.problem = f"{error}"
+            return None
+
+    def model(self) -> str | None:
+        if self.options.model is not None or self.options.from_command is not None:
+            return self.options.model or ""
+        name, note = model_of(self.log)
+        if name is not None and note is not None:
+            logged = printable(self.log.model or "", 100)
+            self.inferred.append(Inference("model", name, f"its name in the log, {logged}"))
+        return name
+
+    def engine(self) -> str:
+        if self.options.engine is not None:
+            return self.options.engine
+        logged = engine_of(self.log) if self.log.text("version") else None
+        if logged is not None:
+            return logged
+        newest = "sglang" if self.server == "sglang" else NEWEST_ENGINE
+        self.inferred.append(Inference("engine", newest, "the log states no release: the newest known is taken"))
+        self.missing.append("--engine vllm@RELEASE" if self.server == "vllm" else "--engine sglang@RELEASE")
+        return newest
+
+    def machine(self) -> GpuSpec | None:
+        """The GPU that was said, or that the log names, or that has the capacity it states."""
+        said = self.options.gpu is not None or self.options.gpu_memory is not None
+        machines, _, _ = machines_of(self.options, self.log)
+        if not machines:
+            machines = self.of_capacity()
+        if not machines:
+            self.missing.append("--gpu NAME")
+            return None
+        if len(machines) > 1 or (not said and self.log.text("gpu") is None):
+            names = " or ".join(machine.name for machine in machines)
+            total = machines[0].total_memory / 2**30
+            self.inferred.append(Inference("gpu", names, f"a capacity of {total:,.2f} GiB"))
+        return machines[0]
+
+    def of_capacity(self) -> list[GpuSpec]:
+        total = self.failure.figures.total_bytes
+        if total is None or total.bytes <= 0:
+            return []
+        known = [gpu(name) for name in gpu_names()]
+        near = [each for each in known if each.total_memory_low <= total.high and total.low <= each.total_memory_high]
+        return [with_memory(each, total.bytes) for each in near] or [custom_gpu(total.bytes)]
+
+
+def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Request | None) -> str | None:
+    """The server's own command with the cure in it."""
+    if not cure.args:
+        return None
+    changes = {name: planning.flag_text(case.server, name, value).split(" ") for name, value in cure.args.items()}
+    if words is not None:
+        return shlex.join(changed(words, "sglang" if case.server == "sglang" else "vllm", changes))
+    if cure.plan is not None:
+        return shlex.join(serve_command(cure.plan))
+    return None
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def show(diagnosis: Diagnosis, options: WhyOptions) -> None:
+    from kvplan.documents.artifact import dumps
+    from kvplan.documents.diagnosis import diagnosis_document
+
+    document = diagnosis_document(diagnosis)
+    if options.format == "json":
+        text = dumps(document)
+        if options.follow:
+            print(text, file=sys.stderr)
+        else:
+            output.write(text)
+        return
+    from kvplan.report.lines import open_console, takes_blocks, write
+    from kvplan.report.why_text import why_lines
+
+    if options.follow:
+        console = open_console(sys.stderr)
+        write(why_lines(document, blocks=takes_blocks(console)), console)
+        return
+    with output.standard_output():
+        console = output.console(options.color)
+        write(why_lines(document, blocks=takes_blocks(console)), console)

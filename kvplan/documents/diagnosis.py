@@ -1,0 +1,162 @@
+"""What `kvplan why` prints: kvplan/diagnosis@1."""
+
+from dataclasses import fields
+from math import floor
+from typing import Annotated, Literal, TypedDict
+
+from kvplan.measure.diagnosis import Diagnosis
+from kvplan.measure.why_words import summary
+from kvplan.planning.cures import Cure
+from kvplan.planning.plan import Plan
+from kvplan.servers.failures import Figures, Size
+
+Value = int | float | str
+
+
+class Evidence(TypedDict):
+    """A line of the log that shows the cause; its number counts from 1."""
+
+    line: int
+    text: str
+
+
+class Inferred(TypedDict):
+    """Something the log does not say, and what it was taken from."""
+
+    what: str
+    value: str
+    source: str
+
+
+class Effect(TypedDict):
+    """What the server has then: requests of the full context at once, tokens in its KV cache, and the context."""
+
+    users: float
+    tokens: int
+    max_model_len: int
+
+
+class CureDocument(TypedDict):
+    """A change that helps. `starts` is true where a plan was made of it that starts, null where none could be made;
+    `effect` is of that plan.
+    """
+
+    kind: Annotated[str, "The engine argument that is changed."]
+    flags: list[str]
+    text: str
+    command: Annotated[str | None, "The server's own command with the change in it."]
+    effect: Effect | None
+    starts: Literal[True] | None
+
+
+class Memory(TypedDict):
+    """Where the memory of one rank went, in bytes, by the plan of what was asked for; the log's own figure of what was
+    free for the KV cache is in it.
+    """
+
+    total: int
+    weights: int
+    buffers: int
+    activations: int
+    cuda_graphs: int
+    non_torch: int
+    lora: int
+    kv_available: int
+    kv_needed: int
+
+
+class DiagnosisDocument(TypedDict):
+    """Why a server did not start, or ran out of memory. Figures in bytes are of one rank, as the log rounds them."""
+
+    schema: Literal["kvplan/diagnosis@1"]
+    engine: str | None
+    version: str | None
+    model: str | None
+    gpu: str | None
+    num_gpus: int | None
+    outcome: Literal["started", "failed", "died", "unknown"]
+    cause: str | None
+    phase: str | None
+    memory_question: bool | None
+    summary: Annotated[str, "What happened, in a sentence."]
+    evidence: list[Evidence]
+    figures: Annotated[dict[str, Value], "What the failing lines state."]
+    memory: Memory | None
+    cures: list[CureDocument]
+    inferred: list[Inferred]
+    missing: Annotated[list[str], "Flags that say what the log leaves out."]
+    needs: Annotated[list[str], "What to add where the cause cannot be told."]
+    notes: list[str]
+
+
+def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
+    failure, plan = diagnosis.failure, diagnosis.plan
+    request = diagnosis.request
+    args = None if request is None else request.args
+    gpu = None if request is None or not diagnosis.case.gpu_known else request.gpu.name
+    return {
+        "schema": "kvplan/diagnosis@1",
+        "engine": failure.server,
+        "version": failure.version,
+        "model": request.spec.served_name if request is not None else diagnosis.log.model,
+        "gpu": gpu,
+        "num_gpus": None if args is None else args.tensor_parallel_size * args.pipeline_parallel_size,
+        "outcome": failure.outcome,
+        "cause": failure.cause,
+        "phase": failure.phase,
+        "memory_question": failure.memory_question,
+        "summary": summary(failure),
+        "evidence": [{"line": each.line, "text": each.text} for each in failure.evidence],
+        "figures": stated(failure.figures),
+        "memory": None if plan is None or gpu is None else memory_of(plan),
+        "cures": [
+            cure_document(cure, command) for cure, command in zip(diagnosis.cures, diagnosis.commands, strict=True)
+        ],
+        "inferred": [{"what": each.what, "value": each.value, "source": each.source} for each in diagnosis.inferred],
+        "missing": list(diagnosis.missing),
+        "needs": list(failure.needs),
+        "notes": [] if diagnosis.differs is None else [diagnosis.differs],
+    }
+
+
+def stated(figures: Figures) -> dict[str, Value]:
+    """Every figure that the lines state; sizes in bytes."""
+    values = {field.name: getattr(figures, field.name) for field in fields(figures)}
+    return {
+        name: value.bytes if isinstance(value, Size) else value for name, value in values.items() if value is not None
+    }
+
+
+def memory_of(plan: Plan) -> Memory:
+    memory = plan.memory
+    return {
+        "total": memory.total,
+        "weights": memory.weights,
+        "buffers": memory.buffers,
+        "activations": memory.activations,
+        "cuda_graphs": memory.cuda_graphs,
+        "non_torch": memory.non_torch,
+        "lora": memory.lora,
+        "kv_available": max(0, plan.available),
+        "kv_needed": plan.bytes_per_request,
+    }
+
+
+def cure_document(cure: Cure, command: str | None) -> CureDocument:
+    return {
+        "kind": cure.kind,
+        "flags": list(cure.flags),
+        "text": cure.text,
+        "command": command,
+        "effect": None if cure.plan is None else effect_of(cure.plan),
+        "starts": True if cure.starts else None,
+    }
+
+
+def effect_of(plan: Plan) -> Effect:
+    users = min(plan.concurrency.max, plan.concurrency.max_num_seqs)
+    return {
+        "users": floor(100 * users) / 100,
+        "tokens": plan.capacity.tokens,
+        "max_model_len": plan.capacity.max_model_len,
+    }

@@ -1,0 +1,199 @@
+"""What happened to a server, in a sentence, with the figures that its lines state."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kvplan.measure.failure import Failure
+from kvplan.servers.failures import Figures, Size
+
+TITLES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
+PHASES: Final[Mapping[str, str]] = {
+    "arguments": "while it read its arguments",
+    "load": "while it loaded the weights",
+    "profile": "in the trial run that measures memory",
+    "pool": "while it made the KV cache",
+    "capture": "while it captured CUDA graphs",
+    "warmup": "while it warmed up",
+    "serving": "while it served requests",
+}
+
+
+def summary(failure: Failure) -> str:
+    """The first line of the answer."""
+    name = TITLES.get(failure.server or "", "The server")
+    if failure.cause is None:
+        return unknown(name, failure)
+    verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
+    reason = REASONS[failure.cause](failure.figures)
+    text = f"{name} {verb}: {reason}."
+    return text if failure.memory_question is not False else f"{text} Memory flags do not cure it."
+
+
+def unknown(name: str, failure: Failure) -> str:
+    if failure.outcome == "started":
+        return f"{name} started: the log shows no failure."
+    stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
+    if stopped is None:
+        return "The log shows no failure that kvplan knows, and no start."
+    return f"{stopped}, and the cause is not in this text."
+
+
+# --- reasons ----------------------------------------------------------------------------------------------------------
+
+
+def size(value: Size | None) -> str:
+    """A size as it is printed, "3.18 GiB"; MiB where it is small."""
+    if value is None:
+        return "?"
+    if abs(value.bytes) < 2**30 // 10:
+        return f"{value.bytes / 2**20:,.2f} MiB"
+    return f"{value.bytes / 2**30:,.2f} GiB"
+
+
+def kv_too_small(figures: Figures) -> str:
+    context = "the longest request" if figures.context is None else f"one request of {figures.context:,} tokens"
+    if figures.needed_bytes is not None and figures.available_bytes is not None:
+        return f"{context} needs {size(figures.needed_bytes)} of KV cache and {size(figures.available_bytes)} are free"
+    if figures.kv_tokens is not None:
+        return f"{context} needs more KV cache than there is, which holds {figures.kv_tokens:,} tokens"
+    if figures.available_bytes is not None:
+        return f"{context} needs more KV cache than the {size(figures.available_bytes)} that are free"
+    return f"{context} needs more KV cache than is free"
+
+
+def no_kv_memory(figures: Figures) -> str:
+    share = "" if figures.utilization is None else f" (utilization {figures.utilization:g})"
+    return f"weights and activations take all that it may use{share}, and nothing is left for the KV cache"
+
+
+def free_memory(figures: Figures) -> str:
+    if figures.initial_free_bytes is not None and figures.current_free_bytes is not None:
+        return (
+            "another process released or took GPU memory while vLLM measured its own: "
+            f"{size(figures.initial_free_bytes)} were free before and {size(figures.current_free_bytes)} after"
+        )
+    if figures.free_bytes is None or figures.total_bytes is None:
+        return "less GPU memory is free than it may use: something else holds it"
+    wants = "" if figures.budget_bytes is None else f" and it wants {size(figures.budget_bytes)}"
+    share = "" if figures.utilization is None else f" (utilization {figures.utilization:g})"
+    return f"{size(figures.free_bytes)} of the GPU's {size(figures.total_bytes)} are free{wants}{share}"
+
+
+def out_of_memory(phase: str) -> Callable[[Figures], str]:
+    def reason(figures: Figures) -> str:
+        text = f"the GPU ran out of memory {phase}"
+        if figures.tried_bytes is None:
+            return text
+        text += f", which asked for {size(figures.tried_bytes)}"
+        if figures.free_bytes is None:
+            return text
+        of = "" if figures.total_bytes is None else f" of {size(figures.total_bytes)}"
+        text += f" with {size(figures.free_bytes)}{of} free"
+        if figures.tried_bytes.bytes <= figures.free_bytes.bytes:
+            text += ": there was room, so a limit of the driver or of WSL may be what refused it"
+        return text
+
+    return reason
+
+
+def mamba_blocks(figures: Figures) -> str:
+    if figures.max_num_seqs is None or figures.blocks is None:
+        return "there are fewer blocks for recurrent states than sequences it may run"
+    return f"each of {figures.max_num_seqs:,} sequences needs a block for its state and there are {figures.blocks:,}"
+
+
+def encoder_cache(figures: Figures) -> str:
+    item = (
+        "an image or video" if figures.item_tokens is None else f"an image or video of {figures.item_tokens:,} tokens"
+    )
+    if figures.max_num_batched_tokens is not None:
+        return f"{item} is larger than a step of {figures.max_num_batched_tokens:,} tokens"
+    if figures.encoder_cache_tokens is not None:
+        return f"{item} is larger than the encoder cache of {figures.encoder_cache_tokens:,}"
+    return f"{item} is larger than the encoder cache"
+
+
+def max_len(figures: Figures) -> str:
+    context = "" if figures.context is None else f" of {figures.context:,} tokens"
+    most = "" if figures.derived_max_len is None else f", {figures.derived_max_len:,}"
+    return f"the context{context} is longer than the model's own maximum{most}"
+
+
+def heads(figures: Figures) -> str:
+    if figures.heads is None or figures.tensor_parallel_size is None:
+        return "the attention heads cannot be divided by the tensor-parallel size"
+    return f"{figures.heads} attention heads cannot be divided over {figures.tensor_parallel_size} ranks"
+
+
+def too_few_gpus(figures: Figures) -> str:
+    if figures.gpus is None:
+        return "it was asked for more GPUs than there are"
+    wanted = figures.world_size or figures.tensor_parallel_size
+    asked = "more" if wanted is None else f"{wanted:,}"
+    return f"it was asked for {asked} GPUs and sees {figures.gpus:,}"
+
+
+def capability(figures: Figures) -> str:
+    what = "a data type, kernel or quantization"
+    if figures.quantization is not None:
+        what = f"the quantization {figures.quantization}"
+    has = "" if figures.capability is None else f" (compute capability {figures.capability}"
+    needs = "" if figures.required_capability is None else f", needed {figures.required_capability}"
+    gpu = "this GPU" if figures.gpu is None else figures.gpu
+    return f"{gpu} does not have {what}" + (f"{has}{needs})" if has else "")
+
+
+def kv_dtype(figures: Figures) -> str:
+    name = "this type" if figures.kv_dtype is None else figures.kv_dtype
+    return f"no attention backend on this GPU reads a KV cache of {name}"
+
+
+def sglang_pool(figures: Figures) -> str:
+    share = "" if figures.mem_fraction is None else f" (mem_fraction_static {figures.mem_fraction:g})"
+    return f"after the weights nothing is left for the KV cache{share}"
+
+
+def sglang_prefill(figures: Figures) -> str:
+    if figures.tried_tokens is not None and figures.available_tokens is not None:
+        return (
+            f"a prefill wanted room for {figures.tried_tokens:,} tokens in the KV cache, which had "
+            f"{figures.available_tokens:,}"
+        )
+    return out_of_memory("in a prefill")(figures)
+
+
+def retract(figures: Figures) -> str:
+    count = "requests" if figures.retracted is None else f"{figures.retracted:,} request(s)"
+    return f"the KV cache is full, and {count} were sent back to the queue"
+
+
+def says(text: str) -> Callable[[Figures], str]:
+    return lambda figures: text
+
+
+REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
+    "kv_too_small_for_max_len": kv_too_small,
+    "no_kv_memory": no_kv_memory,
+    "free_memory_below_utilization": free_memory,
+    "oom_loading_weights": out_of_memory("loading the weights"),
+    "oom_profile_run": out_of_memory("in the trial run of the largest step"),
+    "oom_cuda_graph_capture": out_of_memory("capturing CUDA graphs"),
+    "oom_sampler_warmup": out_of_memory("warming up the sampler"),
+    "oom_runtime": out_of_memory("while serving"),
+    "encoder_cache_too_small": encoder_cache,
+    "mamba_blocks_below_max_num_seqs": mamba_blocks,
+    "max_len_above_model": max_len,
+    "heads_not_divisible_by_tp": heads,
+    "dtype_or_capability": capability,
+    "kv_dtype_unsupported": kv_dtype,
+    "too_few_gpus": too_few_gpus,
+    "host_memory_or_shm": says("the host ran out of memory, or of shared memory"),
+    "nccl_or_multiprocess": says("its processes could not talk to each other (NCCL or the process group)"),
+    "sglang_not_enough_memory": sglang_pool,
+    "sglang_oom_prefill": sglang_prefill,
+    "sglang_oom_decode_retract": retract,
+    "sglang_cuda_graph_failed": out_of_memory("capturing CUDA graphs"),
+    "lora_memory": out_of_memory("making room for LoRA adapters"),
+    "quantization_mismatch": says("the quantization that was asked for is not that of the checkpoint"),
+    "not_memory": says("an error that is not about memory"),
+}

@@ -1,0 +1,105 @@
+"""Why a server failed, on one screen: what happened, where the memory went, and what cures it."""
+
+from kvplan.core.files import printable
+from kvplan.core.units import GIB
+from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument
+from kvplan.report.console import LABELS, STYLES, bar
+from kvplan.report.lines import Line, line
+
+ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora")
+
+
+def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:
+    """The document as lines; `blocks`: bars of block characters, else of #."""
+    style = "bold" if doc["outcome"] == "started" else "bold red"
+    parts = [
+        [line(doc["summary"], style)],
+        evidence_lines(doc),
+        memory_lines(doc, blocks=blocks),
+        cure_lines(doc),
+        rest_lines(doc),
+    ]
+    lines = [styled for part in parts if part for styled in (*part, line())]
+    return lines[:-1]
+
+
+def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
+    return [
+        line(f"  line {each['line']:,}: {printable(shortened(each['text']))}", "dim") for each in doc["evidence"][:3]
+    ]
+
+
+def shortened(text: str, most: int = 240) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:
+    memory = doc["memory"]
+    if memory is None:
+        return []
+    sizes = {name: int(memory[name]) for name in ROWS}  # type: ignore[literal-required] # rows are keys of it
+    total = memory["total"]
+    several = (doc["num_gpus"] or 1) > 1
+    title = "Where each GPU's memory goes" if several else "Where the memory goes"
+    where = f"{doc['num_gpus']} x {doc['gpu']}" if several else str(doc["gpu"])
+    lines = [line(f"{title} ({printable(doc['model'] or '')} on {where})", "bold")]
+    for name, size in sizes.items():
+        if size:
+            lines.append(_row(LABELS.get(name, name), size, total, STYLES.get(name, "yellow"), "", blocks=blocks))
+    needed = f"  one request needs {memory['kv_needed'] / GIB:,.2f}"
+    free = memory["kv_available"]
+    lines.append(_row(LABELS["kv_cache"], free, total, STYLES["kv_cache"], needed, blocks=blocks))
+    lines.append(_row("total", total, total, "", "", blocks=blocks, drawn=False))
+    return lines
+
+
+def _row(label: str, size: int, total: int, style: str, note: str, *, blocks: bool, drawn: bool = True) -> Line:
+    text = f"  {label:<12}{size / GIB:>9,.2f} GiB{100 * size / total:>7.1f} %  "
+    return ((text, ""), (bar(size, total, blocks=blocks) if drawn else "", style), (note, "dim"))
+
+
+def cure_lines(doc: DiagnosisDocument) -> list[Line]:
+    """Each cure with what it costs, and the commands of the best ones."""
+    if not doc["cures"]:
+        return []
+    planned = [cure for cure in doc["cures"] if cure["starts"]]
+    others = [cure for cure in doc["cures"] if not cure["starts"]]
+    lines: list[Line] = []
+    if planned:
+        lines.append(line("Cures, each planned and starting; the best first", "bold"))
+        lines += [line(f"  {number}. {cure_text(cure)}") for number, cure in enumerate(planned, 1)]
+    if others:
+        title = "What else may help (not checked by a plan)" if planned else "What helps (not checked by a plan)"
+        lines += [line()] if planned else []
+        lines.append(line(title, "bold"))
+        lines += [line(f"  {'-'} {cure_text(cure)}") for cure in others]
+    command = next((cure["command"] for cure in doc["cures"] if cure["command"]), None)
+    if command is not None:
+        lines += [line(), line("Paste", "bold"), line(f"  {printable(command, 4000)}")]
+    return lines
+
+
+def cure_text(cure: CureDocument) -> str:
+    """ "--max-model-len 34720: 1.01 users of 34,720 tokens" """
+    flags = " and ".join(printable(flag) for flag in cure["flags"])
+    effect = cure["effect"]
+    if effect is None:
+        return f"{flags}: {cure['text']}"
+    users = f"{effect['users']:,.1f}" if effect["users"] < 100 else f"{effect['users']:,.0f}"
+    if cure["kind"] == "max_model_len" and effect["users"] < 1.05:
+        return f"{flags}: 1 user at that length"
+    return f"{flags}: {users} users at {effect['max_model_len']:,} tokens"
+
+
+def rest_lines(doc: DiagnosisDocument) -> list[Line]:
+    """What was inferred, what is missing, and what else there is to say."""
+    lines = [
+        line(f"Inferred: {each['what']} {printable(each['value'])} ({each['source']})", "dim")
+        for each in doc["inferred"]
+    ]
+    lines += [line(f"Note: {printable(note, 400)}") for note in doc["notes"]]
+    if doc["needs"]:
+        lines.append(line(f"To tell the cause, add {'; '.join(printable(need, 300) for need in doc['needs'])}."))
+    if doc["missing"] and doc["cause"] is not None and doc["memory_question"] is not False:
+        lines.append(line(f"Cures with figures: add {' '.join(doc['missing'])}."))
+    return lines
