@@ -11,6 +11,7 @@ from kvplan.planning.plan import Plan
 from kvplan.servers.failures import Figures, Size
 
 Value = int | float | str
+TAKEN = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora")
 
 
 class Evidence(TypedDict):
@@ -51,7 +52,8 @@ class CureDocument(TypedDict):
 
 class Memory(TypedDict):
     """Where the memory of one rank went, in bytes, by the plan of what was asked for; the log's own figure of what was
-    free for the KV cache is in it.
+    free for the KV cache is in it. The rows from `weights` to `kv_available` and `unused`, less `missing`, add up to
+    `total`.
     """
 
     total: int
@@ -63,6 +65,8 @@ class Memory(TypedDict):
     lora: int
     kv_available: int
     kv_needed: int
+    unused: int
+    missing: int
 
 
 class DiagnosisDocument(TypedDict):
@@ -129,6 +133,8 @@ def stated(figures: Figures) -> dict[str, Value]:
 
 def memory_of(plan: Plan) -> Memory:
     memory = plan.memory
+    kv_available = max(0, plan.available)
+    left = memory.total - sum(getattr(memory, name) for name in TAKEN) - kv_available
     return {
         "total": memory.total,
         "weights": memory.weights,
@@ -137,8 +143,10 @@ def memory_of(plan: Plan) -> Memory:
         "cuda_graphs": memory.cuda_graphs,
         "non_torch": memory.non_torch,
         "lora": memory.lora,
-        "kv_available": max(0, plan.available),
+        "kv_available": kv_available,
         "kv_needed": plan.bytes_per_request,
+        "unused": max(0, left),
+        "missing": max(0, -left),
     }
 
 

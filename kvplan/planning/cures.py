@@ -20,8 +20,10 @@ from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm.overheads import Estimate
 
 MOST_CURES: Final = 5
+MOST_SHORTENED: Final = 3  # values of a kind beside which a shorter context is looked for
 BESIDE: Final = 256 * MIB  # left beside what an allocation lacked: the next one is not much larger
 HIGHEST_SHARE: Final = 0.98
+USUAL_SHARE: Final = 0.95  # beside other changes: what else needs memory now and then has room
 RANKS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16)
 SEQS_TRIED: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 TOKENS: Final = (8192, 4096, 2048, 1024, 512)
@@ -260,7 +262,7 @@ def contexts(search: Search) -> Iterator[int]:
 def shares_up(search: Search) -> Iterator[float]:
     """Shares above the one that was given, up to what may be free when the server starts."""
     if search.case.gpu_known:
-        most = HIGHEST_SHARE if search.case.server == "vllm" else 0.95
+        most = HIGHEST_SHARE if search.case.server == "vllm" else USUAL_SHARE
         yield from _hundredths(search.share + 0.01, most)
 
 
@@ -439,16 +441,28 @@ def cures(case: Case) -> list[Cure]:
     results: list[Cure] = []
     for move in moves(case):
         cure = checked(search, move)
-        if cure is not None and cure.flags not in [other.flags for other in results]:
+        if cure is not None and not any(is_idle(cure, other) for other in results):
             results.append(cure)
     if not any(cure.plan is not None for cure in results):
         results += [cure for cure in [last_resort(search)] if cure is not None]
     return results[:MOST_CURES]
 
 
+def is_idle(cure: Cure, other: Cure) -> bool:
+    """Whether a cure changes all that another one does, and gives no more."""
+    if not set(other.args) <= set(cure.args) or cure.kind == other.kind:
+        return cure.flags == other.flags
+    if cure.plan is None or other.plan is None:
+        return cure.flags == other.flags
+    return (cure.plan.capacity.max_model_len, cure.plan.capacity.tokens) <= (
+        other.plan.capacity.max_model_len,
+        other.plan.capacity.tokens,
+    )
+
+
 def checked(search: Search, move: Move) -> Cure | None:
     """The nearest change of a kind with which the server starts, a shorter context beside it where it takes that."""
-    argument = share_argument(search.case) if move.argument == "share" else move.argument
+    argument = kind_of(search.case, move)
     values = list(move.values(search))
     if move.values is nothing:
         return unchecked(search.case, move)
@@ -457,10 +471,12 @@ def checked(search: Search, move: Move) -> Cure | None:
         if made is not None and frees(search, move, made):
             return cure_of(search.case, move, {argument: value}, made)
     if move.shorter and values:
-        value = values[-1] if move.values is shares_up else values[0]
-        longer = search.with_context({argument: value})
-        if longer is not None and frees(search, move, longer[1]):
-            return cure_of(search.case, move, *longer)
+        if move.values is shares_up:
+            values = [value for value in values if value <= USUAL_SHARE or value == values[0]][::-1]
+        for value in values[:MOST_SHORTENED]:
+            longest = search.with_context({argument: value})
+            if longest is not None and frees(search, move, longest[1]):
+                return cure_of(search.case, move, *longest)
     return None
 
 
@@ -484,15 +500,15 @@ def last_resort(search: Search) -> Cure | None:
 
 def cure_of(case: Case, move: Move, args: Args, made: Plan) -> Cure:
     flags = tuple(flag_text(case.server, name, value) for name, value in args.items())
-    return Cure(move.argument, args, flags, move.words, made)
+    return Cure(kind_of(case, move), args, flags, move.words, made)
 
 
 def unchecked(case: Case, move: Move) -> Cure:
     """A kind of change, with the value that the failing line states where it states one."""
-    argument = share_argument(case) if move.argument == "share" else move.argument
+    argument = kind_of(case, move)
     value = stated_value(case, move)
     flags = (flag_name(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
-    return Cure(move.argument, {} if value is None else {argument: value}, flags, move.words, None)
+    return Cure(kind_of(case, move), {} if value is None else {argument: value}, flags, move.words, None)
 
 
 def stated_value(case: Case, move: Move) -> Any:
@@ -523,3 +539,8 @@ def stated_value(case: Case, move: Move) -> Any:
 
 def share_argument(case: Case) -> str:
     return "mem_fraction_static" if case.server == "sglang" else "gpu_memory_utilization"
+
+
+def kind_of(case: Case, move: Move) -> str:
+    """The engine argument that a move changes."""
+    return share_argument(case) if move.argument == "share" else move.argument

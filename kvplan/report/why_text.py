@@ -1,5 +1,7 @@
 """Why a server failed, on one screen: what happened, where the memory went, and what cures it."""
 
+import re
+
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
 from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument
@@ -29,7 +31,10 @@ def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
     ]
 
 
-def shortened(text: str, most: int = 240) -> str:
+def shortened(text: str, most: int = 180) -> str:
+    """A line of a log without what stands before its error, cut to two lines of a screen."""
+    error = re.search(r"\b[\w.]*(?:Error|Exception)\b:? ", text)
+    text = text if error is None else text[error.start() :]
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
@@ -49,6 +54,10 @@ def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:
     needed = f"  one request needs {memory['kv_needed'] / GIB:,.2f}"
     free = memory["kv_available"]
     lines.append(_row(LABELS["kv_cache"], free, total, STYLES["kv_cache"], needed, blocks=blocks))
+    last = "missing" if memory["missing"] else "unused"
+    size = int(memory["missing"] or memory["unused"])
+    note = "  more than the GPU has" if memory["missing"] else "  outside the server's share"
+    lines.append(_row(last, size, total, "dim", note, blocks=blocks, drawn=not memory["missing"]))
     lines.append(_row("total", total, total, "", "", blocks=blocks, drawn=False))
     return lines
 
@@ -86,8 +95,9 @@ def cure_text(cure: CureDocument) -> str:
     if effect is None:
         return f"{flags}: {cure['text']}"
     users = f"{effect['users']:,.1f}" if effect["users"] < 100 else f"{effect['users']:,.0f}"
-    if cure["kind"] == "max_model_len" and effect["users"] < 1.05:
-        return f"{flags}: 1 user at that length"
+    if 0.95 <= effect["users"] < 1.05:
+        length = "that length" if len(cure["flags"]) == 1 and cure["kind"] == "max_model_len" else ""
+        return f"{flags}: 1 user at {length or format(effect['max_model_len'], ',') + ' tokens'}"
     return f"{flags}: {users} users at {effect['max_model_len']:,} tokens"
 
 
