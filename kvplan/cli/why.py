@@ -132,7 +132,7 @@ def disagreement(failure: Failure, request: Request) -> str | None:
         return None
     return (
         f"by the plan of {request.spec.name} one request of {context:,} tokens needs {by_plan / 2**30:,.2f} GiB, and "
-        f"the log says {needed.text}: it may be another model, or other flags"
+        f"the log says {needed.bytes / 2**30:,.2f} GiB: it may be another model, or other flags"
     )
 
 
@@ -240,7 +240,7 @@ def show(diagnosis: Diagnosis, options: WhyOptions) -> None:
 
     document = diagnosis_document(diagnosis)
     if options.format == "json":
-        text = dumps(document)
+        text = dumps(dict(document))
         if options.follow:
             print(text, file=sys.stderr)
         else:

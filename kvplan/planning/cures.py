@@ -486,7 +486,7 @@ def frees(search: Search, move: Move, made: Plan) -> bool:
     if not move.rows or not lacking or search.base is None:
         return True
     before, after = (sum(getattr(each.memory, row) for row in move.rows) for each in (search.base, made))
-    return before - after >= lacking
+    return bool(before - after >= lacking)
 
 
 def last_resort(search: Search) -> Cure | None:

@@ -10,7 +10,8 @@ from kvplan.core.errors import KvplanError
 from kvplan.measure.serverlog.command import COMMANDS, command_in, variables_before
 from kvplan.measure.serverlog.text import MAX_LINE, arguments
 from kvplan.measure.serverlog.wordings import Engine
-from kvplan.servers.command import ARGUMENTS, flag_name, is_value, split, takes_value
+from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.command import flag_name, is_value, split, takes_value
 from kvplan.servers.sglang.command import NAMES as SGLANG_NAMES
 
 LIST: Final = "non-default args: {"

@@ -1,0 +1,214 @@
+"""`kvplan why`: what happened is said from the failing line, and every cure is a plan that starts."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.core.units import GIB
+from kvplan.measure.serverlog.asked import asked_words, changed
+from kvplan.measure.why_words import REASONS
+from kvplan.planning.cures import MOVES
+from kvplan.servers.failures import MEMORY_CAUSES
+from kvplan.servers.pasted import read_command
+from tests.support.cli import Ran, Run
+from tests.support.cli import run as run
+
+LOG = Path(__file__).resolve().parents[2] / "examples" / "vllm-did-not-start.log"
+
+
+def why(run: Run, tmp_path: Path, text: str, *options: str) -> Ran:
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    return run("why", path, *options)
+
+
+def document(run: Run, tmp_path: Path, text: str, *options: str) -> dict[str, Any]:
+    ran = why(run, tmp_path, text, "--format", "json", *options)
+    assert ran.code == 0, ran
+    return ran.json
+
+
+def too_long(model: str, context: int, needed: str, available: str, estimate: int | None, flags: str = "") -> str:
+    """A vLLM 0.23 that refuses a context, as its code words it."""
+    based = "Based on the available memory, the estimated maximum model length is"
+    based = "" if estimate is None else f"{based} {estimate}. "
+    return (
+        f"INFO 05-12 09:14:02 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.23.0\n"
+        f"INFO [utils.py:235] non-default args: {{'model_tag': '{model}', 'model': '{model}'{flags}}}\n"
+        f"ERROR [core.py:1100] ValueError: To serve at least one request with the model's max seq len ({context}), "
+        f"({needed} GiB KV cache is needed, which is larger than the available KV cache memory ({available} GiB). "
+        f"{based}"
+        "Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU backend) or decreasing "
+        "`max_model_len` when initializing the engine.\n"
+    )
+
+
+# --- the first line and the cures of a context that is too long -------------------------------------------------------
+
+
+def test_the_first_line_says_what_happened(run: Run) -> None:
+    ran = run("why", LOG, "--gpu", "rtx-4090")
+    assert ran.code == 0
+    assert ran.out.splitlines()[0] == (
+        "vLLM did not start: one request of 131,072 tokens needs 16.00 GiB of KV cache and 6.17 GiB are free."
+    )
+
+
+def test_the_best_cure_is_the_length_that_the_server_itself_estimates(run: Run) -> None:
+    """50,544 tokens: 3,159 blocks of 16 tokens x 128 KiB in the 6.17 GiB that the log states."""
+    answer = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json
+    assert answer["cures"][0]["flags"] == ["--max-model-len 50544"]
+    assert answer["cures"][0]["effect"] == {"users": 1.0, "tokens": 50544, "max_model_len": 50544}
+    assert all(cure["starts"] for cure in answer["cures"])
+
+
+def test_an_fp8_cache_holds_twice_the_tokens_of_the_logged_bytes(run: Run) -> None:
+    answer = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json
+    fp8 = next(cure for cure in answer["cures"] if cure["kind"] == "kv_cache_dtype")
+    assert fp8["effect"]["max_model_len"] == 2 * 50544
+
+
+def test_the_rows_of_the_memory_add_up(run: Run) -> None:
+    memory = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json["memory"]
+    rows = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_available", "unused")
+    assert sum(memory[row] for row in rows) - memory["missing"] == memory["total"]
+    assert abs(memory["kv_available"] - 6.17 * GIB) < 0.005 * GIB
+    assert memory["kv_needed"] == 16 * GIB
+
+
+def test_a_command_has_the_log_s_own_arguments_and_the_cure(run: Run) -> None:
+    answer = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json
+    words = shlex.split(answer["cures"][0]["command"])
+    assert words[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"]
+    assert words[3:8] == ["--port", "8081", "--enable-auto-tool-choice", "--tool-call-parser", "llama3_json"]
+    assert read_command(answer["cures"][0]["command"]).args == {"max_model_len": 50544}
+
+
+def test_without_a_gpu_the_cures_that_need_none_are_planned_and_the_rest_is_asked_for(run: Run) -> None:
+    ran = run("why", LOG)
+    assert "--max-model-len 50544: 1 user at that length" in ran.out
+    assert "--gpu-memory-utilization" not in ran.out
+    assert "Cures with figures: add --gpu NAME." in ran.out
+
+
+def test_a_model_that_needs_other_bytes_is_not_the_server_s(run: Run, tmp_path: Path) -> None:
+    """16 GiB are Llama-3.1-8B's: the log is of another model than the one that is named."""
+    answer = document(run, tmp_path, LOG.read_text(encoding="utf-8"), "--model", "llama-3.2-3b")
+    assert not any(cure["starts"] for cure in answer["cures"])
+    assert "needs 14.00 GiB, and the log says 16.00 GiB" in answer["notes"][0]
+
+
+def test_without_a_model_the_server_s_own_figures_are_the_cure_and_nobody_checked_them(
+    run: Run, tmp_path: Path
+) -> None:
+    """A public report: 44.25 GiB for 1,048,576 tokens, 8.42 GiB free, 199,552 estimated by vLLM."""
+    text = too_long("org/private", 1048576, "44.25", "8.42", 199552)
+    answer = document(run, tmp_path, text)
+    assert answer["cures"][0]["flags"] == ["--max-model-len 199552"]
+    assert answer["cures"][0]["starts"] is None
+    assert answer["cures"][0]["effect"] is None
+    assert answer["missing"] == ["--model NAME", "--gpu NAME"]
+
+
+# --- the server's own figures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "needed"),
+    [
+        # 62 layers x 8 heads x 128 x 2 x 2 B x 262,144 tokens, as a user's log states it
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", 262144, "62.0"),
+        ("Qwen/Qwen3-8B", 40960, "5.62"),  # 36 x 8 x 128 x 2 x 2 B x 40,960 = 5.625: formatted to even
+        ("meta-llama/Llama-3.1-8B-Instruct", 131072, "16.0"),
+    ],
+)
+def test_the_needed_bytes_of_a_log_are_the_plan_s(
+    run: Run, tmp_path: Path, model: str, context: int, needed: str
+) -> None:
+    answer = document(run, tmp_path, too_long(model, context, needed, "1.0", None))
+    assert answer["notes"] == []
+    assert answer["cures"][0]["starts"]
+
+
+# --- the words of a command -------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_arguments_becomes_a_command() -> None:
+    line = (
+        "INFO [utils.py:1] non-default args: {'model_tag': 'org/m', 'port': 8081, 'api_key': ['secret'], "
+        "'model': 'org/m', 'max_model_len': 16384, 'enable_prefix_caching': False, 'trust_remote_code': True, "
+        "'limit_mm_per_prompt': {'image': 2}, 'served_model_name': ['a', 'b']}"
+    )
+    words = asked_words([line], "vllm")
+    assert words == [
+        "vllm", "serve", "org/m", "--port", "8081", "--max-model-len", "16384", "--no-enable-prefix-caching",
+        "--trust-remote-code", "--limit-mm-per-prompt", '{"image": 2}', "--served-model-name", "a", "b",
+    ]  # fmt: skip
+
+
+def test_a_quoted_command_keeps_its_other_words() -> None:
+    lines = [
+        "$ VLLM_USE_V1=0 vllm serve org/m \\",
+        "    --max-model-len=131072 -tp 2 --trust-remote-code \\",
+        "    --gpu-memory-utilization 0.9",
+    ]
+    words = asked_words(lines, "vllm")
+    assert words is not None
+    assert changed(words, "vllm", {"max_model_len": ["--max-model-len", "4096"]}) == [
+        "VLLM_USE_V1=0", "vllm", "serve", "org/m", "-tp", "2", "--trust-remote-code", "--gpu-memory-utilization",
+        "0.9", "--max-model-len", "4096",
+    ]  # fmt: skip
+    assert "2" not in changed(words, "vllm", {"tensor_parallel_size": ["--tensor-parallel-size", "4"]})
+
+
+def test_a_command_of_sglang_is_changed_by_its_own_flags() -> None:
+    words = asked_words(["python3 -m sglang.launch_server --model-path org/m --tp 2 --port 30000"], "sglang")
+    assert words is not None
+    assert changed(words, "sglang", {"tensor_parallel_size": ["--tp-size", "4"]}) == [
+        "python", "-m", "sglang.launch_server", "--model-path", "org/m", "--port", "30000", "--tp-size", "4",
+    ]  # fmt: skip
+
+
+# --- every cause ------------------------------------------------------------------------------------------------------
+
+
+def test_every_cause_has_its_sentence_and_every_cause_of_memory_its_cures() -> None:
+    from typing import get_args
+
+    from kvplan.servers.failures import Cause, Figures
+
+    for cause in get_args(Cause):
+        assert REASONS[cause](Figures())
+    assert {cause for cause in MEMORY_CAUSES if cause not in MOVES} <= {"host_memory_or_shm"}
+
+
+def test_a_followed_log_passes_through_and_is_explained_on_standard_error(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    text = LOG.read_text(encoding="utf-8")
+    for log, is_explained in ((text, True), (text.partition("ERROR")[0], False)):
+        result = subprocess.run(
+            [sys.executable, "-m", "kvplan", "why", "--follow", "-"],
+            input=log.encode(), capture_output=True, check=True, timeout=120,
+        )  # fmt: skip
+        assert result.stdout.decode() == log
+        assert ("vLLM did not start" in result.stderr.decode()) is is_explained
+
+
+def test_a_failure_is_exit_code_1_where_that_is_asked_for(run: Run) -> None:
+    assert run("why", LOG, "--exit-code").code == 1
+    assert run("why", LOG).code == 0
+
+
+def test_what_a_command_prints_is_read(run: Run) -> None:
+    ran = run("why", "--command", f"cat {shlex.quote(str(LOG))}", "--format", "json")
+    assert json.loads(ran.out)["cause"] == "kv_too_small_for_max_len"
+
+
+def test_one_log_is_named(run: Run) -> None:
+    assert run("why").code == 2
+    assert run("why", LOG, "--command", "true").code == 2
