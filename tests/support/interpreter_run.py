@@ -11,18 +11,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-import triton.runtime.interpreter as interpreter
 
 from engine.kernels import fp8, moe, triton_backend
 from engine.kernels.query_tiles import QueryTiles, cut_queries
 from engine.kernels.work_list import Sizes, WorkList, cut
 from tests.support import kernel_reference as reference
+from tests.support.fast_interpreter import hurry
 from tests.support.interpreter_cases import (
     CASES,
     FULL_CASES,
@@ -54,10 +53,7 @@ NAN_BYTE = 0xFF  # every float dtype reads NaN from it
 
 def main() -> None:
     torch.set_num_threads(1)
-    with suppress(AttributeError):  # triton 3.6: overflow checks cost a third of the time
-        interpreter.interpreter_builder.options = replace(
-            interpreter.interpreter_builder.options, sanitize_overflow=False
-        )
+    hurry()
     for line in sys.stdin:
         print(json.dumps(answer(line.strip())), flush=True)
 

@@ -27,6 +27,7 @@ from engine.models import Model
 from engine.quantized import Fp8Matrix, product
 from engine.tp import TensorParallel
 from tests.support import kernel_reference as reference
+from tests.support.fast_interpreter import hurry
 
 
 @torch.inference_mode()
@@ -63,5 +64,6 @@ if __name__ == "__main__":
         case ["--ptx", arch]:
             print(json.dumps(minima_and_maxima(int(arch))))
         case names:
+            hurry()
             for name in names:
                 print(json.dumps(difference(Path(name))))
