@@ -22,28 +22,30 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "suite_times"
 
 
-def processor_s() -> float:
+def processor_s(with_children: bool) -> float:
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    own = times.user + times.system
+    return own + times.children_user + times.children_system if with_children else own
 
 
 class Times:
     """Writes what this process spends, test by test, to a file of its own: a run that is cut short leaves its part."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_workers: bool) -> None:
+        self.with_children = not has_workers  # workers count for themselves
         FOLDER.mkdir(parents=True, exist_ok=True)
         name = os.environ.get("PYTEST_XDIST_WORKER", "main")
         self.file = (FOLDER / f"{name}.tsv").open("w", encoding="utf-8", buffering=1)
         self.last = 0.0
 
     def add(self, name: str) -> None:
-        now = processor_s()
+        now = processor_s(self.with_children)
         self.file.write(f"{now - self.last:.3f}\t{name}\n")
         self.last = now
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[TIMES] = Times()
+    config.stash[TIMES] = Times(has_workers=bool(getattr(config.option, "numprocesses", None)))
 
 
 TIMES = pytest.StashKey[Times]()
