@@ -1,7 +1,10 @@
 """`kvplan recommend`: users -> the GPUs and flags that hold them; or what given GPUs need to."""
 
+from __future__ import annotations
+
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvplan.cli import output
 from kvplan.cli.asked import (
@@ -29,9 +32,11 @@ from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
-from kvplan.report.recommend_text import Document
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import Load, Request, check_load
+
+if TYPE_CHECKING:
+    from kvplan.documents.recommendation import RecommendationDocument
 
 PLACEMENTS = 10
 # What a search decides, or what would make every GPU hold the same.
@@ -56,14 +61,14 @@ def recommend_command(options: RecommendOptions) -> int:
     return int(options.exit_code and not doc["holds"])
 
 
-def show(doc: Document, limit: int, color: str) -> None:
+def show(doc: RecommendationDocument, limit: int, color: str) -> None:
     from kvplan.report.lines import write
 
     with output.standard_output():
         write(text.table_lines(doc, limit), output.console(color))
 
 
-def render(format: str, doc: Document, limit: int) -> str:
+def render(format: str, doc: RecommendationDocument, limit: int) -> str:
     match format:
         case "json":
             return dumps(doc) + "\n"
@@ -76,7 +81,7 @@ def render(format: str, doc: Document, limit: int) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def answered(options: RecommendOptions) -> Document:
+def answered(options: RecommendOptions) -> RecommendationDocument:
     refuse_missing(
         ("MODEL", says_model(options), MODEL_CURE),
         ("--users", options.users is not None, "say how many are to be held at once, for example --users 200"),

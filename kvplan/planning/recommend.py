@@ -7,7 +7,7 @@ plan's range, unless the likely figure is asked for. Every placement is a plan()
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import fsum
-from typing import Any
+from typing import Any, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.units import format_apart, format_gib
@@ -44,7 +44,7 @@ class Question:
     stated: frozenset[str] = frozenset()
     fp8_kv: bool = True
     fp8_weights: bool = False
-    end: End = "low"
+    end: Literal["low", "likely"] = "low"
     prices: "dict[str, float] | None" = None
 
 

@@ -1,8 +1,10 @@
 """A recommendation as JSON, CSV, Markdown and a table; all from one document."""
 
+from __future__ import annotations
+
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kvplan.core.csv_text import csv_text
 from kvplan.core.files import printable
@@ -14,8 +16,8 @@ from kvplan.planning.recommend import STAGES, Answer, Failure, Fit, Placement, Q
 from kvplan.report.lines import Line, columns, line
 from kvplan.report.text import code, escaped, rows_of
 
-Document = dict[str, Any]
-RECOMMENDATION = "kvplan/recommendation@1"
+if TYPE_CHECKING:
+    from kvplan.documents import recommendation as typed
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
@@ -23,11 +25,12 @@ RECOMMENDATION = "kvplan/recommendation@1"
 
 def document(
     question: Question, request: Request, prices: str | None, search: Recommendation | None, fit: Fit | None
-) -> Document:
+) -> typed.RecommendationDocument:
     """The question and its answer: `placements` and `failures` of a search, or `fit` of given GPUs."""
-    load = request.load
-    doc = {
-        "schema": RECOMMENDATION,
+    load, context = request.load, request.args.max_model_len
+    assert isinstance(context, int), "the command states one"
+    doc: typed.RecommendationDocument = {
+        "schema": "kvplan/recommendation@1",
         "answer": "",
         "holds": False,
         "question": {
@@ -35,7 +38,7 @@ def document(
             "id": model_id(request.spec),
             "engine": request.release.label,
             "users": question.users,
-            "max_model_len": request.args.max_model_len,
+            "max_model_len": context,
             "mean_tokens": load.mean_tokens,
             "lengths": None if load.lengths is None else load.lengths.source,
             "shared_prefix": load.shared_prefix,
@@ -51,7 +54,7 @@ def document(
     return doc
 
 
-def placement_document(placement: Placement, users: int) -> Document:
+def placement_document(placement: Placement, users: int) -> typed.Placement:
     args = placement.plan.request.args
     price = placement.price_per_hour
     return {
@@ -70,7 +73,7 @@ def placement_document(placement: Placement, users: int) -> Document:
     }
 
 
-def settings_of(plan: Plan) -> Document:
+def settings_of(plan: Plan) -> typed.Settings:
     words = serve_command(plan)
     return {
         "kv_dtype": plan.settings.kv_dtype,
@@ -82,7 +85,7 @@ def settings_of(plan: Plan) -> Document:
     }
 
 
-def failure_document(failure: Failure) -> Document:
+def failure_document(failure: Failure) -> typed.Failure:
     return {
         "gpu": failure.gpu,
         "num_gpus": failure.num_gpus,
@@ -92,7 +95,7 @@ def failure_document(failure: Failure) -> Document:
     }
 
 
-def fit_document(fit: Fit, question: Question) -> Document:
+def fit_document(fit: Fit, question: Question) -> typed.Fit:
     solution = fit.solution
     return {
         "gpu": fit.gpu.name,
@@ -112,7 +115,7 @@ def fit_document(fit: Fit, question: Question) -> Document:
     }
 
 
-def cure_document(placement: Placement, fit: Fit, users: int) -> Document:
+def cure_document(placement: Placement, fit: Fit, users: int) -> typed.Cure:
     return {"needs": needs_of(placement, fit), **placement_document(placement, users)}
 
 
@@ -133,7 +136,7 @@ def needs_of(placement: Placement, fit: Fit) -> list[str]:
     return needs
 
 
-def answer_document(answer: Answer, replicas: int) -> Document:
+def answer_document(answer: Answer, replicas: int) -> typed.Answer:
     server = answer.plan
     return {
         "holds": server is not None,
@@ -148,10 +151,10 @@ def answer_document(answer: Answer, replicas: int) -> Document:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def headline(doc: Document) -> str:
+def headline(doc: typed.RecommendationDocument) -> str:
     """The answer in a sentence that begins with it: "Yes", "No", or the GPUs to take."""
     if doc["fit"] is not None:
-        return fit_headline(doc)
+        return fit_headline(doc, doc["fit"])
     if not doc["placements"]:
         return f"No: none of these GPUs holds {demand(doc, of_model=True)}"
     best, *others = cheapest(doc["placements"])
@@ -161,8 +164,7 @@ def headline(doc: Document) -> str:
     return text
 
 
-def fit_headline(doc: Document) -> str:
-    fit = doc["fit"]
+def fit_headline(doc: typed.RecommendationDocument, fit: typed.Fit) -> str:
     name, asked = printable(doc["question"]["model"]), fit["as_asked"]
     gpus = gpus_text(fit["num_gpus"], fit["gpu"], fit["total_memory"] // fit["num_gpus"])
     solution = fit["solution"]
@@ -173,7 +175,7 @@ def fit_headline(doc: Document) -> str:
     return f"Yes: {name} on {gpus}{how} holds {demand(doc)}"
 
 
-def demand(doc: Document, *, of_model: bool = False) -> str:
+def demand(doc: typed.RecommendationDocument, *, of_model: bool = False) -> str:
     """ "200 users at 8,192 tokens each (conservative estimate)"."""
     question = doc["question"]
     text = plural(question["users"], "user")
@@ -189,7 +191,7 @@ def demand(doc: Document, *, of_model: bool = False) -> str:
     return f"{text} ({'conservative' if question['end'] == 'low' else 'likely'} estimate)"
 
 
-def offer(placement: Document) -> str:
+def offer(placement: typed.Placement) -> str:
     """ "2 x h200 with fp8 KV at $7.60/h"."""
     text = f"{placement['num_gpus']:,} x {placement['gpu']}"
     if placement["changes"]:
@@ -202,7 +204,7 @@ def hold(count: int) -> str:
     return "hold" if count > 1 else "holds"
 
 
-def ranking(doc: Document) -> str:
+def ranking(doc: typed.RecommendationDocument) -> str:
     prices = doc["question"]["prices"]
     if prices is None:
         return "Without --prices: fewest GPUs first, then least memory."
@@ -213,7 +215,7 @@ HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "us
 PRICE_HEADERS = ("$/h", "$/h per user")
 
 
-def placement_cells(placement: Document, *, prices: bool) -> list[str]:
+def placement_cells(placement: typed.Placement, *, prices: bool) -> list[str]:
     formats = placement["kv_dtype"] + (", fp8 weights" if "fp8 weights" in placement["changes"] else "")
     splits = f"{placement['tensor_parallel_size']} x {placement['pipeline_parallel_size']} x {placement['replicas']:,}"
     cells = [
@@ -231,7 +233,7 @@ def placement_cells(placement: Document, *, prices: bool) -> list[str]:
     return cells
 
 
-def placement_table(doc: Document, limit: int) -> tuple[list[str], list[list[str]]]:
+def placement_table(doc: typed.RecommendationDocument, limit: int) -> tuple[list[str], list[list[str]]]:
     prices = doc["question"]["prices"] is not None
     rows = [placement_cells(placement, prices=prices) for placement in doc["placements"][:limit]]
     return [*HEADERS, *(PRICE_HEADERS if prices else ())], rows
@@ -243,11 +245,11 @@ STARS = (
 )
 
 
-def is_less_precise(placement: Document) -> bool:
+def is_less_precise(placement: typed.Placement) -> bool:
     return any(change != STAGES for change in placement["changes"])
 
 
-def remarks(doc: Document, limit: int) -> list[str]:
+def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
     """What stands under the table of placements."""
     texts = []
     shown = doc["placements"][:limit]
@@ -263,7 +265,7 @@ def remarks(doc: Document, limit: int) -> list[str]:
 TOO_SMALL, NO_START, IMPOSSIBLE = "Too small for one user", "Would not start", "Not possible"
 
 
-def reasons(doc: Document) -> dict[str, list[str]]:
+def reasons(doc: typed.RecommendationDocument) -> dict[str, list[str]]:
     """Heading -> why smaller or other servers hold nobody: the largest of each GPU, and what cannot be on any."""
     # The failures of a GPU ascend: the last stays.
     headed: dict[str, list[str]] = {}
@@ -289,14 +291,13 @@ def gpus_text(count: int, gpu: str, memory: int) -> str:
     return f"{count} x {gpu}" if count > 1 else gpu
 
 
-def fit_title(fit: Document) -> str:
+def fit_title(fit: typed.Fit) -> str:
     replicas = f", {fit['replicas']} replicas" if fit["replicas"] > 1 else ""
     return f"On {gpus_text(fit['num_gpus'], fit['gpu'], fit['total_memory'] // fit['num_gpus'])}{replicas}"
 
 
-def fit_rows(doc: Document) -> list[tuple[str, str, Document]]:
+def fit_rows(fit: typed.Fit) -> list[tuple[str, str, typed.Answer]]:
     """(setting, what it must be, its answer) for each setting that was sought."""
-    fit = doc["fit"]
     rows = [("as asked", verdict(fit["as_asked"], "holds them", "does not hold them"), fit["as_asked"])]
     answer = fit["utilization"]
     if answer is not None:
@@ -314,8 +315,8 @@ def fit_rows(doc: Document) -> list[tuple[str, str, Document]]:
     return rows
 
 
-def fit_texts(doc: Document) -> list[tuple[str, str]]:
-    return [(name, text) for name, text, _ in fit_rows(doc)]
+def fit_texts(fit: typed.Fit) -> list[tuple[str, str]]:
+    return [(name, text) for name, text, _ in fit_rows(fit)]
 
 
 CURES = "What would hold them"
@@ -323,19 +324,19 @@ LESS_PRECISE = "fp8 is less precise than the checkpoint's own format: check the 
 NO_CURE = "Nothing tried holds them: an fp8 KV cache, shorter contexts, servers over two nodes at most."
 
 
-def cure_texts(doc: Document) -> list[tuple[str, str]]:
+def cure_texts(fit: typed.Fit) -> list[tuple[str, str]]:
     """(what a cure needs, what it gives), the best first."""
-    return [(together(cure["needs"]), cure_text(cure, doc["fit"])) for cure in doc["fit"]["cures"]]
+    return [(together(cure["needs"]), cure_text(cure, fit)) for cure in fit["cures"]]
 
 
-def cure_text(cure: Document, fit: Document) -> str:
+def cure_text(cure: typed.Cure, fit: typed.Fit) -> str:
     """ "274-288 users, 2 servers of TP 2"."""
     text = f"{users_range(cure)} users"
     is_split = cure["num_gpus"] > 1 and (cure["num_gpus"], cure["replicas"]) != (fit["num_gpus"], fit["replicas"])
     return f"{text}, {split_text(cure)}" if is_split else text
 
 
-def users_range(placement: Document) -> str:
+def users_range(placement: typed.Placement) -> str:
     low, likely = placement["users_low"], placement["users_likely"]
     return f"{low:,}" if low == likely else f"{low:,}-{likely:,}"
 
@@ -345,7 +346,7 @@ def together(needs: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(needs[:-1]), *needs[-1:])))
 
 
-def split_text(placement: Document) -> str:
+def split_text(placement: typed.Placement) -> str:
     """ "2 servers of TP 2 x PP 2"."""
     split = f"TP {placement['tensor_parallel_size']}"
     if placement["pipeline_parallel_size"] > 1:
@@ -358,32 +359,32 @@ def several(count: int, gpu: str) -> str:
     return f"{count:,} such GPU{'s' * (count > 1)}" if gpu == "custom" else f"{count:,} x {gpu}"
 
 
-def verdict(answer: Document, yes: str, no: str) -> str:
+def verdict(answer: typed.Answer, yes: str, no: str) -> str:
     return f"{yes if answer['holds'] else no}: at most {plural(answer['most_users'], 'user')}"
 
 
-def commands(doc: Document) -> list[tuple[str, str]]:
+def commands(doc: typed.RecommendationDocument) -> list[tuple[str, str]]:
     """(what it starts, the command) of the answers to follow."""
     if doc["fit"] is not None:
-        return _fit_commands(doc)
+        return _fit_commands(doc["fit"])
     return [(_placement_title(placement), placement["command"]) for placement in cheapest(doc["placements"])]
 
 
-def _placement_title(placement: Document) -> str:
+def _placement_title(placement: typed.Placement) -> str:
     """ "each of 2 on 4 x l40s, fp8 KV"."""
     return ", ".join(filter(None, (servers(placement), " and ".join(placement["changes"]))))
 
 
-def servers(placement: Document) -> str:
+def servers(placement: typed.Placement) -> str:
     """ "on 4 x l40s"; "each of 5 on 4 x l40s"."""
     each = "" if placement["replicas"] == 1 else f"each of {placement['replicas']:,} "
     return f"{each}on {servers_gpus(placement)}"
 
 
-def cheapest(placements: Sequence[Document]) -> list[Document]:
+def cheapest(placements: Sequence[typed.Placement]) -> list[typed.Placement]:
     """The first placement, and the first one with changes where that costs less."""
 
-    def cost(placement: Document) -> tuple[float, int]:
+    def cost(placement: typed.Placement) -> tuple[float, int]:
         return placement["price_per_hour"] or 0.0, placement["num_gpus"]
 
     cheaper = (placement for placement in placements if placement["changes"] and cost(placement) < cost(placements[0]))
@@ -391,9 +392,8 @@ def cheapest(placements: Sequence[Document]) -> list[Document]:
     return [*placements[:1], *([other] if other else [])]
 
 
-def _fit_commands(doc: Document) -> list[tuple[str, str]]:
+def _fit_commands(fit: typed.Fit) -> list[tuple[str, str]]:
     """What holds the users as asked; else the best cure, and the best of those that need no more GPUs."""
-    fit = doc["fit"]
     solution = fit["solution"]
     if solution is not None:
         return [(servers(solution) if solution["num_gpus"] > 1 else "", solution["command"])]
@@ -403,13 +403,13 @@ def _fit_commands(doc: Document) -> list[tuple[str, str]]:
     return [(_command_title(cure), cure["command"]) for cure in chosen]
 
 
-def _command_title(cure: Document) -> str:
+def _command_title(cure: typed.Cure) -> str:
     """ "fp8 KV and 4 x l40s: each of 2 on 2 x l40s"."""
     needs = together(cure["needs"])
     return f"{needs}: {servers(cure)}" if cure["replicas"] > 1 else needs
 
 
-def servers_gpus(placement: Document) -> str:
+def servers_gpus(placement: typed.Placement) -> str:
     ranks = placement["tensor_parallel_size"] * placement["pipeline_parallel_size"]
     if ranks > 1:
         return several(ranks, placement["gpu"])
@@ -419,10 +419,10 @@ def servers_gpus(placement: Document) -> str:
 # --- table, markdown, csv ---------------------------------------------------------------------------------------------
 
 
-def table_lines(doc: Document, limit: int) -> list[Line]:
+def table_lines(doc: typed.RecommendationDocument, limit: int) -> list[Line]:
     lines = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
     if doc["fit"] is not None:
-        lines += fit_lines(doc)
+        lines += fit_lines(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
         headers, rows = placement_table(doc, limit)
         lines += [line(), *columns(headers, rows), *(line(text) for text in remarks(doc, limit))]
@@ -434,25 +434,24 @@ def table_lines(doc: Document, limit: int) -> list[Line]:
     return lines
 
 
-def fit_lines(doc: Document) -> list[Line]:
-    fit = doc["fit"]
+def fit_lines(fit: typed.Fit, *, holds: bool) -> list[Line]:
     lines = [line(f"  {printable(fit['reason'], 300)}")] if fit["reason"] else []
     if fit["cures"]:
-        texts = cure_texts(doc)
+        texts = cure_texts(fit)
         width = max(len(name) for name, _ in texts)
         lines += [line(), line(CURES, "bold"), *(line(f"  {name:<{width}}  {text}") for name, text in texts)]
         if any(is_less_precise(cure) for cure in fit["cures"]):
             lines.append(line(f"  {LESS_PRECISE}"))
-    elif not doc["holds"]:
+    elif not holds:
         lines += [line(), line(NO_CURE)]
     lines += [line(), line(fit_title(fit), "bold")]
-    return lines + [line(f"  {name:<12}  {text}") for name, text in fit_texts(doc)]
+    return lines + [line(f"  {name:<12}  {text}") for name, text in fit_texts(fit)]
 
 
-def markdown(doc: Document, limit: int) -> str:
+def markdown(doc: typed.RecommendationDocument, limit: int) -> str:
     parts = [f"**{escaped(doc['answer'])}**"]
     if doc["fit"] is not None:
-        parts += fit_parts(doc)
+        parts += fit_parts(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
         headers, cells = placement_table(doc, limit)
         parts.append(rows_of(headers, [[escaped(text) for text in row] for row in cells]))
@@ -464,16 +463,15 @@ def markdown(doc: Document, limit: int) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def fit_parts(doc: Document) -> list[str]:
-    fit = doc["fit"]
+def fit_parts(fit: typed.Fit, *, holds: bool) -> list[str]:
     parts = [escaped(printable(fit["reason"], 300))] if fit["reason"] else []
     if fit["cures"]:
-        parts.append(rows_of((CURES, ""), [[escaped(text) for text in row] for row in cure_texts(doc)], left=2))
+        parts.append(rows_of((CURES, ""), [[escaped(text) for text in row] for row in cure_texts(fit)], left=2))
         if any(is_less_precise(cure) for cure in fit["cures"]):
             parts.append(escaped(LESS_PRECISE))
-    elif not doc["holds"]:
+    elif not holds:
         parts.append(NO_CURE)
-    rows = [[escaped(name), escaped(text)] for name, text in fit_texts(doc)]
+    rows = [[escaped(name), escaped(text)] for name, text in fit_texts(fit)]
     return [*parts, rows_of((fit_title(fit), ""), rows, left=2)]
 
 
@@ -488,18 +486,16 @@ FIT_COLUMNS = (
 )  # fmt: skip
 
 
-def rows_csv(doc: Document) -> str:
+def rows_csv(doc: typed.RecommendationDocument) -> str:
     """Placements, then what holds nobody with its reason; or a row for each setting of given GPUs."""
-    if doc["fit"] is None:
-        rows: list[Document] = [
-            {**placement, "changes": " + ".join(placement["changes"])} for placement in doc["placements"]
-        ]
-        return _csv(PLACEMENT_COLUMNS, [*rows, *doc["failures"]])
-    settings = [{**answer, **(answer["settings"] or {}), "setting": name} for name, _, answer in fit_rows(doc)]
-    cures = doc["fit"]["cures"]
-    settings += [{**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in cures]
-    return _csv(FIT_COLUMNS, settings)
+    fit = doc["fit"]
+    if fit is None:
+        placements = ({**placement, "changes": " + ".join(placement["changes"])} for placement in doc["placements"])
+        return _csv(PLACEMENT_COLUMNS, [*placements, *doc["failures"]])
+    settings = ({**answer, **(answer["settings"] or {}), "setting": name} for name, _, answer in fit_rows(fit))
+    cures = ({**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in fit["cures"])
+    return _csv(FIT_COLUMNS, [*settings, *cures])
 
 
-def _csv(headers: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+def _csv(headers: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
     return csv_text([headers, *([row.get(name) for name in headers] for row in rows)])
