@@ -44,6 +44,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "diff_options.DiffOptions",
         "diff.diff",
     ),
+    "upgrade": Entry(
+        "What another release of its server does to a policy's targets, a command or a model.",
+        "upgrade_options.UpgradeOptions",
+        "upgrade.upgrade",
+    ),
     "sweep": Entry(
         "Every combination of models, GPUs and flags: rows or a figure.\n\nSeveral values by comma: --gpu, --tp, --pp, "
         "--ctx, --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --block-size, --quantization (none among "

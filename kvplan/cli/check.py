@@ -204,19 +204,28 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
 
     loads  what is said of lengths, as far as it was read for other targets
     """
-    known = {} if loads is None else loads
     try:
-        command = None if target.command is None else read_command(target.command.text)
-        options = options_of(target, command, policy.folder, offline=offline)
-        refuse_files_outside(options, command, policy.root)
-        asked = read(options, lambda context, spec: load_at(options, context, spec, known), command)
+        asked = asked_of(target, policy, offline=offline, loads=loads)
         request = asked.requests[0]
-        found = plan(replace(request, load=replace(request.load, lengths=None)))
+        made = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
         raise located(error, target) from error
     if not quiet:
         say(target, asked)
-    return Case(target, found, request.load.lengths)
+    return Case(target, made, request.load.lengths)
+
+
+def asked_of(
+    target: Target, policy: Policy, *, offline: bool, loads: Loads | None = None, engine: str | None = None
+) -> Asked:
+    """What a target asks to be planned; with `engine`, of that release."""
+    known = {} if loads is None else loads
+    command = None if target.command is None else read_command(target.command.text)
+    options = options_of(target, command, policy.folder, offline=offline)
+    if engine is not None:
+        options = replace(options, engine=engine)
+    refuse_files_outside(options, command, policy.root)
+    return read(options, lambda context, spec: load_at(options, context, spec, known), command)
 
 
 def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: Loads) -> Load:

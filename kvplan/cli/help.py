@@ -15,6 +15,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
         "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
+        "upgrade": "kvplan upgrade qwen3-8b --gpu l40s --ctx 8k --from vllm@0.24",
     },
     "Prove": {
         "profile": "kvplan profile",
@@ -53,6 +54,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan why - < server.log",
         'kvplan why --command "docker logs vllm"',
         "vllm serve Qwen/Qwen3-8B 2>&1 | kvplan why --follow -",
+    ),
+    "upgrade": (
+        "kvplan upgrade qwen3.5-27b --gpu h100-80g --ctx 32k --from vllm@0.26 --to vllm@0.33",
+        "kvplan upgrade 'vllm serve Qwen/Qwen3-8B --max-model-len 8192' --gpu l40s --from vllm@0.20",
     ),
     "models": ("kvplan models", "kvplan models --family qwen3"),
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),

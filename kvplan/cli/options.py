@@ -268,8 +268,8 @@ class SchemaOptions:
         str,
         typer.Argument(
             metavar="NAME",
-            help="A command that prints one (estimate, check, diff, sweep, recommend, simulate), or plans, policy, "
-            "check-failure, trace, workload, log-reconciliation (`reconcile --log`).",
+            help="A command that prints one (estimate, check, diff, upgrade, sweep, recommend, simulate), or plans, "
+            "policy, check-failure, trace, workload, log-reconciliation (`reconcile --log`).",
         ),
     ]
 

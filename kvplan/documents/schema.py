@@ -29,6 +29,7 @@ DOCUMENTS: Final = {
     "check": ("check", "CheckDocument"),
     "check-failure": ("check", "CheckFailureDocument"),
     "diff": ("diff", "DiffDocument"),
+    "upgrade": ("upgrade", "UpgradeDocument"),
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
     "simulation": ("simulation", "SimulationDocument"),

@@ -603,9 +603,9 @@ def _comparison_document(it: Comparison) -> Document:
         "equal": it.is_equal and not it.changes,
         "worse": list(it.worse),
         "changes": [_change_document(change) for change in it.changes],
-        "memory": [_row_document(row) for row in it.memory],
-        "weight_groups": [_row_document(row) for row in it.groups],
-        "figures": [_row_document(row) for row in it.figures],
+        "memory": [row_document(row) for row in it.memory],
+        "weight_groups": [row_document(row) for row in it.groups],
+        "figures": [row_document(row) for row in it.figures],
         "attribution": None if it.steps is None else [_step_document(step) for step in it.steps],
         "explanation": explanation(it),
     }
@@ -615,7 +615,8 @@ def _change_document(change: Change) -> Document:
     return {"kind": change.kind, "name": change.name, "old": change.old, "new": change.new}
 
 
-def _row_document(row: Row) -> Document:
+def row_document(row: Row) -> Document:
+    """A row as JSON values."""
     return {"name": row.name, "unit": row.unit, "old": row.old, "new": row.new, "delta": row.delta}
 
 

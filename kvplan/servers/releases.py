@@ -48,6 +48,18 @@ CHANGES = {
         (0, 8), "the second engine by default from Ampere on: chunked prefill of 2,048 or 8,192 tokens a step, by the "
         "GPU; sampling with FlashInfer where it is installed", "release notes of 0.8; logs of 0.8 to 0.10",
     ),
+    "fewer_sequences": Change(
+        (0, 8, 4), "256 sequences at once by default on GPUs other than H100 and H200; the second engine ran 1,024",
+        "vLLM engine/arg_utils.py (_set_default_args_v1); vllm-project/vllm#16158", "0.8.0, 0.8.2 to 0.8.5",
+    ),
+    "classes_by_memory": Change(
+        (0, 8, 5), "the defaults of H100 for every GPU of 70 GiB or more; before, for H100 and H200 by name",
+        "vLLM engine/arg_utils.py (_set_default_args_v1)", "0.8.4, 0.8.5",
+    ),
+    "a100_small": Change(
+        (0, 9), "an A100 takes the defaults of small GPUs", "vLLM engine/arg_utils.py; vllm-project/vllm#17885",
+        "0.8.5, 0.9.2",
+    ),
     "hybrid_groups": Change(
         (0, 9), "windows keep no more than the window where a model mixes them with full attention",
         "vLLM 0.9.1 (hybrid KV cache manager)",
@@ -156,6 +168,10 @@ CHANGES = {
         (0, 24), "experts in 16 bits are padded to 128 columns a rank for FlashInfer's TRT-LLM kernel on Blackwell",
         "vLLM model_executor/layers/fused_moe/oracle/unquantized.py", "0.18 to 0.33",
     ),
+    "runner_v2_quantized": Change(
+        (0, 24), "model runner V2 for quantized models of its list too; before, only where the config names no "
+        "quantization", "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.22, 0.23, 0.24",
+    ),
     "runner_v2_dense": Change(
         (0, 25), "model runner V2 for every dense model without recurrent states",
         "vLLM config/vllm.py (_is_default_v2_model_runner_model); vllm-project/vllm#44443", "0.24 to 0.33",
@@ -188,6 +204,10 @@ CHANGES = {
     "aligned_states": Change(
         (0, 28), "two cached states a request, for Mamba too; before, Mamba kept one for every block of its context",
         "vLLM model_executor/models/config.py (mamba_cache_mode)", "0.16 to 0.33",
+    ),
+    "largest_class": Change(
+        (0, 28), "a server on a GPU of 160 GiB or more takes steps of 16,384 tokens; before, 8,192",
+        "vLLM engine/arg_utils.py (get_batch_defaults)", "0.27.1, 0.28",
     ),
     "large_graphs": Change(
         (0, 28), "graphs of up to 1,024 sequences on compute capability 10.x",
@@ -327,6 +347,7 @@ class Version:
     runner_v2           VLLM_USE_V2_MODEL_RUNNER
     indexer_logits_mib  VLLM_SPARSE_INDEXER_MAX_LOGITS_MB
     expert_tokens       VLLM_FUSED_MOE_CHUNK_SIZE
+    without             changes that it is planned without, to see what each does
     """
 
     number: Number
@@ -338,6 +359,7 @@ class Version:
     runner_v2: bool | None = None
     indexer_logits_mib: int = INDEXER_LOGITS_MIB
     expert_tokens: int | None = None
+    without: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -353,7 +375,16 @@ class Version:
     def has(self, change: str) -> bool:
         """Whether a change came with this release of its server or an earlier one; never so for the other server's."""
         changes = CHANGES_OF.get(self.engine, {})
-        return change in changes and self.fields >= changes[change].since
+        return change in changes and self.fields >= changes[change].since and change not in self.without
+
+    def since(self, other: "Version") -> dict[str, Change]:
+        """The changes that came with it after another release of its server, oldest first."""
+        between = {
+            name: change
+            for name, change in CHANGES_OF.get(self.engine, {}).items()
+            if other.fields < change.since <= self.fields
+        }
+        return dict(sorted(between.items(), key=lambda item: item[1].since))
 
     @property
     def is_compared(self) -> bool:
@@ -425,4 +456,10 @@ def check_told(release: Version, word: str, first: str | None, last: str | None)
 
 
 def number_text(number: tuple[int, ...]) -> str:
-    return f"{number[0]}.{number[1]}"
+    return ".".join(map(str, number))
+
+
+def patch_of(engine: str, number: tuple[int, ...]) -> int | None:
+    """The third field of a number where a change came within its line; None where it changes nothing."""
+    lines = {change.since[:2] for change in CHANGES_OF[engine].values() if len(change.since) == 3}
+    return number[2] if len(number) == 3 and number[:2] in lines else None

@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("diff", "llama-3.1-8b", "llama-3.1-8b-fp8", "--gpu", "h100-80g", "--ctx", "8k"),
         ("diff", "llama-3.1-8b", "gpt-oss-20b", "--gpu", "h100-80g", "--ctx", "8k"),
     ),
+    "upgrade": (
+        ("upgrade", "qwen3.5-27b", "--gpu", "h100-80g", "--ctx", "8k", "--from", "vllm@0.24"),
+        ("upgrade", "deepseek-v2-lite", "--gpu", "h100-80g", "--ctx", "8k", "--from", "vllm@0.9", "--to", "vllm@0.6"),
+    ),
     "sweep": (
         ("sweep", "llama-3.1-8b", "llama-3.1-70b", "--gpu", "l4,h100-80g", "--ctx", "8k,32k", "--tp", "1,2"),
         ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),

@@ -304,21 +304,35 @@ def test_auto_fit_takes_the_largest_context_the_pool_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu_name", "usage", "tokens", "seqs"),
+    ("gpu_name", "usage", "release", "tokens", "seqs"),
     [
-        ("a100-80g", "server", 2048, 256),
-        ("a100-80g", "offline", 8192, 256),
-        ("l40s", "server", 2048, 256),
-        ("h100-80g", "server", 8192, 1024),
-        ("h100-80g", "offline", 16384, 1024),
-        ("h200", "server", 8192, 1024),
-        ("b200", "server", 16384, 1024),
-        ("mi300x", "server", 16384, 1024),
-        ("gb10", "server", 2048, 256),
+        ("a100-80g", "server", "vllm", 2048, 256),
+        ("a100-80g", "offline", "vllm", 8192, 256),
+        ("l40s", "server", "vllm", 2048, 256),
+        ("h100-80g", "server", "vllm", 8192, 1024),
+        ("h100-80g", "offline", "vllm", 16384, 1024),
+        ("h200", "server", "vllm", 8192, 1024),
+        ("b200", "server", "vllm", 16384, 1024),
+        ("mi300x", "server", "vllm", 16384, 1024),
+        ("gb10", "server", "vllm", 2048, 256),
+        # vLLM engine/arg_utils.py of the wheels: 0.27.1 knows no class of 160 GiB, 0.8.5 no A100; 0.8.4 goes by the
+        # device's name, and 0.8.3 runs 1,024 sequences on any GPU (vllm-project/vllm#16158). GB10: a log of 0.27.1
+        # captures graphs of 256 sequences.
+        ("gb10", "server", "vllm@0.27.1", 2048, 256),
+        ("b200", "server", "vllm@0.28", 16384, 1024),
+        ("b200", "server", "vllm@0.27.1", 8192, 1024),
+        ("mi300x", "offline", "vllm@0.20", 16384, 1024),
+        ("a100-80g", "server", "vllm@0.9", 2048, 256),
+        ("a100-80g", "server", "vllm@0.8.5", 8192, 1024),
+        ("mi300x", "server", "vllm@0.8.5", 8192, 1024),
+        ("mi300x", "server", "vllm@0.8.4", 2048, 256),
+        ("h200", "server", "vllm@0.8.4", 8192, 1024),
+        ("rtx-4090", "server", "vllm@0.8.4", 2048, 256),
+        ("rtx-4090", "server", "vllm@0.8.3", 2048, 1024),
     ],
 )
-def test_scheduler_defaults_by_gpu(gpu_name: str, usage: str, tokens: int, seqs: int) -> None:
-    assert vllm.scheduler_defaults(gpu(gpu_name), usage) == (tokens, seqs)
+def test_scheduler_defaults_by_gpu(gpu_name: str, usage: str, release: str, tokens: int, seqs: int) -> None:
+    assert vllm.scheduler_defaults(gpu(gpu_name), usage, engines.parse_engine(release)) == (tokens, seqs)
 
 
 def test_windows_are_charged_with_two_batches_in_flight() -> None:

@@ -71,21 +71,30 @@ class Settings:
     prefix_caching: bool = True
 
 
-GPU_CLASSES = (
-    # minimum total bytes, tokens offline, tokens server, sequences
-    (160 * GIB, 16384, 16384, 1024),
-    (70 * GIB, 16384, 8192, 1024),
-    (0, 8192, 2048, 256),
-)
+LARGE, LARGEST = 70 * GIB, 160 * GIB
+BY_NAME = ("h100", "h200")
 
 
-def scheduler_defaults(gpu: GpuSpec, usage: str) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of a GPU: large memory counts, but for A100 and GB10."""
-    for least, offline, server, seqs in GPU_CLASSES:
-        small_class = least and least < 160 * GIB and (gpu.is_a100 or gpu.is_gb10)
-        if gpu.total_memory >= least and not small_class:
-            return (server if usage == "server" else offline), seqs
-    raise AssertionError("the last class has no minimum")
+def scheduler_defaults(gpu: GpuSpec, usage: str, release: Version) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of a GPU, by its memory or name.
+
+    Source: vLLM 0.8.0 to 0.33 engine/arg_utils.py (_set_default_args_v1, get_batch_defaults).
+    """
+    is_server = usage == "server"
+    if release.has("largest_class") and gpu.total_memory >= LARGEST:
+        return 16384, 1024
+    if is_large(gpu, release):
+        return 8192 if is_server else 16384, 1024
+    return 2048 if is_server else 8192, 256 if release.has("fewer_sequences") else 1024
+
+
+def is_large(gpu: GpuSpec, release: Version) -> bool:
+    """Whether its defaults are those of large GPUs. On GB10 NVML tells no memory, so that it counts as small in every
+    release (two logs of 0.27: graphs of 256 sequences), by its compute capability in 0.33."""
+    if not release.has("classes_by_memory"):
+        return any(name in gpu.device_name.lower() for name in BY_NAME)
+    is_small = gpu.is_gb10 or (gpu.is_a100 and release.has("a100_small"))
+    return gpu.total_memory >= LARGE and not is_small
 
 
 def is_v0(release: Version, sm: int) -> bool:
@@ -156,7 +165,8 @@ def runs_v2(spec: ModelSpec, release: Version, *, amd: bool = False) -> bool:
         return not (amd and spec.architecture in _row(RUNNER_V1_ON_AMD, release))
     if not release.has("runner_v2_by_name"):
         return False
-    if spec.architecture in _row(RUNNER_V2_BY_NAME, release):
+    named = spec.architecture in _row(RUNNER_V2_BY_NAME, release)
+    if named and (release.has("runner_v2_quantized") or spec.quantization is None):
         return not spec.has_states or release.has("runner_v2_named_hybrids")
     return release.has("runner_v2_dense") and not spec.experts_per_token and not spec.has_states
 
@@ -526,7 +536,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             f"use vllm@0.{LATENT_KEPT[1]} or newer",
         )
     check_mm_flags(args, release)
-    default_tokens, default_seqs = scheduler_defaults(gpu, args.usage)
+    default_tokens, default_seqs = scheduler_defaults(gpu, args.usage, release)
     if is_v0(release, gpu.sm):
         default_tokens, default_seqs = v0_defaults(context)
     if args.performance_mode == "throughput":

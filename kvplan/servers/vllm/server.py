@@ -1,9 +1,11 @@
 """vLLM as the planner sees it: kvplan.servers.base.Server."""
 
+from dataclasses import replace
+
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation
 from kvplan.servers.plans import Plan, Request
-from kvplan.servers.releases import Version, told
+from kvplan.servers.releases import Version, patch_of, told
 from kvplan.servers.vllm import rules
 from kvplan.servers.vllm.launch import command as launch
 from kvplan.servers.vllm.rules import EngineArgs, Settings
@@ -20,7 +22,9 @@ terms = TERMS
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
-    return told(rules.version(rules.NEWEST if numbers is None else (numbers[0], numbers[1])), words)
+    given = rules.NEWEST if numbers is None else numbers
+    version = rules.version((given[0], given[1]))
+    return told(replace(version, patch=patch_of(name, given)), words)
 
 
 def labels() -> tuple[str, ...]:

@@ -1,0 +1,166 @@
+"""`kvplan upgrade`: servers as they are and as they would be with another release, and the exit code it means."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from kvplan.cli import output
+from kvplan.cli.asked import load_of, read, say
+from kvplan.cli.options import WorkloadOptions
+from kvplan.cli.upgrade_options import UpgradeOptions
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.planning.plan import Request
+from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.releases import Version
+
+POLICY_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A server that is asked about.
+
+    request   it, with a release, or with the one it names itself
+    is_fixed  it says itself which server program runs it: a target of a policy
+    """
+
+    key: str
+    request: Callable[[str | None], Request]
+    is_fixed: bool = False
+
+
+def upgrade(options: UpgradeOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where a server would be worse."""
+    if options.engine is not None:
+        raise UsageError("--engine", "is one release, and an upgrade has two", "write --from and --to")
+    subjects = list(subjects_of(options))
+    with output.report_files(options.report or [], force=options.force) as reports:
+        result = answered(subjects, options)
+        for report in reports:
+            report.save(rendered(report.format, result))
+        show(result, options)
+    return int(options.exit_code and any(server.outcome in WORSE for server in result.servers))
+
+
+def subjects_of(options: UpgradeOptions) -> Iterator[Subject]:
+    text = options.model
+    if text is None and options.from_command is None:
+        raise UsageError(
+            "SERVER", "is missing", "name a policy file, a model, or a command in quotes: 'vllm serve ...'"
+        )
+    if text is not None and text.endswith(POLICY_SUFFIXES):
+        yield from policy_subjects(Path(text), options)
+        return
+    if text is not None and " " in text.strip():
+        if options.from_command is not None:
+            raise UsageError("SERVER", "is a command, and so is --from-command", "write one of the two")
+        options = replace(options, model=None, from_command=text)
+    yield Subject("", lambda engine: request_of(options, engine))
+
+
+def request_of(options: UpgradeOptions, engine: str | None) -> Request:
+    asked = read(replace(options, engine=engine), lambda context, spec: load_of(options, context, spec))
+    if len(asked.requests) > 1:
+        raise UsageError(
+            "--gpu, --ctx",
+            f"name {len(asked.requests)} servers",
+            "name one GPU and one context; a policy holds several",
+        )
+    if not options.quiet and engine == options.old:
+        say(asked, quiet=False)
+    return asked.requests[0]
+
+
+def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
+    from kvplan.cli.check import asked_of, located
+    from kvplan.policy import file as policy_file
+
+    for field in fields(WorkloadOptions):
+        if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
+            raise UsageError(
+                f"--{field.name.replace('_', '-')}", "goes with a command or a model only", "a policy says it itself"
+            )
+    policy = policy_file.read(file)
+    for target in policy.targets:
+
+        def request(engine: str | None, target: policy_file.Target = target) -> Request:
+            try:
+                asked = asked_of(target, policy, offline=options.offline, engine=engine)
+            except KvplanError as error:
+                raise located(error, target) from error
+            return asked.requests[0]
+
+        yield Subject(target.id, request, is_fixed=True)
+
+
+def answered(subjects: list[Subject], options: UpgradeOptions) -> Upgrade:
+    """Each server planned with both releases; those of another server program are left out and named."""
+    old = None if options.old is None else release_of(options.old, "--from")
+    new = release_of(options.new or (old.engine if old else "vllm"), "--to")
+    if old is not None and old.engine != new.engine:
+        raise UsageError(
+            "--from, --to", f"name two servers ({old.engine}, {new.engine})", "`kvplan diff` compares those"
+        )
+    servers: list[Upgraded] = []
+    others: list[str] = []
+    for subject in subjects:
+        label = None if old is None else old.label
+        before = subject.request(None if subject.is_fixed else label)
+        if before.release.engine != new.engine:
+            others.append(subject.key or before.spec.name)
+            continue
+        if subject.is_fixed and label is not None:
+            before = subject.request(label)
+        after: Request | KvplanError
+        try:
+            after = subject.request(new.label)
+        except KvplanError as error:
+            after = error
+        servers.append(upgraded(subject.key, before, after, new))
+    if not servers:
+        raise UsageError(
+            "SERVER",
+            f"is not a server of {new.engine}",
+            f"name releases of its own: --from and --to ({printable(others[0], 80)})",
+        )
+    if old is None and all(server.old.request.release == new for server in servers):
+        raise UsageError(
+            "--from",
+            f"is missing, and SERVER does not say which release runs now ({new.label} is the goal)",
+            "add --from vllm@0.24",
+        )
+    return Upgrade(None if old is None else old.label, new.label, tuple(servers), tuple(others))
+
+
+def release_of(text: str, flag: str) -> Version:
+    try:
+        return parse_engine(text)
+    except KvplanError as error:
+        raise error.renamed("--engine", flag) from error
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def show(result: Upgrade, options: UpgradeOptions) -> None:
+    if options.format != "table":
+        output.write(rendered(options.format, result))
+        return
+    from kvplan.report.lines import write
+    from kvplan.report.upgrade_text import upgrade_lines
+
+    with output.standard_output():
+        write(upgrade_lines(result), output.console(options.color))
+
+
+def rendered(format: str, result: Upgrade) -> str:
+    """The answer as text in a machine format."""
+    from kvplan.report import upgrade_text
+
+    if format == "json":
+        from kvplan.documents.artifact import dumps
+
+        return dumps(upgrade_text.upgrade_document(result)) + "\n"
+    return upgrade_text.upgrade_csv(result) if format == "csv" else upgrade_text.upgrade_markdown(result)

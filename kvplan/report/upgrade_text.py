@@ -1,0 +1,219 @@
+"""What another release does to servers: on a screen, as Markdown, as CSV and as kvplan/upgrade@1."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from kvplan.core.csv_text import csv_text
+from kvplan.core.errors import KvplanError
+from kvplan.core.files import printable
+from kvplan.planning.attribute import CAPACITY, MEMORY
+from kvplan.planning.diff import row_document
+from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
+from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_cells
+from kvplan.report.lines import Line, columns, line
+from kvplan.report.policy_text import shown as escaped
+from kvplan.report.text import rows_of
+from kvplan.servers.releases import Version, number_text
+
+if TYPE_CHECKING:
+    from kvplan.documents.upgrade import UpgradeDocument, UpgradedServer, UpgradeSide
+    from kvplan.planning.plan import Plan
+
+UNITS = {**MEMORY, **CAPACITY}
+EFFECT_FIGURES = ("memory.kv_cache", "kv.tokens", "concurrency.max", "concurrency.users")
+EFFECT_TITLES = ("since", "KV cache", "tokens", "in the log", "users", "what changed")
+SCREEN = 100
+REST = "what else differs between the two"
+
+
+def title(server: Upgraded) -> str:
+    """What the server is: "chat: qwen3-8b on l40s, 32,768 tokens"."""
+    from kvplan.planning.diff import plan_side
+
+    subject = plan_side(server.old).title
+    return f"{printable(server.key, 100)}: {subject}" if server.key else subject
+
+
+def sentence(server: Upgraded) -> str:
+    """One server's answer in a sentence without its subject."""
+    old, new, after = server.old.request.release.label, server.release.label, server.new
+    if isinstance(after, KvplanError):
+        return f"cannot be planned with {new}: {after}"
+    counted = users(server.old)
+    match server.outcome:
+        case "does not start":
+            return f"does not start with {new}: {why(server)}"
+        case "starts with neither":
+            return f"starts neither with {old} nor with {new}: {why(server)}"
+        case "starts":
+            return f"starts with {new}, and does not with {old}: {plural(users(after))}"
+        case "as before":
+            return f"starts with {new} and holds {plural(counted)}, as with {old}"
+        case _:
+            return f"starts with {new} and holds {plural(users(after))} instead of {counted:,} with {old}"
+
+
+def plural(count: int) -> str:
+    return f"{count:,} user{'' if count == 1 else 's'}"
+
+
+def why(server: Upgraded) -> str:
+    """Why the new plan does not start."""
+    from kvplan.core.units import format_gib
+
+    after = server.new
+    assert not isinstance(after, KvplanError)
+    return after.refusal.text if after.refusal is not None else f"{format_gib(after.deficit)} short on each GPU"
+
+
+def first_line(result: Upgrade) -> str:
+    if len(result.servers) == 1:
+        return f"{title(result.servers[0])}: {sentence(result.servers[0])}"
+    worse = [server for server in result.servers if server.outcome in WORSE]
+    if not worse:
+        return f"All {len(result.servers)} servers start with {result.new} or are no worse off than before"
+    names = ", ".join(printable(server.key, 80) for server in worse[:5]) + (", ..." if len(worse) > 5 else "")
+    return f"{len(worse)} of {len(result.servers)} servers would be worse off with {result.new}: {names}"
+
+
+# --- on the screen ----------------------------------------------------------------------------------------------------
+
+
+def upgrade_lines(result: Upgrade) -> list[Line]:
+    """The answer, then server by server what changes and by which change."""
+    is_bad = any(server.outcome in WORSE for server in result.servers)
+    lines = [line(first_line(result), "bold red" if is_bad else "bold")]
+    for server in result.servers:
+        if len(result.servers) > 1:
+            lines += [line(), line(f"{title(server)}: {sentence(server)}", "red" if server.outcome in WORSE else "")]
+        lines += _server_lines(server)
+    if result.others:
+        names = ", ".join(printable(name, 80) for name in result.others)
+        lines += [line(), *wrapped(f"Left out, as another server runs them: {names}")]
+    return lines
+
+
+def _server_lines(server: Upgraded) -> list[Line]:
+    it = server.comparison
+    if it is None:
+        return []
+    lines: list[Line] = []
+    if rows := [row_cells(row) for row in (*memory_rows(it), *figure_rows(it)) if row.delta]:
+        old, new = server.old.request.release.label, server.release.label
+        lines += [line(), *columns(("", old, new, "change"), rows)]
+    telling = [effect for effect in server.effects if any(path in effect.deltas for path in EFFECT_FIGURES)]
+    if telling:
+        heading, *cells = columns(EFFECT_TITLES[:-1], [effect_cells(effect)[:-1] for effect in telling])
+        lines += [line(), heading]
+        for row, effect in zip(cells, telling, strict=True):
+            lines += [row, *wrapped(effect_cells(effect)[-1], indent="  ")]
+    between = changes_between(server)
+    quiet = between - sum(effect.change is not None for effect in telling)
+    if quiet:
+        which = f"{quiet} of the {between}" if quiet < between else f"None of the {between}"
+        does = "move neither its KV cache nor its users" if quiet < between else "moves its KV cache or its users"
+        lines += [line(), *wrapped(f"{which} changes that kvplan knows between the two {does}.")]
+    if not server.old.request.release.is_compared:
+        lines += wrapped(
+            f"{server.old.request.release.label}: its rules are from its wheel, release notes and logs, not compared "
+            "with its own answers."
+        )
+    return lines
+
+
+def wrapped(text: str, indent: str = "") -> list[Line]:
+    return [line(part) for part in textwrap.wrap(text, SCREEN, initial_indent=indent, subsequent_indent=indent)]
+
+
+def changes_between(server: Upgraded) -> int:
+    old, new = server.old.request.release, server.release
+    return len(new.since(old) or old.since(new))
+
+
+def effect_cells(effect: Effect) -> tuple[str, ...]:
+    deltas = effect.deltas
+    since = "" if effect.change is None else number_text(effect.change.since)
+    moved = (number_delta(UNITS[path], deltas.get(path, 0)) for path in EFFECT_FIGURES)
+    return (since, *moved, REST if effect.change is None else effect.change.what)
+
+
+# --- Markdown, CSV, JSON ----------------------------------------------------------------------------------------------
+
+
+def upgrade_markdown(result: Upgrade) -> str:
+    return "\n\n".join(_markdown(result)) + "\n"
+
+
+def _markdown(result: Upgrade) -> Iterator[str]:
+    yield f"### {escaped(first_line(result))}"
+    for server in result.servers:
+        if len(result.servers) > 1:
+            yield f"**{escaped(title(server))}**: {escaped(sentence(server))}"
+        if (it := server.comparison) is not None:
+            rows = [row_cells(row) for row in (*memory_rows(it), *figure_rows(it)) if row.delta]
+            if rows:
+                heading = ("figure", server.old.request.release.label, server.release.label, "change")
+                yield rows_of(heading, [[escaped(cell) for cell in cells] for cells in rows])
+        if server.effects:
+            cells = [effect_cells(effect) for effect in server.effects]
+            yield rows_of(EFFECT_TITLES, [[escaped(cell) for cell in each] for each in cells])
+
+
+def upgrade_csv(result: Upgrade) -> str:
+    heading = ("server", "from", "to", "outcome", "figure", "unit", "old", "new", "delta", "changes")
+    rows: list[tuple[Any, ...]] = [heading]
+    for server in result.servers:
+        common = (title(server), server.old.request.release.label, server.release.label, server.outcome)
+        if server.comparison is None:
+            rows.append((*common, "", "", None, None, None, sentence(server)))
+            continue
+        for row in server.comparison.rows:
+            names = [effect.change.what for effect in server.effects if effect.change and row.name in effect.deltas]
+            rows.append((*common, row.name, row.unit, row.old, row.new, row.delta, "; ".join(names)))
+    return csv_text(rows)
+
+
+def upgrade_document(result: Upgrade) -> UpgradeDocument:
+    """kvplan/upgrade@1."""
+    return {
+        "schema": "kvplan/upgrade@1",
+        "old": result.old,
+        "new": result.new,
+        "worse": any(server.outcome in WORSE for server in result.servers),
+        "servers": [_server_document(server) for server in result.servers],
+        "left_out": list(result.others),
+    }
+
+
+def _server_document(server: Upgraded) -> UpgradedServer:
+    it = server.comparison
+    return {
+        "key": server.key,
+        "title": title(server),
+        "outcome": server.outcome,
+        "answer": sentence(server),
+        "old": _side_document(server.old.request.release, server.old),
+        "new": _side_document(server.release, None if isinstance(server.new, KvplanError) else server.new),
+        "rows": [] if it is None else [row_document(row) for row in it.rows],
+        "changes": [
+            {
+                "since": None if effect.change is None else number_text(effect.change.since),
+                "what": REST if effect.change is None else effect.change.what,
+                "source": None if effect.change is None else effect.change.evidence,
+                "deltas": effect.deltas,
+            }
+            for effect in server.effects
+        ],
+    }
+
+
+def _side_document(release: Version, made: Plan | None) -> UpgradeSide:
+    return {
+        "release": release.label,
+        "starts": made is not None and made.fits,
+        "users": None if made is None else users(made),
+        "compared": release.is_compared,
+    }

@@ -1,0 +1,150 @@
+"""What another release does to a server: effects that add up, and the signs that public threads report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.documents.schema import document_schema
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.attribute import figures_of
+from kvplan.planning.plan import Request, plan
+from kvplan.planning.upgrade import effects, steps
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.vllm.rules import EngineArgs
+from tests.support.cli import Run, run
+
+__all__ = ["run"]
+
+
+def answer(run: Run, *words: str) -> dict[str, Any]:
+    server: dict[str, Any] = run("upgrade", *words, "-q", "--format", "json").json["servers"][0]
+    return server
+
+
+def ratio(server: dict[str, Any], path: str) -> float:
+    row = next(row for row in server["rows"] if row["name"] == path)
+    return float(row["new"]) / float(row["old"])
+
+
+GEMMA = ("gemma-4-31b", "--gpu", "a100-80g", "--gpu-memory-utilization", "0.9", "--weights-bytes", "21GB")
+LLAMA_FP8 = ("llama-3.1-8b", "--quantization", "fp8", "--gpu", "h100-80g", "--ctx", "4k")
+
+
+# What posters saw after an upgrade; their GPUs, utilizations and contexts as far as they say them.
+@pytest.mark.parametrize(
+    ("words", "old", "new", "path", "low", "high"),
+    [
+        # vllm-project/vllm#43308: 55k -> 525k tokens, 9.5 times, of gemma-4-31B AWQ on an A100 80GB at 0.9.
+        (GEMMA, "0.20", "0.21", "kv.tokens", 8.0, 12.0),
+        # vllm-project/vllm#49878: a request of Gemma 4 takes about 40 % more KV cache.
+        (("gemma-4-31b", "--gpu", "a100-80g", "--ctx", "32k"), "0.25.1", "0.26", "kv.bytes_per_request", 1.3, 1.5),
+        # NVIDIA-NeMo/RL#3280: at the same utilization 0.25 has a larger cache than 0.20, by GiB.
+        ((*LLAMA_FP8, "--gpu-memory-utilization", "0.5"), "0.20", "0.25.1", "memory.kv_cache", 1.03, 1.5),
+        # vllm-project/vllm#15617: 0.8.2 needs much more memory on RTX 4090s than 0.7.3, with 1,024 sequences.
+        (("llama-3.1-8b", "--gpu", "rtx-4090", "--ctx", "8k", "--gpu-memory-utilization", "0.95"), "0.7.3", "0.8.2",
+         "memory.activations", 1.5, 4.0),
+    ],
+)  # fmt: skip
+def test_an_upgrade_has_the_sign_that_was_reported(
+    run: Run, words: tuple[str, ...], old: str, new: str, path: str, low: float, high: float
+) -> None:
+    server = answer(run, *words, "--from", f"vllm@{old}", "--to", f"vllm@{new}")
+    assert low < ratio(server, path) < high
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3.5-27b", "gemma-4-31b", "deepseek-v2-lite"])
+@pytest.mark.parametrize(("old", "new"), [("0.11", "0.33"), ("0.33", "0.19"), ("0.28", "0.28")])
+def test_effects_add_up_to_the_difference(run: Run, name: str, old: str, new: str) -> None:
+    server = answer(
+        run, name, "--gpu", "h100-80g", "--ctx", "8k", "--tp", "2", "--from", f"vllm@{old}", "--to", f"vllm@{new}"
+    )
+    for row in server["rows"]:
+        if row["name"].startswith("memory.weight_groups"):
+            continue
+        total = sum(change["deltas"].get(row["name"], 0) for change in server["changes"])
+        assert total == pytest.approx(row["new"] - row["old"], abs=1e-9), row["name"]
+    assert old != new or server["changes"] == []
+
+
+def test_each_change_is_switched_on_once() -> None:
+    old, new = parse_engine("vllm@0.20"), parse_engine("vllm@0.33")
+    up, down = list(steps(old, new)), list(steps(new, old))
+    changes = [change for _, change in up if change is not None]
+    assert changes == [*new.since(old).values()]
+    assert [change for _, change in down if change is not None] == changes[::-1]
+    assert up[-1][0] == new
+    assert down[-1][0] == old
+    assert [change.since for change in changes] == sorted(change.since for change in changes)
+
+
+def test_a_policy_is_answered_target_by_target(run: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "kvplan.policy.yaml"
+    policy.write_text(
+        "version: 1\ndefaults: {gpu: l40s, max_model_len: 8k}\ntargets:\n"
+        "  - {id: chat, model: qwen3-8b, engine: vllm@0.24}\n"
+        "  - {id: other, model: qwen3-8b, engine: sglang@0.5}\n"
+        "  - {id: small, model: llama-3.1-8b, gpu: rtx-4090, max_model_len: 16k, engine: vllm@0.7}\n"
+    )
+    ran = run("upgrade", str(policy), "--to", "vllm@0.8.2", "--format", "json", "--exit-code")
+    assert ran.code == 1  # 1,024 sequences leave an RTX 4090 no room for the cache
+    by_key = {server["key"]: server for server in ran.json["servers"]}
+    assert by_key["small"]["outcome"] == "does not start"
+    assert by_key["chat"]["old"]["release"] == "vllm@0.24"
+    assert ran.json["left_out"] == ["other"]
+    table = run("upgrade", str(policy), "--to", "vllm@0.8.2")
+    assert table.out.splitlines()[0].startswith("2 of 2 servers would be worse off with vllm@0.8.2: chat, small")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("qwen3-8b", "--gpu", "l40s"), "--from: is missing"),
+        (("--gpu", "l40s"), "SERVER: is missing"),
+        (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@0.24", "--to", "sglang"), "--from, --to: name two servers"),
+        (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@9.1"), "vllm@9.1"),
+        (("qwen3-8b", "--gpu", "l40s,h200", "--from", "vllm@0.24"), "--gpu, --ctx: name 2 servers"),
+        (("qwen3-8b", "--gpu", "l40s", "--engine", "vllm@0.24"), "--engine: is one release"),
+        (("none.yaml", "--from", "vllm@0.24"), "none.yaml"),
+        (("none.yaml", "--gpu", "l40s"), "--gpu: goes with a command or a model only"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(run: Run, words: tuple[str, ...], problem: str) -> None:
+    ran = run("upgrade", *words)
+    assert ran.code == 2
+    assert len(ran.errors) == 1
+    assert problem in ran.errors[0]
+
+
+def test_a_release_that_refuses_the_model_says_so(run: Run) -> None:
+    server = answer(
+        run, "deepseek-v2-lite", "--gpu", "h100-80g", "--ctx", "8k", "--from", "vllm@0.9", "--to", "vllm@0.6"
+    )
+    assert server["outcome"] == "refused"
+    assert "latent attention" in str(server["answer"])
+
+
+def test_every_format_says_the_same(run: Run, tmp_path: Path) -> None:
+    words = ("qwen3-8b", "--gpu", "l40s", "--ctx", "8k", "--from", "vllm@0.20", "--to", "vllm@0.33", "-q")
+    files = [tmp_path / f"answer.{suffix}" for suffix in ("json", "csv", "md")]
+    ran = run("upgrade", *words, *(word for file in files for word in ("--report", str(file))))
+    document = json.loads(files[0].read_text())
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(document, document_schema("upgrade"))
+    request = plan_of("vllm@0.20"), plan_of("vllm@0.33")
+    for side, each in zip(("old", "new"), request, strict=True):
+        assert document["servers"][0][side]["users"] == figures_of(plan(each))["concurrency.users"]
+    assert document["servers"][0]["answer"] in ran.out.splitlines()[0]
+    for change in document["servers"][0]["changes"]:
+        if "memory.kv_cache" in change["deltas"]:
+            assert change["what"] in " ".join(ran.out.split())
+    assert files[1].read_text().count("\n") == len(document["servers"][0]["rows"]) + 1
+    assert files[2].read_text().startswith("### qwen3-8b on l40s")
+    assert len(list(effects(*request))) == len(document["servers"][0]["changes"])
+
+
+def plan_of(release: str) -> Request:
+    args = EngineArgs(max_model_len=8192)
+    return Request(catalog.load("qwen3-8b"), gpu("l40s"), args, parse_engine(release))
