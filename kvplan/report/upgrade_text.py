@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import KvplanError
@@ -19,6 +19,7 @@ from kvplan.report.text import rows_of
 from kvplan.servers.releases import Version, number_text
 
 if TYPE_CHECKING:
+    from kvplan.documents.diff import Figure
     from kvplan.documents.upgrade import UpgradeDocument, UpgradedServer, UpgradeSide
     from kvplan.planning.plan import Plan
 
@@ -197,7 +198,7 @@ def _server_document(server: Upgraded) -> UpgradedServer:
         "answer": sentence(server),
         "old": _side_document(server.old.request.release, server.old),
         "new": _side_document(server.release, None if isinstance(server.new, KvplanError) else server.new),
-        "rows": [] if it is None else [row_document(row) for row in it.rows],
+        "rows": [] if it is None else [cast("Figure", row_document(row)) for row in it.rows],
         "changes": [
             {
                 "since": None if effect.change is None else number_text(effect.change.since),
