@@ -190,7 +190,7 @@ def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) ->
         (one("fits: true", "waivers: [{rule: a/fit, reason: x, expires: 2027-01-01}]"), "p.yaml:7:18: waiver: there"),
         (one("fits: true", "waivers: [{rule: a/fits, expires: 2027-01-01}]"), "p.yaml:7:11: waiver: has no reason"),
         (one("fits: true", "waivers: [{rule: a/fits, reason: x}]"), "p.yaml:7:11: waiver: has no expires"),
-        (one("fits: true", "waivers: [{rule: a/fits, reason: x, expires: soon}]"), "7:46: waiver: expires: not a date"),
+        (one("fits: true", "waivers: [{rule: a/fits, reason: x, expires: soon}]"), "p.yaml:7:46: waiver: expires: not"),
         (one("fits: true", "baseline: {max_growth: {weights: 1%}}"), "p.yaml:7:11: baseline: has no file"),
         (one("fits: true", "baseline: {file: b, max_growth: {weight: 1%}}"), "p.yaml:7:34: baseline: max_growth: has"),
         (one("fits: true", "baseline: {file: b, max_drop: {weights: 1%}}"), "p.yaml:7:32: baseline: max_drop: has no"),
