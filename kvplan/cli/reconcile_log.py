@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -17,7 +18,7 @@ from kvplan.core.limits import Limits
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
 from kvplan.measure.serverlog.compare import LogReconciliation, compared_rows, document, exceeds, reconcile_log
-from kvplan.measure.serverlog.log import ServerLog, read_log
+from kvplan.measure.serverlog.log import ServerLog, parse_log, read_log, read_text
 from kvplan.measure.serverlog.request import (
     agrees,
     check_gpu,
@@ -66,9 +67,24 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
     return int(bool(over))
 
 
+def say_failure(text: str, source: str) -> None:
+    """Say first of a server that failed what happened: its plan beside its log is not what is asked."""
+    from kvplan.measure.failure import read_failure
+    from kvplan.measure.why_words import summary
+
+    failure = read_failure(text.splitlines())
+    if failure.outcome in ("failed", "died"):
+        output.tell("warning", f"{summary(failure)} `kvplan why {source}` says what cures it.")
+
+
 def log_of(options: ReconcileOptions) -> ServerLog:
     if options.log is not None:
-        return read_log(options.log)
+        if options.log != "-":
+            say_failure(read_text(options.log), shlex.quote(options.log))
+            return read_log(options.log)
+        text = read_text("-")
+        say_failure(text, "-")
+        return parse_log(text, "standard input")
     from kvplan.measure.server_metrics import MetricsError, page_text, server_setup, shown_url
 
     assert options.metrics is not None

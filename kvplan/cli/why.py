@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -102,7 +103,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     server = failure.server or log.engine
     setup = Setup(options, failure, log, server)
     request = setup.request() if failure.cause is not None else None
-    case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known)
+    case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known, args=shares_of(log))
     base, differs = None, setup.problem
     if request is not None:
         differs = disagreement(failure, request)
@@ -116,6 +117,15 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     return Diagnosis(
         failure, log, case, request, base, results, commands, tuple(setup.inferred), tuple(setup.missing), differs
     )
+
+
+def shares_of(log: ServerLog) -> dict[str, float]:
+    """The share of the memory that the log says the server was given."""
+    shares = {}
+    for name in ("gpu_memory_utilization", "mem_fraction_static"):
+        with suppress(ValueError):
+            shares[name] = float(log.flags.get(name, ""))
+    return shares
 
 
 def disagreement(failure: Failure, request: Request) -> str | None:
@@ -223,7 +233,7 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
     """The server's own command with the cure in it."""
     if not cure.args:
         return None
-    changes = {name: planning.flag_text(case.server, name, value).split(" ") for name, value in cure.args.items()}
+    changes = {name: planning.flag_text(case.server, name, value).split() for name, value in cure.args.items()}
     if words is not None:
         return shlex.join(changed(words, "sglang" if case.server == "sglang" else "vllm", changes))
     if cure.plan is not None:

@@ -43,6 +43,7 @@ class CureDocument(TypedDict):
     """
 
     kind: Annotated[str, "The engine argument that is changed."]
+    way: Annotated[str, "How the flag is turned: raise, lower, add or change."]
     flags: list[str]
     text: str
     command: Annotated[str | None, "The server's own command with the change in it."]
@@ -153,6 +154,7 @@ def memory_of(plan: Plan) -> Memory:
 def cure_document(cure: Cure, command: str | None) -> CureDocument:
     return {
         "kind": cure.kind,
+        "way": cure.way,
         "flags": list(cure.flags),
         "text": cure.text,
         "command": command,

@@ -8,11 +8,11 @@ change, with the value that the line itself states if any, and says that nobody 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.records import dataclass
-from kvplan.core.units import MIB
+from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.failures import Figures
@@ -20,6 +20,7 @@ from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm.overheads import Estimate
 
 MOST_CURES: Final = 5
+ROUND, ROUND_FROM = 256, 4096  # tokens
 MOST_SHORTENED: Final = 3  # values of a kind beside which a shorter context is looked for
 BESIDE: Final = 256 * MIB  # left beside what an allocation lacked: the next one is not much larger
 HIGHEST_SHARE: Final = 0.98
@@ -38,7 +39,8 @@ class Cure:
     kind   what is changed: the name of an engine argument, or a word for what is no flag
     args   arguments and their values; empty for an action
     flags  as the server takes them, "--max-model-len 34720"; of a kind without a value the flag alone
-    text   what it does, or what to do
+    text   what it does
+    way    how the flag is turned, where it has no value
     plan   made with it, and starts; None: not checked
     """
 
@@ -46,6 +48,7 @@ class Cure:
     args: Args
     flags: tuple[str, ...]
     text: str
+    way: str
     plan: Plan | None
 
     @property
@@ -163,8 +166,10 @@ def flag_name(server: str, argument: str) -> str:
 
 
 def flag_text(server: str, argument: str, value: Any) -> str:
-    """A flag with its value as it is typed."""
+    """A flag with its value as it is typed; empty where it is left out."""
     flag = flag_name(server, argument)
+    if value is None:
+        return ""
     if value is True:
         return flag
     if isinstance(value, float):
@@ -218,6 +223,8 @@ class Search:
     def with_context(self, args: Args) -> tuple[Args, Plan] | None:
         """These changes with the longest context, below the one asked for, that starts."""
         step = self.base.pool.block_size if self.base is not None else 16
+        if args and self.context > ROUND_FROM:
+            step = max(step, ROUND)  # beside another change the exact length is no figure of the log
         low, high = 0, (self.context - 1) // step
         best = None
         while low < high:
@@ -241,6 +248,7 @@ class Move:
     argument  of the engine; `share` stands for the server's share of the memory
     values    what is tried, the nearest first
     words     what it does, where no plan says it in figures
+    way       how the flag is turned, where no plan says to which value
     rows      of the plan's memory of which the change must free what the failing allocation lacked; empty: it need not
     shorter   whether a shorter context beside it may be needed
     """
@@ -248,6 +256,7 @@ class Move:
     argument: str
     values: Values
     words: str
+    way: Literal["raise", "lower", "add", "change"] = "lower"
     rows: tuple[str, ...] = ()
     shorter: bool = False
 
@@ -327,12 +336,20 @@ def more_ranks(search: Search) -> Iterator[int]:
     yield from (count for count in RANKS if count > search.request.args.tensor_parallel_size)
 
 
-def other_ranks(search: Search) -> Iterator[int]:
-    """Numbers of ranks that divide the heads, the nearest to the one asked for first."""
+def dividing_ranks(search: Search) -> list[int]:
     heads = search.case.figures.heads or search.request.spec.num_heads
+    return [count for count in (1, *RANKS) if heads % count == 0]
+
+
+def fewer_ranks(search: Search) -> Iterator[int]:
+    """Numbers of ranks below the one asked for that divide the heads, the nearest first."""
     asked = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
-    counts = [count for count in (1, *RANKS) if heads % count == 0 and count != asked]
-    yield from sorted(counts, key=lambda count: (abs(count - asked), count))
+    yield from (count for count in dividing_ranks(search)[::-1] if count < asked)
+
+
+def next_ranks(search: Search) -> Iterator[int]:
+    asked = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
+    yield from (count for count in dividing_ranks(search) if count > asked)
 
 
 def ranks_of_gpus(search: Search) -> Iterator[int]:
@@ -371,25 +388,36 @@ def nothing(search: Search) -> Iterable[Any]:
 
 BEFORE_POOL: Final = ("weights", "buffers", "activations", "non_torch", "lora")  # rows taken when memory is profiled
 
-CONTEXT = Move("max_model_len", contexts, "a shorter context needs less KV cache for one request")
-SHARE_UP = Move("share", shares_up, "a larger share of the memory for the server", shorter=True)
-SHARE_DOWN = Move("share", shares_down, "a smaller share leaves more memory beside the KV cache", shorter=True)
-SHARE_FREE = Move("share", free_shares, "the largest share that is free", shorter=True)
-FP8 = Move("kv_cache_dtype", fp8_cache, "half the bytes per token", shorter=True)
-RANKS_UP = Move("tensor_parallel_size", more_ranks, "splits weights and KV cache over more GPUs")
+CONTEXT = Move("max_model_len", contexts, "a shorter request needs less KV cache")
+SHARE_UP = Move("share", shares_up, "gives the server a larger share of the GPU", "raise", shorter=True)
+SHARE_DOWN = Move("share", shares_down, "leaves more memory beside the KV cache", shorter=True)
+SHARE_FREE = Move("share", free_shares, "asks for no more than is free", shorter=True)
+FP8 = Move("kv_cache_dtype", fp8_cache, "half the bytes per token", "change", shorter=True)
+RANKS_UP = Move("tensor_parallel_size", more_ranks, "splits weights and KV cache over more GPUs", "raise")
 RANKS_LOAD = replace(RANKS_UP, rows=("weights",))
 RANKS_PROFILE = replace(RANKS_UP, rows=BEFORE_POOL)
-EAGER = Move("enforce_eager", eager, "no CUDA graphs: saves their memory, decodes slower", shorter=True)
+EAGER = Move("enforce_eager", eager, "saves the memory of CUDA graphs, and decodes slower", "add", shorter=True)
 SEQS = Move("max_num_seqs", fewer_seqs, "fewer sequences at once take less memory", shorter=True)
 SEQS_PROFILE = replace(SEQS, rows=BEFORE_POOL)
-BATCH = Move("max_num_batched_tokens", fewer_tokens, "smaller steps take less memory for activations", shorter=True)
+BATCH = Move("max_num_batched_tokens", fewer_tokens, "smaller steps take less memory", shorter=True)
 BATCH_PROFILE = replace(BATCH, rows=BEFORE_POOL)
-IMAGES = Move("limit_mm_per_prompt", nothing, "fewer or smaller images and videos per request take less")
-QUANTIZED = Move("quantization", nothing, "a quantized checkpoint of the model has smaller weights")
-OFFLOAD = Move("cpu_offload_gb", nothing, "moves a part of the weights to host memory, and is slow")
-GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs")
-GRAPHS_SGLANG = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs")
-KV_AUTO = Move("kv_cache_dtype", only("auto"), "the KV cache in the model's own type")
+IMAGES = Move("limit_mm_per_prompt", nothing, "fewer images and videos per request take less memory")
+QUANTIZED = Move("quantization", nothing, "take a quantized checkpoint of the model: its weights are smaller", "change")
+OFFLOAD = Move("cpu_offload_gb", nothing, "moves a part of the weights to host memory, and is slow", "add")
+GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs take less memory")
+GRAPHS_SGLANG = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs take less memory")
+KV_AUTO = Move("kv_cache_dtype", only("auto"), "keeps the KV cache in the model's own type", "change")
+ITEM = Move("max_num_batched_tokens", item_tokens, "has room for the largest image or video", "raise")
+STATES = Move("max_num_seqs", state_blocks, "leaves each sequence a block for its state")
+OWN_CONTEXT = Move("max_model_len", derived_contexts, "is the longest request of the model")
+HEADS = Move("tensor_parallel_size", fewer_ranks, "divides the attention heads", "change")
+MORE_HEADS = Move("tensor_parallel_size", next_ranks, "divides the attention heads", "raise")
+GPUS = Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs")
+HALF = Move("dtype", only("float16"), "a type that older GPUs compute in", "change")
+RETRACT = Move("max_num_seqs", fewer_seqs, "fewer requests at once: those that run are not sent back")
+SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
+LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
+SHM = Move("shm_size", nothing, "gives the container more shared memory, or add --ipc=host", "raise")
 
 # Of each cause what helps, the best first.
 MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
@@ -401,24 +429,20 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "oom_cuda_graph_capture": (SHARE_DOWN, EAGER, GRAPHS, SEQS),
     "oom_sampler_warmup": (SEQS, SHARE_DOWN, RANKS_UP),
     "oom_runtime": (SHARE_DOWN, BATCH, SEQS),
-    "encoder_cache_too_small": (Move("max_num_batched_tokens", item_tokens, "room for the largest item"), IMAGES),
-    "mamba_blocks_below_max_num_seqs": (Move("max_num_seqs", state_blocks, "a state block for each"), SHARE_UP, EAGER),
-    "max_len_above_model": (Move("max_model_len", derived_contexts, "the longest context of the model"),),
-    "heads_not_divisible_by_tp": (Move("tensor_parallel_size", other_ranks, "divides the attention heads"),),
-    "too_few_gpus": (Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs"),),
-    "dtype_or_capability": (Move("dtype", only("float16"), "a type that this GPU computes in"),),
+    "encoder_cache_too_small": (ITEM, IMAGES),
+    "mamba_blocks_below_max_num_seqs": (STATES, SHARE_UP, EAGER),
+    "max_len_above_model": (OWN_CONTEXT,),
+    "heads_not_divisible_by_tp": (HEADS, MORE_HEADS),
+    "too_few_gpus": (GPUS,),
+    "dtype_or_capability": (HALF,),
     "kv_dtype_unsupported": (KV_AUTO,),
+    "host_memory_or_shm": (SHM,),
     "sglang_not_enough_memory": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
-    "sglang_oom_decode_retract": (
-        SHARE_UP,
-        Move("max_num_seqs", fewer_seqs, "fewer requests at once: those that run are not sent back"),
-        FP8,
-        Move("schedule_conservativeness", nothing, "a value above 1 admits requests more slowly"),
-    ),
+    "sglang_oom_decode_retract": (SHARE_UP, RETRACT, FP8, SLOWER),
     "sglang_oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
     "sglang_cuda_graph_failed": (SHARE_DOWN, GRAPHS_SGLANG, EAGER),
-    "lora_memory": (Move("max_loras", fewer_loras, "fewer adapters at once"), SHARE_DOWN),
-}  # fmt: skip
+    "lora_memory": (LORAS, SHARE_DOWN),
+}
 
 
 def moves(case: Case) -> Sequence[Move]:
@@ -428,6 +452,44 @@ def moves(case: Case) -> Sequence[Move]:
     return MOVES.get(case.cause, ())
 
 
+# --- actions that are no flags ----------------------------------------------------------------------------------------
+
+EXPANDABLE: Final = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def actions(case: Case) -> Iterator[Cure]:
+    """What to do beside the server's flags, where the failing lines call for it."""
+    figures = case.figures
+    other = figures.other_process_bytes
+    if case.cause == "free_memory_below_utilization":
+        if figures.initial_free_bytes is not None:
+            yield _action("start it again, alone on the GPU: what else runs there changed while vLLM measured")
+        elif figures.free_bytes is not None and figures.total_bytes is not None:
+            held = format_gib(max(0, figures.total_bytes.bytes - figures.free_bytes.bytes))
+            yield _action(f"end what else holds the GPU, {held} (nvidia-smi lists it; it may be an earlier server)")
+        else:
+            yield _action("end what else holds the GPU (nvidia-smi lists it; it may be an earlier server)")
+    elif case.cause.startswith(("oom", "sglang_oom", "sglang_cuda")) and other is not None and figures.in_use_bytes:
+        yield _action(f"end the other process on the GPU, which holds {format_gib(other.bytes)}")
+    spare = figures.reserved_bytes
+    if spare is not None and case.lacking and spare.bytes > max(GIB // 2, case.lacking):
+        text = f"{format_gib(spare.bytes)} of torch's memory lie in pieces too small: it joins them"
+        yield Cure("environment", {}, (EXPANDABLE,), text, "add", None)
+    if case.cause == "quantization_mismatch":
+        yield Cure("quantization", {"quantization": None}, ("--quantization",), QUANTIZED_OWN, "leave out", None)
+    if case.cause == "nccl_or_multiprocess":
+        yield _action("set NCCL_DEBUG=INFO and start again: its lines name the link or the library that fails")
+    if case.cause == "host_memory_or_shm":
+        yield _action("give the container more memory: host memory, not the GPU's, was short")
+
+
+QUANTIZED_OWN: Final = "the checkpoint says how it is quantized"
+
+
+def _action(text: str) -> Cure:
+    return Cure("action", {}, (), text, "do", None)
+
+
 # --- cures ------------------------------------------------------------------------------------------------------------
 
 
@@ -435,7 +497,7 @@ def cures(case: Case) -> list[Cure]:
     """The cures of a case, the best first; those that a plan was made for before those of which only the kind is
     known."""
     if case.request is None:
-        return [unchecked(case, move) for move in moves(case)][:MOST_CURES]
+        return [*[unchecked(case, move) for move in moves(case)][:MOST_CURES], *actions(case)]
     anchor = anchor_of(case.request, case.pool)
     search = Search(case, case.request, anchor, anchor.plan(case.request))
     results: list[Cure] = []
@@ -445,7 +507,7 @@ def cures(case: Case) -> list[Cure]:
             results.append(cure)
     if not any(cure.plan is not None for cure in results):
         results += [cure for cure in [last_resort(search)] if cure is not None]
-    return results[:MOST_CURES]
+    return [*results[:MOST_CURES], *actions(case)]
 
 
 def is_idle(cure: Cure, other: Cure) -> bool:
@@ -500,7 +562,7 @@ def last_resort(search: Search) -> Cure | None:
 
 def cure_of(case: Case, move: Move, args: Args, made: Plan) -> Cure:
     flags = tuple(flag_text(case.server, name, value) for name, value in args.items())
-    return Cure(kind_of(case, move), args, flags, move.words, made)
+    return Cure(kind_of(case, move), args, flags, move.words, move.way, made)
 
 
 def unchecked(case: Case, move: Move) -> Cure:
@@ -508,7 +570,7 @@ def unchecked(case: Case, move: Move) -> Cure:
     argument = kind_of(case, move)
     value = stated_value(case, move)
     flags = (flag_name(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
-    return Cure(kind_of(case, move), {} if value is None else {argument: value}, flags, move.words, None)
+    return Cure(kind_of(case, move), {} if value is None else {argument: value}, flags, move.words, move.way, None)
 
 
 def stated_value(case: Case, move: Move) -> Any:
@@ -516,7 +578,7 @@ def stated_value(case: Case, move: Move) -> Any:
     figures = case.figures
     match move.argument, case.cause:
         case "max_model_len", "kv_too_small_for_max_len":
-            return figures.estimated_max_len or figures.kv_tokens
+            return figures.estimated_max_len or figures.kv_tokens or proportional_len(figures)
         case "max_model_len", "max_len_above_model":
             return figures.derived_max_len
         case "max_num_seqs", "mamba_blocks_below_max_num_seqs":
@@ -527,6 +589,10 @@ def stated_value(case: Case, move: Move) -> Any:
             return figures.gpus
         case "share", "free_memory_below_utilization":
             return free_share(figures)
+        case "max_model_len", _:
+            return None
+        case "share", _:
+            return turned_share(case, move)
         case "dtype", _:
             return "float16"
         case "kv_cache_dtype", "kv_dtype_unsupported":
@@ -539,6 +605,28 @@ def stated_value(case: Case, move: Move) -> Any:
 
 def share_argument(case: Case) -> str:
     return "mem_fraction_static" if case.server == "sglang" else "gpu_memory_utilization"
+
+
+def proportional_len(figures: Figures) -> int | None:
+    """The context that the free bytes hold where every token takes as many: a model with windows or states, of which a
+    part is fixed, holds less of the fixed part and as much of the rest."""
+    needed, available, context = figures.needed_bytes, figures.available_bytes, figures.context
+    if needed is None or available is None or context is None or needed.high <= 0 or available.low <= 0:
+        return None
+    return context * available.low // needed.high // 16 * 16 or None
+
+
+def turned_share(case: Case, move: Move) -> float | None:
+    """A share for a server of which no plan is made: up to vLLM's own default, or down by what was lacking."""
+    share = case.figures.utilization or case.figures.mem_fraction or (case.args or {}).get(share_argument(case))
+    total = case.figures.total_bytes
+    if share is None or not 0 < share <= 1:
+        return None
+    if move.way == "raise":
+        return 0.9 if share < 0.9 - 1e-6 else None
+    lacking = 0 if total is None or total.bytes <= 0 else (case.lacking + BESIDE) / total.bytes
+    lower = floor(100 * (share - max(0.05, lacking)) + 1e-6) / 100
+    return lower if lower >= 0.1 else None
 
 
 def kind_of(case: Case, move: Move) -> str:

@@ -82,7 +82,7 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
         lines += [line()] if planned else []
         lines.append(line(title, "bold"))
         lines += [line(f"  {'-'} {cure_text(cure)}") for cure in others]
-    command = next((cure["command"] for cure in doc["cures"] if cure["command"]), None)
+    command = doc["cures"][0]["command"]
     if command is not None:
         lines += [line(), line("Paste", "bold"), line(f"  {printable(command, 4000)}")]
     return lines
@@ -90,10 +90,13 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
 
 def cure_text(cure: CureDocument) -> str:
     """ "--max-model-len 34720: 1.01 users of 34,720 tokens" """
+    if not cure["flags"]:
+        return cure["text"]
     flags = " and ".join(printable(flag) for flag in cure["flags"])
     effect = cure["effect"]
     if effect is None:
-        return f"{flags}: {cure['text']}"
+        way = "" if any(" " in flag for flag in cure["flags"]) or cure["way"] == "add" else f"{cure['way']} "
+        return f"{way}{flags}: {cure['text']}"
     users = f"{effect['users']:,.1f}" if effect["users"] < 100 else f"{effect['users']:,.0f}"
     if 0.95 <= effect["users"] < 1.05:
         length = "that length" if len(cure["flags"]) == 1 and cure["kind"] == "max_model_len" else ""
