@@ -46,10 +46,11 @@ from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
+from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.vllm.rules import EngineArgs
-from kvplan.servers.weights import rank_weights, weight_layout
+from kvplan.servers.weights import draft_layout, weight_layout
 from kvplan.sizing.weights import total_weights
 
 EQUAL, REFUSED, DIFFERENT = "equal", "refused by name", "different"
@@ -219,8 +220,14 @@ def case_request(case: dict[str, Any], directory: Path) -> Request:
         spec_in(directory / inputs["model"]),
         gpu(GPUS.get(name, name.lower())),
         EngineArgs(**command.args | {"usage": USAGE[inputs.get("usage_context", "OPENAI_API_SERVER")]}),
-        draft=spec_in(directory / command.draft_model) if command.draft_model else None,
+        draft=spec_in(draft_folder(directory, command.draft_model)) if command.draft_model else None,
     )
+
+
+def draft_folder(directory: Path, name: str) -> Path:
+    """The folder of a draft's config: beside the target's, or among the heads that are our own facts."""
+    own = Path(__file__).parent / "facts" / "heads" / name
+    return own if own.is_dir() else directory / name
 
 
 def stage_budgets(budget: int | list[int], stages: int) -> list[int]:
@@ -276,7 +283,8 @@ def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str
 def draft_differences(request: Request, expected: dict[str, Any] | None) -> Iterator[str]:
     if expected is None:
         return
-    got = rank_weights(request, 0).get("draft", 0)
+    joined, _ = drafter(request, "vLLM")
+    got = total_weights(joined.draft, draft_layout(joined, joined=False)) if joined.draft else 0
     if got != expected["param_bytes_per_rank"]:
         want = expected["param_bytes_per_rank"]
         yield f"weights of the draft: {got:,} for {want:,} ({got - want:+,})"

@@ -57,6 +57,8 @@ def engine_argument(row: Argument, default: object) -> Schema:
         case "context":
             return schema_of(Size | Literal["auto"] | None)
         case "choice":
+            if default is None:
+                return {"enum": [*row.choices, None]}
             return {"enum": list(row.choices)} if isinstance(default, str) else schema_of(Size)
         case "flag":
             kind: Any = bool

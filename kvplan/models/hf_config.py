@@ -11,6 +11,7 @@ from kvplan.core.files import load_json, os_problem, printable
 from kvplan.models.families import towers
 from kvplan.models.families.config import Config
 from kvplan.models.families.draft import SpecDraft
+from kvplan.models.families.speculators import flattened
 from kvplan.models.families.stages import placed
 from kvplan.models.quant import list_problem, read_quantization
 from kvplan.models.spec import (
@@ -169,6 +170,17 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
             )
 
 
+def is_head(values: Mapping[str, Any]) -> bool:
+    """Whether a config is that of a speculative head, by its architecture."""
+    names = values.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and any(mark in name for mark in HEAD_MARKS) for name in names
+    )
+
+
+HEAD_MARKS = ("Eagle3", "DFlash", "DSpark")
+
+
 def check_size(draft: SpecDraft, where: str) -> None:
     """Refuse dimensions whose product no machine can hold."""
     largest = max((w.num_params for layer in draft.layer_weights for w in layer), default=0)
@@ -191,6 +203,7 @@ def read_config(
     text_only  leave the towers out, as if the config were the language model's alone
     Raises InvalidInputError for a damaged config, UnsupportedModelError for a model kvplan will not guess.
     """
+    values = flattened(values, where)
     outer = Config(values, where)
     inner = inner_config(outer)
     try:
@@ -205,7 +218,8 @@ def read_config(
         )
     draft = reader(inner, model_type)
     check_size(draft, where)
-    check_layer_types(inner, draft, model_type)
+    if not is_head(values):  # whose layers are read beside its target
+        check_layer_types(inner, draft, model_type)
     draft.other_weights = [placed(weight, model_type) for weight in draft.other_weights]
     left_out = text_only and towers.is_multimodal(outer)
     if not left_out:

@@ -195,6 +195,7 @@ class Weight:
     held         False: the parameter count includes it although a server does not hold it
     serves       the inputs a tower's weight is for ("image", "video", "audio"); none: the language model's
     whole_by_data  a tower's weight that each rank holds whole where ranks share the batch (`--mm-encoder-tp-mode data`)
+    shared       a speculative head's weight in whose place it uses the target's, once both are loaded
     """
 
     name: str
@@ -217,6 +218,7 @@ class Weight:
     place: Place = Place.FIRST
     serves: tuple[str, ...] = ()
     whole_by_data: bool = False
+    shared: bool = False
 
     @property
     def outputs(self) -> int:
@@ -475,6 +477,8 @@ class ModelSpec:
     max_model_len  the context a server takes when none is asked for; context_limit: the largest it accepts
     text_only      a tower was left out when this was read, as asked; `name` says so too
     item_tokens    tokens of one multimodal item that must be computed in one step; 0: no such need
+    first_layer    number of the first layer in the checkpoint's names: a speculative head's layers follow its target's
+    head           the method of speculation whose head this is; empty: a model of its own
     notes          what the reader derived or found odd, for the user
     read_decoder   reads how it computes, which only the engine asks for
     config         the config.json all this was read from, so that a run can carry it
@@ -500,6 +504,8 @@ class ModelSpec:
     text_only: bool = False
     widest_mlp: int = 0
     item_tokens: int = 0
+    first_layer: int = 0
+    head: str = ""
     notes: tuple[str, ...] = field(default=())
     source: str = ""
     read_decoder: Callable[[], Decoder] = field(default=_not_read, repr=False)

@@ -1,7 +1,5 @@
 """plan(): a model, a GPU and flags -> where the memory goes and how many requests fit."""
 
-from dataclasses import replace
-
 from kvplan.planning.users import users_held
 from kvplan.servers.base import server_of
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Concurrency, Sized, UserAnswer
@@ -9,6 +7,7 @@ from kvplan.servers.plans import Load as Load
 from kvplan.servers.plans import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans import Plan as Plan
 from kvplan.servers.plans import Request as Request
+from kvplan.servers.speculation import drafter
 from kvplan.servers.weights import online_scheme, weight_layout
 from kvplan.sizing import weights
 
@@ -64,19 +63,13 @@ def users_of(request: Request, answer: Sized, *, fits: bool) -> Concurrency:
     )
 
 
-DRAFT_TOKENS = 5  # of a draft model that comes without --num-speculative-tokens; a common choice
-
-
 def plan(request: Request) -> Plan:
     """Size a model on a GPU.
 
     Raises UsageError for flags that contradict each other, UnsupportedModelError for what kvplan cannot size.
     """
-    notes: list[str] = []
     server = server_of(request.release.engine)
-    if request.draft is not None and not request.args.num_speculative_tokens:
-        request = replace(request, args=replace(request.args, num_speculative_tokens=DRAFT_TOKENS))
-        notes.append(f"no --num-speculative-tokens: {DRAFT_TOKENS} are taken; {server.terms.title} wants a number")
+    request, notes = drafter(request, server.terms.title)
     answer = server.size(request)
     capacity = answer.capacity
     refusal = answer.refusal if capacity.fits else None

@@ -26,6 +26,7 @@ from kvplan.core.units import (
     parse_tokens,
     parse_tokens_vllm,
 )
+from kvplan.servers.methods import METHODS
 
 if TYPE_CHECKING:
     from kvplan.servers.releases import Version
@@ -336,6 +337,17 @@ class EngineArgs:
             vllm=Flag(printed=False),  # a part of --speculative-config
         ),
     ] = 0
+    speculative_method: Annotated[
+        str | None,
+        Argument(
+            "choice",
+            "What drafts: mtp, eagle, eagle3, dflash, dspark, ngram; none: by the draft.",
+            "METHOD",
+            panel="Adapters and drafts",
+            choices=METHODS,
+            vllm=Flag(printed=False),  # a part of --speculative-config
+        ),
+    ] = None
     usage: Annotated[
         Literal["server", "offline"],
         Argument(

@@ -17,6 +17,7 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers.arguments import ARGUMENTS, SHORT, limits, read_argument, switch
 from kvplan.servers.environment import Environment, given
+from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
 
 # Flags that change what is held in GPU memory in a way kvplan does not size: refused.
 REFUSED: Final[Mapping[str, str]] = {
@@ -78,8 +79,23 @@ HARMLESS: Final = frozenset(
         "tool_call_parser", "tool_parser_plugin", "uds", "uvicorn_log_level", "worker_cls", "worker_extension_cls",
     }
 )  # fmt: skip
+# Flags that say one key of the speculative config: today's short ones, and those of releases before 0.8.
+SPECULATIVE_FLAGS: Final[Mapping[str, str]] = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_model": "model",
+    "speculative_model_quantization": "quantization",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "speculative_disable_mqa_scorer": "disable_mqa_scorer",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
 MOST_UNKNOWN: Final = 200  # flags in no list; no server has so many
-OWN: Final = frozenset({"model", "revision", "speculative_config", "speculative_model", "model_tag"})
+OWN: Final = frozenset({"model", "revision", "model_tag", "speculative_config", *SPECULATIVE_FLAGS}) - ARGUMENTS.keys()
 # Whether there are CUDA graphs at all. Flag -> the key of the compilation config that its value stands for.
 COMPILATION: Final[Mapping[str, str]] = {
     "O": "level",
@@ -105,7 +121,6 @@ _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--
 _SCRIPT: Final = r"-[a-z]*c"
 SHELLS: Final = ("sh", "bash", "dash", "ash", "zsh")
 MOST_SHELLS: Final = 4  # of one inside the other
-NO_DRAFT_WEIGHTS: Final = ("ngram", "suffix", "ngram_gpu")
 
 
 @dataclass(slots=True)
@@ -164,7 +179,8 @@ def read_pair(text: str) -> tuple[str, Any]:
     if name != negated and negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag":
         return negated, not switch(value.strip(), option)
     if name == "speculative_config":
-        raise UsageError(option, "names another model", "write --draft-model and --num-speculative-tokens")
+        flags = "--draft-model, --speculative-method and --num-speculative-tokens"
+        raise UsageError(option, "names another model", f"write {flags}")
     if name not in ARGUMENTS:
         import difflib
 
@@ -368,7 +384,7 @@ def read_words(words: list[str], found: ServeCommand) -> ServeCommand:
                 at += 1
         if name == "enable_lora":
             lora = True
-        elif name.startswith(("speculative_config", "speculative_model")) or name == "num_speculative_tokens":
+        elif name.startswith("speculative_config") or name in SPECULATIVE_FLAGS:
             speculative |= read_json(speculative_key(name), values, word)
         elif name.partition(".")[0] in COMPILATION:
             said = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
@@ -485,7 +501,7 @@ def speculative_key(name: str) -> str:
     """The key of the speculative config that a flag stands for; "" for the whole of it."""
     if name.startswith("speculative_config"):
         return name.partition(".")[2]
-    return {"speculative_model": "model", "num_speculative_tokens": "num_speculative_tokens"}.get(name, "")
+    return SPECULATIVE_FLAGS.get(name, "")
 
 
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
@@ -522,28 +538,51 @@ def without_graphs(compilation: Mapping[str, Any]) -> bool:
 
 
 def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
-    """What flags say together: LoRA slots count only with --enable-lora, a draft model only with tokens to draft."""
+    """What flags say together: LoRA slots count only with --enable-lora."""
     if lora:
         found.args.setdefault("max_loras", 1)  # vLLM's default
     elif found.args.pop("max_loras", None) is not None:
         found.notes.append("--from-command: --max-loras without --enable-lora sets nothing aside")
     if speculative:
-        method, model = speculative.get("method"), speculative.get("model")
-        if method in NO_DRAFT_WEIGHTS or model == "[ngram]":
-            model = None
-            found.notes.append(
-                "--from-command: n-gram speculation holds no memory of its own; the command leaves it out"
-            )
-        elif method not in (None, "draft_model"):
+        speculate(found, speculative)
+
+
+def speculate(found: ServeCommand, config: Mapping[str, Any]) -> None:
+    """What a speculative config asks for. Source: vLLM 0.33 config/speculative.py.
+
+    Raises UsageError for a method or a key whose effect on memory is not sized.
+    """
+    option = "--from-command"
+    method, model = config.get("method"), config.get("model")
+    if model is not None and not isinstance(model, str):
+        raise UsageError(option, "the speculative config's model is not a name", "write its id")
+    if method is not None and not isinstance(method, str):
+        raise UsageError(option, "the speculative config's method is not a name", f"use one of {', '.join(METHODS)}")
+    if method is None and model in NO_DRAFT_NAMES:
+        method = plain_method(str(model))
+    if method is not None:
+        method = plain_method(method)
+        if method not in METHODS:
             raise UnsupportedModelError(
-                "--from-command",
-                f"speculative method {printable(str(method), 40)!r} is not modeled",
-                "leave it out, or name a draft model",
+                option, f"speculative method {printable(method, 40)!r} is not modeled", "leave it out"
             )
-        if model is not None and not isinstance(model, str):
-            raise UsageError("--from-command", "the speculative config's model is not a name", "write its id")
-        found.draft_model = model
-        tokens = speculative.get("num_speculative_tokens")
-        if tokens is not None:
-            option = "--from-command num_speculative_tokens"
-            found.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), option)
+        found.args["speculative_method"] = method
+    if method in NO_DRAFT:
+        model = None
+        found.notes.append(f"--from-command: {method} speculation holds no GPU memory of its own")
+    for key, what in REFUSED_KEYS.items():
+        if config.get(key) not in (None, False, "auto"):
+            raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
+    if config.get("draft_sample_method") not in (None, "greedy"):
+        raise UnsupportedModelError(option, "draft_sample_method keeps the draft's logits, which is not modeled")
+    ranks = config.get("draft_tensor_parallel_size")
+    if method in (None, "draft_model") and ranks is not None:
+        own = str(found.args.get("tensor_parallel_size", 1))
+        if str(ranks) != own:  # the heads take their target's in any case
+            why = f"draft_tensor_parallel_size {printable(str(ranks), 20)} beside {own} of the model is not modeled"
+            raise UnsupportedModelError(option, why, "leave it out")
+    found.draft_model = model
+    tokens = config.get("num_speculative_tokens")
+    if tokens is not None:
+        name = "--from-command num_speculative_tokens"
+        found.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), name)

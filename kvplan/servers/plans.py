@@ -258,5 +258,3 @@ def check_load(request: Request, context: int) -> None:
         raise UsageError(
             f"--shared-prefix {load.shared_prefix:,}", f"leaves no room in the context of {context:,} tokens"
         )
-    if request.draft is not None and request.args.pipeline_parallel_size > 1:
-        raise UsageError("--draft-model", "with pipeline parallelism is not modeled", "use --tp")

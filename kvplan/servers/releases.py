@@ -260,6 +260,14 @@ CHANGES = {
         (0, 33), "the profile run samples a second time with every sampling parameter set",
         "vLLM v1/worker/gpu/model_runner.py (_dummy_sampler_run)", "0.22 to 0.33",
     ),
+    "uniform_decode_graphs": Change(
+        (0, 33), "with drafts, graphs of whole sequences are captured beside the usual sizes",
+        "vLLM config/vllm.py (_set_cudagraph_sizes)", "0.33",
+    ),
+    "draft_bounds_context": Change(
+        (0, 33), "an independent draft model's context bounds its target's",
+        "vLLM config/vllm.py (_limit_max_model_len_to_draft)", "0.33",
+    ),
 }  # fmt: skip
 
 # SGLang's third field is a release of features. What came between two that were read counts from the later one.

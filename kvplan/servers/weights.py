@@ -85,6 +85,25 @@ def rank_weights(request: Request, stage: int) -> dict[str, int]:
     else:
         groups = dict(weights.rank_weights(request.spec, weight_layout(request, stage)))
     if request.draft is not None:
-        layout = Layout(tp=args.tensor_parallel_size, sm=request.gpu.sm)
-        groups["draft"] = weights.total_weights(request.draft, layout)
+        groups["draft"] = weights.total_weights(request.draft, draft_layout(request))
     return groups
+
+
+def draft_layout(request: Request, *, joined: bool = True) -> Layout:
+    """How a draft's weights are spread: as its target's, on one stage, in the target's dtype.
+
+    joined  what it shares with its target is the target's; False: while it loads
+    """
+    args, draft = request.args, request.draft
+    assert draft is not None
+    ranks = args.tensor_parallel_size * args.data_parallel_size
+    return Layout(
+        tp=args.tensor_parallel_size,
+        ep=ranks if args.enable_expert_parallel and draft.experts_per_token else 1,
+        dp=args.data_parallel_size,
+        sm=request.gpu.sm,
+        dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
+        online=online_scheme(request) if draft.head == "mtp" else None,
+        expert_tile=vllm.expert_tile(draft, args, request.gpu.sm, request.release),
+        joined=joined,
+    )

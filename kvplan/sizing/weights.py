@@ -29,7 +29,7 @@ from kvplan.models.spec import (
 
 WNA16 = "moe_wna16"
 FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
-BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Layout:
     left_out      inputs that are switched off: a tower that serves no other is not built
     whole_towers  towers are whole on each rank, which share the batch
     expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing
+    joined        a speculative head beside its target: what it shares is the target's
     """
 
     tp: int = 1
@@ -56,6 +57,7 @@ class Layout:
     left_out: frozenset[str] = frozenset()
     whole_towers: bool = False
     expert_tile: int = 1
+    joined: bool = False
 
 
 def cdiv(a: int, b: int) -> int:
@@ -224,7 +226,8 @@ def scheme_for(spec: ModelSpec, weight: Weight, layer: int | None, online: str |
 def alike(spec: ModelSpec, layer: int, layout: Layout) -> Hashable:
     """What layers that weigh the same have in common: their weights, and how each is stored."""
     weights = spec.layer_weights[layer]
-    return id(weights), tuple(scheme_for(spec, weight, layer, layout.online) for weight in weights)
+    named = spec.first_layer + layer
+    return id(weights), tuple(scheme_for(spec, weight, named, layout.online) for weight in weights)
 
 
 def expert_tp(layout: Layout) -> int:
@@ -240,7 +243,9 @@ def held_dtype(weight: Weight, layout: Layout, dtype: str) -> str:
 
 
 def is_built(weight: Weight, layout: Layout) -> bool:
-    """Whether a server makes the weight at all: a tower only for inputs that are not switched off."""
+    """Whether a server keeps the weight at all: a tower only for inputs that are not switched off."""
+    if weight.shared and layout.joined:
+        return False
     return weight.held and not (weight.serves and layout.left_out.issuperset(weight.serves))
 
 
@@ -346,7 +351,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
         if key not in cache:
             cache[key] = Counter()
             for weight in weights:
-                cache[key][weight.group] += weight_bytes(spec, weight, index, layout)
+                cache[key][weight.group] += weight_bytes(spec, weight, spec.first_layer + index, layout)
         total.update(cache[key])
         scales = kv_scale_bytes(spec.layers[index], spec.quantization)
         if scales:

@@ -45,10 +45,12 @@ def _context(plan: Plan) -> str:
 
 
 def _draft(plan: Plan) -> list[str]:
-    draft, tokens = plan.request.draft, plan.request.args.num_speculative_tokens
-    if draft is None:
-        return []
-    config: dict[str, str | int] = {"model": model_id(draft)}
-    if tokens:
-        config["num_speculative_tokens"] = tokens
-    return ["--speculative-config", json.dumps(config)]
+    draft, args = plan.request.draft, plan.request.args
+    config: dict[str, str | int] = {}
+    if args.speculative_method is not None:
+        config["method"] = args.speculative_method
+    if draft is not None and args.speculative_method != "mtp":
+        config["model"] = model_id(draft)
+    if config and args.num_speculative_tokens:
+        config["num_speculative_tokens"] = args.num_speculative_tokens
+    return ["--speculative-config", json.dumps(config)] if config else []

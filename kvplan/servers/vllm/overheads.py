@@ -288,6 +288,38 @@ def buffers(
     return Estimate(low, likely, high, formula + gathered_text, BUFFERS_SOURCE, "formula")
 
 
+DRAFT_SOURCE = "vLLM 0.33 v1/worker/gpu/spec_decode, qwen3_dflash.py; not compared with a device"
+
+
+def with_draft(own: Estimate, draft: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
+    """The buffers of a server whose draft reads its target's hidden states: where these are kept for the draft.
+
+    A model that drafts on its own has none; of DFlash and DSpark there are fused copies of the K and V projections too.
+    """
+    element, tokens, tp = element_bytes(settings), settings.max_num_batched_tokens, args.tensor_parallel_size
+    parts: dict[str, int] = {}
+    if draft.head:
+        copies = draft.config.get("hc_mult") if CompressedLatent in draft.cache_kinds else None
+        width = draft.hidden_size * (copies if isinstance(copies, int) else 1)
+        parts[f"{tokens:,} tokens x {width:,} hidden x {element} B for the draft"] = tokens * width * element
+    if draft.head in ("dflash", "dspark"):
+        rows = min(settings.max_num_seqs * (1 + args.num_speculative_tokens), tokens)
+        width = max(weight.inputs for weight in draft.other_weights)
+        parts[f"{rows:,} tokens x {width:,} of several layers x {element} B"] = rows * width * element
+        fused = sum(sum(local_shape(w, tp)[1][1:]) * w.inputs for w in draft.weights if w.name.endswith("qkv_proj"))
+        parts[f"fused K and V projections {fused * element:,} B"] = fused * element
+    if draft.is_mla and (draft.quantization is not None or args.quantization is not None):
+        copied = 2 * dequantised_latents(draft, tp, 1, args.quantization)
+        parts[f"MLA copies of the draft {copied:,} B"] = copied
+    more = sum(parts.values())
+    if not more:
+        return own
+    formula = " + ".join([own.formula, *(text for text, size in parts.items() if size)])
+    return Estimate(
+        own.low + more, own.likely + more, own.high + more, formula, f"{own.source}; {DRAFT_SOURCE}", own.kind
+    )
+
+
 # --- what a step needs for a moment -------------------------------------------------------------------------------
 
 
@@ -471,6 +503,25 @@ def num_graphs(seqs: int, largest: int) -> int:
     return len([size for size in sizes if size <= piecewise]) + len([size for size in sizes if size <= seqs])
 
 
+def captured_sizes(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> list[int]:
+    """Batch sizes captured, in tokens, where each sequence decodes `query` tokens at once: the last one and its drafts.
+
+    uniform  multiples of `query` are captured beside the usual sizes
+    Source: vLLM 0.33 config/vllm.py (_set_cudagraph_sizes); the counts equal its own (tests/facts/speculation.jsonl).
+    """
+    most = min(2 * seqs * query, largest, tokens)
+    usual = {*(1, 2, 4), *range(8, 256, 8), *range(256, most + 1, 16), tokens}
+    together = {n * query for n in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), min(seqs, largest))}
+    limit = min(seqs, largest) * query
+    return sorted(n for n in usual | ({n for n in together if n <= limit} if uniform else set()) if n <= most)
+
+
+def num_graphs_drafting(seqs: int, largest: int, query: int, tokens: int, *, uniform: bool) -> int:
+    """Graphs captured where sequences decode several tokens: piecewise ones, and full ones of whole sequences."""
+    sizes = captured_sizes(seqs, largest, query, tokens, uniform=uniform)
+    return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
+
+
 def largest_graph(number: tuple[int, int], sm: int) -> int:
     return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
 
@@ -549,12 +600,21 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     """
     if args.enforce_eager:
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
-    graphs = num_graphs(settings.max_num_seqs, largest_graph(release.number, sm))
+    largest = largest_graph(release.number, sm)
+    if args.num_speculative_tokens:
+        graphs = num_graphs_drafting(
+            settings.max_num_seqs, largest, 1 + args.num_speculative_tokens, settings.max_num_batched_tokens,
+            uniform=release.has("uniform_decode_graphs"),
+        )  # fmt: skip
+    else:
+        graphs = num_graphs(settings.max_num_seqs, largest)
     likely = GRAPHS_BASE + graphs * GRAPH
-    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states
+    drafts = args.num_speculative_tokens > 0  # whose own graphs no log tells apart
+    exotic = spec.experts_per_token > 0 or spec.is_mla or spec.has_states or drafts
     high = int(likely * (GRAPHS_HIGH_EXOTIC if exotic else GRAPHS_RANGE[1]))
     outside = "" if settings.graphs_in_budget else ", outside the budget"
-    formula = f"0.25 GiB + {graphs} graphs x 6 MiB, fitted on 14 logs{outside}"
+    without = ", the draft's own within the range" if drafts else ""
+    formula = f"0.25 GiB + {graphs} graphs x 6 MiB, fitted on 14 logs{without}{outside}"
     return Estimate(int(likely * GRAPHS_RANGE[0]), likely, high, formula, GRAPHS_SOURCE, "calibrated")
 
 

@@ -386,6 +386,12 @@ def layer_specs(spec: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
     ]
 
 
+def draft_specs(spec: ModelSpec, draft: ModelSpec, how: Paging) -> list[tuple[int, KVSpec]]:
+    """Every cache of a draft, in blocks of as many tokens as those of its target."""
+    block = state_specs(spec, how)[0] if spec.has_states else how.block_size or usual_block(spec, how)
+    return layer_specs(draft, replace(how, block_size=block, backend=0))
+
+
 V0_ENTRY = 256  # V0 rounds an MLA token's entry up to this many bytes: 576 x 2 to 1,280
 
 

@@ -16,6 +16,7 @@ from kvplan.servers.vllm.pages import (
     KVSpec,
     Paging,
     charged_blocks,
+    draft_specs,
     held_blocks,
     layer_specs,
     moving_blocks,
@@ -145,10 +146,11 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
     draft  a speculative model whose layers join the groups (one pipeline stage only)
     """
     layers = v4_specs(spec) if is_v4(spec) else layer_specs(spec, how)
-    if draft is not None and is_v4(spec):
-        raise UnsupportedModelError(spec.name, "a draft model beside DeepSeek-V4's packed pool is not modeled")
     if draft is not None:
-        layers += [(spec.num_layers + index, cache) for index, cache in layer_specs(draft, how)]
+        if is_v4(spec) != is_v4(draft):
+            raise UnsupportedModelError(spec.name, f"{draft.name} beside DeepSeek-V4's packed pool is not modeled")
+        own = v4_specs(draft) if is_v4(spec) else draft_specs(spec, draft, how)
+        layers += [(spec.num_layers + index, cache) for index, cache in own]
     if not layers:
         raise UnsupportedModelError(spec.name, "no layer keeps a cache", "there is no KV pool to size")
     packed = is_v4(spec) or spec.is_pooled

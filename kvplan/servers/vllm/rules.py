@@ -191,7 +191,8 @@ def batches_at_once(args: EngineArgs, release: Version, *, runner_v2: bool) -> i
     Source: vLLM 0.24 to 0.33 config/vllm.py (max_concurrent_batches): runner V1 runs ahead on one stage alone.
     """
     stages = args.pipeline_parallel_size
-    ahead = release.has("async_scheduling") and args.async_scheduling and (stages == 1 or runner_v2)
+    waits = args.speculative_method in ("ngram", "suffix")  # runner V1 drafts them from the tokens of the last step
+    ahead = release.has("async_scheduling") and args.async_scheduling and (runner_v2 or (stages == 1 and not waits))
     return stages + 1 if ahead else stages
 
 
@@ -559,7 +560,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         )
     seqs = min(seqs, tokens)
     amd = gpu.vendor == "amd"
-    runner_v2 = runs_v2(spec, release, amd=amd)
+    runner_v2 = runs_v2(spec, release, amd=amd) and args.speculative_method != "suffix"
     batches = batches_at_once(args, release, runner_v2=runner_v2)
     dtype = resolve_dtype(spec, args.dtype, gpu.sm, release)
     kv_dtype = resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm)

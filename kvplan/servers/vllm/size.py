@@ -5,7 +5,9 @@ from dataclasses import replace
 from math import ceil
 from typing import Literal
 
+from kvplan.core.errors import UsageError
 from kvplan.servers import start
+from kvplan.servers.methods import LOOKING_AHEAD
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import overheads
@@ -33,6 +35,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         "in_use": overheads.in_use(gpu, request.memory_in_use),
         **request.measured,
     }
+    if request.draft is not None:
+        estimates["buffers"] = overheads.with_draft(estimates["buffers"], request.draft, settings, args)
     fixed = sum(groups.values())
     if args.kv_cache_memory_bytes is not None:
         stated = args.kv_cache_memory_bytes
@@ -155,12 +159,51 @@ def surely_starts(answer: Sized, max_num_seqs: int) -> bool:
     return answer.refusal is None and answer.capacity.fits and max_num_seqs <= blocks
 
 
+def bounded_by_draft(request: Request, settings: Settings) -> Settings:
+    """The settings with the context that an independent draft still takes: runner V2 cannot go on without it.
+
+    Raises UsageError where a step has no room for a token and its drafts.
+    """
+    draft, args = request.draft, request.args
+    ahead = args.num_speculative_tokens + (args.speculative_method in ("dflash",))
+    if (draft is not None or args.speculative_method in LOOKING_AHEAD) and settings.max_num_batched_tokens <= ahead:
+        problem = f"leaves a step no room beside {ahead} drafted tokens"
+        raise UsageError(f"max_num_batched_tokens {settings.max_num_batched_tokens:,}", problem, "raise it")
+    if draft is None or draft.head or not settings.runner_v2 or not request.release.has("draft_bounds_context"):
+        return settings
+    return replace(settings, max_model_len=min(settings.max_model_len, draft.max_model_len))
+
+
+def draft_notes(request: Request, settings: Settings) -> list[str]:
+    """What a draft changes beside its weights and its cache."""
+    draft, args, notes = request.draft, request.args, []
+    asked = args.max_model_len if isinstance(args.max_model_len, int) else request.spec.max_model_len
+    if draft is not None and settings.max_model_len < asked:
+        notes.append(f"the context is {settings.max_model_len:,} tokens, as much as the draft {draft.name} takes")
+    if args.speculative_method in ("dflash", "dspark"):
+        queries = args.num_speculative_tokens + (args.speculative_method == "dflash")
+        most = settings.max_num_batched_tokens // queries
+        if most < settings.max_num_seqs:
+            notes.append(
+                f"{args.speculative_method} drafts {queries} tokens a request at once: {most:,} requests decode "
+                f"at a time at most, by max_num_batched_tokens {settings.max_num_batched_tokens:,}"
+            )
+    shared = draft is not None and any(weight.shared for weight in draft.weights)
+    if draft is not None and shared and draft.head != "mtp":
+        notes.append(
+            f"{draft.name} shares the model's embedding{'' if draft.head == 'eagle3' else ' and output head'}, as vLLM "
+            "does where its checkpoint has no other"
+        )
+    return notes
+
+
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     vllm.check_architecture(spec, request.release)
     vllm.check_parallel(spec, args)
     vllm.check_capability(spec, args, request.gpu.sm)
+    settings = bounded_by_draft(request, settings)
     check_load(request, settings.max_model_len)
     pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
@@ -179,5 +222,6 @@ def started(request: Request) -> Sized:
     return Sized(
         settings, pool, stages, capacity, (low, high),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
-        tuple(start_notes(request, settings, capacity, stages[capacity.stage])), refusal=refusal,
+        (*start_notes(request, settings, capacity, stages[capacity.stage]), *draft_notes(request, settings)),
+        refusal=refusal,
     )  # fmt: skip
