@@ -341,8 +341,7 @@ class EngineArgs:
         str | None,
         Argument(
             "choice",
-            "What drafts: mtp, eagle, eagle3, dflash, dspark, ngram; none: by the draft.",
-            "METHOD",
+            "What drafts tokens; none: what the draft's config says.",
             panel="Adapters and drafts",
             choices=METHODS,
             vllm=Flag(printed=False),  # a part of --speculative-config
