@@ -28,10 +28,10 @@ types: .venv/dev.stamp
 	.venv/bin/mypy
 
 tests: .venv/dev.stamp
-	.venv/bin/pytest -n 2
+	.venv/bin/pytest -n 2 --dist loadfile
 
 test-full: .venv/dev.stamp # what is marked full, and every property once more with many examples
-	.venv/bin/pytest -n 2 -m "(full or hypothesis) and not gpu" --hypothesis-profile full
+	.venv/bin/pytest -n 2 --dist loadfile -m "(full or hypothesis) and not gpu" --hypothesis-profile full
 
 # Where the processor time of `make test` goes; FULL=1: of test-full.
 times: .venv/dev.stamp

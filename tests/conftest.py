@@ -2,6 +2,7 @@
 
 import difflib
 import faulthandler
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -33,6 +34,12 @@ STDERR = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # before each test's output is captured
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the modules and tests, which stay: else every engine that is made looks through all of them again
 
 
 @pytest.hookimpl(wrapper=True)
