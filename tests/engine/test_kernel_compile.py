@@ -5,6 +5,10 @@ The interpreter accepts much that the compiler does not, and says nothing about 
 """
 
 import csv
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import product
@@ -100,6 +104,32 @@ def compiled_report() -> list[dict[str, str]]:
 def test_the_report_is_what_compiles(compiler: LineProcess) -> None:
     found = [row for arch in ARCHS for job in JOBS if (job, arch) in PAIRS for row in compiled(compiler, job, arch)]
     assert compiled_report() == [{column: str(getattr(row, column)) for column in COLUMNS} for row in found]
+
+
+@pytest.mark.full
+def test_the_disassembler_lists_as_many_instructions_as_the_code_is_long() -> None:
+    """nvdisasm takes longer than the compiler, so the rows' count is the length of the code."""
+    code = """
+import json, re, tempfile
+from pathlib import Path
+from tests.support.compile_kernels import INSTRUCTION, Compiler, _tool, code_bytes
+compiler, counts = Compiler(), []
+for job, arch in (("norm bfloat16 4096 residual", 80), ("best 128256", 90), ("rotate bfloat16 128", 100)):
+    compiler.rows(job, arch)
+    for _, kernel in compiler._compiled:
+        with tempfile.TemporaryDirectory() as folder:
+            cubin = Path(folder, "kernel.cubin")
+            cubin.write_bytes(kernel.asm["cubin"])
+            listed = re.findall(r"(?m)^\\s+/\\*[0-9a-f]+\\*/", _tool("nvdisasm", "-c", str(cubin)))
+        counts.append((len(listed), code_bytes(kernel.asm["cubin"]) // INSTRUCTION))
+print(json.dumps(counts))
+"""
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    counts = json.loads(done.stdout)
+    assert len(counts) >= 3
+    assert [listed for listed, _ in counts] == [counted for _, counted in counts]
+    assert all(counted > 0 for _, counted in counts)
 
 
 @pytest.mark.parametrize(
