@@ -18,6 +18,7 @@ from kvplan.core.errors import KvplanError, UnknownNameError, UsageError
 from kvplan.core.files import load_json, printable
 from kvplan.planning.diff import Difference, Side, diff_document, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
+from kvplan.report.formats import Answer, rendered
 
 if TYPE_CHECKING:
     from kvplan.core.strict_yaml import Node
@@ -50,9 +51,10 @@ def diff(options: DiffOptions) -> int:
     old, new = operands(options)
     with output.report_files(options.report or [], force=options.force) as reports:
         result = compared(old, new, options)
+        given = answer(result)
         for report in reports:
-            report.save(rendered(report.format, result))
-        show(result, options)
+            report.save(rendered(given, report.format))
+        output.answer(given, options.format, options.color)
     return int(options.exit_code and result.is_worse)
 
 
@@ -281,23 +283,12 @@ def key_of(made: Plan) -> str:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(result: Difference, options: DiffOptions) -> None:
-    if options.format != "table":
-        output.write(rendered(options.format, result))
-        return
-    from kvplan.report.diff_text import diff_lines
-    from kvplan.report.lines import write
-
-    with output.standard_output():
-        write(diff_lines(result), output.console(options.color))
-
-
-def rendered(format: str, result: Difference) -> str:
-    """The answer as text in a machine format."""
-    if format == "json":
-        from kvplan.documents.artifact import dumps
-
-        return dumps(diff_document(result)) + "\n"
+def answer(result: Difference) -> Answer:
     from kvplan.report import diff_text
 
-    return diff_text.diff_csv(result) if format == "csv" else diff_text.diff_markdown(result)
+    return Answer(
+        lambda _: diff_text.diff_lines(result),
+        lambda: diff_document(result),
+        lambda: diff_text.diff_table(result),
+        lambda: diff_text.diff_page(result),
+    )

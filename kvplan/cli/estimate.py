@@ -1,6 +1,6 @@
 """`kvplan estimate`: flags -> requests -> plans -> the answer, and the exit code it means."""
 
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
 from kvplan.cli.asked import Asked, load_of, read, say
@@ -8,9 +8,12 @@ from kvplan.cli.options import EstimateOptions
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.report.formats import Answer, rendered
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from kvplan.core.table import Table as Rows
+    from kvplan.report.lines import Part
+    from kvplan.report.page import Block
 
 Outcome = tuple[GpuSpec, Plan | KvplanError]
 Table = list[Outcome]  # one context's, GPU by GPU
@@ -24,9 +27,10 @@ def estimate(options: EstimateOptions) -> int:
         tables = answer(asked)
         if not options.quiet:
             say_of_start(tables)
+        given = shapes(tables, options)
         for report in reports:
-            report.save(render(report.format, tables, options))
-        show(tables, options)
+            report.save(rendered(given, report.format))
+        output.answer(given, options.format, options.color)
     fits = all(isinstance(it, Plan) and it.fits for table in tables for _, it in table)
     return int(options.exit_code and not fits)
 
@@ -66,51 +70,52 @@ def plans_of(tables: list[Table]) -> list[Plan]:
     return [it for table in tables for _, it in table if isinstance(it, Plan)]
 
 
-def show(tables: list[Table], options: EstimateOptions) -> None:
-    if options.format != "table":
-        output.write(render(options.format, tables, options))
-        return
-    with output.standard_output():
-        show_tables(tables, output.console(options.color), explain=options.explain)
-
-
-def show_tables(tables: list[Table], console: "Console | TextIO", *, explain: bool) -> None:
-    """One GPU: the whole answer, or a row per context. Several: a row per GPU, in a table for each context."""
-    from kvplan.report import console as screen
-    from kvplan.report.lines import line, write
-
+def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
+    """The answer for each format; of those for machines, a note says which GPUs are left out."""
     plans = plans_of(tables)
+
+    def document() -> Any:
+        from kvplan.documents import artifact
+
+        single = len(tables) == len(tables[0]) == 1
+        return artifact.plan_document(plans[0]) if single else artifact.plans_document(plans)
+
+    def rows() -> "Rows":
+        from kvplan.report import text
+
+        return text.plans_table(plans)
+
+    def page() -> "list[Block]":
+        from kvplan.report import text
+
+        return text.plans_page(plans, explain=options.explain)
+
+    if (options.format != "table" or options.report) and not options.quiet:
+        errors = ((one.name, str(it)) for table in tables for one, it in table if isinstance(it, KvplanError))
+        for name, error in dict.fromkeys(errors):
+            output.tell("warning", f"{name}: left out: {error}")
+    return Answer(lambda blocks: screen(tables, blocks=blocks, explain=options.explain), document, rows, page)
+
+
+def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":
+    """One GPU: the whole answer, or a row per context. Several: a row per GPU, in a table for each context."""
+    from kvplan.report import console
+    from kvplan.report.lines import line
+
+    plans, parts = plans_of(tables), list["Part"]()
     if len(tables[0]) > 1:
-        for at, table in enumerate(tables):
-            write([line()] if at else [], console)
+        for number, table in enumerate(tables):
+            parts += [line()] if number else []
             reasons = {str(it) for _, it in table}
             if plans_of([table]) or len(reasons) > 1:
-                screen.print_gpus(table, console)
+                parts += console.gpu_parts(table)
             else:
-                write([line(f"on none of these GPUs: {reasons.pop()}", "red")], console)
+                parts.append(line(f"on none of these GPUs: {reasons.pop()}", "red"))
     elif len(plans) > 1:
-        screen.print_contexts(plans, console)
+        parts += console.context_parts(plans)
     else:
-        screen.print_plan(plans[0], console, explain=explain)
+        parts += console.plan_parts(plans[0], blocks=blocks, explain=explain)
     if explain and (len(tables) > 1 or len(tables[0]) > 1):
         for one in plans:
-            write([line()], console)
-            screen.print_plan(one, console, explain=True)
-
-
-def render(format: str, tables: list[Table], options: EstimateOptions) -> str:
-    """The answer as text in a machine format."""
-    from kvplan.documents import artifact
-
-    for one, it in dict.fromkeys(
-        (one.name, str(it)) for table in tables for one, it in table if isinstance(it, KvplanError)
-    ):
-        if not options.quiet:
-            output.tell("warning", f"{one}: left out: {it}")
-    plans = plans_of(tables)
-    if format == "json":
-        single = len(tables) == len(tables[0]) == 1
-        return artifact.dumps(artifact.plan_document(plans[0]) if single else artifact.plans_document(plans)) + "\n"
-    from kvplan.report import text
-
-    return text.plans_csv(plans) if format == "csv" else text.plans_markdown(plans, explain=options.explain)
+            parts += [line(), *console.plan_parts(one, blocks=blocks, explain=True)]
+    return parts

@@ -1,15 +1,15 @@
 """`kvplan models` and `kvplan gpus`: lists as a quick reference, and everything known of one entry."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
 from kvplan.core import entries
-from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.table import Table
 from kvplan.core.units import GB, format_count, format_gib, format_size
 from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
@@ -28,7 +28,8 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.report import console as tables
-from kvplan.report.lines import Line, write
+from kvplan.report.formats import Answer
+from kvplan.report.lines import Line, Part
 from kvplan.sizing.disk import stored_dtype
 from kvplan.sizing.weights import num_params
 
@@ -50,11 +51,7 @@ def models(options: ModelsOptions) -> int:
         rows = [row for row in rows if row["parameters"] <= most]
     if not rows:
         raise UsageError("models", "no model matches", "relax --family or --max-params")
-    if options.format == "table":
-        with output.standard_output():
-            tables.print_models(rows, output.console(options.color))
-    else:
-        output.write(rendered(rows, options.format, "models"))
+    output.answer(listed(rows, "models", lambda: tables.model_parts(rows)), options.format, options.color)
     return 0
 
 
@@ -76,14 +73,9 @@ def one_model(name: str, options: ModelsOptions) -> int:
     refuse_family(name)
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
-    details = model_details(spec, facts, row)
-    if options.format == "json":
-        output.write(to_json({"schema": "kvplan/model@1", **row, **json_details(spec, facts)}))
-    elif options.format == "table":
-        with output.standard_output():
-            write(fact_lines(details), output.console(options.color))
-    else:
-        output.write(rendered([row], options.format, "models"))
+    document = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
+    parts = fact_lines(model_details(spec, facts, row))
+    output.answer(listed([row], "models", lambda: parts, document), options.format, options.color)
     return 0
 
 
@@ -190,17 +182,12 @@ def json_details(spec: ModelSpec, facts: dict[str, Any]) -> Row:
 def gpus(options: GpusOptions) -> int:
     names = gpu_names() if options.name is None else [options.name]
     rows = [tables.gpu_row(gpu(name)) for name in names]
-    if options.name is not None and options.format == "json":
-        output.write(to_json({"schema": "kvplan/gpu@1", **rows[0]}))
-    elif options.format != "table":
-        output.write(rendered(rows, options.format, "gpus"))
+    if options.name is None:
+        given = listed(rows, "gpus", lambda: [tables.gpu_list(rows)])
     else:
-        with output.standard_output():
-            console = output.console(options.color)
-            if options.name is None:
-                tables.print_gpu_list(rows, console)
-            else:
-                write(fact_lines(gpu_details(rows[0], options.name)), console)
+        parts = fact_lines(gpu_details(rows[0], options.name))
+        given = listed(rows, "gpus", lambda: parts, {"schema": "kvplan/gpu@1", **rows[0]})
+    output.answer(given, options.format, options.color)
     return 0
 
 
@@ -234,21 +221,17 @@ def fact_lines(facts: Sequence[tuple[str, str]]) -> list[Line]:
     return [((f"{name:<{width}}  ", "bold"), (printable(text, 2000), "")) for name, text in facts]
 
 
-def to_json(document: Row) -> str:
-    import json
-
-    return json.dumps(document, indent=2, allow_nan=False)
-
-
-def rendered(rows: Sequence[Row], format: str, what: str) -> str:
-    if format == "json":
-        return to_json({"schema": f"kvplan/{what}@1", what: list(rows)})
-    headers = list(rows[0])
-    if format == "csv":
-        return csv_text([headers, *([row[name] for name in headers] for row in rows)])
-    cells = [[str("" if row[key] is None else row[key]).replace("|", "\\|") for key in headers] for row in rows]
-    table = [headers, ["---"] * len(headers), *cells]
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+def listed(rows: Sequence[Row], what: str, screen: Callable[[], Sequence[Part]], document: Row | None = None) -> Answer:
+    """The answer of a list; document: that of a single entry."""
+    table = Table.of(list(rows[0]), ([*row.values()] for row in rows), left=len(rows[0]))
+    texts = (["" if value is None else str(value) for value in row] for row in table.rows)
+    page = Table.of(table.names, texts, left=len(table.names))
+    return Answer(
+        lambda _: screen(),
+        lambda: {"schema": f"kvplan/{what}@1", what: list(rows)} if document is None else document,
+        lambda: table,
+        lambda: [page],
+    )
 
 
 def schema(options: SchemaOptions) -> int:

@@ -12,10 +12,10 @@ import typer
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
+from kvplan.report.formats import Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
 from kvplan.servers.command import ServeCommand, pair_name, read_pair
 
-Format = Literal["table", "json", "csv", "markdown"]
 Color = Literal["auto", "always", "never"]
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TextIO
 from kvplan.core import files
 from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
+from kvplan.report.formats import SUFFIXES, Answer, Format, rendered
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SUFFIXES = {".json": "json", ".csv": "csv", ".md": "markdown"}
-
+    from kvplan.report.lines import Part
 
 _answered = False  # whether anything was written to standard output in a machine format
 
@@ -120,6 +120,27 @@ def console(color: str) -> "Console | TextIO":
     from kvplan.report.lines import open_console
 
     return open_console(sys.stdout)
+
+
+def show(parts: "Iterable[Part]", color: str) -> None:
+    """Lines and tables on standard output."""
+    from kvplan.report.lines import write as write_parts
+
+    with standard_output():
+        write_parts(parts, console(color))
+
+
+def answer(given: Answer, format: Format, color: str) -> None:
+    """A command's answer on standard output, in the format asked for."""
+    if format != "table":
+        write(rendered(given, format))
+        return
+    from kvplan.report.lines import takes_blocks
+    from kvplan.report.lines import write as write_parts
+
+    with standard_output():
+        target = console(color)
+        write_parts(given.screen(takes_blocks(target)), target)
 
 
 class ReportFile:

@@ -88,10 +88,10 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
                 f"({served['failures'][0]}); the figures are of the others",
             )
     if outcome.exit_code == 0:
-        from kvplan.cli.reconcile import show
+        from kvplan.cli.reconcile import answer
         from kvplan.measure.reconcile import reconcile
 
-        show(reconcile(load_run(target)), options.format, options.color)
+        output.answer(answer(reconcile(load_run(target))), options.format, options.color)
     if options.perfetto:
         save_counters(target, outcome)
 

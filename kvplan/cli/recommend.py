@@ -25,13 +25,13 @@ from kvplan.cli.sweep_options import RecommendOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count
-from kvplan.documents.artifact import dumps
 from kvplan.hardware import prices as price_file
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
+from kvplan.report.formats import Answer, rendered
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import Load, Request, check_load
 
@@ -52,30 +52,20 @@ def recommend_command(options: RecommendOptions) -> int:
     with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
         doc = answered(options)
+        given = answer(doc, limit)
         for report in reports:
-            report.save(render(report.format, doc, limit))
-        if options.format == "table":
-            show(doc, limit, options.color)
-        else:
-            output.write(render(options.format, doc, limit))
+            report.save(rendered(given, report.format))
+        output.answer(given, options.format, options.color)
     return int(options.exit_code and not doc["holds"])
 
 
-def show(doc: RecommendationDocument, limit: int, color: str) -> None:
-    from kvplan.report.lines import write
-
-    with output.standard_output():
-        write(text.table_lines(doc, limit), output.console(color))
-
-
-def render(format: str, doc: RecommendationDocument, limit: int) -> str:
-    match format:
-        case "json":
-            return dumps(doc) + "\n"
-        case "csv":
-            return text.rows_csv(doc)
-        case _:
-            return text.markdown(doc, limit)
+def answer(doc: RecommendationDocument, limit: int) -> Answer:
+    return Answer(
+        lambda _: text.table_lines(doc, limit),
+        lambda: doc,
+        lambda: text.rows_table(doc),
+        lambda: text.page(doc, limit),
+    )
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

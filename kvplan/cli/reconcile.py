@@ -7,11 +7,11 @@ from typing import Any
 
 from kvplan.cli import output
 from kvplan.cli.options import PlanOptions, flag_of
-from kvplan.cli.run_options import ReconcileOptions, RunFormat
-from kvplan.core.csv_text import csv_text
+from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import read as limits_of
+from kvplan.core.table import Table
 from kvplan.core.units import format_size
 from kvplan.measure.reconcile import (
     UNKNOWN,
@@ -28,7 +28,9 @@ from kvplan.measure.run_capacity import CapacityRow, Served, served
 from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
 from kvplan.measure.rundir import Run, load_run
 from kvplan.models.spec import FullAttention, LatentAttention
-from kvplan.report.lines import Line, columns, line, write
+from kvplan.report.formats import Answer
+from kvplan.report.lines import Part, line
+from kvplan.report.page import Block, bullets, heading
 from kvplan.servers import calibration
 from kvplan.servers.bundled.rules import predict
 
@@ -62,7 +64,7 @@ def reconcile_command(options: ReconcileOptions) -> int:
             )
             found["step_time"] = step_time(run)
             file.save(json.dumps(found, indent=2) + "\n")
-    show(result, options.format, options.color)
+    output.answer(answer(result), options.format, options.color)
     over = [] if limits is None else exceeds(result, limits)
     if over:
         output.tell("error", f"reconcile: off by more than {said(options)}: {', '.join(over)}")
@@ -108,28 +110,22 @@ def step_time(run: Run) -> dict[str, Any] | None:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(result: Reconciliation, format: RunFormat, color: str) -> None:
-    match format:
-        case "table":
-            with output.standard_output():
-                write(table_lines(result), output.console(color))
-        case "json":
-            output.write(json.dumps(document(result), indent=2, allow_nan=False))
-        case "csv":
-            output.write(as_csv(result))
-        case "markdown":
-            output.write(as_markdown(result))
+def answer(result: Reconciliation) -> Answer:
+    return Answer(lambda _: screen(result), lambda: document(result), lambda: rows_table(result), lambda: page(result))
 
 
-def table_lines(result: Reconciliation) -> list[Line]:
-    rows = [cells(row) for row in (*result.rows, result.total)]
-    lines = [line(title(result), "bold"), line(), *columns(("component", "predicted", "measured", "error"), rows)]
-    lines += [line(), *map(line, sums(result))]
-    lines += [line(), *columns(("pool", "predicted", "measured", "unit"), [capacity_cells(r) for r in result.capacity])]
+def screen(result: Reconciliation) -> list[Part]:
+    rows = Table.of(("component", "predicted", "measured", "error"), map(cells, (*result.rows, result.total)))
+    parts: list[Part] = [line(title(result), "bold"), line(), rows, line(), *map(line, sums(result))]
+    parts += [part for table in pool_tables(result) for part in (line(), table)]
+    return parts + [line(f"note: {printable(gap, 400)}", "yellow") for gap in result.gaps]
+
+
+def pool_tables(result: Reconciliation) -> list[Table]:
+    """The figures of the pool, and what each allocator served where there are two."""
+    tables = [Table.of(("pool", "predicted", "measured", "unit"), map(capacity_cells, result.capacity))]
     both = served(result.run)
-    if len(both) > 1:
-        lines += [line(), *columns(SERVED_HEADERS, [served_cells(one) for one in both])]
-    return lines + [line(f"note: {printable(gap, 400)}", "yellow") for gap in result.gaps]
+    return tables + ([Table.of(SERVED_HEADERS, map(served_cells, both))] if len(both) > 1 else [])
 
 
 def title(result: Reconciliation) -> str:
@@ -165,9 +161,9 @@ def capacity_cells(row: CapacityRow) -> tuple[str, str, str, str]:
     return row.name, text(row.predicted), text(row.measured), row.unit
 
 
-def as_csv(result: Reconciliation) -> str:
+def rows_table(result: Reconciliation) -> Table:
     """Components, the pool's figures, and what each allocator served, by `kind`."""
-    rows: list[tuple[Any, ...]] = [("kind", "name", "predicted", "measured", "error", "relative")]
+    rows: list[tuple[Any, ...]] = []
     for row in (*result.rows, result.total):
         rows.append(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
     for figure in result.capacity:
@@ -175,7 +171,7 @@ def as_csv(result: Reconciliation) -> str:
     for part in served(result.run):
         figures = {name: value for name, value in asdict(part).items() if name != "allocator"}
         rows += ((printable(part.allocator, 40), name, None, value, None, None) for name, value in figures.items())
-    return csv_text(rows)
+    return Table.of(("kind", "name", "predicted", "measured", "error", "relative"), rows)
 
 
 def _whole(value: float | None) -> float | int | None:
@@ -190,14 +186,8 @@ def told_sources(row: Row, result: Reconciliation) -> tuple[str, str]:
     return source, measure
 
 
-def as_markdown(result: Reconciliation) -> str:
-    from kvplan.report.text import escaped, rows_of
-
+def page(result: Reconciliation) -> list[Block]:
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
-    rows = [(*cells(row), *told_sources(row, result)) for row in (*result.rows, result.total)]
-    parts = [f"### {escaped(title(result))}", rows_of(headers, rows)]
-    parts.append("\n".join(sums(result)))
-    parts.append(rows_of(("pool", "predicted", "measured", "unit"), [capacity_cells(row) for row in result.capacity]))
-    if len(served(result.run)) > 1:
-        parts.append(rows_of(SERVED_HEADERS, [served_cells(one) for one in served(result.run)]))
-    return "\n\n".join([*parts, *(f"* {escaped(gap)}" for gap in result.gaps)])
+    rows = ((*cells(row), *told_sources(row, result)) for row in (*result.rows, result.total))
+    gaps = [bullets([gap], "*") for gap in result.gaps]
+    return [heading(3, title(result)), Table.of(headers, rows), *sums(result), *pool_tables(result), *gaps]

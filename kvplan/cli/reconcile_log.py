@@ -1,6 +1,5 @@
 """`kvplan reconcile --log` and `--metrics`: what a server says of itself -> the plan for it, row by row beside it."""
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,10 +10,10 @@ from kvplan.cli import asked, output
 from kvplan.cli.asked import Asked
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
 from kvplan.cli.run_options import ReconcileOptions
-from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import Limits
+from kvplan.core.table import Table
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
 from kvplan.measure.serverlog.compare import LogReconciliation, compared_rows, document, exceeds, reconcile_log
@@ -40,7 +39,9 @@ from kvplan.measure.serverlog.rows import LogRow
 from kvplan.measure.serverlog.vllm import Context
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
-from kvplan.report.lines import Line, columns, line, write
+from kvplan.report.formats import Answer
+from kvplan.report.lines import Part, line
+from kvplan.report.page import Block, bullets, heading
 from kvplan.servers import environment
 from kvplan.servers.arguments import ARGUMENTS, SHORT
 from kvplan.servers.base import terms_of
@@ -59,7 +60,7 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
         raise InvalidInputError("--max-error", f"the {log.called} holds no figure to compare", f"name {wanted}")
     if limits is not None:
         limits.check(compared_rows(result), "--max-error")
-    show(result, options)
+    output.answer(answer(result), options.format, options.color)
     over = [] if limits is None else exceeds(result, limits)
     if over:
         typed = ", ".join(printable(text, 80) for text in options.max_error or [])
@@ -290,17 +291,8 @@ def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], li
 HEADERS = ("", "predicted", "logged", "error", "kind", "why")
 
 
-def show(result: LogReconciliation, options: ReconcileOptions) -> None:
-    match options.format:
-        case "table":
-            with output.standard_output():
-                write(table_lines(result), output.console(options.color))
-        case "json":
-            output.write(json.dumps(document(result), indent=2, allow_nan=False))
-        case "csv":
-            output.write(as_csv(result))
-        case "markdown":
-            output.write(as_markdown(result))
+def answer(result: LogReconciliation) -> Answer:
+    return Answer(lambda _: screen(result), lambda: document(result), lambda: rows_table(result), lambda: page(result))
 
 
 def title(result: LogReconciliation) -> str:
@@ -318,18 +310,13 @@ def given_title(result: LogReconciliation) -> str:
     return f"Given the logged pool of {result.given_from}:" if result.given_from else "Given the logged pool:"
 
 
-def table_lines(result: LogReconciliation) -> list[Line]:
-    lines = [line(title(result), "bold"), line(), *table(result.rows)]
-    return [*lines, line(), line(given_title(result), "bold"), *table(result.given)]
+def screen(result: LogReconciliation) -> list[Part]:
+    given = line(given_title(result), "bold")
+    return [line(title(result), "bold"), line(), table(result.rows), line(), given, table(result.given)]
 
 
-def table(rows: tuple[LogRow, ...]) -> list[Line]:
-    """The rows in columns, the reasons behind them to the left."""
-    cut = columns(HEADERS[:-1], [cells(row)[:-1] for row in rows])
-    reasons = [HEADERS[-1], *(cells(row)[-1] for row in rows)]
-    return [
-        ((text, style), (f"  {why}" if why else "", style)) for ((text, style),), why in zip(cut, reasons, strict=True)
-    ]
+def table(rows: tuple[LogRow, ...]) -> Table:
+    return Table.of(HEADERS, map(cells, rows), left=(0, len(HEADERS) - 1))
 
 
 def cells(row: LogRow) -> tuple[str, ...]:
@@ -357,20 +344,17 @@ def error_text(row: LogRow) -> str:
     return (f"{row.error:+,.2f}" if row.name == "concurrency" else f"{row.error:+,.0f}") + share
 
 
-def as_csv(result: LogReconciliation) -> str:
-    headers = ("from", "name", "unit", "predicted", "low", "high", "logged", "error", "relative", "kind", "why")
+def rows_table(result: LogReconciliation) -> Table:
+    names = ("from", "name", "unit", "predicted", "low", "high", "logged", "error", "relative", "kind", "why")
     rows = [
         (source, row.name, row.unit, row.predicted, row.low, row.high, row.logged, row.error, row.relative, row.kind,
          row.why)
         for source, part in (("inputs", result.rows), ("logged pool", result.given))
         for row in part
     ]  # fmt: skip
-    return csv_text([headers, *rows])
+    return Table.of(names, rows)
 
 
-def as_markdown(result: LogReconciliation) -> str:
-    from kvplan.report.text import escaped, rows_of
-
-    parts = [f"### {escaped(title(result))}", rows_of(HEADERS, [cells(row) for row in result.rows])]
-    parts += [escaped(given_title(result)), rows_of(HEADERS, [cells(row) for row in result.given])]
-    return "\n\n".join([*parts, *(f"* {escaped(note)}" for note in result.notes)])
+def page(result: LogReconciliation) -> list[Block]:
+    notes = [bullets([note], "*") for note in result.notes]
+    return [heading(3, title(result)), table(result.rows), given_title(result), table(result.given), *notes]

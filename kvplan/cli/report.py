@@ -1,6 +1,5 @@
 """`kvplan report`: run directories -> HTML, Markdown, JSON, CSV."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,11 +7,13 @@ from kvplan.cli import output
 from kvplan.cli.drawing import require_libraries
 from kvplan.cli.run_options import ReportOptions
 from kvplan.measure.rundir import load_run
+from kvplan.report.formats import SUFFIXES as SHARED
+from kvplan.report.formats import rendered
 
 if TYPE_CHECKING:
     from kvplan.report.run_data import ReportData
 
-SUFFIXES = {".html": "html", ".md": "markdown", ".json": "json", ".csv": "csv"}
+SUFFIXES = {".html": "html", ".md": SHARED[".md"], **SHARED}
 NEEDED = ("jinja2", "matplotlib")  # by HTML; the rest is written without any library
 
 
@@ -26,28 +27,17 @@ def report_command(options: ReportOptions) -> int:
 
         data = report_data([load_run(Path(path)) for path in options.run_dirs], options.title)
         if not files:
-            output.write(rendered(data, "markdown"))
-        for file, text in [(file, rendered(data, file.format)) for file in files]:
+            output.write(written(data, "markdown"))
+        for file, text in [(file, written(data, file.format)) for file in files]:
             file.save(text)
     return 0
 
 
-def rendered(data: "ReportData", format: str) -> str:
-    return renderer(format)(data)
+def written(data: "ReportData", format: str) -> str:
+    if format == "html":  # figures are loaded for it alone
+        from kvplan.report.run_html import report_html
 
+        return report_html(data)
+    from kvplan.report.run_text import shapes
 
-def renderer(format: str) -> Callable[["ReportData"], str]:
-    """The function that writes a format; figures are loaded for HTML only."""
-    from kvplan.report import run_text
-
-    match format:
-        case "html":
-            from kvplan.report.run_html import report_html
-
-            return report_html
-        case "json":
-            return run_text.report_json
-        case "csv":
-            return run_text.report_csv
-        case _:
-            return run_text.report_markdown
+    return rendered(shapes(data), format)

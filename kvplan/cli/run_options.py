@@ -8,6 +8,7 @@ import typer
 from kvplan.cli.options import (
     ColorOption,
     ForceOption,
+    FormatOption,
     PlanOptions,
     Switch,
     Text,
@@ -17,8 +18,6 @@ from kvplan.cli.options import (
     option,
 )
 
-RunFormat = Literal["table", "json", "csv", "markdown"]
-RunFormatOption = Annotated[RunFormat, typer.Option("--format", help="How the answer is written.")]
 Allocator = Literal["paged", "contiguous"]
 RunDirs = Annotated[
     list[str], typer.Argument(metavar="RUN_DIR...", help="What `kvplan profile -o` wrote.", show_default=False)
@@ -112,7 +111,7 @@ class ProfileOptions:
     perfetto: Annotated[bool, option("--perfetto", help="Write counters for ui.perfetto.dev.")] = False
     allow_shared: Annotated[bool, option("--allow-shared", help="Measure although others use the GPU.")] = False
     quiet: Annotated[bool, option("--quiet", "-q", help="No progress.")] = False
-    format: RunFormatOption = "table"
+    format: FormatOption = "table"
     color: ColorOption = "auto"
 
 
@@ -177,7 +176,7 @@ class ReconcileOptions(PlanOptions):
             metavar="[ROW=]SHARE",
         ),
     ] = None
-    format: RunFormatOption = "table"
+    format: FormatOption = "table"
     color: ColorOption = "auto"
     quiet: Annotated[bool, option("--quiet", "-q", help="No notes or hints on standard error.")] = False
 

@@ -13,8 +13,10 @@ from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.table import as_csv
 from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
+from kvplan.report.formats import rendered
 from kvplan.report.simulate_text import rate_text
 from kvplan.simulate import slo
 from kvplan.simulate.arrivals import Arrivals
@@ -51,22 +53,19 @@ def simulate(options: SimulateOptions) -> int:
         answer = answered(the_plan, load, options)
         from kvplan.report import simulate_text as text
 
+        given = text.shapes(answer)
         for report in reports:
-            report.save(text.render(answer, report.format))
+            report.save(rendered(given, report.format))
         main = answer.variants[0].simulation
         for file in timeline:
-            file.save(text.timeline_csv(main))
+            file.save(as_csv(text.timeline_table(main)))
         for file in requests:
-            file.save(text.requests_csv(main))
+            file.save(as_csv(text.requests_table(main)))
         for file in figures:
             from kvplan.report.simulate_figures import drawn
 
             file.save(drawn(answer, file.format))
-        if options.format == "table":
-            with output.standard_output():
-                text.show(answer, output.console(options.color))
-        else:
-            output.write(text.render(answer, options.format))
+        output.answer(given, options.format, options.color)
     return int(options.exit_code and not all(kept.is_kept for kept in answer.variants[0].kept))
 
 

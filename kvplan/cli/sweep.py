@@ -14,15 +14,16 @@ from kvplan.cli.drawing import FIGURES, require_libraries
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
-from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
+from kvplan.core.table import csv_text
 from kvplan.core.units import parse_count, parse_tokens
 from kvplan.hardware import prices as price_file
 from kvplan.hardware.prices import Prices
 from kvplan.planning.plan import Request
 from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.report import sweep_text as text
+from kvplan.report.formats import rendered
 from kvplan.servers.arguments import read_argument
 from kvplan.servers.engines import parse_engine
 
@@ -274,24 +275,23 @@ class Run:
 
     def finish(self) -> None:
         """What comes after the rows; reports take their places."""
-        shown = len(self.best.rows)
         possible = self.tally.fitting + self.tally.short
         if self.options.pareto:
             possible = len(self.front.ties)
-        left_out, pareto, alike = possible - shown, self.options.pareto, self.alike
-        around = (self.grid, self.best.rows, self.tally)
+        left_out, pareto, alike = possible - len(self.best.rows), self.options.pareto, self.alike
+        shown_rows = text.Shown(self.grid, self.best.rows, self.tally, left_out, pareto, alike)
         for sink in self.sinks:
-            match sink.format:
-                case "json":
-                    sink.put(text.json_tail(self.tally, self.alike))
-                case "markdown":
-                    sink.put(text.markdown(*around, left_out=left_out, pareto=pareto, alike=alike))
-                case "table":
-                    self._print(text.table_lines(*around, left_out=left_out, pareto=pareto, alike=alike))
+            if sink.format == "json":
+                sink.put(text.json_tail(self.tally, self.alike))
+            elif sink.format == "table":
+                output.show(shown_rows.parts(), self.options.color)
+            elif not sink.streams:
+                sink.put(rendered(shown_rows.answer(self._document), sink.format))
             sink.close()
 
-    def _print(self, lines: list[Any]) -> None:
-        from kvplan.report.lines import write
+    def _document(self) -> Any:
+        """kvplan/sweep@1 of the rows that are kept, for a format that is made of the document."""
+        import json
 
-        with output.standard_output():
-            write(lines, output.console(self.options.color))
+        head = text.json_head(self.prices.source if self.prices else None, pareto=self.options.pareto)
+        return json.loads(head + text.json_rows(self.best.rows, first=True) + text.json_tail(self.tally, self.alike))

@@ -14,11 +14,13 @@ from kvplan.cli.trace_options import (
     TraceSampleOptions,
     TraceStatsOptions,
 )
-from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
+from kvplan.core.table import Markdown, Table
 from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_tokens, plural
-from kvplan.report.lines import Line, columns, line, write
+from kvplan.report.formats import Answer
+from kvplan.report.lines import Line, Part, line
+from kvplan.report.page import Block
 from kvplan.workloads.profiles import POINTS, Profile, has_profile, parse_rate, profile, profile_names
 from kvplan.workloads.stats import LengthStats, TraceStats, trace_stats
 from kvplan.workloads.trace import WRITERS, Trace, read
@@ -144,47 +146,35 @@ def sample(options: TraceSampleOptions) -> int:
 
 def stats(options: TraceStatsOptions) -> int:
     if (known := profile_named(options.file)) is not None:
-        show(profile_document(known), profile_lines(known), options)
+        output.answer(shapes(profile_document(known), profile_lines(known)), options.format, options.color)
         return 0
     trace = trace_of(options.file)
     found = trace_stats(trace)
-    show(stats_document(found, trace.notes), stats_lines(found), options)
+    output.answer(shapes(stats_document(found, trace.notes), stats_lines(found)), options.format, options.color)
     return 0
 
 
 def profiles(options: TraceProfilesOptions) -> int:
     rows = [profile_row(profile(name)) for name in profile_names()]
-    if options.format == "table":
-        with output.standard_output():
-            write(profiles_lines(rows), output.console(options.color))
-    else:
-        from kvplan.cli.listing import rendered
+    from kvplan.cli.listing import listed
 
-        output.write(rendered(rows, options.format, "workloads"))
+    output.answer(listed(rows, "workloads", lambda: profiles_lines(rows)), options.format, options.color)
     return 0
 
 
-def show(document: Document, lines: list[Line], options: TraceStatsOptions) -> None:
-    match options.format:
-        case "table":
-            with output.standard_output():
-                write(lines, output.console(options.color))
-        case "json":
-            import json
-
-            output.write(json.dumps(document, indent=2, allow_nan=False))
-        case "csv" | "markdown" as form:
-            output.write(figures_text(document, form))
+def shapes(document: Document, parts: list[Part]) -> Answer:
+    return Answer(lambda _: parts, lambda: document, lambda: figures_table(document), lambda: figures_page(document))
 
 
-def figures_text(document: Document, form: str) -> str:
-    """Two columns: the path of each figure in the JSON document, and its value; nothing where there is none."""
-    rows = [("figure", "value"), *flat(document)]
-    if form == "markdown":
-        from kvplan.report.text import escaped, rows_of
+def figures_table(document: Document) -> Table:
+    """The path of each figure in the JSON document, and its value."""
+    return Table.of(("figure", "value"), flat(document))
 
-        return rows_of(rows[0], [(path, escaped("" if value is None else str(value))) for path, value in rows[1:]])
-    return csv_text(rows)
+
+def figures_page(document: Document) -> list[Block]:
+    """The same; nothing where there is no value."""
+    rows = ((Markdown(path), "" if value is None else str(value)) for path, value in flat(document))
+    return [Table.of(("figure", "value"), rows)]
 
 
 def flat(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -222,7 +212,7 @@ def profile_document(of: Profile) -> Document:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def stats_lines(of: TraceStats) -> list[Line]:
+def stats_lines(of: TraceStats) -> list[Part]:
     facts = [("requests", f"{of.num_requests:,}")]
     if (arrivals := of.arrivals) is None:
         facts.append(("arrivals", "none in the file"))
@@ -230,14 +220,14 @@ def stats_lines(of: TraceStats) -> list[Line]:
         facts.append(("span", f"{arrivals.span_s:,.1f} s"))
         facts.append(("rate", rates_text(arrivals.rate_per_s, arrivals.peak_minute_per_s, arrivals.peak_second)))
         facts.append(("gaps", gaps_text(arrivals.interarrival_cv)))
-    lines = [line(printable(of.source, 1000), "bold"), line(), *fact_lines(facts), line()]
-    lines += length_lines(of.prompt, of.output)
+    lines: list[Part] = [line(printable(of.source, 1000), "bold"), line(), *fact_lines(facts), line()]
+    lines.append(lengths_table(of.prompt, of.output))
     lines += [line(), *fact_lines([("prompt and output", correlation_text(of.rank_correlation))])]
     if (prefix := of.prefix) is not None:
         lines += [
             line(),
             line("Prompt tokens found again in a prefix cache", "bold"),
-            *columns(
+            Table.of(
                 ("tokens held", f"runs of {prefix.block:,}", "found again"),
                 [
                     *((f"{size:,}", f"{size // prefix.block:,}", percent(share)) for size, share in prefix.curve),
@@ -249,7 +239,7 @@ def stats_lines(of: TraceStats) -> list[Line]:
     return lines
 
 
-def profile_lines(of: Profile) -> list[Line]:
+def profile_lines(of: Profile) -> list[Part]:
     def lengths(points: tuple[int, ...], mean: float) -> LengthStats:
         at = dict(zip(POINTS, points, strict=True))
         return LengthStats(mean, at[50], at[90], at[99], at[100])
@@ -266,7 +256,7 @@ def profile_lines(of: Profile) -> list[Line]:
     return [
         line(f"{of.name}: {of.summary} ({of.kind})", "bold"),
         line(),
-        *length_lines(lengths(of.prompt, of.prompt_mean), lengths(of.output, of.output_mean)),
+        lengths_table(lengths(of.prompt, of.prompt_mean), lengths(of.output, of.output_mean)),
         line(),
         *fact_lines([("prompt and output", drawing_text(of))]),
         *fact_lines(facts, width=len("prompt and output")),
@@ -278,12 +268,12 @@ def fact_lines(facts: list[tuple[str, str]], width: int = 0) -> list[Line]:
     return [((f"{name:<{width}}  ", "bold"), (text, "")) for name, text in facts]
 
 
-def length_lines(prompt: LengthStats, output_: LengthStats) -> list[Line]:
+def lengths_table(prompt: LengthStats, output_: LengthStats) -> Table:
     rows = [
         (name, f"{of.mean:,.1f}", *(f"{figure:,}" for figure in (of.p50, of.p90, of.p99, of.most)))
         for name, of in (("prompt", prompt), ("output", output_))
     ]
-    return columns(("tokens", "mean", "p50", "p90", "p99", "most"), rows)
+    return Table.of(("tokens", "mean", "p50", "p90", "p99", "most"), rows)
 
 
 def percent(share: float) -> str:
@@ -340,8 +330,9 @@ def profile_row(of: Profile) -> Document:
     }
 
 
-def profiles_lines(rows: list[Document]) -> list[Line]:
-    headers = ("name", "rate/s", "prompt", "most", "output", "most", "prefix")
+def profiles_lines(rows: list[Document]) -> list[Part]:
+    headers = ("name", "rate/s", "prompt", "most", "output", "most", "prefix", "")
+    is_assumed = {"published": "", "assumed": " (assumed)"}
     cells = [
         (
             row["name"],
@@ -351,14 +342,12 @@ def profiles_lines(rows: list[Document]) -> list[Line]:
             f"{row['output_mean']:,.0f}",
             f"{row['output_most']:,}",
             "-" if row["shared_prefix"] is None else f"{row['shared_prefix']:,}",
+            row["summary"] + is_assumed[row["kind"]],
         )
         for row in rows
     ]
-    is_assumed = {"published": "", "assumed": " (assumed)"}
-    last = ["", *(row["summary"] + is_assumed[row["kind"]] for row in rows)]
-    table = [(*styled, (f"  {text}", "")) for styled, text in zip(columns(headers, cells), last, strict=True)]
     return [
-        *table,
+        Table.of(headers, cells, left=(0, 7)),
         line(),
         line("Tokens on average and at most, tokens of a shared beginning; `kvplan trace stats NAME`"),
     ]

@@ -12,6 +12,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request
 from kvplan.planning.upgrade import WORSE, Upgrade, Upgraded, upgraded
+from kvplan.report.formats import Answer, rendered
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.releases import Version
 
@@ -38,9 +39,10 @@ def upgrade(options: UpgradeOptions) -> int:
     subjects = list(subjects_of(options))
     with output.report_files(options.report or [], force=options.force) as reports:
         result = answered(subjects, options)
+        given = answer(result)
         for report in reports:
-            report.save(rendered(report.format, result))
-        show(result, options)
+            report.save(rendered(given, report.format))
+        output.answer(given, options.format, options.color)
     return int(options.exit_code and any(server.outcome in WORSE for server in result.servers))
 
 
@@ -144,23 +146,12 @@ def release_of(text: str, flag: str) -> Version:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(result: Upgrade, options: UpgradeOptions) -> None:
-    if options.format != "table":
-        output.write(rendered(options.format, result))
-        return
-    from kvplan.report.lines import write
-    from kvplan.report.upgrade_text import upgrade_lines
+def answer(result: Upgrade) -> Answer:
+    from kvplan.report import upgrade_text as text
 
-    with output.standard_output():
-        write(upgrade_lines(result), output.console(options.color))
-
-
-def rendered(format: str, result: Upgrade) -> str:
-    """The answer as text in a machine format."""
-    from kvplan.report import upgrade_text
-
-    if format == "json":
-        from kvplan.documents.artifact import dumps
-
-        return dumps(upgrade_text.upgrade_document(result)) + "\n"
-    return upgrade_text.upgrade_csv(result) if format == "csv" else upgrade_text.upgrade_markdown(result)
+    return Answer(
+        lambda _: text.upgrade_lines(result),
+        lambda: text.upgrade_document(result),
+        lambda: text.upgrade_table(result),
+        lambda: list(text.upgrade_page(result)),
+    )

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import open_regular, printable
+from kvplan.core.table import csv_text
 from kvplan.hardware.nvml import Device, DeviceSample, HostMemory, host_memory
 from kvplan.measure.server_metrics import MetricsError, ServerStats
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
+from kvplan.core.table import Table
 from kvplan.core.units import GB, GIB, KIB, TB, format_bytes, format_gib, format_size, plural
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import GpuSpec
@@ -16,15 +17,13 @@ from kvplan.planning.explain import Section, is_published
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.flags import context_word
 from kvplan.planning.plan import MemoryBreakdown, Plan
-from kvplan.report.lines import Line, columns, line, takes_blocks, write
+from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.servers.base import Terms, terms_of
 from kvplan.sizing.disk import stored_bytes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.sizing.weights import num_params
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
 
 BAR = 26
@@ -43,12 +42,9 @@ UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # where a serve
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
-def print_plan(plan: Plan, console: Console | TextIO, *, explain: bool = False) -> None:
+def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Line]:
     """The answer on one screen; with `explain` every formula behind it below."""
-    lines = plan_lines(plan_document(plan), blocks=takes_blocks(console))
-    if explain:
-        lines += explain_lines(explained(plan))
-    write(lines, console)
+    return plan_lines(plan_document(plan), blocks=blocks) + (explain_lines(explained(plan)) if explain else [])
 
 
 def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Line]:
@@ -372,7 +368,7 @@ def verdict_lines(doc: PlanDocument) -> list[Line]:
     lines: list[Line] = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
     lines += [line(f"       {limit['text']}") for limit in doc["limits"][1:]]
     if doc["fits"]:
-        return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", "cyan"))]
+        return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", COMMAND))]
     if not doc["fixes"]:
         lines.append(
             line(
@@ -386,7 +382,7 @@ def verdict_lines(doc: PlanDocument) -> list[Line]:
     for fix in doc["fixes"]:
         first, *rest = wrapped(fix_text(fix), SCREEN - width - 4)
         lines += [line(f"  {fix['flag']:<{width}}  {first}"), *(line(f"{'':<{width + 4}}{part}") for part in rest)]
-    return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", "cyan"))]
+    return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", COMMAND))]
 
 
 def fix_text(fix: Fix) -> str:
@@ -453,13 +449,9 @@ def explain_lines(sections: Iterable[Section]) -> list[Line]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def print_contexts(plans: Sequence[Plan], console: Console | TextIO) -> None:
+def context_parts(plans: Sequence[Plan]) -> list[Part]:
     """One row per context: KV per user, blocks, concurrency, users."""
     docs = [plan_document(plan) for plan in plans]
-    write(context_lines(docs), console)
-
-
-def context_lines(docs: Sequence[PlanDocument]) -> list[Line]:
     first = docs[0]
     rows = []
     for doc in docs:
@@ -479,41 +471,38 @@ def context_lines(docs: Sequence[PlanDocument]) -> list[Line]:
     headers = ["context", "KV per user", "blocks", "concurrency", "users", "range", "note"]
     if not any(row[-1] for row in rows):
         headers, rows = headers[:-1], [row[:-1] for row in rows]
-    table = columns(headers, rows, left=0)
+    table = Table.of(headers, rows, left=0)
     title = f"{name_of(first)} on {where(first)}: {format_kib(first['kv']['bytes_per_token'])} of KV per token"
-    return [line(title, "bold"), line(), *table, line(), *_table_footer(docs)]
+    return [line(title, "bold"), line(), table, line(), *_table_footer(docs)]
 
 
 def _table_footer(docs: Sequence[PlanDocument]) -> list[Line]:
     short = next((doc for doc in docs if doc["fixes"]), None)
     if short is None:
-        return [(("Serve", "bold"), (f"  {docs[-1]['flags']['command']}", "cyan"))]
+        return [(("Serve", "bold"), (f"  {docs[-1]['flags']['command']}", COMMAND))]
     fixes = "; ".join(fix["flag"] for fix in short["fixes"])
     return [line(f"At {short['kv']['max_model_len']:,} tokens it would fit with one of: {fixes}")]
 
 
-def print_gpus(rows: Sequence[tuple[GpuSpec, Plan | KvplanError]], console: Console | TextIO) -> None:
+def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]:
     """One row per GPU: does the model fit, for how many users, and what would help."""
-    write(gpu_lines([(gpu, plan_document(it) if isinstance(it, Plan) else str(it)) for gpu, it in rows]), console)
-
-
-def gpu_lines(found: Sequence[tuple[GpuSpec, PlanDocument | str]]) -> list[Line]:
+    found = [(gpu, plan_document(it) if isinstance(it, Plan) else str(it)) for gpu, it in plans]
     first = next((doc for _, doc in found if not isinstance(doc, str)), None)
-    lines = []
+    lines: list[Part] = []
     is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in found if not isinstance(doc, str)}) > 1
     if first is not None:
         subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
         each = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
         lines = [line(f"{subject}{each}", "bold"), line()]
     headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")
-    rows, refused = [], []
+    rows, refused = list[list[str]](), list[Line]()
     for gpu, doc in found:
         if isinstance(doc, str):
             refused.append(line(f"{gpu.name}: {printable(doc, 300)}", "red"))
         else:
             name, *cells = _gpu_cells(gpu, doc)
             rows.append([where(doc) if is_mixed else name, *cells])
-    return lines + (columns(headers, rows) if rows else []) + refused
+    return [*lines, *([Table.of(headers, rows)] if rows else []), *refused]
 
 
 def _gpu_cells(gpu: GpuSpec, doc: PlanDocument) -> list[str]:
@@ -562,7 +551,7 @@ def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def print_models(rows: Sequence[dict[str, Any]], console: Console | TextIO) -> None:
+def model_parts(rows: Sequence[dict[str, Any]]) -> list[Part]:
     """The rows of `model_row` as the quick reference people keep in notes."""
     headers = ("model", "stored as", "parameters", "stored GB", "KiB/token", "of windows", "state MiB", "context")
     cells = [
@@ -578,13 +567,13 @@ def print_models(rows: Sequence[dict[str, Any]], console: Console | TextIO) -> N
         ]
         for row in rows
     ]
-    lines = columns(headers, cells, left=2)
+    lines: list[Part] = [Table.of(headers, cells, left=2)]
     if not all(row["published"] for row in rows):
         lines += [
             line(),
             line("* facts that are not a copy of the published config.json: kvplan models NAME says whose"),
         ]
-    write(lines, console)
+    return lines
 
 
 def gpu_row(gpu: GpuSpec) -> dict[str, Any]:
@@ -605,7 +594,7 @@ def gpu_row(gpu: GpuSpec) -> dict[str, Any]:
     }
 
 
-def print_gpu_list(rows: Sequence[dict[str, Any]], console: Console | TextIO) -> None:
+def gpu_list(rows: Sequence[dict[str, Any]]) -> Table:
     """The rows of `gpu_row` as a table."""
     headers = ("GPU", "total", "GiB", "range", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "capability")
     cells = [
@@ -621,4 +610,4 @@ def print_gpu_list(rows: Sequence[dict[str, Any]], console: Console | TextIO) ->
         ]
         for row in rows
     ]
-    write(columns(headers, cells, left=2), console)
+    return Table.of(headers, cells, left=2)

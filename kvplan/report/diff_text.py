@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.core.csv_text import csv_text
+from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size
 from kvplan.planning.attribute import Change, Kind, Number, Step
 from kvplan.planning.diff import (
@@ -17,10 +17,9 @@ from kvplan.planning.diff import (
     shown,
     signed_size,
 )
-from kvplan.report.lines import Line, columns, line
+from kvplan.report.lines import Line, Part, line
+from kvplan.report.page import Block, bullets, size_of
 from kvplan.report.policy_text import MAX_COMMENT_BYTES, NOTE_BYTES
-from kvplan.report.policy_text import shown as escaped
-from kvplan.report.text import rows_of
 
 NAMES = {
     **LABELS,
@@ -141,14 +140,14 @@ STEP_TITLES = ("one change after the other", *(NAMES[path] for path in STEP_FIGU
 # --- on the screen ----------------------------------------------------------------------------------------------------
 
 
-def diff_lines(result: Difference) -> list[Line]:
+def diff_lines(result: Difference) -> list[Part]:
     """The whole answer: one comparison after the other, then what only one side has."""
-    found: list[Line] = []
+    parts: list[Part] = []
     for it in telling(result):
-        found += [*([line()] if found else []), *_comparison_lines(it)]
-    for heading, keys in lists(result):
-        found += [*([line()] if found else []), line(heading, "bold"), *(line(f"  {key}") for key in listed(keys))]
-    return found
+        parts += [*([line()] if parts else []), *_comparison_lines(it)]
+    for title, keys in lists(result):
+        parts += [*([line()] if parts else []), line(title, "bold"), *(line(f"  {key}") for key in listed(keys))]
+    return parts
 
 
 def listed(keys: Sequence[str]) -> list[str]:
@@ -178,8 +177,8 @@ def title(it: Comparison) -> str:
     return f"{it.old.title}  ->  {it.new.title.removeprefix(f'{it.old.key}: ')}"
 
 
-def _comparison_lines(it: Comparison) -> list[Line]:
-    lines = [line(f"{title(it)}{_verdict(it)}", "bold red" if it.worse else "bold")]
+def _comparison_lines(it: Comparison) -> list[Part]:
+    lines: list[Part] = [line(f"{title(it)}{_verdict(it)}", "bold red" if it.worse else "bold")]
     if it.is_equal and not it.changes:
         return lines
     if it.changes:
@@ -187,8 +186,8 @@ def _comparison_lines(it: Comparison) -> list[Line]:
     if it.is_equal:
         return lines
     if it.memory:
-        lines += [line(), *columns(("Memory of each GPU", "old", "new", "change"), _cells(memory_rows(it)))]
-    lines += [line(), *columns((figures_title(it), "old", "new", "change"), _cells(figure_rows(it)))]
+        lines += [line(), _table("Memory of each GPU", memory_rows(it))]
+    lines += [line(), _table(figures_title(it), figure_rows(it))]
     lines += _why_lines(it)
     lines += _step_lines(it)
     return lines
@@ -199,8 +198,8 @@ def figures_title(it: Comparison) -> str:
     return "KV cache and users" if it.memory else "Each GPU"
 
 
-def _cells(rows: Iterator[Row]) -> list[tuple[str, ...]]:
-    return [row_cells(row) for row in rows]
+def _table(title: str, rows: Iterator[Row]) -> Table:
+    return Table.of((title, "old", "new", "change"), map(row_cells, rows))
 
 
 def _verdict(it: Comparison) -> str:
@@ -239,61 +238,57 @@ def _why_lines(it: Comparison) -> list[Line]:
     return [line(), line("Why", "bold"), *(line(part) for parts in wrapped for part in parts)]
 
 
-def _step_lines(it: Comparison) -> list[Line]:
+def _step_lines(it: Comparison) -> list[Part]:
+    return [part for table in _step_tables(it) for part in (line(), table)]
+
+
+def _step_tables(it: Comparison) -> list[Table]:
+    """The effects of the changes, one after the other; no table where none has any."""
     steps, _ = effects(it.steps or ())
     if not steps:
         return []
     units = _units(it)
     rows = [step_cells(step, units) for step in steps]
-    return [line(), *columns(STEP_TITLES, [*rows, _sum_cells(it)] if len(rows) > 1 else rows)]
+    return [Table.of(STEP_TITLES, [*rows, _sum_cells(it)] if len(rows) > 1 else rows)]
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def diff_markdown(result: Difference) -> str:
-    """At most what GitHub takes for a comment; how many comparisons there is no room for is said."""
-    parts = [f"### {escaped(result.old)} → {escaped(result.new)}"]
-    parts += [
-        f"{heading}:\n\n" + "\n".join(f"- {escaped(key)}" for key in keys[:MOST_KEYS])
-        + (f"\n- and {len(keys) - MOST_KEYS:,} more" if len(keys) > MOST_KEYS else "")
-        for heading, keys in lists(result)
-    ]  # fmt: skip
-    room = MAX_COMMENT_BYTES - sum(len(part.encode()) + 2 for part in parts) - NOTE_BYTES
-    told = telling(result)
-    for number, it in enumerate(told):
-        part = "\n\n".join(_comparison_markdown(it))
-        room -= len(part.encode()) + 2
+def diff_page(result: Difference) -> list[Block]:
+    """At most what GitHub takes for a comment; how many comparisons were omitted stands at its end."""
+    parts: list[Block] = [Markdown(f"### {markdown_text(result.old)} → {markdown_text(result.new)}")]
+    for title, keys in lists(result):
+        more = [Markdown(f"and {len(keys) - MOST_KEYS:,} more")] if len(keys) > MOST_KEYS else []
+        parts += [Markdown(f"{title}:"), bullets([*keys[:MOST_KEYS], *more])]
+    room = MAX_COMMENT_BYTES - sum(map(size_of, parts)) - NOTE_BYTES
+    differing = telling(result)
+    for number, it in enumerate(differing):
+        blocks = list(_comparison_blocks(it))
+        room -= sum(map(size_of, blocks))
         if room < 0:
-            more = f"{len(told) - number:,} more with a difference"
-            parts.append(f"*Cut to what GitHub takes: {more}; `--format json` has them all.*")
+            more_text = f"{len(differing) - number:,} more with a difference"
+            parts.append(Markdown(f"*Cut to what GitHub takes: {more_text}; `--format json` has them all.*"))
             break
-        parts.append(part)
-    return "\n\n".join(parts) + "\n"
+        parts += blocks
+    return parts
 
 
-def _comparison_markdown(it: Comparison) -> Iterator[str]:
-    yield f"**{escaped(title(it))}**{escaped(_verdict(it))}"
+def _comparison_blocks(it: Comparison) -> Iterator[Block]:
+    yield Markdown(f"**{markdown_text(title(it))}**{markdown_text(_verdict(it))}")
     if it.changes:
         _, without = effects(it.steps or ())
-        rows = [
-            [escaped(text) for text in (change.name, shown(change.old), shown(change.new))]
-            + ["no effect" if change in without else KIND_TITLES[change.kind]]
-            for change in it.changes
-        ]
-        yield rows_of(("changed", "old", "new", ""), rows, left=4)
+        effect = {change: "no effect" if change in without else KIND_TITLES[change.kind] for change in it.changes}
+        rows = [(change.name, shown(change.old), shown(change.new), effect[change]) for change in it.changes]
+        yield Table.of(("changed", "old", "new", ""), rows, left=4)
     if it.is_equal:
         return
-    for heading, kept in (("Memory of each GPU", memory_rows(it)), (figures_title(it), figure_rows(it))):
-        if cells := [[escaped(cell) for cell in row_cells(row)] for row in kept]:
-            yield rows_of((heading, "old", "new", "change"), cells)
+    for table in (_table("Memory of each GPU", memory_rows(it)), _table(figures_title(it), figure_rows(it))):
+        if table.rows:
+            yield table
     if sentences := explanation(it):
-        yield "\n".join(f"- {escaped(text)}" for text in sentences)
-    steps, _ = effects(it.steps or ())
-    if steps:
-        units = _units(it)
-        found = [*(step_cells(step, units) for step in steps), *([_sum_cells(it)] if len(steps) > 1 else [])]
-        yield rows_of(STEP_TITLES, [[escaped(cell) for cell in cells] for cells in found])
+        yield bullets(sentences)
+    yield from _step_tables(it)
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
@@ -301,14 +296,14 @@ def _comparison_markdown(it: Comparison) -> Iterator[str]:
 COLUMNS = ("comparison", "part", "name", "unit", "old", "new", "delta")
 
 
-def diff_csv(result: Difference) -> str:
+def diff_table(result: Difference) -> Table:
     """A row for each change, figure and step's effect, by `part`; what only one side has is a row of its own."""
-    rows: list[tuple[object, ...]] = [COLUMNS]
+    rows: list[tuple[object, ...]] = []
     for each in result.comparisons:
         rows += ((each.new.key, *row) for row in _csv_rows(each))
     for name, keys in (("only_old", result.only_old), ("only_new", result.only_new)):
         rows += ((key, name, *[""] * 5) for key in keys)
-    return csv_text(rows)
+    return Table.of(COLUMNS, rows)
 
 
 def _csv_rows(it: Comparison) -> Iterator[tuple[object, ...]]:

@@ -1,13 +1,20 @@
-"""Styled lines: computed once as plain text with styles, then written plain to a pipe and coloured to a terminal."""
+"""Styled lines and tables: computed once, then written plain and whole to a pipe, colored and as wide as it is to a
+terminal."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
+
+from kvplan.core.table import Table, as_text, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Span = tuple[str, str]  # (text, rich style); "" is no style
 Line = tuple[Span, ...]
+Part = Line | Table  # of a screen
+COMMAND = "not bold cyan"  # style of a command: where it is divided, a shell still reads one line
+NARROWEST = 20  # columns of a terminal that lines are made for
 
 
 def line(text: str = "", style: str = "") -> Line:
@@ -43,9 +50,22 @@ def takes_blocks(console: "Console | TextIO") -> bool:
     return True
 
 
-def write(lines: Iterable[Line], console: "Console | TextIO") -> None:
-    """Print lines: untruncated, markup never parsed, what the encoding lacks as an escape."""
-    encoding = encoding_of(console)
+def width_of(console: "Console | TextIO") -> int | None:
+    """Columns of a terminal; None of a pipe or a file, whose lines are as long as they are."""
+    stream: TextIO = getattr(console, "file", None) or console  # type: ignore[assignment] # a console has one
+    if not stream.isatty():
+        return None
+    width = getattr(console, "width", None)
+    if width is None:
+        import shutil
+
+        width = shutil.get_terminal_size().columns
+    return max(NARROWEST, int(width))
+
+
+def write(screen: Iterable[Part], console: "Console | TextIO") -> None:
+    """Print lines and tables: nothing cut off, markup never parsed, what the encoding lacks as an escape."""
+    encoding, lines = encoding_of(console), laid_out(screen, width_of(console))
     if not getattr(console, "is_terminal", False):
         stream: TextIO = getattr(console, "file", None) or console  # type: ignore[assignment] # a console has one
         stream.writelines(f"{_safe(plain(styled), encoding)}\n" for styled in lines)
@@ -68,14 +88,56 @@ def _safe(text: str, encoding: str) -> str:
     return text
 
 
-def columns(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[Line]:
-    """A table as lines: the first `left` columns to the left, the rest to the right, two spaces between."""
-    widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
+def laid_out(screen: Iterable[Part], width: int | None = None) -> Iterator[Line]:
+    """Lines of at most `width` characters, without control characters; None: as long as they are."""
+    for item in screen:
+        if isinstance(item, Table):
+            yield from (line(text, "bold" if is_heading else "") for is_heading, text in as_text(item, width))
+            continue
+        styled = tuple((one_line(text), style) for text, style in item)
+        if width is None or len(plain(styled)) <= width:
+            yield styled
+        else:
+            yield from folded(styled, width)
 
-    def padded(cells: Sequence[str]) -> str:
-        return "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
 
-    return [line(padded(headers), "bold"), *(line(padded(row)) for row in rows)]
+def folded(styled: Line, width: int) -> Iterator[Line]:
+    """A line in several, divided at spaces; the later ones begin where the text after its label does."""
+    text = plain(styled)
+    indent, is_command = _hanging(text, width), any(style == COMMAND for _, style in styled)
+    start, mark = 0, " \\" if is_command else ""
+    while start < len(text):
+        room = width - (indent if start else 0)
+        least = start if start else indent
+        end = _division(text, start, room, least, is_command=is_command)
+        last = end == len(text)
+        yield ((" " * indent if start else "", ""), *_between(styled, start, end), ("" if last else mark, ""))
+        start = end + len(text[end:]) - len(text[end:].lstrip(" "))
+
+
+def _hanging(text: str, width: int) -> int:
+    """Where the text of a line begins, behind its label and figures: after the last gap in its first half."""
+    gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", text) if gap.end() <= width // 2]
+    return gaps[-1] if gaps else min(len(text) - len(text.lstrip(" ")) + 2, width // 2)
+
+
+def _division(text: str, start: int, room: int, least: int, *, is_command: bool) -> int:
+    """Where a line ends that begins at `start`: at a space; of a command, before an option, wherever that is."""
+    if len(text) - start <= room:
+        return len(text)
+    if is_command:
+        options = [gap.start() for gap in re.finditer(r" (?=--)", text) if gap.start() > least]
+        fitting = [place for place in options if place - start <= room - 2]
+        return fitting[-1] if fitting else next(iter(options), len(text))
+    space = text.rfind(" ", least + 1, start + room + 1)
+    return space if space > least else start + room
+
+
+def _between(styled: Line, start: int, end: int) -> Iterator[Span]:
+    """The spans of a part of a line."""
+    place = 0
+    for text, style in styled:
+        part = text[max(0, start - place) : max(0, end - place)]
+        if part:
+            yield part, style
+        place += len(text)

@@ -1,21 +1,23 @@
 """A judged policy as Markdown: the comment on a pull request, worst first, with the change since the baseline."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
 from kvplan.core.units import format_gib, format_size
 from kvplan.policy.result import CheckResult, Failure, Figures, Finding, Outcome, TargetResult
-from kvplan.report import text
 
 MAX_COMMENT_BYTES: Final = 65_000  # GitHub takes 65,536 characters; a little is left for what a bot puts around it
 NOTE_BYTES: Final = 400  # kept free for the note that says what was cut
 WORDS: Final[dict[Outcome, str]] = {
     "fail": "failed", "warn": "warned", "note": "noted", "skip": "skipped", "pass": "passed",
 }  # fmt: skip
+
+
+Cells = tuple[str, ...]
 
 
 def markdown(result: CheckResult) -> str:
@@ -26,7 +28,7 @@ def markdown(result: CheckResult) -> str:
 def failure_markdown(failure: Failure) -> str:
     """The comment of a check that could not be made; it replaces an earlier one, as no answer is up to date."""
     heading = "### kvplan check: not made, no rule was judged"
-    return f"{marker(failure.path)}\n{heading}\n\n**error**: {shown(str(failure)[:8000])}\n"
+    return f"{marker(failure.path)}\n{heading}\n\n**error**: {markdown_text(str(failure)[:8000])}\n"
 
 
 def marker(path: str) -> str:
@@ -70,21 +72,28 @@ class Block:
 
 def blocks(result: CheckResult) -> Iterator[Block]:
     """The comment's parts, the most important first."""
-    yield Block((marker(result.path), f"### kvplan check: {counts_text(result)}", "", shown(result.path)))
+    yield Block((marker(result.path), f"### kvplan check: {counts_text(result)}", "", markdown_text(result.path)))
     if result.warnings:
-        yield Block((), tuple(f"- {shown(warning)}" for warning in result.warnings), what="warnings")
+        yield Block((), tuple(f"- {markdown_text(warning)}" for warning in result.warnings), what="warnings")
     unmet = [_unmet_row(it) for outcome in ("fail", "warn", "note") for it in result.findings if it.outcome == outcome]
     unmet += _skipped_rows(result)
     if unmet:
-        yield Block(_header(("", "rule", "target", "what is", "what would help")), tuple(unmet))
+        yield _rows_block((), ("", "rule", "target", "what is", "what would help"), unmet)
     for target in result.targets:
         if target.figures is not None:
             yield _target_block(target, target.figures)
     met = [it for it in result.findings if it.outcome == "pass"]
     if met:
         opening = ("<details>", f"<summary>{len(met):,} passed</summary>", "")
-        rows = tuple(map(_met_row, met))
-        yield Block((*opening, *_header(("rule", "target", "what is"))), rows, ("", "</details>"))
+        yield _rows_block(opening, ("rule", "target", "what is"), map(_met_row, met), ("", "</details>"))
+
+
+def _rows_block(
+    head: tuple[str, ...], names: Sequence[str], rows: Iterable[Sequence[str]], tail: tuple[str, ...] = ()
+) -> Block:
+    """A table of text whose rows may be left out."""
+    lines = as_markdown(Table.of(names, rows, left=len(names))).split("\n")
+    return Block((*head, *lines[:2]), tuple(lines[2:]), tail)
 
 
 def counts_text(result: CheckResult) -> str:
@@ -93,63 +102,52 @@ def counts_text(result: CheckResult) -> str:
     return ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing to judge"
 
 
-def shown(untrusted: str) -> str:
-    """Text of unknown origin as Markdown that shows it as it is, and that calls nobody by name."""
-    safe = text.escaped(untrusted)
-    for sign in "&~$":
-        safe = safe.replace(sign, f"\\{sign}")
-    return re.sub(r"(?<!\w)@(?=\w)", "@&#8203;", safe)  # a space of no width keeps @name from being a mention
+def _unmet_row(finding: Finding) -> Cells:
+    word = Markdown(f"**{finding.outcome}**") if finding.outcome == "fail" else finding.outcome
+    waived = "" if finding.waiver is None else f" (waived: {markdown_text(finding.waiver)})"
+    return word, *_named(finding), Markdown(markdown_text(finding.message) + waived), finding.fix or ""
 
 
-def _header(titles: Sequence[str], left: int | None = None) -> tuple[str, str]:
-    """A table's first two lines; the columns after the first `left` are numbers."""
-    marks = ["---" if left is None or i < left else "---:" for i in range(len(titles))]
-    return _row(titles), _row(marks)
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _unmet_row(finding: Finding) -> str:
-    word = f"**{finding.outcome}**" if finding.outcome == "fail" else finding.outcome
-    waived = "" if finding.waiver is None else f" (waived: {shown(finding.waiver)})"
-    return _row([word, *_named(finding), shown(finding.message) + waived, shown(finding.fix or "")])
-
-
-def _skipped_rows(result: CheckResult) -> list[str]:
+def _skipped_rows(result: CheckResult) -> list[Cells]:
     """What lacks the same thing is one row: the rules of a target, and the targets that lack it for the same rules."""
     rules: dict[tuple[str, str], list[str]] = {}
     for it in result.findings:
         if it.outcome == "skip":
-            rules.setdefault((it.target, it.message), []).append(f"{it.code} {shown(it.rule)}")
+            rules.setdefault((it.target, it.message), []).append(f"{it.code} {markdown_text(it.rule)}")
     targets: dict[tuple[str, str], list[str]] = {}
     for (target, message), names in rules.items():
-        targets.setdefault((", ".join(dict.fromkeys(names)), message), []).append(shown(target))
-    return [_row(["skip", names, ", ".join(those), shown(message), ""]) for (names, message), those in targets.items()]
+        targets.setdefault((", ".join(dict.fromkeys(names)), message), []).append(markdown_text(target))
+    return [
+        ("skip", Markdown(names), Markdown(", ".join(those)), message, "")
+        for (names, message), those in targets.items()
+    ]
 
 
-def _met_row(finding: Finding) -> str:
-    return _row([*_named(finding), shown(finding.message)])
+def _met_row(finding: Finding) -> Cells:
+    return *_named(finding), finding.message
 
 
 def _named(finding: Finding) -> tuple[str, str]:
-    return f"{finding.code} {shown(finding.rule)}", shown(finding.target)
+    return f"{finding.code} {finding.rule}", finding.target
 
 
 # --- figures and their change -----------------------------------------------------------------------------------------
 
 
 def _target_block(target: TargetResult, now: Figures) -> Block:
-    lines = [f"#### {shown(target.target)}", "", shown(target.title) + ("" if now.fits else ": **does not fit**")]
+    lines = [
+        f"#### {markdown_text(target.target)}",
+        "",
+        markdown_text(target.title) + ("" if now.fits else ": **does not fit**"),
+    ]
     before = target.baseline
     if before is None:
-        table = [*_header(("", "now"), 1), *(_row(row[:2]) for row in _rows(now, now))]
+        table = Table.of(("", "now"), (row[:2] for row in _rows(now, now)))
     else:
-        table = [*_header(("", "now", "baseline", "change"), 1), *map(_row, _rows(now, before))]
+        table = Table.of(("", "now", "baseline", "change"), _rows(now, before))
         if before.fits != now.fits:
             lines.append(f"(at the baseline it {'did' if before.fits else 'did not'} fit)")
-    return Block((*lines, "", *table), what="targets")
+    return Block((*lines, "", *as_markdown(table).split("\n")), what="targets")
 
 
 def _rows(now: Figures, before: Figures) -> Iterator[tuple[str, str, str, str]]:

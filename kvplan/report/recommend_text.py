@@ -6,15 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kvplan.core.csv_text import csv_text
 from kvplan.core.files import printable
+from kvplan.core.table import Markdown, Table
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import running_users
 from kvplan.planning.plan import Plan, Request
 from kvplan.planning.recommend import STAGES, Answer, Failure, Fit, Placement, Question, Recommendation
-from kvplan.report.lines import Line, columns, line
-from kvplan.report.text import code, escaped, rows_of
+from kvplan.report.lines import COMMAND, Line, Part, line
+from kvplan.report.page import Block, bold, bullets, code
 
 if TYPE_CHECKING:
     from kvplan.documents import recommendation as typed
@@ -419,18 +419,18 @@ def servers_gpus(placement: typed.Placement) -> str:
 # --- table, markdown, csv ---------------------------------------------------------------------------------------------
 
 
-def table_lines(doc: typed.RecommendationDocument, limit: int) -> list[Line]:
-    lines = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
+def table_lines(doc: typed.RecommendationDocument, limit: int) -> list[Part]:
+    lines: list[Part] = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
     if doc["fit"] is not None:
         lines += fit_lines(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
         headers, rows = placement_table(doc, limit)
-        lines += [line(), *columns(headers, rows), *(line(text) for text in remarks(doc, limit))]
+        lines += [line(), Table.of(headers, rows), *(line(text) for text in remarks(doc, limit))]
         lines += [line(), line(ranking(doc))]
     for heading, texts in reasons(doc).items():
         lines += [line(), line(heading, "bold"), *(line(f"  {text}") for text in texts)]
     for what, command in commands(doc):
-        lines += [line(), line(f"Serve ({what})" if what else "Serve", "bold"), line(f"  {command}", "cyan")]
+        lines += [line(), line(f"Serve ({what})" if what else "Serve", "bold"), line(f"  {command}", COMMAND)]
     return lines
 
 
@@ -448,31 +448,29 @@ def fit_lines(fit: typed.Fit, *, holds: bool) -> list[Line]:
     return lines + [line(f"  {name:<12}  {text}") for name, text in fit_texts(fit)]
 
 
-def markdown(doc: typed.RecommendationDocument, limit: int) -> str:
-    parts = [f"**{escaped(doc['answer'])}**"]
+def page(doc: typed.RecommendationDocument, limit: int) -> list[Block]:
+    parts: list[Block] = [bold(doc["answer"])]
     if doc["fit"] is not None:
         parts += fit_parts(doc["fit"], holds=doc["holds"])
     elif doc["placements"]:
         headers, cells = placement_table(doc, limit)
-        parts.append(rows_of(headers, [[escaped(text) for text in row] for row in cells]))
-        parts += [escaped(text) for text in (*remarks(doc, limit), ranking(doc))]
-    for heading, texts in reasons(doc).items():
-        parts.append(f"{heading}:\n\n" + "\n".join(f"- {escaped(text)}" for text in texts))
+        parts += [Table.of(headers, cells), *remarks(doc, limit), ranking(doc)]
+    for title, texts in reasons(doc).items():
+        parts += [Markdown(f"{title}:"), bullets(texts)]
     for what, command in commands(doc):
-        parts += [f"Serve ({what}):" if what else "Serve:", code(command)]
-    return "\n\n".join(parts) + "\n"
+        parts += [Markdown(f"Serve ({what}):" if what else "Serve:"), code(command)]
+    return parts
 
 
-def fit_parts(fit: typed.Fit, *, holds: bool) -> list[str]:
-    parts = [escaped(printable(fit["reason"], 300))] if fit["reason"] else []
+def fit_parts(fit: typed.Fit, *, holds: bool) -> list[Block]:
+    parts: list[Block] = [printable(fit["reason"], 300)] if fit["reason"] else []
     if fit["cures"]:
-        parts.append(rows_of((CURES, ""), [[escaped(text) for text in row] for row in cure_texts(fit)], left=2))
+        parts.append(Table.of((CURES, ""), cure_texts(fit), left=2))
         if any(is_less_precise(cure) for cure in fit["cures"]):
-            parts.append(escaped(LESS_PRECISE))
+            parts.append(LESS_PRECISE)
     elif not holds:
         parts.append(NO_CURE)
-    rows = [[escaped(name), escaped(text)] for name, text in fit_texts(fit)]
-    return [*parts, rows_of((fit_title(fit), ""), rows, left=2)]
+    return [*parts, Table.of((fit_title(fit), ""), fit_texts(fit), left=2)]
 
 
 PLACEMENT_COLUMNS = (
@@ -486,16 +484,16 @@ FIT_COLUMNS = (
 )  # fmt: skip
 
 
-def rows_csv(doc: typed.RecommendationDocument) -> str:
+def rows_table(doc: typed.RecommendationDocument) -> Table:
     """Placements, then what holds nobody with its reason; or a row for each setting of given GPUs."""
     fit = doc["fit"]
     if fit is None:
         placements = ({**placement, "changes": " + ".join(placement["changes"])} for placement in doc["placements"])
-        return _csv(PLACEMENT_COLUMNS, [*placements, *doc["failures"]])
+        return _table(PLACEMENT_COLUMNS, [*placements, *doc["failures"]])
     settings = ({**answer, **(answer["settings"] or {}), "setting": name} for name, _, answer in fit_rows(fit))
     cures = ({**cure, "setting": "cure", "value": together(cure["needs"]), "holds": True} for cure in fit["cures"])
-    return _csv(FIT_COLUMNS, [*settings, *cures])
+    return _table(FIT_COLUMNS, [*settings, *cures])
 
 
-def _csv(headers: Sequence[str], rows: Sequence[Mapping[str, object]]) -> str:
-    return csv_text([headers, *([row.get(name) for name in headers] for row in rows)])
+def _table(headers: Sequence[str], rows: Sequence[Mapping[str, object]]) -> Table:
+    return Table.of(headers, ([row.get(name) for name in headers] for row in rows))

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 
 from kvplan.core.errors import KvplanError
+from kvplan.core.table import Column, Table, Value
 from kvplan.measure.run_manifest import inputs_of, spec_of
 from kvplan.measure.rundir import Run
-from kvplan.report.run_cells import Column, Table, Value
 from kvplan.report.run_record import entry, num_groups, usable_blocks
 from kvplan.servers.bundled.rules import group_sizes, kind_of
 

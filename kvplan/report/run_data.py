@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import printable, shown
+from kvplan.core.table import Column, Table, Value
 from kvplan.measure.reconcile import COMPONENTS, Reconciliation, sources_of
 from kvplan.measure.rundir import Run
-from kvplan.report.run_cells import Column, Table, Value
 from kvplan.report.run_contexts import contexts_table
 from kvplan.report.run_record import Sample, Stage, compared, device_of, entry, number, stages_of, timed
 from kvplan.report.run_sentences import answer, banner, findings

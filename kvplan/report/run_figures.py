@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
+from kvplan.core.table import text, words
 from kvplan.core.units import format_size
 from kvplan.measure.reconcile import Row
-from kvplan.report.run_cells import text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_record import (
     Sample,

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from kvplan.core.files import printable
-from kvplan.report.run_cells import Table, Value, cell_text, words
+from kvplan.core.table import Table, Value, cell_text, words
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_figures import comparison_drawing, is_drawable, run_drawings
 

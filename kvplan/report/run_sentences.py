@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from kvplan.core.table import Table, Value, text, words
 from kvplan.measure.reconcile import Reconciliation, Row, sums
 from kvplan.measure.rundir import Run
-from kvplan.report.run_cells import Table, Value, text, words
 from kvplan.report.run_record import Sample, entry, having, memory_key, number, numbers, usable_blocks
 
 BASELINE = "baseline"  # the stage in which the other allocator runs

@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvplan.core.table import BY_ROW, UNIT, Column, Table, Value
 from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import fragmentation
 from kvplan.measure.rundir import Run
-from kvplan.report.run_cells import BY_ROW, UNIT, Column, Table, Value
 from kvplan.report.run_record import Sample, Stage, entry, number, numbers
 
 TIMELINE_ROWS = 40

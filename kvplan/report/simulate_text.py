@@ -1,22 +1,19 @@
 """A simulation as a table, Markdown, CSV and JSON; its timeline and requests as CSV."""
 
-import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
-from kvplan.core.csv_text import csv_text
+from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.documents.artifact import num_gpus
 from kvplan.planning.flags import model_id
-from kvplan.report.lines import Line, columns, line, write
-from kvplan.report.text import escaped, rows_of
+from kvplan.report import formats
+from kvplan.report.lines import Part, line
+from kvplan.report.page import Block, heading
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import Result, Spread
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SIMULATION = "kvplan/simulation@1"
 Row = tuple[str, list[str]]
@@ -164,48 +161,46 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
     return [("Pool", pool), ("Step", answer.step_time)]
 
 
-def lines(answer: Answer) -> list[Line]:
-    table = [[what, *texts] for what, texts in rows(answer)]
+def figures_table(answer: Answer) -> Table:
+    """A row for each figure, a column for each variant."""
     names = ["", *(variant.name for variant in answer.variants)]
+    return Table.of(names, ([what, *texts] for what, texts in rows(answer)))
+
+
+def lines(answer: Answer) -> list[Part]:
     return [
         line(title(answer), "bold"),
         line(),
-        *columns(names, table),
+        figures_table(answer),
         line(),
         *(line(f"{name:<6}{text}") for name, text in facts(answer)),
     ]
 
 
-def show(answer: Answer, console: "Console | TextIO") -> None:
-    write(lines(answer), console)
-
-
 # --- other forms ------------------------------------------------------------------------------------------------------
 
 
-def render(answer: Answer, format: str) -> str:
-    match format:
-        case "json":
-            return json.dumps(document(answer), indent=2, allow_nan=False) + "\n"
-        case "csv":
-            return figures_csv(answer)
-        case _:
-            return markdown(answer)
+def shapes(answer: Answer) -> formats.Answer:
+    return formats.Answer(
+        lambda _: lines(answer), lambda: document(answer), lambda: metrics_table(answer), lambda: page(answer)
+    )
 
 
-def markdown(answer: Answer) -> str:
-    names = ["", *(variant.name for variant in answer.variants)]
-    table = [[escaped(what), *map(escaped, texts)] for what, texts in rows(answer)]
-    below = [f"{name}: {escaped(text)}  " for name, text in facts(answer)]
-    return "\n".join([f"## {escaped(title(answer))}", "", rows_of(names, table), "", *below, ""])
+def page(answer: Answer) -> list[Block]:
+    below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
+    return [heading(2, title(answer)), figures_table(answer), Markdown(below)]
 
 
-def figures_csv(answer: Answer) -> str:
+def metrics_table(answer: Answer) -> Table:
     """A row per figure and variant."""
-    rows: list[tuple[Any, ...]] = [("variant", "metric", "value")]
-    for variant in answer.variants:
-        rows += ((variant.name, name, value) for name, value in flat(result_document(answer, variant)))
-    return csv_text(rows)
+    return Table.of(
+        ("variant", "metric", "value"),
+        (
+            (variant.name, name, value)
+            for variant in answer.variants
+            for name, value in flat(result_document(answer, variant))
+        ),
+    )
 
 
 def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -281,22 +276,20 @@ def result_document(answer: Answer, variant: Variant) -> dict[str, Any]:
     }
 
 
-def timeline_csv(simulation: Simulation) -> str:
+def timeline_table(simulation: Simulation) -> Table:
     """A row per stretch of time: averages of the steps that began in it, the highest of each, tokens given."""
-    rows: list[list[Any]] = [
-        ["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
-    ]
-    timeline = simulation.timeline
+    names = ["start_s", *(f"{name}_{kind}" for name in LEVELS for kind in ("mean", "most")), "output_tokens"]
+    timeline, rows = simulation.timeline, list[list[Any]]()
     for number, bucket in enumerate(timeline.buckets):
-        means = [each / bucket.seconds if bucket.seconds else 0.0 for each in bucket.sums]
+        means = [total / bucket.seconds if bucket.seconds else 0.0 for total in bucket.sums]
         cells = [cell for pair in zip(means, bucket.peaks, strict=True) for cell in pair]
         rows.append([number * timeline.width_s, *cells, bucket.tokens])
-    return csv_text(rows)
+    return Table.of(names, rows)
 
 
-def requests_csv(simulation: Simulation) -> str:
+def requests_table(simulation: Simulation) -> Table:
     records = simulation.records
-    headers = (
+    names = (
         "number", "arrival_s", "admitted_s", "first_token_s", "ended_s", "prompt_tokens", "output_tokens",
         "cached_tokens", "loaded_tokens", "preemptions",
     )  # fmt: skip
@@ -304,4 +297,4 @@ def requests_csv(simulation: Simulation) -> str:
         records.number, records.arrival, records.admitted, records.first_token, records.ended, records.prompt,
         records.output, records.cached, records.loaded, records.preemptions, strict=True,
     )  # fmt: skip
-    return csv_text([headers, *rows])
+    return Table.of(names, rows)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvplan.core.csv_text import csv_text
 from kvplan.core.files import printable
+from kvplan.core.table import Markdown, Table, csv_text
 from kvplan.core.units import format_bytes, format_gib, plural
 from kvplan.planning.sweep import Grid, Row
 from kvplan.report.console import format_kib
-from kvplan.report.lines import Line, columns, line
-from kvplan.report.text import escaped, rows_of
+from kvplan.report.formats import Answer
+from kvplan.report.lines import Part, line
+from kvplan.report.page import Block, bold
 from kvplan.servers.base import terms_of
 
 SWEEP = "kvplan/sweep@1"
@@ -228,18 +229,42 @@ def headline(grid: Grid, rows: Sequence[Row], tally: Tally) -> str:
     return f"{subject(grid, rows)}: {counted}, {tally.fitting:,} {fit}"
 
 
-def table_lines(
-    grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool, alike: int = 0
-) -> list[Line]:
-    """The rows, with what they share above and what is not among them below."""
-    title = headline(grid, rows, tally)
-    lines = [line(f"{title}; Pareto-optimal rows:" if pareto else title, "bold"), line()]
-    if rows:
-        axes, prices = varying(grid), bool(grid.prices)
-        cells = [[*(column.text(row) for column in axes), *figures(row, prices=prices)] for row in rows]
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The rows that a reader sees of a sweep, and what is not among them."""
+
+    grid: Grid
+    rows: Sequence[Row]
+    tally: Tally
+    left_out: int
+    pareto: bool
+    alike: int = 0
+
+    @property
+    def table(self) -> Table:
+        axes, prices = varying(self.grid), bool(self.grid.prices)
+        cells = ([*(column.text(row) for column in axes), *figures(row, prices=prices)] for row in self.rows)
         left = sum(column.header in LEFT for column in axes)
-        lines += columns([*(column.header for column in axes), *headers(prices=prices)], cells, left=left)
-    return lines + [line(text) for text in footer(tally, left_out, alike)]
+        return Table.of([*(column.header for column in axes), *headers(prices=prices)], cells, left=left)
+
+    @property
+    def title(self) -> str:
+        return headline(self.grid, self.rows, self.tally)
+
+    def parts(self) -> list[Part]:
+        """The rows, with what they share above and what is not among them below."""
+        parts: list[Part] = [line(f"{self.title}; Pareto-optimal rows:" if self.pareto else self.title, "bold"), line()]
+        parts += [self.table] if self.rows else []
+        return parts + [line(text) for text in footer(self.tally, self.left_out, self.alike)]
+
+    def page(self) -> list[Block]:
+        parts: list[Block] = [Markdown(f"{bold(self.title)}{'; Pareto-optimal rows:' if self.pareto else ''}")]
+        parts += [self.table] if self.rows else []
+        return parts + [text.strip() for text in footer(self.tally, self.left_out, self.alike) if text]
+
+    def answer(self, document: Callable[[], Any]) -> Answer:
+        """Of the formats that are not written row by row."""
+        return Answer(lambda _: self.parts(), document, lambda: Table.of(Row._fields, self.rows), self.page)
 
 
 def footer(tally: Tally, left_out: int, alike: int) -> list[str]:
@@ -255,17 +280,3 @@ def footer(tally: Tally, left_out: int, alike: int) -> list[str]:
         if more > 0:
             texts.append(f"  and {plural(more, 'other reason')}: --format csv")
     return texts
-
-
-def markdown(grid: Grid, rows: Sequence[Row], tally: Tally, *, left_out: int, pareto: bool, alike: int = 0) -> str:
-    axes, prices = varying(grid), bool(grid.prices)
-    cells = [[escaped(text) for text in (*(c.text(row) for c in axes), *figures(row, prices=prices))] for row in rows]
-    title = f"**{escaped(headline(grid, rows, tally))}**"
-    if pareto:
-        title += "; Pareto-optimal rows:"
-    left = sum(column.header in LEFT for column in axes)
-    parts = [title]
-    if rows:
-        parts.append(rows_of([*(column.header for column in axes), *headers(prices=prices)], cells, left=left))
-    below = [escaped(text.strip()) for text in footer(tally, left_out, alike) if text]
-    return "\n\n".join([*parts, *below]) + "\n"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvplan.core.csv_text import csv_text
-from kvplan.core.files import printable
+from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.core.units import GIB, format_gib, format_size
 from kvplan.documents.artifact import plan_document
 from kvplan.planning.explain import explain as explained
@@ -27,6 +26,7 @@ from kvplan.report.console import (
     unused_text,
     where,
 )
+from kvplan.report.page import Block, bold, bullets, code, folded, shown
 
 if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument
@@ -89,105 +89,80 @@ def value_at(document: PlanDocument, path: str) -> Any:
     return value
 
 
-def plans_csv(plans: Sequence[Plan]) -> str:
-    """A header and one row per plan; null is an empty cell, booleans are true and false."""
+def plans_table(plans: Sequence[Plan]) -> Table:
+    """One row per plan."""
     documents = map(plan_document, plans)
-    return csv_text([COLUMNS, *([value_at(document, path) for path in COLUMNS] for document in documents)])
+    return Table.of(COLUMNS, ([value_at(document, path) for path in COLUMNS] for document in documents))
 
 
 # --- markdown ---------------------------------------------------------------------------------------------------------
 
 
-def plans_markdown(plans: Sequence[Plan], *, explain: bool = False) -> str:
+def plans_page(plans: Sequence[Plan], *, explain: bool = False) -> list[Block]:
     """One plan in full, several as a table; with `explain` each one's formulas below, folded."""
     documents = [plan_document(plan) for plan in plans]
-    parts = [_one(documents[0])] if len(documents) == 1 else [_several(documents)]
+    parts: list[Block] = _one(documents[0]) if len(documents) == 1 else [_several(documents)]
     if explain:
         parts += [_formulas(plan, document) for plan, document in zip(plans, documents, strict=True)]
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
-def escaped(text: str) -> str:
-    """Text of unknown origin as Markdown that shows it as it is."""
-    shown = printable(text, 1000)
-    for sign in "\\`*_[]<>|#":
-        shown = shown.replace(sign, f"\\{sign}")
-    return shown
-
-
-def code(text: str) -> str:
-    """A fenced block that its content cannot close."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}\n{text}\n{fence}"
-
-
-def rows_of(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    marks = ["---" if i < left else "---:" for i in range(len(headers))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headers, marks, *rows))
-
-
-def _one(doc: PlanDocument) -> str:
-    parts = [f"**{escaped(headline(doc))}**", *map(escaped, caveats(doc)), _memory(doc), _figures(doc)]
-    parts += [f"Limit: {escaped(limit['text'])}" for limit in doc["limits"]]
+def _one(doc: PlanDocument) -> list[Block]:
+    parts: list[Block] = [bold(headline(doc)), *caveats(doc), _memory(doc), _figures(doc)]
+    parts += [f"Limit: {limit['text']}" for limit in doc["limits"]]
     if not doc["fits"] and doc["fixes"]:
-        cures = [f"- `{fix['flag']}`: {escaped(fix_text(fix))}" for fix in doc["fixes"]]
-        parts += ["What would make it fit, and for how many full-context users:\n\n" + "\n".join(cures)]
+        cures = [f"- `{fix['flag']}`: {markdown_text(fix_text(fix))}" for fix in doc["fixes"]]
+        parts += ["What would make it fit, and for how many full-context users:", Markdown("\n".join(cures))]
     command = doc["flags"]["command"] if doc["fits"] else next((fix["command"] for fix in doc["fixes"]), None)
     if command is not None:
         parts.append(code(command))
-    return "\n\n".join([*parts, _assumed(doc)])
+    return [*parts, _assumed(doc)]
 
 
-def _memory(doc: PlanDocument) -> str:
+def _memory(doc: PlanDocument) -> Table:
     memory = doc["memory"]
-    rows = []
+    rows: list[list[str]] = []
     for name, size in memory_rows(memory).items():
         if size or name != "lora":
             note = unused_text(doc) if name in ("unused", "missing") else ""
             share = f"{100 * size / memory['total']:.1f} %"
             rows.append([LABELS.get(name, name), f"{size / GIB:,.2f}", share, note])
-    rows.append(["**total**", f"**{memory['total'] / GIB:,.2f}**", "100.0 %", f"budget {format_gib(memory['budget'])}"])
-    return "\n".join(
-        f"| {' | '.join(cells)} |"
-        for cells in (["each GPU", "GiB", "share", ""], ["---", "---:", "---:", "---"], *rows)
-    )
+    total = [bold("total"), bold(f"{memory['total'] / GIB:,.2f}")]
+    rows.append([*total, "100.0 %", f"budget {format_gib(memory['budget'])}"])
+    return Table.of(("each GPU", "GiB", "share", ""), rows, left=(0, 3))
 
 
-def _figures(doc: PlanDocument) -> str:
+def _figures(doc: PlanDocument) -> Table:
     kv, users = doc["kv"], doc["concurrency"]
     rows = [
         ["KV per token", f"{format_kib(kv['bytes_per_token'])} ({kv['dtype']})"],
         ["KV per user", f"{format_size(kv['bytes_per_request'])} at {kv['max_model_len']:,} tokens"],
         ["blocks", f"{kv['num_blocks']:,} of {kv['block_size']:,} tokens, {format_size(kv['bytes_per_block'])} each"],
         ["tokens", f"{kv['tokens']:,}"],
-        [f"users {escaped(length_text(doc, context_text(doc)))}", f"{users['users']:,}"],
+        [f"users {length_text(doc, context_text(doc))}", f"{users['users']:,}"],
         ["in the server's log", f"{users['max']:.2f}"],
     ]
     if users["log_differs"] is not None:
-        rows.append(["", escaped(users["log_differs"])])
-    return rows_of(("KV cache and users", ""), rows)
+        rows.append(["", users["log_differs"]])
+    return Table.of(("KV cache and users", ""), rows)
 
 
-def _assumed(doc: PlanDocument) -> str:
+def _assumed(doc: PlanDocument) -> Block:
     rows = [
         [
             LABELS.get(each["name"], each["name"]),
             figures(each)[0],
             figures(each)[1].replace("-", " to "),
-            escaped(each["formula"]),
+            each["formula"],
         ]
         for each in doc["assumptions"]
     ]
-    table = "\n".join(
-        f"| {' | '.join(cells)} |"
-        for cells in (["modeled, not derived", "GiB", "range", "formula"], ["---", "---:", "---:", "---"], *rows)
-    )
-    return table if rows else "Nothing is modeled: every number is derived."
+    if not rows:
+        return "Nothing is modeled: every number is derived."
+    return Table.of(("modeled, not derived", "GiB", "range", "formula"), rows, left=(0, 3))
 
 
-def _several(documents: Sequence[PlanDocument]) -> str:
+def _several(documents: Sequence[PlanDocument]) -> Table:
     headers = (
         "model",
         "GPUs",
@@ -201,8 +176,8 @@ def _several(documents: Sequence[PlanDocument]) -> str:
     )
     rows = [
         [
-            escaped(name_of(doc)),
-            escaped(where(doc)),
+            name_of(doc),
+            where(doc),
             f"{doc['kv']['max_model_len']:,}",
             format_kib(doc["kv"]["bytes_per_token"]),
             format_size(doc["kv"]["bytes_per_request"]),
@@ -213,20 +188,14 @@ def _several(documents: Sequence[PlanDocument]) -> str:
         ]
         for doc in documents
     ]
-    return rows_of(headers, rows, left=2)
+    return Table.of(headers, rows, left=2)
 
 
-def _short(doc: PlanDocument) -> str:
+def _short(doc: PlanDocument) -> Markdown:
     fix = next((f"; `{fix['flag']}`" for fix in doc["fixes"]), "")
-    return f"{short_text(doc)}{fix}"
+    return Markdown(f"{markdown_text(short_text(doc))}{fix}")
 
 
-def _formulas(plan: Plan, doc: PlanDocument) -> str:
-    lines = [f"<details><summary>{_html(headline(doc))}: every formula</summary>", ""]
-    for section in explained(plan):
-        lines += [f"**{escaped(section.title)}**", "", *(f"- {escaped(text)}" for text in section.lines), ""]
-    return "\n".join([*lines, "</details>"])
-
-
-def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _formulas(plan: Plan, doc: PlanDocument) -> Markdown:
+    parts = [part for section in explained(plan) for part in (bold(section.title), bullets(section.lines))]
+    return Markdown("\n\n".join(map(shown, folded(f"{headline(doc)}: every formula", parts))))

@@ -6,16 +6,15 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from kvplan.core.csv_text import csv_text
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
+from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.planning.attribute import CAPACITY, MEMORY
 from kvplan.planning.diff import row_document
 from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
 from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_cells
-from kvplan.report.lines import Line, columns, line
-from kvplan.report.policy_text import shown as escaped
-from kvplan.report.text import rows_of
+from kvplan.report.lines import Line, Part, laid_out, line
+from kvplan.report.page import Block, heading
 from kvplan.servers.releases import Version, number_text
 
 if TYPE_CHECKING:
@@ -83,10 +82,10 @@ def first_line(result: Upgrade) -> str:
 # --- on the screen ----------------------------------------------------------------------------------------------------
 
 
-def upgrade_lines(result: Upgrade) -> list[Line]:
+def upgrade_lines(result: Upgrade) -> list[Part]:
     """The answer, then server by server what changes and by which change."""
     is_bad = any(server.outcome in WORSE for server in result.servers)
-    lines = [line(first_line(result), "bold red" if is_bad else "bold")]
+    lines: list[Part] = [line(first_line(result), "bold red" if is_bad else "bold")]
     for server in result.servers:
         if len(result.servers) > 1:
             lines += [line(), line(f"{title(server)}: {sentence(server)}", "red" if server.outcome in WORSE else "")]
@@ -97,18 +96,18 @@ def upgrade_lines(result: Upgrade) -> list[Line]:
     return lines
 
 
-def _server_lines(server: Upgraded) -> list[Line]:
+def _server_lines(server: Upgraded) -> list[Part]:
     it = server.comparison
     if it is None:
         return []
-    lines: list[Line] = []
+    lines: list[Part] = []
     if rows := [row_cells(row) for row in (*memory_rows(it), *figure_rows(it)) if row.delta]:
         old, new = server.old.request.release.label, server.release.label
-        lines += [line(), *columns(("", old, new, "change"), rows)]
+        lines += [line(), Table.of(("", old, new, "change"), rows)]
     telling = [effect for effect in server.effects if any(path in effect.deltas for path in EFFECT_FIGURES)]
     if telling:
-        heading, *cells = columns(EFFECT_TITLES[:-1], [effect_cells(effect)[:-1] for effect in telling])
-        lines += [line(), heading]
+        head, *cells = laid_out([Table.of(EFFECT_TITLES[:-1], [effect_cells(effect)[:-1] for effect in telling])])
+        lines += [line(), head]
         for row, effect in zip(cells, telling, strict=True):
             lines += [row, *wrapped(effect_cells(effect)[-1], indent="  ")]
     between = changes_between(server)
@@ -144,37 +143,31 @@ def effect_cells(effect: Effect) -> tuple[str, ...]:
 # --- Markdown, CSV, JSON ----------------------------------------------------------------------------------------------
 
 
-def upgrade_markdown(result: Upgrade) -> str:
-    return "\n\n".join(_markdown(result)) + "\n"
-
-
-def _markdown(result: Upgrade) -> Iterator[str]:
-    yield f"### {escaped(first_line(result))}"
+def upgrade_page(result: Upgrade) -> Iterator[Block]:
+    yield heading(3, first_line(result))
     for server in result.servers:
         if len(result.servers) > 1:
-            yield f"**{escaped(title(server))}**: {escaped(sentence(server))}"
+            yield Markdown(f"**{markdown_text(title(server))}**: {markdown_text(sentence(server))}")
         if (it := server.comparison) is not None:
             rows = [row_cells(row) for row in (*memory_rows(it), *figure_rows(it)) if row.delta]
             if rows:
-                heading = ("figure", server.old.request.release.label, server.release.label, "change")
-                yield rows_of(heading, [[escaped(cell) for cell in cells] for cells in rows])
+                yield Table.of(("figure", server.old.request.release.label, server.release.label, "change"), rows)
         if server.effects:
-            cells = [effect_cells(effect) for effect in server.effects]
-            yield rows_of(EFFECT_TITLES, [[escaped(cell) for cell in each] for each in cells])
+            yield Table.of(EFFECT_TITLES, map(effect_cells, server.effects))
 
 
-def upgrade_csv(result: Upgrade) -> str:
-    heading = ("server", "from", "to", "outcome", "figure", "unit", "old", "new", "delta", "changes")
-    rows: list[tuple[Any, ...]] = [heading]
+def upgrade_table(result: Upgrade) -> Table:
+    names = ("server", "from", "to", "outcome", "figure", "unit", "old", "new", "delta", "changes")
+    rows: list[tuple[Any, ...]] = []
     for server in result.servers:
         common = (title(server), server.old.request.release.label, server.release.label, server.outcome)
         if server.comparison is None:
             rows.append((*common, "", "", None, None, None, sentence(server)))
             continue
         for row in server.comparison.rows:
-            names = [effect.change.what for effect in server.effects if effect.change and row.name in effect.deltas]
-            rows.append((*common, row.name, row.unit, row.old, row.new, row.delta, "; ".join(names)))
-    return csv_text(rows)
+            changes = [effect.change.what for effect in server.effects if effect.change and row.name in effect.deltas]
+            rows.append((*common, row.name, row.unit, row.old, row.new, row.delta, "; ".join(changes)))
+    return Table.of(names, rows)
 
 
 def upgrade_document(result: Upgrade) -> UpgradeDocument:

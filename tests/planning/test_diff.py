@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import parse_json
+from kvplan.core.table import as_csv
 from kvplan.documents.artifact import dumps, plan_document, plans_document
 from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import gpu
@@ -34,8 +35,9 @@ from kvplan.planning.diff import (
 )
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.policy.result import CheckResult, Figures, TargetResult, check_document
-from kvplan.report.diff_text import diff_csv, diff_lines, diff_markdown
-from kvplan.report.lines import plain
+from kvplan.report.diff_text import diff_lines, diff_page, diff_table
+from kvplan.report.lines import laid_out, plain
+from kvplan.report.page import page
 from kvplan.servers.vllm.rules import EngineArgs, version
 from tests.support.cli import LLAMA
 
@@ -57,6 +59,14 @@ def between(old: Plan, new: Plan) -> Difference:
     return difference("old", "new", [plan_side(old)], [plan_side(new)])
 
 
+def diff_markdown(result: Difference) -> str:
+    return page(diff_page(result))
+
+
+def diff_csv(result: Difference) -> str:
+    return as_csv(diff_table(result))
+
+
 def rows(result: Difference) -> dict[str, tuple[Any, Any, Any]]:
     (only,) = result.comparisons
     return {row.name: (row.old, row.new, row.delta) for row in only.rows}
@@ -66,7 +76,7 @@ def every_format(result: Difference) -> str:
     """All texts, once the document follows its schema."""
     document = diff_document(result)
     Draft202012Validator(document_schema("diff")).validate(document)
-    lines = "\n".join(plain(line) for line in diff_lines(result))
+    lines = "\n".join(plain(line) for line in laid_out(diff_lines(result)))
     return "\n".join([json.dumps(document, allow_nan=False), lines, diff_markdown(result), diff_csv(result)])
 
 
@@ -128,7 +138,7 @@ def test_a_plan_compared_with_itself_has_no_difference() -> None:
         result = between(made, plan(made.request))
         assert result.is_equal
         assert not result.is_worse
-        assert [plain(line) for line in diff_lines(result)] == [f"{plan_side(made).title}: no difference"]
+        assert [plain(line) for line in laid_out(diff_lines(result))] == [f"{plan_side(made).title}: no difference"]
         every_format(result)
 
 
@@ -495,7 +505,7 @@ def test_names_from_a_document_stay_text() -> None:
     result = difference(NASTY, "b", document_sides(document, "a"), document_sides(other, "b"))
     text = every_format(result)
     assert "\x1b" not in text
-    shown = "\n".join(plain(line) for line in diff_lines(result))
+    shown = "\n".join(plain(line) for line in laid_out(diff_lines(result)))
     assert "[bold]x[/bold] | `c` <b>" in shown
     assert "\\[bold\\]x" in diff_markdown(result)
     assert ",'=" in diff_csv(result)  # no spreadsheet runs it

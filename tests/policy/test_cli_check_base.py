@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvplan.report.policy_text import shown
+from kvplan.core.table import markdown_text as shown
 from tests.support.cli import Ran, Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
 from tests.support.policies import policy

@@ -5,7 +5,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from kvplan.core.errors import UsageError
+from kvplan.core.table import Table, as_csv
 from kvplan.core.units import GIB
 from kvplan.documents.artifact import plan_document
 from kvplan.hardware.gpu import custom_gpu, gpu
@@ -22,8 +23,9 @@ from kvplan.models.spec import Quantization, Scheme
 from kvplan.planning.explain import is_published
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.report import console as screen
-from kvplan.report.lines import Line, columns, line, open_console, plain, write
-from kvplan.report.text import COLUMNS, plans_csv, plans_markdown, value_at
+from kvplan.report.lines import Part, line, open_console, takes_blocks, write
+from kvplan.report.page import page
+from kvplan.report.text import COLUMNS, plans_page, plans_table, value_at
 from kvplan.servers.vllm.rules import EngineArgs, version
 from kvplan.workloads.lengths import parse_lengths
 
@@ -58,15 +60,25 @@ class Ascii(io.TextIOWrapper):
 
 
 def shown(one: Plan, **how: bool) -> str:
-    stream = Utf8()
-    screen.print_plan(one, stream, **how)
-    return stream.getvalue()
+    return "".join(f"{row}\n" for row in lines_of(screen.plan_parts(one, **how)))
 
 
-def lines_of(printer: Callable[..., None], *args: Any) -> list[str]:
+def lines_of(parts: Iterable[Part]) -> list[str]:
     stream = Utf8()
-    printer(*args, stream)
+    write(parts, stream)
     return stream.getvalue().splitlines()
+
+
+def print_plan(one: Plan, console: Any) -> None:
+    write(screen.plan_parts(one, blocks=takes_blocks(console)), console)
+
+
+def plans_csv(plans: list[Plan]) -> str:
+    return as_csv(plans_table(plans))
+
+
+def plans_markdown(plans: list[Plan], *, explain: bool = False) -> str:
+    return page(plans_page(plans, explain=explain))
 
 
 # --- one screen -------------------------------------------------------------------------------------------------------
@@ -240,8 +252,8 @@ def test_more_users_than_the_scheduler_runs_are_not_promised() -> None:
     assert second == f"The pool holds {one.concurrency.pool.users}; at most 64 run at once (--max-num-seqs)."
     assert one.concurrency.pool.users > 400
     assert second in plans_markdown([one])
-    assert lines_of(screen.print_gpus, [(gpu("a100-80g"), one)])[-1].endswith("  yes, 64 at once")
-    rows = lines_of(screen.print_contexts, [one, planned(max_num_seqs=64)])
+    assert lines_of(screen.gpu_parts([(gpu("a100-80g"), one)]))[-1].endswith("  yes, 64 at once")
+    rows = lines_of(screen.context_parts([one, planned(max_num_seqs=64)]))
     assert rows[2].endswith("  note")
     assert rows[3].endswith("  64 at once")
     assert re.search(r" 14  13-14$", rows[4])  # 14 users of 64
@@ -262,7 +274,7 @@ def test_a_plan_that_fits_by_less_than_its_range_warns() -> None:
     warning = shown(one).splitlines()[1]
     assert warning.startswith(f"May not start: the low end of the range holds {low - 0.005:.2f} requests of the full ")
     assert warning.endswith("A shorter --max-model-len is safer.")
-    assert lines_of(screen.print_gpus, [(gpu("rtx-4090"), one)])[-1].endswith("  may not start")
+    assert lines_of(screen.gpu_parts([(gpu("rtx-4090"), one)]))[-1].endswith("  may not start")
     assert "May not start" not in shown(planned())
     assert "May not start" not in shown(planned("llama-3.1-70b"))  # that one does not fit at all
 
@@ -288,10 +300,10 @@ def test_statements_about_facts_and_rules_stand_among_the_assumptions() -> None:
 def test_an_ascii_stream_gets_ascii_bars_and_nothing_raises() -> None:
     stream = Ascii()
     one = planned()
-    screen.print_plan(one, stream)
+    print_plan(one, stream)
     assert re.search(r"KV cache .* %  #{15,}", stream.text())
     odd = replace(one, request=replace(one.request, spec=replace(one.request.spec, name="modèle-1")))
-    screen.print_plan(odd, stream)
+    print_plan(odd, stream)
     assert "mod\\xe8le-1 on a100-80g" in stream.text()
 
 
@@ -301,7 +313,7 @@ def test_names_are_never_markup_nor_control_characters() -> None:
         one, request=replace(one.request, spec=replace(one.request.spec, name="[bold]x[/bold] [/foo]\x1b[31m"))
     )
     for console in (Console(file=Utf8(), force_terminal=True, width=60), Console(file=Utf8(), force_terminal=False)):
-        screen.print_plan(odd, console)
+        print_plan(odd, console)
         assert isinstance(console.file, io.StringIO)
         assert "[bold]x[/bold] [/foo]\\x1b[31m on a100-80g" in console.file.getvalue()
 
@@ -309,7 +321,7 @@ def test_names_are_never_markup_nor_control_characters() -> None:
 def test_a_terminal_gets_the_same_text_in_colours_and_never_cut() -> None:
     one = planned()
     console = Console(file=Utf8(), force_terminal=True, width=40, color_system="standard", legacy_windows=False)
-    screen.print_plan(one, console)
+    print_plan(one, console)
     assert isinstance(console.file, io.StringIO)
     coloured = console.file.getvalue()
     assert "\x1b[" in coloured
@@ -330,8 +342,9 @@ def test_a_pipe_loads_no_rich() -> None:
     script = (
         "import sys; from kvplan.models import catalog; from kvplan.hardware.gpu import gpu\n"
         "from kvplan.planning.plan import Request, plan\n"
-        "from kvplan.report.console import print_plan\n"
-        "print_plan(plan(Request(catalog.load('llama-3.1-8b'), gpu('a100-80g'))), sys.stdout)\n"
+        "from kvplan.report.console import plan_parts\n"
+        "from kvplan.report.lines import write\n"
+        "write(plan_parts(plan(Request(catalog.load('llama-3.1-8b'), gpu('a100-80g')))), sys.stdout)\n"
         "sys.exit('rich' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=900, check=False)
@@ -339,8 +352,8 @@ def test_a_pipe_loads_no_rich() -> None:
 
 
 def test_a_table_is_aligned() -> None:
-    made: list[Line] = columns(("name", "n"), [["a", "1"], ["bcdefg", "1,000"]])
-    assert [plain(row) for row in made] == ["name        n", "a           1", "bcdefg  1,000"]
+    made = Table.of(("name", "n"), [["a", "1"], ["bcdefg", "1,000"]])
+    assert lines_of([made]) == ["name        n", "a           1", "bcdefg  1,000"]
     stream = Utf8()
     write([line("x  "), line()], stream)
     assert stream.getvalue() == "x\n\n"
@@ -351,7 +364,7 @@ def test_a_table_is_aligned() -> None:
 
 def test_several_contexts_at_128_kib_per_token() -> None:
     plans = [planned(max_model_len=context) for context in (4096, 16384, 32768, 65536)]
-    rows = lines_of(screen.print_contexts, plans)
+    rows = lines_of(screen.context_parts(plans))
     assert rows[0] == "llama-3.1-8b on a100-80g: 128 KiB of KV per token"
     cells = [re.split(r" {2,}", row.strip()) for row in rows[3:7]]
     assert [row[0] for row in cells] == ["4,096", "16,384", "32,768", "65,536"]
@@ -362,7 +375,7 @@ def test_several_contexts_at_128_kib_per_token() -> None:
 
 def test_a_context_that_does_not_fit_names_a_cure() -> None:
     plans = [planned(card="l4", max_model_len=context) for context in (4096, 131072)]
-    rows = lines_of(screen.print_contexts, plans)
+    rows = lines_of(screen.context_parts(plans))
     assert rows[4].endswith(" short")
     assert rows[-1].startswith("At 131,072 tokens it would fit with one of: ")
 
@@ -370,7 +383,7 @@ def test_a_context_that_does_not_fit_names_a_cure() -> None:
 def test_one_row_per_gpu() -> None:
     found = [(gpu(card), planned(card=card)) for card in ("l4", "a100-80g")]
     refused = (custom_gpu(GIB), UsageError("custom: no\x1b"))
-    rows = lines_of(screen.print_gpus, [*found, refused])
+    rows = lines_of(screen.gpu_parts([*found, refused]))
     assert rows[0] == "llama-3.1-8b at 32,768 tokens, 128 KiB of KV per token"
     assert re.search(r" short; --[a-z]", rows[3])
     assert rows[4].endswith("  yes")
@@ -389,14 +402,14 @@ def test_the_model_list_is_the_quick_reference() -> None:
     assert states["state_bytes"] > 0
     windows = screen.model_row("gpt-oss-20b", catalog.load("gpt-oss-20b"))
     assert windows["window_bytes_per_token"] == 24_576  # 12 of 24 layers x 8 heads x (64 + 64) x 2 B
-    rows = lines_of(screen.print_models, [row, states, windows])
+    rows = lines_of(screen.model_parts([row, states, windows]))
     assert re.split(r" {2,}", rows[1].strip()) == ["llama-3.1-8b", "8.03B", "16.06", "128", "131,072"]
     assert len(rows) == 4
 
 
 def test_the_model_list_marks_facts_that_are_not_a_published_config() -> None:
     awq = screen.model_row("llama-3.1-8b-awq", catalog.load("llama-3.1-8b-awq"))
-    rows = lines_of(screen.print_models, [awq, screen.model_row("llama-3.1-8b", catalog.load("llama-3.1-8b"))])
+    rows = lines_of(screen.model_parts([awq, screen.model_row("llama-3.1-8b", catalog.load("llama-3.1-8b"))]))
     assert rows[1].startswith("llama-3.1-8b-awq *  awq int4 ")
     assert rows[2].startswith("llama-3.1-8b  ")
     assert rows[-1].startswith("* facts that are not a copy of the published config.json")
@@ -414,7 +427,7 @@ def test_only_a_published_config_counts_as_one() -> None:
 def test_the_gpu_list() -> None:
     row = screen.gpu_row(gpu("h100-80g"))
     assert row["compute_capability"] == "9.0"
-    rows = lines_of(screen.print_gpu_list, [row, screen.gpu_row(gpu("a100-80g"))])
+    rows = lines_of([screen.gpu_list([row, screen.gpu_row(gpu("a100-80g"))])])
     assert rows[1].split()[0] == "h100-80g"
     assert rows[2].split()[-4:] == ["2,039", "312", "-", "8.0"]  # GB/s, bf16 TFLOP/s, no fp8: NVIDIA's A100 datasheet
 

@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
+from kvplan.core.table import Table, text
 from kvplan.measure import reconcile
 from kvplan.measure.rundir import load_run
 from kvplan.report import run_sentences
-from kvplan.report.run_cells import Table, text
+from kvplan.report.formats import as_csv, as_json, as_markdown
 from kvplan.report.run_contexts import blocks_per_request, contexts
 from kvplan.report.run_data import ReportData, RunData, report_data, run_data
 from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import memory_key
-from kvplan.report.run_text import report_csv, report_json, report_markdown
+from kvplan.report.run_text import shapes
 from tests.support.cli import Run, refused, run
 from tests.support.recorded_runs import (
     CPU_INPUTS,
@@ -44,6 +45,18 @@ __all__ = ["run"]
 
 NUMBER = re.compile(r"[-+]?[\d,]+(?:\.\d+)?")
 FACTORS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "%": 0.01}
+
+
+def report_json(data: ReportData) -> str:
+    return as_json(shapes(data))
+
+
+def report_csv(data: ReportData) -> str:
+    return as_csv(shapes(data))
+
+
+def report_markdown(data: ReportData) -> str:
+    return as_markdown(shapes(data))
 
 
 def data_of(path: Path) -> RunData:

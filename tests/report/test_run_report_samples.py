@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from kvplan.core.table import cell_text
 from kvplan.measure.rundir import load_run
-from kvplan.report.run_cells import cell_text
-from kvplan.report.run_data import RunData, report_data, run_data
+from kvplan.report.formats import as_csv, as_json, as_markdown
+from kvplan.report.run_data import ReportData, RunData, report_data, run_data
 from kvplan.report.run_figures import Counted, Sheet, bars, drawing, new_figure, rates
 from kvplan.report.run_html import report_html
 from kvplan.report.run_record import number
 from kvplan.report.run_sentences import words_in
 from kvplan.report.run_tables import run_table
-from kvplan.report.run_text import report_csv, report_json, report_markdown
+from kvplan.report.run_text import shapes
 from tests.support.recorded_runs import (
     CPU_INPUTS,
     CPU_MEMORY,
@@ -33,6 +34,18 @@ from tests.support.recorded_runs import (
     served,
     write_run,
 )
+
+
+def report_json(data: ReportData) -> str:
+    return as_json(shapes(data))
+
+
+def report_csv(data: ReportData) -> str:
+    return as_csv(shapes(data))
+
+
+def report_markdown(data: ReportData) -> str:
+    return as_markdown(shapes(data))
 
 
 def data_of(path: Path) -> RunData:

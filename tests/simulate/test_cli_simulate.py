@@ -169,13 +169,13 @@ def test_a_figure_has_a_line_per_variant_through_its_own_numbers(trace: Path, ru
     from kvplan.report import simulate_figures, simulate_text
 
     seen: list[Any] = []
-    plain = simulate_text.render
+    plain = simulate_text.shapes
 
-    def spied(answer: Any, format: str) -> str:
+    def spied(answer: Any) -> Any:
         seen.append(answer)
-        return plain(answer, format)
+        return plain(answer)
 
-    monkeypatch.setattr(simulate_text, "render", spied)
+    monkeypatch.setattr(simulate_text, "shapes", spied)
     ran = run("simulate", *MODEL, "--trace", trace, "--baseline", "contiguous", "--format", "json")
     requests, pool, first = simulate_figures.panels(seen[0])
     assert [series.name for series in requests.series] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.core.csv_text import csv_cell, csv_text
+from kvplan.core.table import csv_cell, csv_text
 from tests.support.cli import Run, config_file, run
 from tests.support.recorded_runs import cpu_run, rewritten
 from tests.support.server_logs import LLAMA_3090
@@ -103,4 +103,4 @@ def test_no_other_module_writes_csv() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in ("csv.writer", "csv.DictWriter")
     ]
-    assert writers == ["kvplan/core/csv_text.py"]
+    assert writers == ["kvplan/core/table.py"]

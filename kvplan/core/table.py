@@ -1,0 +1,317 @@
+"""Tables: columns and rows of values, written once as text, CSV, Markdown and objects for JSON.
+
+The one guard against text of unknown origin stands here, too: in no cell is it a control character, a formula of a
+spreadsheet or markup of a page.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.core.units import format_size
+
+Value = int | float | str | None
+
+BY_ROW = "by row"  # a column whose units stand in the row's cell named `unit`
+UNIT = "unit"  # that column: shown with each value, so not by itself
+FIGURE = "figure"  # a number that is text already: to the right
+# Tables whose first column holds names of kvplan's own, which read better as words.
+NAMED = ("memory", "pool", "stages", "run", "environment", "method")
+LONGEST_CELL = 1000  # characters of a cell that a reader sees
+FACTS = ("run", "environment")  # tables of a name and a value
+GAP = 2  # spaces between two columns of text
+LONGEST_WORD = 24  # of a column of text that is made narrower; longer ones are divided
+
+
+class Markdown(str):
+    """Text that is Markdown already: no guard is put on it."""
+
+    __slots__ = ()
+
+
+# --- the guard --------------------------------------------------------------------------------------------------------
+
+_NUMBERS = (int, float)
+# What makes a cell a formula in a spreadsheet; the last four are the same signs at full width. A tab or a carriage
+# return does as well, and both are spelled out before.
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+_LONGEST = 1_000_000  # characters of a cell
+_MARKUP = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#&~$"})  # of GitHub, too: strikes, formulas
+_MENTION = re.compile(r"(?<!\w)@(?=\w)")
+
+
+def one_line(text: str, limit: int = _LONGEST) -> str:
+    """Text as one line without control characters, for a terminal."""
+    return text if text.isprintable() and len(text) <= limit else printable(text, limit)
+
+
+def csv_cell(value: Any) -> Any:
+    """A value as a spreadsheet reads it: null is empty, booleans are true and false; text is one line without control
+    characters, and no formula."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return value
+    text = one_line(str(value))
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def markdown_text(text: str, limit: int = LONGEST_CELL) -> Markdown:
+    """Text as Markdown that shows it as it is, and that calls nobody by name."""
+    if isinstance(text, Markdown):
+        return text
+    shown = printable(text, limit).translate(_MARKUP)
+    return Markdown(_MENTION.sub("@&#8203;", shown))  # a space of no width keeps @name from being a mention
+
+
+# --- a table ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's name and the unit of its cells: text, bytes, error, relative, share, count, s, ... or BY_ROW."""
+
+    name: str
+    unit: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of values; the cell in the first column names the row."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], rows: Iterable[Sequence[Any]], left: int | Iterable[int] = 1) -> Self:
+        """A table of values, or of cells as they are shown; the first `left` columns, or those at the places named, are
+        text."""
+        places = range(left) if isinstance(left, int) else tuple(left)
+        columns = (Column(name, "text" if i in places else FIGURE) for i, name in enumerate(names))
+        return cls("", "", tuple(columns), tuple(map(tuple, rows)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def is_left(self, i: int) -> bool:
+        """Whether the cells of a column stand to the left, as text and facts do."""
+        return self.columns[i].unit == "text" or self.name in FACTS
+
+    def unit(self, row: tuple[Any, ...], i: int) -> str:
+        """The unit of the i-th cell of a row."""
+        unit = self.columns[i].unit
+        return str(row[self.names.index(UNIT)]) if unit == BY_ROW else unit
+
+    @property
+    def shown_places(self) -> list[int]:
+        """Which columns a reader sees: all but the one that holds the units of others."""
+        by_row = any(column.unit == BY_ROW for column in self.columns)
+        return [i for i, column in enumerate(self.columns) if not (by_row and column.name == UNIT)]
+
+
+# --- a cell -----------------------------------------------------------------------------------------------------------
+
+
+def cell_text(table: Table, row: tuple[Any, ...], i: int) -> str:
+    """The i-th cell of a row for a reader."""
+    shown_text = text(row[i], table.unit(row, i))
+    return words(shown_text) if i == 0 and table.name in NAMED else shown_text
+
+
+def text(value: Any, unit: str) -> str:
+    """A cell for a reader: "513.13 MiB", "+0.31 %", "3,328"; a dash where there is no value."""
+    if value is None:
+        return "–"
+    if not isinstance(value, int | float):
+        return one_line(str(value), LONGEST_CELL)
+    match unit:
+        case "bytes":
+            return format_size(round(value))
+        case "error":
+            return f"{value:+,} B" if value else "0 B"
+        case "relative":
+            return signed_percent(float(value))
+        case "share":
+            return percent(float(value))
+        case "s":
+            return f"{value:,.2f} s"
+        case "count" | "text" | "figure" | "":
+            return plain(value)
+        case _:
+            return f"{plain(value)} {unit.removesuffix('s') if value == 1 and '/' not in unit else unit}"
+
+
+def plain(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def percent(share: float) -> str:
+    """A share in percent; one too small for a decimal is not written as zero."""
+    value = 100 * share
+    return "under 0.1 %" if 0 < value < 0.05 else f"{value:,.1f} %"
+
+
+def signed_percent(share: float) -> str:
+    value = 100 * share
+    if value == 0:
+        return "0 %"
+    return f"{value:+,.2f} %" if abs(value) >= 0.005 else f"{value:+.1g} %"
+
+
+def words(name: str) -> str:
+    """A column's or a component's name for a reader: "kv_cache" -> "KV cache"."""
+    if name == "non_torch":
+        return "non-torch"
+    spelled = {"kv": "KV", "cuda": "CUDA", "lora": "LoRA", "gpu": "GPU", "rss": "resident", "sm": "SM", "num": ""}
+    found = [spelled.get(word, word) for word in name.removesuffix("_w").removesuffix("_mhz").split("_")]
+    return " ".join(word for word in found if word)
+
+
+# --- CSV and JSON -----------------------------------------------------------------------------------------------------
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """One line per row, each cell as `csv_cell` has it: for rows that come one after the other."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerows([cell if type(cell) in _NUMBERS else csv_cell(cell) for cell in row] for row in rows)
+    return out.getvalue()
+
+
+def as_csv(table: Table) -> str:
+    """A line of names, then one per row."""
+    return csv_text([table.names, *table.rows])
+
+
+def as_objects(table: Table) -> list[dict[str, Any]]:
+    """The rows as JSON has them."""
+    return [dict(zip(table.names, row, strict=True)) for row in table.rows]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def as_markdown(table: Table) -> Markdown:
+    """Text to the left, numbers to the right; a cell is text unless it is Markdown already."""
+    places = table.shown_places
+    head: list[str] = [markdown_text(heading(table, i)) for i in places]
+    marks = ["---" if table.is_left(i) else "---:" for i in places]
+    body: Iterable[list[str]] = ([_markdown_cell(table, row, i) for i in places] for row in table.rows)
+    return Markdown("\n".join(f"| {' | '.join(cells)} |" for cells in (head, marks, *body)))
+
+
+def _markdown_cell(table: Table, row: tuple[Any, ...], i: int) -> str:
+    return row[i] if isinstance(row[i], Markdown) else markdown_text(cell_text(table, row, i))
+
+
+def heading(table: Table, i: int) -> str:
+    """What stands above a column; a table with a name is of data, whose keys are spelled as words."""
+    name = table.columns[i].name
+    return words(name) if table.name else name
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def as_text(table: Table, width: int | None = None) -> list[tuple[bool, str]]:
+    """The lines of a table, and whether each is a heading: two spaces between columns.
+
+    width  most characters of a line; None: as many as there are. A table that is wider gets lines of more than one row
+           in its columns of text and its headings, then comes in parts, each with the first columns again.
+    """
+    places = table.shown_places
+    head = [heading(table, i) for i in places]
+    cells = [[cell_text(table, row, i) for i in places] for row in table.rows]
+    is_left = [table.is_left(i) for i in places]
+    natural = [max(len(row[i]) for row in (head, *cells)) for i in range(len(places))]
+    if width is None or _total(natural) <= width:
+        return list(_laid_out(head, cells, is_left, natural))
+    least = [_least(head[i], [row[i] for row in cells], is_text=is_left[i]) for i in range(len(places))]
+    lines: list[tuple[bool, str]] = []
+    for chosen in _parts(least, is_left, width):
+        few = [least[i] for i in chosen]
+        widths = _widened(few, [natural[i] for i in chosen], width)
+        part = [[row[i] for i in chosen] for row in cells]
+        lines += [(False, "")] if lines else []
+        lines += _laid_out([head[i] for i in chosen], part, [is_left[i] for i in chosen], widths)
+    return lines
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
+
+
+def _least(name: str, cells: Sequence[str], *, is_text: bool) -> int:
+    """The least width of a column: its longest word, or its longest number."""
+    words_of = [word for part in (name, *(cells if is_text else ())) for word in part.split(" ")]
+    longest = min(max(map(len, words_of)), LONGEST_WORD)
+    return max(longest, *(() if is_text else map(len, cells)), 1)
+
+
+def _parts(least: Sequence[int], is_left: Sequence[bool], width: int) -> Iterator[list[int]]:
+    """The columns of each part of a table: as many as there is room for, after those of text that it begins with."""
+    key = list(range(next((i for i, is_text in enumerate(is_left) if not is_text), 1)))
+    while len(key) > 1 and _total([least[i] for i in key]) > width // 2:
+        key.pop()
+    rest = [i for i in range(len(least)) if i not in key]
+    while rest:
+        part = [*key, rest.pop(0)]
+        while rest and _total([least[i] for i in (*part, rest[0])]) <= width:
+            part.append(rest.pop(0))
+        yield part
+
+
+def _widened(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
+    """The widths with the room that is left given, one by one, to the column that lacks most of what it wants."""
+    widths = list(least)
+    for _ in range(width - _total(widths)):
+        narrow = max(range(len(widths)), key=lambda i: (natural[i] > widths[i], natural[i] / widths[i]))
+        if natural[narrow] <= widths[narrow]:
+            break
+        widths[narrow] += 1
+    return widths
+
+
+def _laid_out(
+    head: Sequence[str], cells: Sequence[Sequence[str]], is_left: Sequence[bool], widths: Sequence[int]
+) -> Iterator[tuple[bool, str]]:
+    for number, row in enumerate((head, *cells)):
+        for line in _row_lines(row, is_left, widths):
+            yield number == 0, line
+
+
+def _row_lines(row: Sequence[str], is_left: Sequence[bool], widths: Sequence[int]) -> Iterator[str]:
+    parts = [wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for number in range(max(map(len, parts))):
+        yield (" " * GAP).join(
+            f"{part[number] if number < len(part) else '':{'<' if is_text else '>'}{width}}"
+            for part, is_text, width in zip(parts, is_left, widths, strict=True)
+        )
+
+
+def wrapped(cell: str, width: int) -> list[str]:
+    """Text in lines of at most `width`, divided at spaces, and within words that are longer."""
+    if len(cell) <= width:
+        return [cell]
+    lines = [""]
+    for word in cell.split(" "):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        pieces = [word[i : i + width] for i in range(0, len(word), width)] or [""]
+        if lines[-1]:
+            lines += pieces
+        else:
+            lines[-1:] = pieces
+    return lines

@@ -1,0 +1,50 @@
+"""A page of Markdown: paragraphs, tables and what is folded away, for a pull request."""
+
+from collections.abc import Iterable, Sequence
+
+from kvplan.core.table import Markdown, Table, as_markdown, markdown_text
+
+Block = str | Table  # text is shown as it is unless it is Markdown already
+
+
+def page(blocks: Iterable[Block]) -> str:
+    """The blocks, a blank line between any two."""
+    return "\n\n".join(shown(block) for block in blocks) + "\n"
+
+
+def shown(block: Block) -> Markdown:
+    return as_markdown(block) if isinstance(block, Table) else markdown_text(block)
+
+
+def size_of(block: Block) -> int:
+    """Bytes of a block and the blank line after it."""
+    return len(shown(block).encode()) + 2
+
+
+def heading(level: int, text: str) -> Markdown:
+    return Markdown(f"{'#' * level} {markdown_text(text)}")
+
+
+def bold(text: str) -> Markdown:
+    return Markdown(f"**{markdown_text(text)}**")
+
+
+def bullets(texts: Iterable[str], sign: str = "-") -> Markdown:
+    return Markdown("\n".join(f"{sign} {markdown_text(text)}" for text in texts))
+
+
+def code(text: str) -> Markdown:
+    """A fenced block that its content cannot close."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return Markdown(f"{fence}\n{text}\n{fence}")
+
+
+def folded(title: str, blocks: Sequence[Block]) -> list[Block]:
+    """Blocks behind a click."""
+    return [Markdown(f"<details><summary>{html_text(title)}</summary>"), *blocks, Markdown("</details>")]
+
+
+def html_text(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
