@@ -269,7 +269,7 @@ class SchemaOptions:
         typer.Argument(
             metavar="NAME",
             help="A command that prints one (estimate, check, diff, upgrade, sweep, recommend, simulate), or plans, "
-            "policy, check-failure, trace, workload, log-reconciliation (`reconcile --log`).",
+            "policy, check-failure, trace, workload, diagnosis (`why`), log-reconciliation (`reconcile --log`).",
         ),
     ]
 

@@ -33,11 +33,12 @@ DOCUMENTS: Final = {
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
     "simulation": ("simulation", "SimulationDocument"),
+    "diagnosis": ("diagnosis", "DiagnosisDocument"),
     "log-reconciliation": ("log_reconciliation", "LogReconciliationDocument"),
 }
 NAMES: Final = (*DOCUMENTS, "policy")
 # A command by its name stands for what it prints.
-OF_COMMANDS: Final = {"estimate": "plan", "recommend": "recommendation", "simulate": "simulation"}
+OF_COMMANDS: Final = {"estimate": "plan", "recommend": "recommendation", "simulate": "simulation", "why": "diagnosis"}
 
 
 def document_schema(name: str) -> Schema:

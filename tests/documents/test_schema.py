@@ -54,6 +54,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("simulate", *LLAMA, "--profile", "azure-2023-conv", "--num-requests", "20", "--baseline", "contiguous"),
         ("simulate", *LLAMA, "--trace", "examples/chats.jsonl", "--tier", "cpu=8GiB@25GB/s", "--num-requests", "20"),
     ),
+    "diagnosis": (
+        ("why", "examples/vllm-did-not-start.log", "--gpu", "rtx-4090"),
+        ("why", "examples/vllm-did-not-start.log"),
+        ("why", "examples/vllm-0.10.log"),
+    ),
     "log-reconciliation": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"),),
 }  # fmt: skip
 
