@@ -148,15 +148,17 @@ LEAD: Final = 160  # and before it
 class Wording:
     """One message of a server, of torch or of the system that tells why it stopped.
 
-    cause     what it proves; None where only the phase of start-up tells (torch's out of memory)
-    phrase    the words that must be there, as the server writes them
-    figures   patterns after the phrase, <name> standing for a figure; each is looked for on its own
-    before    the same in front of the phrase
-    needs     a pattern that must be there too, after the phrase; "" for none
-    unless    a pattern after the phrase with which it is something else; "" for none
-    phase     the part of start-up that writes it
+    cause     what it proves; None where the part of start-up decides (torch's out of memory)
+    phrase    the words that must be there, as they are written
     releases  in which it was seen
     source    file of the server, or an issue that quotes it
+    figures   patterns around the phrase, <name> standing for a figure; each is looked for on its own
+    needs     a pattern that must be there too, around the phrase; "" for none
+    unless    a pattern around the phrase with which it is something else; "" for none
+    anywhere  a pattern that must be somewhere in the log; "" for none
+    phase     the part of start-up that writes it
+    strength  "decisive"; "hint": counts where nothing decisive is there
+    fatal     whether the server ends by it
     """
 
     cause: Cause | None
@@ -164,10 +166,12 @@ class Wording:
     releases: str
     source: str
     figures: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
     needs: str = ""
     unless: str = ""
+    anywhere: str = ""
     phase: Phase | None = None
+    strength: Literal["decisive", "hint"] = "decisive"
+    fatal: bool = True
 
 
 _DROPPED: Final = re.compile(r"[\s'\"`*\\\u200b\ufeff\xa0]+")
@@ -199,6 +203,127 @@ TORCH_FIGURES: Final = (
     r"with <private_pools_bytes> allocated in private pools",
     r"and <reserved_bytes> is reserved by PyTorch but unallocated",
 )
+
+_TORCH: Final = "torch c10/cuda/CUDACachingAllocator.cpp"
+# What torch, the driver and its libraries say when an allocation fails; the part of start-up decides the cause.
 OUT_OF_MEMORY: Final[tuple[Wording, ...]] = (
-    Wording(None, "CUDA out of memory.", "any", "torch c10/cuda/CUDACachingAllocator.cpp", TORCH_FIGURES),
+    Wording(None, "CUDA out of memory. Tried", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "CUDA out of memory.", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "HIP out of memory.", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "XPU out of memory.", "any", "torch c10/xpu/XPUCachingAllocator.cpp", TORCH_FIGURES),
+    Wording(None, "NPU out of memory.", "any", "torch_npu", TORCH_FIGURES),
+    Wording(None, "OutOfMemoryError: ", "any", _TORCH, TORCH_FIGURES, unless="^OutOfMemoryError: Task was killed"),
+    Wording(None, "OutOfMemoryError(", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "torch.OutOfMemoryError", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "torch.cuda.OutOfMemoryError", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "CUDA error: out of memory", "any", "cudaErrorMemoryAllocation"),
+    Wording(None, "HIP error: out of memory", "any", "hipErrorOutOfMemory"),
+    Wording(None, "CUDA_ERROR_OUT_OF_MEMORY", "any", "CUresult"),
+    Wording(None, "Triton Error [CUDA]: out of memory", "any", "triton"),
+    Wording(None, "CUBLAS_STATUS_ALLOC_FAILED", "any", "cublasStatus_t"),
+    Wording(None, "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", "any", "oneAPI"),
 )
+
+
+def _host(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
+    return Wording("host_memory_or_shm", phrase, "any", source, needs=needs, unless=unless)
+
+
+def _nccl(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
+    return Wording("nccl_or_multiprocess", phrase, "any", source, needs=needs, unless=unless)
+
+
+def _other(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
+    return Wording("not_memory", phrase, "any", source, needs=needs, unless=unless)
+
+
+def _capability(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
+    return Wording("dtype_or_capability", phrase, "any", source, needs=needs, unless=unless)
+
+
+# What the host, the driver and the libraries below both servers say.
+SYSTEM: Final[tuple[Wording, ...]] = (
+    # the host's memory and shared memory
+    _host("OOMKilled", "Kubernetes, Docker: reason of a container's end"),
+    _host("Out of memory: Killed process", "Linux mm/oom_kill.c"),
+    _host("Memory cgroup out of memory", "Linux mm/oom_kill.c"),
+    _host("oom-kill:constraint=", "Linux mm/oom_kill.c"),
+    _host("invoked oom-killer", "Linux mm/oom_kill.c"),
+    _host("exit code 137", "128 + SIGKILL"),
+    _host("exited with code 137", "128 + SIGKILL"),
+    _host("died with exit code -9", "multiprocessing: SIGKILL"),
+    _host("(exit code: -9)", "vLLM v1/executor/multiproc_executor.py"),
+    _host("exitcode=-9", "multiprocessing: SIGKILL"),
+    _host("exit code: -9", "SGLang srt/entrypoints/engine.py"),
+    _host("exitcode: -9", "torch.distributed.elastic"),
+    _host("terminated with -9", "SGLang srt/entrypoints/engine.py"),
+    _host("terminated by signal SIGKILL", "shells, multiprocessing"),
+    _host("killed due to the node running low on memory", "ray"),
+    _host("DefaultCPUAllocator: can't allocate memory", "torch c10/core/impl/alloc_cpu.cpp"),
+    _host("DefaultCPUAllocator: not enough memory", "torch c10/core/impl/alloc_cpu.cpp"),
+    _host("Cannot allocate memory", "errno ENOMEM"),
+    _host("NV_ERR_NO_MEMORY", "NVIDIA's kernel driver"),
+    _host("unable to open shared memory object", "torch MapAllocator.cpp"),
+    _host("unable to write to file </torch_", "torch MapAllocator.cpp"),
+    _host("unable to allocate shared memory(shm)", "torch"),
+    _host("It is possible that dataloader's workers are out of shared memory", "torch"),
+    _host("insufficient shared memory (shm)", "torch"),
+    _host("Bus error", "SIGBUS of a full /dev/shm", unless="PCI ?e Bus error"),
+    _host("No space left on device", "errno ENOSPC", needs=r"/dev/shm|shared ?memory|nccl-|psm_"),
+    _host("Error while creating shared memory segment", "NCCL misc/shmutils.cc"),
+    _host("Error while attaching to shared memory segment", "NCCL misc/shmutils.cc"),
+    _host("Insufficient space in /dev/shm", "vLLM distributed/device_communicators/shm_broadcast.py"),
+    _host("failed to extend /dev/shm", "NCCL misc/shmutils.cc"),
+    _host("Not enough host memory", "SGLang srt/mem_cache/pool_host"),
+    _host("Pinned host memory allocation of", "SGLang srt/mem_cache/pool_host/common.py"),
+    _host("Too large swap space.", "vLLM 0.2-0.10 config.py"),
+    _host("lack of CPU swap space", "vLLM 0.6-0.10 core/scheduler.py"),
+    _host("on startup is less than desired CPU memory utilization", "vLLM v1/worker/cpu_worker.py"),
+    _host("on kv cache allocation is less than requested memory for kv", "vLLM v1/worker/cpu_worker.py"),
+    # how processes find each other and speak
+    _nccl("NCCL error", "vLLM distributed/device_communicators/pynccl_wrapper.py", unless="out of memory"),
+    _nccl("DistBackendError", "torch", unless="out of memory"),
+    _nccl("ncclUnhandledCudaError", "torch", unless="out of memory"),
+    _nccl("ncclSystemError", "torch"),
+    _nccl("ncclInternalError", "torch"),
+    _nccl("ncclInvalidUsage", "torch"),
+    _nccl("ncclRemoteError", "torch"),
+    _nccl("DistNetworkError", "torch"),
+    _nccl("DistStoreError", "torch"),
+    _nccl("Watchdog caught collective operation timeout", "torch ProcessGroupNCCL.cpp"),
+    _nccl("Gloo connectFullMesh failed", "torch"),
+    _nccl("client socket has timed out after", "torch TCPStore"),
+    _nccl("Timed out waiting for clients", "torch TCPStore"),
+    _nccl("wait timeout after", "torch TCPStore", needs="store|key"),
+    _nccl("Duplicate GPU detected", "NCCL init.cc"),
+    _nccl("Cannot re-initialize CUDA in forked subprocess", "torch/cuda/__init__.py"),
+    _nccl("before the current process has finished its bootstrapping phase", "multiprocessing/spawn.py"),
+    _nccl("daemonic processes are not allowed to have children", "multiprocessing/process.py"),
+    _nccl("peer access is not supported between these two devices", "CUDA"),
+    _nccl("can't start new thread", "Python"),
+    # what the GPU cannot do
+    _capability("no kernel image is available for execution on the device", "CUDA"),
+    _capability("is not compatible with the current PyTorch installation", "torch/cuda/__init__.py", needs="sm_"),
+    _capability("FlashAttention only supports Ampere GPUs or newer", "flash-attn"),
+    Wording(
+        "kv_dtype_unsupported", "fp8e4nv not supported in this architecture", "any", "triton",
+        anywhere=r"kv[-_]cache[-_]dtype[=:]?(?: |,)?fp8",
+    ),
+    _capability("fp8e4nv not supported in this architecture", "triton"),
+    _capability("requires device with capability", "torch, xformers"),
+    _capability("ptxas fatal", "CUDA", needs="sm_|gpu-name"),
+    Wording("too_few_gpus", "invalid device ordinal", "any", "CUDA"),
+    Wording("too_few_gpus", "No CUDA GPUs are available", "any", "torch/cuda/__init__.py"),
+    # an error of code, data or driver
+    _other("illegal memory access", "CUDA"),
+    _other("illegal instruction was encountered", "CUDA"),
+    _other("misaligned address", "CUDA"),
+    _other("device-side assert triggered", "CUDA"),
+    _other("unspecified launch failure", "CUDA"),
+    _other("out of resource: shared memory", "triton: of one block on the chip"),
+    _other("memory space vmem", "Pallas: on the chip"),
+    _other("CUDA driver version is insufficient", "CUDA"),
+    _other("The NVIDIA driver on your system is too old", "torch"),
+    _other("Address already in use", "errno EADDRINUSE"),
+    _other("error while attempting to bind on address", "asyncio"),
+)  # fmt: skip

@@ -1,12 +1,115 @@
-"""SGLang's words for why it did not start, ran out of memory or stopped, by release."""
+"""SGLang's words for why it did not start, ran out of memory or stopped, by release, and where its code is in start-up.
+
+Compared with the source of 0.4.9, 0.5.2, 0.5.9 and 0.5.23 (tests/measure/test_failure_wordings.py).
+"""
 
 from typing import Final
 
-from kvplan.servers.failures import Wording
+from kvplan.servers.failures import Cause, Phase, Wording
+
+_RUNNER: Final = "srt/model_executor/model_runner.py"
+_BATCH: Final = "srt/managers/schedule_batch.py"
+_ALLOCATED: Final = (
+    r"Try to allocate <tried_tokens> tokens",
+    r"Available tokens: <available_tokens>",
+    r"available_tokens=<available_tokens>",
+)
+
+
+def _row(
+    cause: Cause, phrase: str, releases: str, source: str, phase: Phase | None = None, *figures: str, needs: str = "",
+    unless: str = "",
+) -> Wording:  # fmt: skip
+    return Wording(cause, phrase, releases, f"SGLang {source}", figures, needs=needs, unless=unless, phase=phase)
+
 
 WORDINGS: Final[tuple[Wording, ...]] = (
-    Wording(
-        "sglang_not_enough_memory", "Not enough memory. Please try to increase --mem-fraction-static.", "0.3-0.5",
-        "SGLang srt/model_executor/model_runner.py", (r"mem_fraction_static=<mem_fraction>",), phase="pool",
+    # the pool
+    _row(
+        "sglang_not_enough_memory", "Not enough memory. Please try to increase --mem-fraction-static", "0.2-0.5",
+        _RUNNER, "pool", r"mem_fraction_static=<mem_fraction>",
     ),
+    _row(
+        "sglang_not_enough_memory", "Loaded weights leave no GPU memory for the KV cache", "0.5",
+        "srt/mem_cache/kv_cache_configurator.py", "pool", r"--mem-fraction-static=<mem_fraction>\.?",
+    ),
+    _row("sglang_not_enough_memory", "Not enough GPU memory for hybrid", "0.5", "srt/mem_cache", "pool"),
+    _row("sglang_not_enough_memory", "state cache is too small to serve any requests", "0.5", "srt/mem_cache", "pool"),
+    _row("sglang_not_enough_memory", "Memory pool size is too small", "0.3-0.5", "srt/managers/tp_worker.py", "pool"),
+    _row("sglang_not_enough_memory", "Not enough space for mamba", "0.5", "srt/mem_cache/memory_pool.py", "serving"),
+    # requests
+    _row(
+        "sglang_oom_prefill", "Prefill out of memory. Try to lower your batch size", "0.4-0.5", _BATCH, "serving",
+        *_ALLOCATED,
+    ),
+    _row(
+        "sglang_oom_prefill", "Out of memory. Try to lower your batch size", "0.2-0.5", _BATCH, "serving",
+        *_ALLOCATED,
+    ),
+    _row("sglang_oom_prefill", "alloc_req_slots runs out of memory", "0.4-0.5", _BATCH, "serving"),
+    _row(
+        "sglang_oom_decode_retract", "Decode out of memory. Try to lower your batch size", "0.4-0.5", _BATCH,
+        "serving", *_ALLOCATED,
+    ),
+    _row(
+        "sglang_oom_decode_retract", "Decode out of memory happened", "0.2-0.4.6", "srt/managers/scheduler.py",
+        "serving", r"#retracted_reqs: <retracted>",
+    ),
+    _row(
+        "sglang_oom_decode_retract", "KV cache pool is full. Retract requests", "0.4.9-0.5",
+        "srt/managers/scheduler.py", "serving", r"#retracted_reqs: <retracted>",
+    ),
+    _row("sglang_oom_decode_retract", "No space left for only one request", "0.2-0.5", _BATCH, "serving"),
+    _row("sglang_oom_decode_retract", "retract_decode: aborted last request", "0.5", _BATCH, "serving"),
+    # other processes on the GPU: an error or, since 0.5.9, a warning
+    _row(
+        "free_memory_below_utilization", "The memory capacity is unbalanced", "0.2-0.5", _RUNNER, "load",
+        needs=r"(?:ValueError|RuntimeError): The memory capacity",
+    ),
+    # arguments
+    _row(
+        "max_len_above_model", "is greater than the derived context_length", "0.2-0.5", "srt/configs/model_config.py",
+        "arguments", r"context_length \(<context>\) is greater", r"derived context_length \(<derived_max_len>\)",
+        needs=r"To allow overriding|ValueError",
+    ),
+    _row(
+        "quantization_mismatch", "does not match the quantization method specified in the", "0.2-0.5",
+        "srt/configs/model_config.py", "arguments", r"in the model config \(<quantization>\)",
+    ),
+    _row("dtype_or_capability", "SGLang only supports sm75 and above", "0.4-0.5", _RUNNER, "arguments"),
+    _row("heads_not_divisible_by_tp", "tp_size must be divisible by number of nodes", "0.4-0.5", "srt/server_args.py"),
 )  # fmt: skip
+
+# Functions of SGLang in a traceback -> the part of start-up they are; the first row that a trace holds decides.
+FRAMES: Final[tuple[tuple[Phase | Cause, frozenset[str]], ...]] = (
+    ("lora_memory", frozenset({"init_lora_manager", "load_lora_adapter", "init_memory_pools", "load_lora_weights",
+                               "init_lora_memory_pool"})),
+    (
+        "capture",
+        frozenset(
+            {
+                "init_cuda_graphs", "init_device_graphs", "capture_one_batch_size", "_capture_graph", "capture",
+                "init_piecewise_cuda_graphs", "warmup_torch_compile", "capture_end", "capture_one",
+            }
+        ),
+    ),
+    ("load", frozenset({"load_model", "create_weights", "process_weights_after_loading", "_initialize_model",
+                        "get_model", "make_layers", "load_weights"})),
+    ("pool", frozenset({"init_memory_pool", "profile_max_num_token", "_create_buffers", "init_attention_backend"})),
+    ("sglang_oom_prefill", frozenset({"forward_extend", "forward_split_prefill", "prepare_for_extend",
+                                      "get_new_batch_prefill"})),
+    ("serving", frozenset({"forward_decode", "run_batch", "event_loop_overlap", "event_loop_normal", "forward_thread_func_",
+                           "replay", "forward_batch_generation"})),
+)  # fmt: skip
+
+# Healthy lines -> the part of start-up that follows them.
+MARKS: Final[tuple[tuple[str, Phase], ...]] = (
+    ("Load weight begin", "load"),
+    ("Load weight end", "pool"),
+    ("Memory pool end", "capture"),
+    ("Capture cuda graph begin", "capture"),
+    ("Capture cuda graph end", "warmup"),
+)
+READY: Final = ("The server is fired up and ready to roll", "Uvicorn running on", "Application startup complete",
+                "Prefill batch", "Decode batch")  # fmt: skip
+STARTS: Final = ("server_args=ServerArgs(",)

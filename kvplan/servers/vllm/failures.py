@@ -1,25 +1,248 @@
-"""vLLM's words for why it did not start, ran out of memory or stopped, by release."""
+"""vLLM's words for why it did not start, ran out of memory or stopped, by release, and where its code is in start-up.
+
+Compared with the source of 0.8.5 to 0.33 (tests/measure/test_failure_wordings.py).
+"""
 
 from typing import Final
 
-from kvplan.servers.failures import Wording
+from kvplan.servers.failures import TORCH_FIGURES, Cause, Phase, Wording
+
+_POOL: Final = "v1/core/kv_cache_utils.py"
+_WORKER: Final = "v1/worker/gpu_worker.py"
+
+
+def _row(
+    cause: Cause, phrase: str, releases: str, source: str, phase: Phase | None = None, *figures: str, needs: str = ""
+) -> Wording:
+    return Wording(cause, phrase, releases, f"vLLM {source}", figures, needs=needs, phase=phase)
+
 
 WORDINGS: Final[tuple[Wording, ...]] = (
-    Wording(
-        "kv_too_small_for_max_len", "To serve at least one request with the model", "0.8-0.33 (V1)",
-        "vLLM v1/core/kv_cache_utils.py",
-        (
-            r"max seq len \(<context>\)",
-            r"\(<needed_bytes> KV cache is needed",
-            r"available KV cache memory \(<available_bytes>\)",
-            r"estimated maximum model length is <estimated_max_len>",
-        ),
-        phase="pool",
+    # the pool
+    _row(
+        "kv_too_small_for_max_len", "To serve at least one request with the model", "0.8-0.33 (V1)", _POOL, "pool",
+        r"max seq len \(<context>\)",
+        r"\(<needed_bytes> KV cache is needed",
+        r"available KV cache memory \(<available_bytes>\)",
+        r"estimated maximum model length is <estimated_max_len>",
     ),
+    _row(
+        "kv_too_small_for_max_len", "larger than the maximum number of tokens that can be stored in", "0.2-0.10 (V0)",
+        "worker/worker.py", "pool", r"can be stored in KV cache \(<kv_tokens>\)", r"max seq len \(<context>\)",
+    ),
+    _row("no_kv_memory", "No available memory for the cache blocks", "0.2-0.33", _POOL, "pool"),
+    _row("no_kv_memory", "Cannot auto-fit max_model_len: not enough", "0.14-0.33", _POOL, "pool"),
+    _row(
+        "mamba_blocks_below_max_num_seqs", "exceeds available Mamba cache blocks", "0.22-0.33",
+        "config/compilation.py", "capture",
+        r"max_num_seqs \(<max_num_seqs>\) exceeds", r"Mamba cache blocks \(<blocks>\)",
+    ),
+    # what is free before anything is loaded
+    _row(
+        "free_memory_below_utilization", "is less than desired GPU memory utilization", "0.9-0.33", _WORKER, "load",
+        r"\(<free_bytes>/<total_bytes>\) on startup", r"GPU memory utilization \(<utilization>, <budget_bytes>\)",
+        r"\(<free_bytes>/[0-9.]{1,20} GiB\) on startup", r"/<total_bytes>\) on startup",
+    ),
+    _row(
+        "free_memory_below_utilization", "less than the engine's budget after excluding external process's weights",
+        "0.33", _WORKER, "load",
+    ),
+    _row("free_memory_below_utilization", "exceed the desired GPU memory utilization", "0.33", _WORKER, "load"),
+    _row(
+        "free_memory_below_utilization", "Error in memory profiling", "0.6-0.33", _WORKER, "profile",
+        r"Initial free memory <initial_free_bytes>", r"current free memory <current_free_bytes>",
+    ),
+    # torch's out of memory, with the part of start-up in the message
+    _row(
+        "oom_loading_weights", "Failed to load model - not enough GPU memory", "0.14-0.33",
+        "v1/worker/gpu_model_runner.py", "load", *TORCH_FIGURES,
+    ),
+    _row(
+        "oom_sampler_warmup", "occurred when warming up sampler", "0.8-0.33", "v1/worker/gpu_model_runner.py",
+        "warmup", r"warming up sampler with <dummy_requests>dummy", *TORCH_FIGURES,
+    ),
+    _row(
+        "oom_sampler_warmup", "occurred when warming up pooler", "0.9-0.33", "v1/worker/gpu_model_runner.py",
+        "warmup", r"with <dummy_requests>dummy", *TORCH_FIGURES,
+    ),
+    # the encoder
+    _row(
+        "encoder_cache_too_small", "Chunked MM input disabled but max_tokens_per_mm_item", "0.8-0.33",
+        "v1/core/encoder_cache_manager.py", "pool",
+        r"max_tokens_per_mm_item \(<item_tokens>\)", r"max_num_batched_tokens \(<max_num_batched_tokens>\)",
+    ),
+    _row(
+        "encoder_cache_too_small", "exceeds the pre-allocated encoder cache size", "0.11-0.33",
+        "v1/engine/input_processor.py", "serving",
+        r"(?:item with length|item with) <item_tokens>(?:,|embedding)", r"encoder cache size <encoder_cache_tokens>",
+    ),
+    # arguments
+    _row(
+        "max_len_above_model", "is greater than the derived max_model_len", "0.2-0.33", "config/model.py",
+        "arguments", r"User-specified max_model_len \(<context>\)", r"derived max_model_len \([a-z_]{0,40}=?<derived_max_len>",
+    ),
+    _row(
+        "heads_not_divisible_by_tp", "must be divisible by tensor parallel size", "0.2-0.33", "config/model.py",
+        "arguments", r"attention heads \(<heads>\)", r"tensor parallel size \(<tensor_parallel_size>\)",
+    ),
+    _row("heads_not_divisible_by_tp", "must be divisible by ep_size", "0.10-0.33", "model_executor/layers/fused_moe"),
+    _row(
+        "heads_not_divisible_by_tp", "is not divisible by weight quantization block", "0.6-0.33",
+        "model_executor/layers/quantization/fp8.py",
+    ),
+    _row(
+        "heads_not_divisible_by_tp", "Consider reducing tensor_parallel_size", "0.4-0.33",
+        "model_executor/layers/quantization",
+    ),
+    _row(
+        "too_few_gpus", "to less than max local gpu count", "0.6-0.10", "executor/mp_distributed_executor.py",
+        "arguments", r"set tensor_parallel_size \(<world_size>\)", r"max local gpu count \(<gpus>\)",
+    ),
+    _row(
+        "too_few_gpus", "is less than than max local gpu count", "0.6-0.10", "executor/mp_distributed_executor.py",
+        "arguments", r"world_size \(<world_size>\)", r"max local gpu count \(<gpus>\)",
+    ),
+    _row(
+        "too_few_gpus", "is larger than the number of available GPUs", "0.11-0.33", "config/parallel.py",
+        "arguments", r"World size \(<world_size>\)", r"available GPUs \(<gpus>\)",
+    ),
+    _row(
+        "too_few_gpus", "must be less than or equal to the number of visible devices", "0.12-0.30", _WORKER,
+        "arguments", r"local_world_size \(<world_size>\)", r"visible devices \(<gpus>\)",
+    ),
+    _row("too_few_gpus", "exceeds the total number of available", "0.2-0.33", "executor/ray_utils.py", "arguments"),
+    _row("too_few_gpus", "Current node has no GPU available", "0.6-0.33", "executor/ray_utils.py", "arguments"),
+    _row(
+        "too_few_gpus", "You don't have enough GPUs available in a current node", "0.7-0.33", "executor/ray_utils.py",
+        "arguments",
+    ),
+    _row("too_few_gpus", "is out of bounds. Adjust", "0.11-0.33", _WORKER, "arguments"),
     Wording(
-        "kv_too_small_for_max_len", "is larger than the maximum number of tokens that can be stored in KV cache",
-        "0.2-0.10 (V0)", "vLLM 0.6 worker/worker.py",
-        (r"can be stored in KV cache \(<kv_tokens>\)", r"max seq len \(<context>\)"),
-        phase="pool",
+        "too_few_gpus", "exceeds available GPUs", "0.9-0.33", "vLLM executor/ray_utils.py",
+        (r"parallel size \(<world_size>\)", r"available GPUs \(<gpus>\)"), phase="arguments", strength="hint",
+    ),
+    _row(
+        "dtype_or_capability", "is only supported on GPUs with compute capability of at least", "0.2-0.33",
+        "platforms/cuda.py", "arguments",
+        r"of at least <required_capability>\. Your", r"GPU has compute capability <capability>\. You",
+    ),
+    _row(
+        "dtype_or_capability", "is not supported for the current GPU", "0.2-0.33", "config/vllm.py", "arguments",
+        r"(?:Minimum|Min|Required) capability: <required_capability>\.(?: |C)", r"Current capability: <capability>(?:\.|$|[^0-9])",
+    ),
+    _row("dtype_or_capability", "is not supported for quantization method", "0.3-0.33", "config/vllm.py", "arguments"),
+    _row("dtype_or_capability", "No compiled cutlass_scaled_mm for", "0.7-0.33", "csrc/quantization/cutlass_w8a8"),
+    _row("dtype_or_capability", "does not support float16. Reason", "0.9-0.33", "config/model.py", "arguments"),
+    _row(
+        "kv_dtype_unsupported", "FP8 KV cache is not supported by", "0.24-0.33", "v1/attention/backends/triton_attn.py",
+        "load",
+    ),
+    _row("kv_dtype_unsupported", "kv_cache_dtype not supported", "0.11-0.33", "platforms/cuda.py", "load"),
+    _row("kv_dtype_unsupported", "kv-cache on this device", "0.8-0.33", "v1/attention/backends/flash_attn.py", "load"),
+    _row("kv_dtype_unsupported", "kv-cache is not supported with", "0.6-0.33", "attention/layer.py", "load"),
+    _row("kv_dtype_unsupported", "is not supported with --kv-cache-dtype", "0.8-0.10", "engine/arg_utils.py", "load"),
+    _row("kv_dtype_unsupported", "with FP8 KV cache not yet supported", "0.8-0.33", "v1/attention/backends/mla", "load"),
+    _row("kv_dtype_unsupported", "Unknown kv cache dtype", "0.3-0.10", "config.py", "arguments"),
+    _row("kv_dtype_unsupported", "Invalid kv cache dtype", "0.4-0.33", "utils/torch_utils.py", "arguments"),
+    _row("kv_dtype_unsupported", "Unrecognized FP8 dtype", "0.6-0.33", "v1/attention/backends", "load"),
+    _row("kv_dtype_unsupported", "KV cache is not supported with", "0.20-0.33", "config/vllm.py", "arguments"),
+    _row(
+        "kv_dtype_unsupported", "requires the SM100 trtllm-gen FlashInfer path", "0.28-0.33",
+        "v1/attention/backends/flashinfer.py", "load",
+    ),
+    _row("kv_dtype_unsupported", "argument --kv-cache-dtype: invalid choice", "0.4-0.33", "engine/arg_utils.py"),
+    _row("dtype_or_capability", "No valid attention backend found for", "0.11-0.33", "platforms/cuda.py", "load"),
+    _row(
+        "quantization_mismatch", "does not match the quantization method specified in the", "0.2-0.33",
+        "config/model.py", "arguments",
+        r"in the model config \(<quantization>\)",
+    ),
+    _row("quantization_mismatch", "Unknown quantization method", "0.2-0.33", "config/model.py", "arguments"),
+    _row("quantization_mismatch", "Cannot find the config file for", "0.2-0.33", "model_executor/model_loader"),
+    # running
+    Wording(
+        None, "because there is not enough KV cache space", "0.4-0.10 (V0)", "vLLM core/scheduler.py",
+        needs="preempted", phase="serving", strength="hint",
     ),
 )  # fmt: skip
+
+# Functions of vLLM in a traceback -> the part of start-up they are; the first row that a trace holds decides.
+FRAMES: Final[tuple[tuple[Phase | Cause, frozenset[str]], ...]] = (
+    ("oom_sampler_warmup", frozenset({"_dummy_sampler_run", "_dummy_pooler_run", "_dummy_pooler_run_task"})),
+    (
+        "lora_memory",
+        frozenset(
+            {
+                "create_lora_manager", "load_lora_model", "_create_lora_modules", "create_lora_weights", "add_lora",
+                "add_adapter", "_load_adapter", "from_local_checkpoint", "from_lora_tensors", "create_dummy_lora",
+                "init_lora_manager", "load_lora_adapter", "add_dummy_lora", "activate_adapter",
+            }
+        ),
+    ),
+    (
+        "capture",
+        frozenset(
+            {
+                "capture_model", "_capture_cudagraphs", "capture_graph", "capture", "capture_end", "capture_begin",
+                "profile_cudagraph_memory", "capture_graphs", "_capture_full_graph", "_capture_piecewise_graph",
+                "capture_full_graph", "maybe_capture", "_warmup_and_capture",
+            }
+        ),
+    ),
+    (
+        "profile",
+        frozenset(
+            {
+                "profile_run", "determine_num_available_blocks", "determine_available_memory",
+                "profile_num_available_blocks", "_profile_multimodal", "_get_encoder_profile",
+            }
+        ),
+    ),
+    (
+        "load",
+        frozenset(
+            {
+                "load_model", "create_weights", "process_weights_after_loading", "initialize_model",
+                "_initialize_model", "get_model", "make_layers", "load_weights", "_process_weights_after_loading",
+            }
+        ),
+    ),
+    ("pool", frozenset({"initialize_kv_cache", "_allocate_kv_cache", "_allocate_kv_cache_tensors",
+                        "initialize_kv_cache_tensors", "initialize_from_config", "initialize_cache"})),
+    (
+        "serving",
+        frozenset(
+            {
+                "run_busy_loop", "_process_engine_step", "step_fn", "step_with_batch_queue", "step_async",
+                "run_engine_loop", "engine_step", "run_engine", "_run_engine", "execute_model_async", "sample_tokens",
+                "_log_task_completion", "execute_dummy_batch", "step",
+            }
+        ),
+    ),
+    ("warmup", frozenset({"compile_or_warm_up_model", "kernel_warmup", "flashinfer_autotune", "warm_up_model"})),
+    ("serving", frozenset({"execute_model"})),
+)  # fmt: skip
+
+# Healthy lines -> the part of start-up that follows them.
+MARKS: Final[tuple[tuple[str, Phase], ...]] = (
+    ("Starting to load model", "load"),
+    ("Loading model weights took", "profile"),
+    ("Model loading took", "profile"),
+    ("Starting profile run", "profile"),
+    ("Available KV cache memory:", "pool"),
+    ("GPU KV cache size", "pool"),
+    ("# GPU blocks:", "pool"),
+    ("# cuda blocks:", "pool"),
+    ("Capturing CUDA graph", "capture"),
+    ("Capturing cudagraphs for decoding", "capture"),
+    ("Capturing the model for CUDA graphs", "capture"),
+    ("Graph capturing finished in", "warmup"),
+    ("init engine (profile, create kv cache, warmup model) took", "warmup"),
+)
+READY: Final = (
+    "Application startup complete",
+    "Uvicorn running on",
+    "Starting vLLM API server on",
+    "Avg prompt throughput",
+)
+STARTS: Final = ("vLLM API server version", "█ version")

@@ -1,0 +1,93 @@
+"""Score the causes that kvplan reads in failed servers' texts against the labels of a file of them.
+
+    python benchmarks/diagnoses.py FAILURES.jsonl [--json FILE] [--show]
+
+Each line of the file: `verbatim` (a text or its lines), `cause`, `text_kind` (log, words), `decisive_in_text`.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from kvplan.measure.failure import Failure, read_failure
+
+NO_CAUSE = (None, "unknown")
+
+
+def lines_of(record: dict[str, Any]) -> list[str]:
+    """The text of a record, line by line."""
+    text = record["verbatim"]
+    return [line for part in ([text] if isinstance(text, str) else text) for line in str(part).splitlines()]
+
+
+def verdict(label: str | None, cause: str | None) -> str:
+    """right, wrong or none: a text whose cause is unknown is right without one."""
+    if cause is None:
+        return "right" if label in NO_CAUSE else "none"
+    return "right" if cause == label else "wrong"
+
+
+def group_of(record: dict[str, Any]) -> str:
+    decisive = "decisive" if record.get("decisive_in_text") else "not decisive"
+    return f"{record.get('text_kind', 'log')}, {decisive}"
+
+
+def score(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a record: label, cause, verdict and the lines that showed it."""
+    rows = []
+    for record in records:
+        failure: Failure = read_failure(lines_of(record))
+        rows.append(
+            {
+                "id": record.get("id"),
+                "group": group_of(record),
+                "label": record["cause"],
+                "cause": failure.cause,
+                "verdict": verdict(record["cause"], failure.cause),
+                "outcome": failure.outcome,
+                "evidence": [line.text for line in failure.evidence],
+                "needs": list(failure.needs),
+            }
+        )
+    return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """Verdicts by group, and of all."""
+    groups: dict[str, Counter[str]] = {}
+    for row in rows:
+        for group in (row["group"], "all"):
+            groups.setdefault(group, Counter())[row["verdict"]] += 1
+    return dict(sorted(groups.items(), key=lambda item: (item[0] == "all", item[0])))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--json", type=Path, help="write every row to this file")
+    parser.add_argument("--show", action="store_true", help="list what is not right")
+    args = parser.parse_args()
+    records = [json.loads(line) for line in args.file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = score(records)
+    groups = summary(rows)
+    print(f"{'':24}{'records':>8}{'right':>7}{'wrong':>7}{'none':>6}")
+    for group, counts in groups.items():
+        print(f"{group:24}{counts.total():8}{counts['right']:7}{counts['wrong']:7}{counts['none']:6}")
+    if args.show:
+        for row in rows:
+            if row["verdict"] != "right":
+                print(
+                    f"{row['id']}: {row['group']}: {row['label']} -> {row['cause']}: {' / '.join(row['evidence'])[:200]}"
+                )
+    if args.json:
+        document = {"groups": {group: dict(counts) for group, counts in groups.items()}, "rows": rows}
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
