@@ -80,9 +80,8 @@ def main() -> int:
     if args.show:
         for row in rows:
             if row["verdict"] != "right":
-                print(
-                    f"{row['id']}: {row['group']}: {row['label']} -> {row['cause']}: {' / '.join(row['evidence'])[:200]}"
-                )
+                evidence = " / ".join(row["evidence"])[:200]
+                print(f"{row['id']}: {row['group']}: {row['label']} -> {row['cause']}: {evidence}")
     if args.json:
         document = {"groups": {group: dict(counts) for group, counts in groups.items()}, "rows": rows}
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

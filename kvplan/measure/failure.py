@@ -1,20 +1,27 @@
 """A server's log -> what happened: whether it started, failed or died, why, and the figures that say so.
 
 A wrong cause is worse than none: what the text does not show is asked for (`needs`), never guessed. The words are the
-servers' own (kvplan/servers/*/failures.py); here is how a log is read: its lines without what collectors put before
-them, what is decisive and what only repeats it, and the part of start-up that an out-of-memory error belongs to.
+servers' own (kvplan/servers/*/failures.py); here is what is decisive among them, what only repeats it, and to which
+part of start-up an out-of-memory error belongs.
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
-from kvplan.core.files import printable
-from kvplan.measure.serverlog.log import ServerLog, parse_log, rank_of
-from kvplan.measure.serverlog.text import unwrapped
+from kvplan.measure.failure_text import Evidence, Frame, LogText
+from kvplan.measure.failure_words import (
+    LONGEST_SENTENCE,
+    parts_told,
+    tells_of_kv_dtype,
+    tells_of_memory,
+    tells_of_retraction,
+)
+from kvplan.measure.serverlog.log import ServerLog, parse_log
 from kvplan.servers.failures import (
     LEAD,
     MEMORY_CAUSES,
@@ -22,9 +29,11 @@ from kvplan.servers.failures import (
     OUT_OF_MEMORY,
     REACH,
     SYSTEM,
+    WRAPPERS,
     Cause,
     Figures,
     Phase,
+    Size,
     Wording,
     compiled,
     figure,
@@ -38,20 +47,14 @@ ServerName = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """A line that shows the cause; its number counts from 1."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """What a log shows of how a server came to its end.
 
+    outcome          started: it runs; failed: it did not come up; died: it ran first
     cause            None where the text does not show it
     memory_question  whether memory and the flags that divide it have to do with it; None: it cannot be told
     phase            the part of start-up, or serving, in which it happened
+    evidence         the lines that show it, in the order of the log
     ranks            the workers that wrote a line of the cause, as their prefixes name them
     needs            what is missing where the cause cannot be told
     log              what the start-up lines say: model, arguments, weights, GPU; None where there is none
@@ -70,21 +73,20 @@ class Failure:
     log: ServerLog | None
 
 
-MOST_HITS: Final = 200  # of one wording that are looked at
-MOST_LINES: Final = 400_000
-MOST_CHARACTERS: Final = 4_000  # of a line
-
 NEEDS_TRACE: Final = "the traceback above the out-of-memory line: it names the part of start-up"
 NEEDS_START: Final = "the log from the server's first line on"
 NEEDS_ABOVE: Final = "the lines above: the last ones only repeat that a worker failed"
 NEEDS_LOG: Final = "the server's log, not a description of it"
 
+MOST_HITS: Final = 200  # of one phrase that are looked at
+TRACE: Final = 400  # lines of a traceback above its last line that are looked at
+AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
+
 
 def read_failure(lines: Iterable[str]) -> Failure:
     """What happened to the server that wrote these lines."""
-    text = _Text(lines)
-    log = _start_up(text.raw)
-    return _Reading(text, log).failure()
+    text = LogText(lines)
+    return _Reading(text, _start_up(text.lines)).failure()
 
 
 def _start_up(lines: list[str]) -> ServerLog | None:
@@ -94,152 +96,65 @@ def _start_up(lines: list[str]) -> ServerLog | None:
         return None
 
 
-# --- the text ---------------------------------------------------------------------------------------------------------
+# --- which cause a part of start-up is --------------------------------------------------------------------------------
 
-_ANSI: Final = re.compile(r"(?:\x1b|\^\[|\\033|\\x1b|\\u001b)\[[0-9;?]{0,40}[A-Za-z]|\x1b|\[[0-9;]{1,8}m")
-# What stands before a message: quotes, the container's name, time stamps, processes, the logger.
-_PREFIX: Final = re.compile(
-    r"\s{0,80}(?:"
-    r">|\|(?=\s)|"
-    r"[A-Za-z0-9_./-]{1,80}\s{1,20}\|(?=\s|$)|"
-    r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
-    r"(?: [A-Z]{2,5}[0-9]{1,4}){0,5}\]?|"
-    r"\((?:[A-Za-z_][A-Za-z0-9_]{0,60} )?(?:pid|rank|ip|TP[0-9]{1,3}|[A-Za-z0-9_]{1,30} pid)\b[^()]{0,120}\)|"
-    r"\[(?:pod/|rank)[^\]]{0,160}\]:?|"
-    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [0-9]{2}-[0-9]{2} [0-9:]{8} "
-    r"(?:\[[^\]\s]{1,120}\]|[\w./]{1,100}:[0-9]{1,6}\])|"
-    r"[A-Z][0-9]{4} [0-9:.]{8,20} [0-9]{1,9} [^\]]{1,160}\](?: \[[0-9/]{1,12}\])?"
-    r")\s{0,2}"
-)
-_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b(?: [0-9]{2}-[0-9]{2} [0-9:]{8}|:? {1,9}|\])")
-_FRAME: Final = re.compile(r"line [0-9]{1,6}, in [*<]{0,2}([A-Za-z_]\w{0,80})|[.\s]([a-z_]{0,40}_[a-z_]{1,60})\(")
-_MOST_PREFIXES: Final = 6
-_HEALTHY: Final = frozenset({"DEBUG", "INFO", "WARNING"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    name: str
-    at: int  # in the squeezed text
-    line: int
-    is_call: bool  # a line of source, not "in NAME"
-
-
-class _Text:
-    """A log's lines, and the same as one text without white space, in which messages are looked for.
-
-    raw       the lines without a collector's wrapping and colors
-    numbers   the line of the input each came from
-    squeezed  all messages without white space and prefixes, one after the other
-    starts    where each line starts in it
-    """
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.raw: list[str] = []
-        self.numbers: list[int] = []
-        for number, line in enumerate(lines, 1):
-            if number > MOST_LINES:
-                break
-            for part in unwrapped(line) or [""]:
-                self.raw.append(_ANSI.sub("", part[:MOST_CHARACTERS]))
-                self.numbers.append(number)
-        self.starts: list[int] = []
-        self.frames: list[_Frame] = []
-        self._levels: list[tuple[int, str]] = []
-        parts, end = list[str](), 0
-        for index, line in enumerate(self.raw):
-            self.starts.append(end)
-            body = line[_prefix_end(line) :]
-            offset = len(line) - len(body)
-            self._levels += [(end + _squeezed_len(line, offset, m.start()), m[1]) for m in _LEVEL.finditer(line)]
-            for match in _FRAME.finditer(line):
-                at = end + _squeezed_len(line, offset, match.start())
-                self.frames.append(_Frame(match[1] or match[2], at, index, match[1] is None))
-            parts.append(squeezed(body))
-            end += len(parts[-1])
-        self.squeezed = "".join(parts)
-
-    def line_of(self, at: int) -> int:
-        return bisect_right(self.starts, at) - 1
-
-    def level(self, at: int) -> str:
-        """The level that the logger wrote before a message on its own line; "" for none."""
-        index = bisect_right(self._levels, (at, "~")) - 1
-        if index < 0 or self._levels[index][0] < self.starts[self.line_of(at)]:
-            return ""
-        return self._levels[index][1]
-
-    def rank(self, line: int) -> str:
-        return rank_of(self.raw[line][:300])
-
-    def evidence(self, line: int) -> Evidence:
-        return Evidence(self.numbers[line], printable(self.raw[line].strip(), 600))
-
-
-def _prefix_end(line: str) -> int:
-    end = 0
-    for _ in range(_MOST_PREFIXES):
-        match = _PREFIX.match(line, end)
-        if match is None:
-            break
-        end = match.end()
-    return end
-
-
-def _squeezed_len(line: str, start: int, end: int) -> int:
-    return len(squeezed(line[start:end])) if end > start else 0
-
-
-# --- what the text says -----------------------------------------------------------------------------------------------
+_TOLD_BY_FRAMES: Final[dict[str, tuple[Cause, Phase]]] = {
+    "oom_sampler_warmup": ("oom_sampler_warmup", "warmup"),
+    "lora_memory": ("lora_memory", "load"),
+    "host_memory_or_shm": ("host_memory_or_shm", "load"),
+    "sglang_oom_prefill": ("sglang_oom_prefill", "serving"),
+}
+# Part of start-up (or cause) that a table of frames names -> what running out of memory there is. Where the pool is
+# allocated and where kernels are warmed up, no cause of the list is meant: the phase alone is told.
+_CAUSES: Final[dict[ServerName, dict[str, tuple[Cause | None, Phase]]]] = {
+    "vllm": {
+        "load": ("oom_loading_weights", "load"),
+        "profile": ("oom_profile_run", "profile"),
+        "pool": (None, "pool"),
+        "capture": ("oom_cuda_graph_capture", "capture"),
+        "warmup": (None, "warmup"),
+        "serving": ("oom_runtime", "serving"),
+        **_TOLD_BY_FRAMES,
+    },
+    "sglang": {
+        "load": ("oom_loading_weights", "load"),
+        "pool": (None, "pool"),
+        "capture": ("sglang_cuda_graph_failed", "capture"),
+        "warmup": (None, "warmup"),
+        "serving": ("oom_runtime", "serving"),
+        **_TOLD_BY_FRAMES,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """A message of a table, and the cause it stands for here."""
+    """A message, and the cause it stands for here.
 
-    cause: Cause | None
+    start  where it is in the squeezed text
+    proof  the line that shows its part of start-up
+    """
+
     wording: Wording
-    at: int
+    cause: Cause | None
+    start: int
     line: int
-    server: ServerName | None
+    server: ServerName | None = None
     phase: Phase | None = None
-    proof: int | None = None  # the line that shows the phase
+    proof: int | None = None
 
 
-_SERVERS: Final = (("vllm", vllm), ("sglang", sglang))
-# The part of start-up in which torch runs out of memory -> the cause.
-_BY_PHASE: Final[dict[str, dict[Phase, Cause]]] = {
-    "vllm": {
-        "load": "oom_loading_weights",
-        "profile": "oom_profile_run",
-        "capture": "oom_cuda_graph_capture",
-        "serving": "oom_runtime",
-    },
-    "sglang": {
-        "load": "oom_loading_weights",
-        "capture": "sglang_cuda_graph_failed",
-        "serving": "oom_runtime",
-    },
-}
-_PHASE_OF: Final[dict[str, Phase]] = {
-    "oom_sampler_warmup": "warmup",
-    "lora_memory": "load",
-    "sglang_oom_prefill": "serving",
-}
-TRACE: Final = 400  # lines of a traceback above its last line that are looked at
-AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of start-up as a table names it, and the line that shows it."""
 
-_WRAPPERS: Final = tuple(
-    squeezed(words)
-    for words in (
-        "Engine core initialization failed", "WorkerProc initialization failed", "Engine process failed to start",
-        "Worker failed with error", "EngineCore encountered an issue", "Background loop has errored already",
-        "Engine loop is not running", "Engine loop has died", "EngineCore failed to start",
-        "WorkerProc hit an exception",
-        "Scheduler hit an exception", "Initialization failed", "Rank 0 scheduler is dead", "died unexpectedly",
-        "Engine background task failed", "failed core proc", "cancelled", "Background task has errored",
-    )
-)  # fmt: skip
+    name: str
+    line: int
+
+
+# --- exceptions that no table knows -----------------------------------------------------------------------------------
+
+# Types that tell of another process, or of a person's key, never of the cause.
 _WRAPPING_TYPES: Final = re.compile(
     r"(?:Engine\w*|AsyncEngine\w*|MQEngine\w*|RayTask|RayActor|ActorDied|ActorUnavailable|Cancelled|EOF|BrokenPipe|"
     r"ConnectionReset|ConnectionRefused|ClientConnector|CalledProcess|ChildFailed|ConnectTimeout|ReadTimeout|"
@@ -247,238 +162,278 @@ _WRAPPING_TYPES: Final = re.compile(
     r"InternalServer|ProcessRaised|KeyboardInterrupt)(?:Error|Exception)?"
 )
 _EXCEPTION: Final = re.compile(
-    r"(?:^|[\s`(\"'>:\]])((?:[A-Za-z_]\w{0,60}\.){0,8})([A-Z]\w{0,80}(?:Error|Exception))(?:: (?=\S)|:?[\s`]{0,4}$)"
+    r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception))(?:: (?=\S)|:?[\s`]{0,4}$)"
 )
+_MAYBE_MEMORY: Final = re.compile(r"(?i)out ?of ?memory|\boom\b|notenough|insufficient")
+_OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
+_WORDS: Final = Wording(None, "", "any", "a person's words")
 
 
 class _Reading:
     """One log on its way to a Failure."""
 
-    def __init__(self, text: _Text, log: ServerLog | None) -> None:
+    def __init__(self, text: LogText, log: ServerLog | None) -> None:
         self.text = text
         self.log = log
-        self.hits = list(self._table_hits())
-        self.server = self._server()
-        self.starts = self._positions([phrase for _, table in _SERVERS for phrase in table.STARTS])
-        self.ready = self._ready()
+        self.hits = list(self._hits())
 
-    # --- messages
+    # --- messages of the tables
 
-    def _table_hits(self) -> Iterator[_Hit]:
-        for name, wordings in (
-            ("vllm", vllm.WORDINGS), ("sglang", sglang.WORDINGS), (None, OUT_OF_MEMORY), (None, SYSTEM)
-        ):  # fmt: skip
+    def _hits(self) -> Iterator[_Hit]:
+        tables: tuple[tuple[ServerName | None, tuple[Wording, ...]], ...] = (
+            ("vllm", vllm.WORDINGS), ("sglang", sglang.WORDINGS), (None, SYSTEM), (None, OUT_OF_MEMORY)
+        )  # fmt: skip
+        lines_told = set[int]()  # torch's words are looked at once a line, and not where the server names the cause
+        for server, wordings in tables:
             for wording in wordings:
                 if wording.anywhere and not compiled(wording.anywhere).search(self.text.squeezed):
                     continue
-                for at in self._positions([wording.phrase]):
-                    if self._applies(wording, at):
-                        yield _Hit(wording.cause, wording, at, self.text.line_of(at), name, wording.phase)  # type: ignore[arg-type]
+                for start in self.text.positions(wording.phrase, MOST_HITS):
+                    line = self.text.line_of(start)
+                    if not self._applies(wording, start) or (_is_torch(wording) and line in lines_told):
+                        continue
+                    if _is_torch(wording) or wording.cause in MEMORY_CAUSES:
+                        lines_told.add(line)
+                    yield _Hit(wording, wording.cause, start, line, server, wording.phase)
 
-    def _positions(self, phrases: Iterable[str]) -> list[int]:
-        found = list[int]()
-        for phrase in phrases:
-            plain = squeezed(phrase)
-            at = self.text.squeezed.find(plain)
-            while at >= 0 and len(found) < MOST_HITS:
-                found.append(at)
-                at = self.text.squeezed.find(plain, at + len(plain))
-        return sorted(found)
-
-    def _applies(self, wording: Wording, at: int) -> bool:
-        if wording.strength == "decisive" and wording.fatal and self.text.level(at) in _HEALTHY:
+    def _applies(self, wording: Wording, start: int) -> bool:
+        if wording.strength != "hint" and wording.fatal and self.text.is_healthy(start):
             return False
-        around = self.text.squeezed[max(0, at - LEAD) : at + REACH]
+        around = self._around(start)
         if wording.unless and compiled(wording.unless).search(around):
             return False
         return not wording.needs or compiled(wording.needs).search(around) is not None
 
-    def _server(self) -> ServerName | None:
+    def _around(self, start: int) -> str:
+        return self.text.squeezed[max(0, start - LEAD) : start + REACH]
+
+    # --- whose log it is
+
+    @cached_property
+    def server(self) -> ServerName | None:
+        """The server that the text names by its own words, else by its files, else by its name."""
         named = {hit.server for hit in self.hits if hit.server is not None and hit.wording.strength == "decisive"}
         if len(named) == 1:
             return named.pop()
         plain = self.text.squeezed.lower()
         if "sglang/srt" in plain or "sglang.launch_server" in plain:
             return "sglang"
-        counts = {name: plain.count(name) for name in ("vllm", "sglang")}
-        if any(counts.values()):
-            return "sglang" if counts["sglang"] > counts["vllm"] else "vllm"
-        if self._positions([phrase for phrase, _ in sglang.MARKS]):
+        num_sglang, num_vllm = plain.count("sglang"), plain.count("vllm")
+        if num_sglang or num_vllm:
+            return "sglang" if num_sglang > num_vllm else "vllm"
+        if self._positions(phrase for phrase, _ in sglang.MARKS):
             return "sglang"
         return None if self.log is None else self.log.engine
 
-    def _ready(self) -> list[int]:
-        table = sglang if self.server == "sglang" else vllm
-        return self._positions(table.READY)
+    @property
+    def _frames_table(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        return sglang.FRAMES if self.server == "sglang" else vllm.FRAMES
 
-    # --- out of memory: which part of start-up
+    @cached_property
+    def _ready(self) -> list[int]:
+        """Where the server says that it serves."""
+        return self._positions(sglang.READY if self.server == "sglang" else vllm.READY)
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        """Where a server begins; a log may hold several attempts."""
+        return self._positions((*vllm.STARTS, *sglang.STARTS))
+
+    @cached_property
+    def _marks(self) -> list[tuple[int, Phase]]:
+        """What each healthy line says of start-up, in order."""
+        table = sglang.MARKS if self.server == "sglang" else vllm.MARKS
+        return sorted((start, phase) for phrase, phase in table for start in self._positions([phrase]))
+
+    def _positions(self, phrases: Iterable[str]) -> list[int]:
+        return sorted(start for phrase in phrases for start in self.text.positions(phrase, MOST_HITS))
+
+    # --- out of memory: in which part of start-up
 
     def _resolved(self, hit: _Hit) -> _Hit:
         """An out-of-memory message with its cause, where the text shows the part of start-up."""
-        server = self.server or "vllm"
-        part = self._part_by_frames(hit) or self._part_by_words(hit) or self._part_by_marks(hit)
+        if not _is_torch(hit.wording):
+            return hit
+        part = (
+            self._part_by_frames(hit) or self._part_by_words(hit) or self._part_by_marks(hit) or self._part_by_size(hit)
+        )
         if part is None:
             return hit
-        name, line = part
-        cause = _BY_PHASE[server].get(name, None)  # type: ignore[call-overload]
-        phase = _PHASE_OF.get(name, name)
-        if name in _PHASE_OF:
-            cause = name
-        return _Hit(cause, hit.wording, hit.at, hit.line, hit.server, phase, line)  # type: ignore[arg-type]
+        cause, phase = self._cause_in(part)
+        return replace(hit, cause=cause, phase=phase, proof=part.line)
 
-    def _part_by_frames(self, hit: _Hit) -> tuple[str, int] | None:
-        frames, positions = self.text.frames, [frame.at for frame in self.text.frames]
-        index = bisect_left(positions, hit.at)
-        rank = self.text.rank(hit.line)
-        before = [frame for frame in frames[max(0, index - TRACE) : index] if frame.line >= hit.line - TRACE]
-        same = [frame for frame in before if not rank or self.text.rank(frame.line) in (rank, "")]
-        after = [frame for frame in frames[index : index + AFTER] if frame.line <= hit.line + AFTER]
-        for group in (self._last_trace(same), after):
-            for calls in (False, True):
-                part = self._part_of([frame for frame in group if frame.is_call <= calls])
-                if part is not None:
-                    return part
-        return None
+    def _cause_in(self, part: _Part) -> tuple[Cause | None, Phase | None]:
+        return _CAUSES[self.server or "vllm"].get(part.name, (None, None))
 
-    def _last_trace(self, frames: list[_Frame]) -> list[_Frame]:
+    @cached_property
+    def _frame_starts(self) -> list[int]:
+        return [frame.start for frame in self.text.frames]
+
+    def _part_by_frames(self, hit: _Hit) -> _Part | None:
+        """By the traceback that ends in the message, else by what the waiting processes repeat below it."""
+        frames, index = self.text.frames, bisect_left(self._frame_starts, hit.start)
+        above = [frame for frame in frames[max(0, index - TRACE) : index] if frame.line >= hit.line - TRACE]
+        if rank := self.text.rank(hit.line):
+            above = [frame for frame in above if self.text.rank(frame.line) in (rank, "")]
+        below = [frame for frame in frames[index : index + AFTER] if frame.line <= hit.line + AFTER]
+        return self._part_of(self._last_trace(above)) or self._part_of(below)
+
+    def _last_trace(self, frames: list[Frame]) -> list[Frame]:
         """The frames since the last traceback's first line."""
         if not frames:
             return []
-        last = frames[-1].line
-        for line in range(last, max(frames[0].line - 1, last - TRACE), -1):
-            if "Traceback (most recent call last)" in self.text.raw[line]:
+        for line in range(frames[-1].line, max(frames[0].line, frames[-1].line - TRACE) - 1, -1):
+            if "Traceback (most recent call last)" in self.text.lines[line]:
                 return [frame for frame in frames if frame.line >= line]
         return frames
 
-    def _part_of(self, frames: list[_Frame]) -> tuple[str, int] | None:
-        table = sglang if self.server == "sglang" else vllm
-        for part, names in table.FRAMES:
-            for frame in frames:
-                if frame.name in names:
-                    return part, frame.line
+    def _part_of(self, frames: list[Frame]) -> _Part | None:
+        """The first row of the server's table that a trace holds; lines of source count where no frame does."""
+        for with_calls in (False, True):
+            for name, functions in self._frames_table:
+                for frame in frames:
+                    if frame.is_call <= with_calls and frame.name in functions:
+                        return _Part(name, frame.line)
         return None
 
-    def _part_by_words(self, hit: _Hit) -> tuple[str, int] | None:
-        """What a sentence says that has the error's name in it: "crashes during graph capture with OutOfMemoryError"."""
-        return next(((part, hit.line) for part in _told(self.text.raw[hit.line], self.server)), None)
+    def _part_by_words(self, hit: _Hit) -> _Part | None:
+        """By a sentence that has the error's name in it: "crashes in graph capture with OutOfMemoryError"."""
+        parts = (_Part(name, hit.line) for name in parts_told(self.text.lines[hit.line]))
+        return next((part for part in parts if self._cause_in(part)[0] is not None), None)
 
-    def _part_by_marks(self, hit: _Hit) -> tuple[str, int] | None:
-        table = sglang if self.server == "sglang" else vllm
-        if any(at < hit.at for at in self.ready):
-            return "serving", self.text.line_of(max(at for at in self.ready if at < hit.at))
-        marks = [(at, part) for phrase, part in table.MARKS for at in self._positions([phrase]) if at < hit.at]
-        if not marks:
+    def _part_by_marks(self, hit: _Hit) -> _Part | None:
+        """By the healthy lines before it."""
+        if ready := [start for start in self._ready if start < hit.start]:
+            return _Part("serving", self.text.line_of(ready[-1]))
+        marks = [mark for mark in self._marks if mark[0] < hit.start]
+        if not marks or marks[-1][1] == "pool":  # behind the pool stand its allocation, warm-up and capture
             return None
-        at, part = max(marks)
-        if part == "warmup" and self.server == "vllm":
-            return "oom_sampler_warmup", self.text.line_of(at)
-        return (part, self.text.line_of(at)) if part != "pool" else None
+        start, phase = marks[-1]
+        is_sampler = phase == "warmup" and self.server == "vllm"
+        return _Part("oom_sampler_warmup" if is_sampler else phase, self.text.line_of(start))
+
+    def _part_by_size(self, hit: _Hit) -> _Part | None:
+        """By the size that was tried after graphs were captured: the warm-up's sort has one of its own."""
+        figures = self._figures(hit)
+        if self.server == "vllm" and figures.private_pools_bytes and vllm.is_sampler_sort(figures.tried_bytes):
+            return _Part("oom_sampler_warmup", hit.line)
+        return None
 
     # --- other errors
 
     def _other_errors(self) -> Iterator[_Hit]:
-        """Exceptions that are in no table and only pass nothing on: an error of code, data or settings."""
-        for index, line in enumerate(self.text.raw):
+        """Exceptions of no table that pass nothing on: an error of code, data or settings."""
+        for index, line in enumerate(self.text.lines):
             if "Error" not in line and "Exception" not in line:
                 continue
             match = _EXCEPTION.search(line)
-            if match is None or _WRAPPING_TYPES.fullmatch(match[2]) or re.search(r"\b(?:raise|except)\b", line):
+            if match is None or _WRAPPING_TYPES.fullmatch(match[1]) or re.search(r"\b(?:raise|except)\b", line):
                 continue
-            at = self.text.starts[index] + _squeezed_len(line, _prefix_end(line), match.start(2))
-            rest = self.text.squeezed[at : at + 240]
-            if any(words in rest for words in _WRAPPERS) or self.text.level(at) in _HEALTHY:
+            start = self.text.place(index, match.start(1))
+            rest = self.text.squeezed[start : start + 240]
+            if self.text.is_healthy(start) or _MAYBE_MEMORY.search(rest):
                 continue
-            if re.search(r"(?i)out ?of ?memory|\boom\b|notenough|insufficient", rest):
-                continue
-            yield _Hit("not_memory", _OTHER, at, index, None)
+            if not any(squeezed(words) in rest for words in WRAPPERS):
+                yield _Hit(_OTHER, "not_memory", start, index)
 
     # --- words of a person
 
-    def _told_in_words(self, hits: list[_Hit]) -> _Hit | None:
-        """What a sentence of the poster says beyond doubt."""
-        server = self.server or "vllm"
-        for index, line in enumerate(self.text.raw):
-            at = self.text.starts[index]
-            if self.text.level(at) in _HEALTHY:
+    def _told(self, unresolved: list[_Hit]) -> _Hit | None:
+        """What the poster says beyond doubt: alone, or with the trace of an error whose line is not quoted."""
+        of_memory = unresolved[0].line if unresolved else None
+        for index, line in enumerate(self.text.lines):
+            start = self.text.starts[index]
+            if len(line) > LONGEST_SENTENCE or self.text.is_healthy(start):
                 continue
-            if server == "sglang" and re.search(r"\bretract(?:s|ed|ion|ions|ing)?\b", line):
-                return _Hit("sglang_oom_decode_retract", _WORDS, at, index, None, "serving")
-            if len(line) < 600 and _KV_DTYPE.search(line) and line.count(" --") <= 1:
-                return _Hit("kv_dtype_unsupported", _WORDS, at, index, None, "load")
-            if not _OOM_WORDS.search(line) and not hits:
-                continue
-            for part in _told(line, self.server):
-                cause = part if part in _PHASE_OF else _BY_PHASE[server].get(part)  # type: ignore[call-overload]
+            if self.server != "vllm" and tells_of_retraction(line):
+                return _Hit(_WORDS, "sglang_oom_decode_retract", start, index, phase="serving")
+            if tells_of_kv_dtype(line):
+                return _Hit(_WORDS, "kv_dtype_unsupported", start, index, phase="load")
+            if of_memory is None and tells_of_memory(line):
+                of_memory = index
+            for name in parts_told(line) if of_memory is not None else ():
+                cause, phase = self._cause_in(_Part(name, index))
                 if cause is not None:
-                    return _Hit(cause, _WORDS, at, index, None, _PHASE_OF.get(part, part))  # type: ignore[arg-type]
-        return None
+                    return _Hit(_WORDS, cause, start, index, phase=phase)
+        part = self._part_of(self._last_trace(self.text.frames)) if of_memory is not None and not unresolved else None
+        if of_memory is None or part is None:
+            return None
+        cause, phase = self._cause_in(part)
+        return (
+            _Hit(_WORDS, cause, self.text.starts[of_memory], of_memory, phase=phase, proof=part.line) if cause else None
+        )
 
     # --- the answer
 
     def failure(self) -> Failure:
-        resolved = [self._resolved(hit) if hit.wording in OUT_OF_MEMORY else hit for hit in self.hits]
-        decisive = [hit for hit in resolved if hit.cause is not None and hit.wording.strength == "decisive"]
-        unresolved = [hit for hit in resolved if hit.wording in OUT_OF_MEMORY and hit.cause is None]
-        hit = self._first(decisive)
-        if hit is not None and unresolved and hit.cause not in MEMORY_CAUSES and hit.at > min(o.at for o in unresolved):
-            hit = None  # the first error is one of memory, whatever came of it
+        hits = [self._resolved(hit) for hit in self.hits]
+        unresolved = sorted((hit for hit in hits if _is_torch(hit.wording) and hit.cause is None), key=_by_start)
+        hit = self._decisive(hits, unresolved)
         if hit is None and not unresolved:
-            hit = self._first([hit for hit in resolved if hit.wording.strength == "hint"])
-            if hit is None:
-                hit = self._first(list(self._other_errors()))
-        if hit is None:
-            hit = self._told_in_words(resolved)
+            hit = (
+                self._first([one for one in hits if one.wording.strength == "general"])
+                or self._first([one for one in hits if one.wording.strength == "hint"])
+                or self._first(list(self._other_errors()))
+            )
+        hit = hit or self._told(unresolved)
         if hit is not None:
-            return self._answer(hit, [other for other in decisive if other.cause == hit.cause])
-        return self._unanswered(sorted(unresolved, key=lambda one: one.at))
+            return self._answer(hit, [other for other in hits if other.cause == hit.cause or _echoes(other, hit)])
+        return self._unanswered(unresolved)
+
+    def _decisive(self, hits: list[_Hit], unresolved: list[_Hit]) -> _Hit | None:
+        """The first decisive message; none where memory ran out above it, in an unknown part of start-up."""
+        decisive = [hit for hit in hits if hit.cause is not None and hit.wording.strength == "decisive"]
+        hit = self._first([one for one in decisive if one.wording.fatal]) or self._first(decisive)
+        if hit is not None and unresolved and hit.cause not in MEMORY_CAUSES and hit.start > unresolved[0].start:
+            return None
+        return hit
 
     def _first(self, hits: list[_Hit]) -> _Hit | None:
-        """The first of the last start that has one."""
+        """The first of the last attempt that has one."""
         if not hits:
             return None
-        ordered = sorted(hits, key=lambda hit: hit.at)
-        starts = [start for start in self.starts if start <= ordered[-1].at]
-        return next(hit for hit in ordered if not starts or hit.at >= starts[-1])
+        ordered = sorted(hits, key=_by_start)
+        begins = [start for start in self._begins if start <= ordered[-1].start]
+        return next(hit for hit in ordered if not begins or hit.start >= begins[-1])
 
     def _answer(self, hit: _Hit, same: list[_Hit]) -> Failure:
-        lines = [hit.line, *([] if hit.proof is None else [hit.proof])]
+        lines = dict.fromkeys([hit.line, *([] if hit.proof is None else [hit.proof])])
         ranks = dict.fromkeys(rank for other in same if (rank := self.text.rank(other.line)))
-        is_serving = hit.phase == "serving"
-        is_ready = any(at < hit.at for at in self.ready)
-        outcome: Outcome = "died" if is_serving or is_ready else "failed"
+        outcome: Outcome = "failed"
         if not hit.wording.fatal:
             outcome = "started"
+        elif hit.phase == "serving" or any(start < hit.start for start in self._ready):
+            outcome = "died"
         return Failure(
-            self.server, self._version(), outcome, hit.cause,
-            True if hit.cause is None else hit.cause in MEMORY_CAUSES, hit.phase,
+            self.server, self._version, outcome, hit.cause,
+            hit.cause is None or hit.cause in MEMORY_CAUSES, hit.phase,
             tuple(self.text.evidence(line) for line in sorted(lines)), self._figures(hit), tuple(ranks), (), self.log,
         )  # fmt: skip
 
     def _unanswered(self, unresolved: list[_Hit]) -> Failure:
+        nothing = Failure(self.server, self._version, "unknown", None, None, None, (), Figures(), (), (), self.log)
         if unresolved:
             hit = unresolved[0]
-            return Failure(
-                self.server, self._version(), "failed", None, True, hit.phase, (self.text.evidence(hit.line),),
-                self._figures(hit), (), (NEEDS_TRACE, NEEDS_START), self.log,
+            evidence = (self.text.evidence(hit.line),)
+            needs = (NEEDS_TRACE, NEEDS_START) if hit.phase is None else ()
+            return replace(
+                nothing, outcome="failed", memory_question=True, phase=hit.phase, evidence=evidence,
+                figures=self._figures(hit), needs=needs,
             )  # fmt: skip
-        wrapped = [at for words in _WRAPPERS[:9] for at in self._positions([words])]
-        if wrapped:
-            line = self.text.line_of(min(wrapped))
-            return Failure(
-                self.server, self._version(), "failed", None, None, None, (self.text.evidence(line),), Figures(), (),
-                (NEEDS_ABOVE,), self.log,
-            )  # fmt: skip
-        outcome: Outcome = "started" if self.ready else "unknown"
-        needs = () if self.ready else ((NEEDS_START,) if self.log else (NEEDS_LOG,))
-        return Failure(self.server, self._version(), outcome, None, None, None, (), Figures(), (), needs, self.log)
+        if wrapped := self._positions(WRAPPERS):
+            evidence = (self.text.evidence(self.text.line_of(wrapped[0])),)
+            return replace(nothing, outcome="failed", evidence=evidence, needs=(NEEDS_ABOVE,))
+        if self._ready:
+            return replace(nothing, outcome="started")
+        return replace(nothing, needs=(NEEDS_START if self.log else NEEDS_LOG,))
 
+    @property
     def _version(self) -> str | None:
-        return self.log.text("version") if self.log else None
+        return None if self.log is None else self.log.text("version")
 
     def _figures(self, hit: _Hit) -> Figures:
         """What the message states around its phrase."""
-        around = self.text.squeezed[max(0, hit.at - LEAD) : hit.at + REACH]
-        values: dict[str, Any] = {}
+        around, values = self._around(hit.start), dict[str, Any]()
         for pattern in hit.wording.figures:
             match = compiled(pattern).search(around)
             for name, written in (match.groupdict() if match else {}).items():
@@ -487,31 +442,17 @@ class _Reading:
         return Figures(**values)
 
 
-_OTHER: Final = Wording("not_memory", "", "any", "Python")
-_WORDS: Final = Wording(None, "", "any", "the poster")
-_OOM_WORDS: Final = re.compile(
-    r"(?i)\boom(?:s|ed|ing)?\b|out[- ]of[- ]?memory|insufficient (?:free )?memory|OutOfMemory"
-)
-_GRAPH_WORDS: Final = re.compile(
-    r"(?i)(?:during|at|in|by|while|when|phase|large|caus\w{1,3})\b.{0,30}"
-    r"(?:cuda[- ]?graphs? captur|captur\w{1,4} (?:the |of )?(?:cuda|model)|graph[- ]captur)"
-)
-_EAGER_WORDS: Final = re.compile(
-    r"(?i)\bworks? (?:fine )?(?:with|when|if|using)\b.{0,40}(?:enforce[-_ ]eager|eager mode)"
-)
-_KV_DTYPE: Final = re.compile(
-    r"(?i)(?:not supported?|unsupported|n't support|crash\w{0,3}|fails?)\b.{0,60}kv[-_ ]cache[-_ ]dtype|"
-    r"kv[-_ ]cache[-_ ]dtype\b.{0,40}(?:not supported|unsupported|n't supported?|crash|fails)"
-)
+def _is_torch(wording: Wording) -> bool:
+    return wording in OUT_OF_MEMORY
 
 
-def _told(line: str, server: ServerName | None) -> Iterator[str]:
-    """The part of start-up that a sentence about running out of memory names."""
-    if _GRAPH_WORDS.search(line) or _EAGER_WORDS.search(line):
-        yield "capture"
-    if re.search(r"(?i)sampler[- ]warm|warm\w{0,7}[- ](?:the )?sampler", line):
-        yield "oom_sampler_warmup"
-    if server == "sglang" and re.search(
-        r"(?i)\bprefill(?:ing)?[- ](?:stage |phase )?oom|oom (?:during|in|at) (?:the )?prefill", line
-    ):
-        yield "sglang_oom_prefill"
+def _echoes(other: _Hit, hit: _Hit) -> bool:
+    """Whether another rank's error is the same one, of which the log does not show where it was."""
+    return _is_torch(other.wording) and other.cause is None and _is_torch(hit.wording)
+
+
+def _by_start(hit: _Hit) -> int:
+    return hit.start
+
+
+__all__ = ["Evidence", "Failure", "Figures", "Outcome", "Size", "read_failure"]

@@ -96,6 +96,7 @@ class Figures:
     tried_tokens: int | None = None
     available_tokens: int | None = None
     retracted: int | None = None
+    preemptions: int | None = None
     utilization: float | None = None
     mem_fraction: float | None = None
     gpu: str | None = None
@@ -124,7 +125,7 @@ def figure(name: str, text: str) -> Size | int | float | str:
     if not name.endswith("_bytes"):
         return int(text.replace(",", "").replace("_", ""))
     number = text.rstrip("TGMKiBbytes")
-    unit = _UNITS.get(text[len(number) :], 1)
+    unit = _UNITS.get(text[len(number) :], GIB if "." in number else 1)  # "(19.77/22.05 GiB)"; bytes have no point
     value = Fraction(number)
     if unit == 1:
         return Size(text, round(value), round(value), round(value))
@@ -157,7 +158,7 @@ class Wording:
     unless    a pattern around the phrase with which it is something else; "" for none
     anywhere  a pattern that must be somewhere in the log; "" for none
     phase     the part of start-up that writes it
-    strength  "decisive"; "hint": counts where nothing decisive is there
+    strength  "decisive"; "general": the decisive line may stand below; "hint": a sign where no error is
     fatal     whether the server ends by it
     """
 
@@ -170,7 +171,7 @@ class Wording:
     unless: str = ""
     anywhere: str = ""
     phase: Phase | None = None
-    strength: Literal["decisive", "hint"] = "decisive"
+    strength: Literal["decisive", "general", "hint"] = "decisive"
     fatal: bool = True
 
 
@@ -207,8 +208,7 @@ TORCH_FIGURES: Final = (
 _TORCH: Final = "torch c10/cuda/CUDACachingAllocator.cpp"
 # What torch, the driver and its libraries say when an allocation fails; the part of start-up decides the cause.
 OUT_OF_MEMORY: Final[tuple[Wording, ...]] = (
-    Wording(None, "CUDA out of memory. Tried", "any", _TORCH, TORCH_FIGURES),
-    Wording(None, "CUDA out of memory.", "any", _TORCH, TORCH_FIGURES),
+    Wording(None, "CUDA out of", "any", _TORCH, TORCH_FIGURES),
     Wording(None, "HIP out of memory.", "any", _TORCH, TORCH_FIGURES),
     Wording(None, "XPU out of memory.", "any", "torch c10/xpu/XPUCachingAllocator.cpp", TORCH_FIGURES),
     Wording(None, "NPU out of memory.", "any", "torch_npu", TORCH_FIGURES),
@@ -230,7 +230,7 @@ def _host(phrase: str, source: str, needs: str = "", unless: str = "") -> Wordin
 
 
 def _nccl(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
-    return Wording("nccl_or_multiprocess", phrase, "any", source, needs=needs, unless=unless)
+    return Wording("nccl_or_multiprocess", phrase, "any", source, needs=needs, unless=unless, strength="general")
 
 
 def _other(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
@@ -276,6 +276,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("failed to extend /dev/shm", "NCCL misc/shmutils.cc"),
     _host("Not enough host memory", "SGLang srt/mem_cache/pool_host"),
     _host("Pinned host memory allocation of", "SGLang srt/mem_cache/pool_host/common.py"),
+    _host("killed by Kubernetes", "a poster's words for OOMKilled", needs="(?i)memory"),
     _host("Too large swap space.", "vLLM 0.2-0.10 config.py"),
     _host("lack of CPU swap space", "vLLM 0.6-0.10 core/scheduler.py"),
     _host("on startup is less than desired CPU memory utilization", "vLLM v1/worker/cpu_worker.py"),
@@ -292,6 +293,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _nccl("DistStoreError", "torch"),
     _nccl("Watchdog caught collective operation timeout", "torch ProcessGroupNCCL.cpp"),
     _nccl("Gloo connectFullMesh failed", "torch"),
+    _nccl("gloo/transport/", "torch, gloo"),
     _nccl("client socket has timed out after", "torch TCPStore"),
     _nccl("Timed out waiting for clients", "torch TCPStore"),
     _nccl("wait timeout after", "torch TCPStore", needs="store|key"),
@@ -300,6 +302,10 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _nccl("before the current process has finished its bootstrapping phase", "multiprocessing/spawn.py"),
     _nccl("daemonic processes are not allowed to have children", "multiprocessing/process.py"),
     _nccl("peer access is not supported between these two devices", "CUDA"),
+    _nccl("RayChannelTimeoutError", "ray"),
+    _nccl("TimeoutError: RPC call to", "vLLM v1/executor/multiproc_executor.py"),
+    _nccl("Did not receive response from front-end process within", "vLLM v1/engine/core.py"),
+    _nccl("Timed out waiting for engine core", "vLLM v1/engine"),
     _nccl("can't start new thread", "Python"),
     # what the GPU cannot do
     _capability("no kernel image is available for execution on the device", "CUDA"),
@@ -312,18 +318,49 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _capability("fp8e4nv not supported in this architecture", "triton"),
     _capability("requires device with capability", "torch, xformers"),
     _capability("ptxas fatal", "CUDA", needs="sm_|gpu-name"),
+    _capability("out of resource: shared memory", "triton: memory of one block on the chip"),
+    _capability("device kernel image is invalid", "CUDA"),
+    Wording("heads_not_divisible_by_tp", "is not divisible by", "any", "vLLM, SGLang distributed/utils.py",
+            needs="AssertionError: [0-9]{1,9} is not divisible by [0-9]{1,9}"),
     Wording("too_few_gpus", "invalid device ordinal", "any", "CUDA"),
     Wording("too_few_gpus", "No CUDA GPUs are available", "any", "torch/cuda/__init__.py"),
+    Wording(
+        "quantization_mismatch", "does not match the quantization method specified in the", "any",
+        "vLLM config/model.py, SGLang srt/configs/model_config.py",
+        (r"in the model config \(<quantization>\)",), phase="arguments",
+    ),
+    Wording(
+        "quantization_mismatch", "is not divisible by weight quantization block", "any",
+        "vLLM and SGLang layers/quantization/fp8.py", phase="load",
+    ),
     # an error of code, data or driver
     _other("illegal memory access", "CUDA"),
     _other("illegal instruction was encountered", "CUDA"),
     _other("misaligned address", "CUDA"),
     _other("device-side assert triggered", "CUDA"),
     _other("unspecified launch failure", "CUDA"),
-    _other("out of resource: shared memory", "triton: of one block on the chip"),
     _other("memory space vmem", "Pallas: on the chip"),
     _other("CUDA driver version is insufficient", "CUDA"),
     _other("The NVIDIA driver on your system is too old", "torch"),
     _other("Address already in use", "errno EADDRINUSE"),
     _other("error while attempting to bind on address", "asyncio"),
 )  # fmt: skip
+
+# What the processes above a failed worker say of it: never the cause, and the last line of most pastes.
+WRAPPERS: Final = (
+    "Engine core initialization failed",
+    "WorkerProc initialization failed",
+    "Engine process failed to start",
+    "Worker failed with error",
+    "EngineCore encountered an issue",
+    "Background loop has errored already",
+    "Engine loop is not running",
+    "Engine loop has died",
+    "EngineCore failed to start",
+    "EngineCore encountered a fatal error",
+    "WorkerProc hit an exception",
+    "WorkerProc failed to start",
+    "Scheduler hit an exception",
+    "Rank 0 scheduler is dead",
+    "Engine background task failed",
+)

@@ -18,9 +18,11 @@ _ALLOCATED: Final = (
 
 def _row(
     cause: Cause, phrase: str, releases: str, source: str, phase: Phase | None = None, *figures: str, needs: str = "",
-    unless: str = "",
+    unless: str = "", fatal: bool = True,
 ) -> Wording:  # fmt: skip
-    return Wording(cause, phrase, releases, f"SGLang {source}", figures, needs=needs, unless=unless, phase=phase)
+    return Wording(
+        cause, phrase, releases, f"SGLang {source}", figures, needs=needs, unless=unless, phase=phase, fatal=fatal
+    )
 
 
 WORDINGS: Final[tuple[Wording, ...]] = (
@@ -39,7 +41,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row("sglang_not_enough_memory", "Not enough space for mamba", "0.5", "srt/mem_cache/memory_pool.py", "serving"),
     # requests
     _row(
-        "sglang_oom_prefill", "Prefill out of memory. Try to lower your batch size", "0.4-0.5", _BATCH, "serving",
+        "sglang_oom_prefill", "Prefill out of memory", "0.4-0.5", _BATCH, "serving",
         *_ALLOCATED,
     ),
     _row(
@@ -48,16 +50,16 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     _row("sglang_oom_prefill", "alloc_req_slots runs out of memory", "0.4-0.5", _BATCH, "serving"),
     _row(
-        "sglang_oom_decode_retract", "Decode out of memory. Try to lower your batch size", "0.4-0.5", _BATCH,
+        "sglang_oom_decode_retract", "Decode out of memory. Try", "0.4-0.5", _BATCH,
         "serving", *_ALLOCATED,
     ),
     _row(
         "sglang_oom_decode_retract", "Decode out of memory happened", "0.2-0.4.6", "srt/managers/scheduler.py",
-        "serving", r"#retracted_reqs: <retracted>",
+        "serving", r"#retracted_reqs: <retracted>", fatal=False,
     ),
     _row(
         "sglang_oom_decode_retract", "KV cache pool is full. Retract requests", "0.4.9-0.5",
-        "srt/managers/scheduler.py", "serving", r"#retracted_reqs: <retracted>",
+        "srt/managers/scheduler.py", "serving", r"#retracted_reqs: <retracted>", fatal=False,
     ),
     _row("sglang_oom_decode_retract", "No space left for only one request", "0.2-0.5", _BATCH, "serving"),
     _row("sglang_oom_decode_retract", "retract_decode: aborted last request", "0.5", _BATCH, "serving"),
@@ -72,16 +74,17 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "arguments", r"context_length \(<context>\) is greater", r"derived context_length \(<derived_max_len>\)",
         needs=r"To allow overriding|ValueError",
     ),
-    _row(
-        "quantization_mismatch", "does not match the quantization method specified in the", "0.2-0.5",
-        "srt/configs/model_config.py", "arguments", r"in the model config \(<quantization>\)",
+    Wording(
+        "sglang_not_enough_memory", "Not enough memory", "0.2-0.5", f"SGLang {_RUNNER}, cut", phase="pool",
+        strength="hint",
     ),
     _row("dtype_or_capability", "SGLang only supports sm75 and above", "0.4-0.5", _RUNNER, "arguments"),
     _row("heads_not_divisible_by_tp", "tp_size must be divisible by number of nodes", "0.4-0.5", "srt/server_args.py"),
 )  # fmt: skip
 
 # Functions of SGLang in a traceback -> the part of start-up they are; the first row that a trace holds decides.
-FRAMES: Final[tuple[tuple[Phase | Cause, frozenset[str]], ...]] = (
+FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
+    ("host_memory_or_shm", frozenset({"alloc_with_host_register", "alloc_with_pin_memory", "pin_memory"})),
     ("lora_memory", frozenset({"init_lora_manager", "load_lora_adapter", "init_memory_pools", "load_lora_weights",
                                "init_lora_memory_pool"})),
     (
@@ -98,8 +101,8 @@ FRAMES: Final[tuple[tuple[Phase | Cause, frozenset[str]], ...]] = (
     ("pool", frozenset({"init_memory_pool", "profile_max_num_token", "_create_buffers", "init_attention_backend"})),
     ("sglang_oom_prefill", frozenset({"forward_extend", "forward_split_prefill", "prepare_for_extend",
                                       "get_new_batch_prefill"})),
-    ("serving", frozenset({"forward_decode", "run_batch", "event_loop_overlap", "event_loop_normal", "forward_thread_func_",
-                           "replay", "forward_batch_generation"})),
+    ("serving", frozenset({"forward_decode", "run_batch", "event_loop_overlap", "event_loop_normal",
+                           "forward_thread_func_", "replay", "forward_batch_generation"})),
 )  # fmt: skip
 
 # Healthy lines -> the part of start-up that follows them.

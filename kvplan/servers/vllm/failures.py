@@ -5,7 +5,8 @@ Compared with the source of 0.8.5 to 0.33 (tests/measure/test_failure_wordings.p
 
 from typing import Final
 
-from kvplan.servers.failures import TORCH_FIGURES, Cause, Phase, Wording
+from kvplan.core.units import MIB
+from kvplan.servers.failures import TORCH_FIGURES, Cause, Phase, Size, Wording
 
 _POOL: Final = "v1/core/kv_cache_utils.py"
 _WORKER: Final = "v1/worker/gpu_worker.py"
@@ -58,6 +59,10 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "v1/worker/gpu_model_runner.py", "load", *TORCH_FIGURES,
     ),
     _row(
+        "oom_runtime", "Error in model execution (input dumped", "0.6 (V0)", "worker/model_runner_base.py", "serving",
+        *TORCH_FIGURES, needs="allocated in private pools",
+    ),
+    _row(
         "oom_sampler_warmup", "occurred when warming up sampler", "0.8-0.33", "v1/worker/gpu_model_runner.py",
         "warmup", r"warming up sampler with <dummy_requests>dummy", *TORCH_FIGURES,
     ),
@@ -79,7 +84,8 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     # arguments
     _row(
         "max_len_above_model", "is greater than the derived max_model_len", "0.2-0.33", "config/model.py",
-        "arguments", r"User-specified max_model_len \(<context>\)", r"derived max_model_len \([a-z_]{0,40}=?<derived_max_len>",
+        "arguments", r"User-specified max_model_len \(<context>\)",
+        r"derived max_model_len \([a-z_]{0,40}=?<derived_max_len>",
     ),
     _row(
         "heads_not_divisible_by_tp", "must be divisible by tensor parallel size", "0.2-0.33", "config/model.py",
@@ -87,11 +93,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     _row("heads_not_divisible_by_tp", "must be divisible by ep_size", "0.10-0.33", "model_executor/layers/fused_moe"),
     _row(
-        "heads_not_divisible_by_tp", "is not divisible by weight quantization block", "0.6-0.33",
-        "model_executor/layers/quantization/fp8.py",
-    ),
-    _row(
-        "heads_not_divisible_by_tp", "Consider reducing tensor_parallel_size", "0.4-0.33",
+        "quantization_mismatch", "Consider reducing tensor_parallel_size or running with", "0.4-0.33",
         "model_executor/layers/quantization",
     ),
     _row(
@@ -113,10 +115,23 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row("too_few_gpus", "exceeds the total number of available", "0.2-0.33", "executor/ray_utils.py", "arguments"),
     _row("too_few_gpus", "Current node has no GPU available", "0.6-0.33", "executor/ray_utils.py", "arguments"),
     _row(
+        "too_few_gpus", "Ray does not allocate any GPUs on the driver node", "0.6-0.33", "executor/ray_executor.py",
+        "arguments",
+    ),
+    _row(
         "too_few_gpus", "You don't have enough GPUs available in a current node", "0.7-0.33", "executor/ray_utils.py",
         "arguments",
     ),
     _row("too_few_gpus", "is out of bounds. Adjust", "0.11-0.33", _WORKER, "arguments"),
+    _row("too_few_gpus", "Cannot provide a placement group of", "0.6-0.33", "executor/ray_utils.py", "arguments"),
+    Wording(
+        "too_few_gpus", "No available node types can fulfill resource request", "any", "ray autoscaler",
+        phase="arguments", strength="hint",
+    ),
+    Wording(
+        "too_few_gpus", "Waiting for creating a placement group of specs", "0.6-0.33", "vLLM executor/ray_utils.py",
+        phase="arguments", strength="hint",
+    ),
     Wording(
         "too_few_gpus", "exceeds available GPUs", "0.9-0.33", "vLLM executor/ray_utils.py",
         (r"parallel size \(<world_size>\)", r"available GPUs \(<gpus>\)"), phase="arguments", strength="hint",
@@ -128,7 +143,8 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     _row(
         "dtype_or_capability", "is not supported for the current GPU", "0.2-0.33", "config/vllm.py", "arguments",
-        r"(?:Minimum|Min|Required) capability: <required_capability>\.(?: |C)", r"Current capability: <capability>(?:\.|$|[^0-9])",
+        r"(?:Minimum|Min|Required) capability: <required_capability>\.(?: |C)",
+        r"Current capability: <capability>(?:\.|$|[^0-9])",
     ),
     _row("dtype_or_capability", "is not supported for quantization method", "0.3-0.33", "config/vllm.py", "arguments"),
     _row("dtype_or_capability", "No compiled cutlass_scaled_mm for", "0.7-0.33", "csrc/quantization/cutlass_w8a8"),
@@ -141,7 +157,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row("kv_dtype_unsupported", "kv-cache on this device", "0.8-0.33", "v1/attention/backends/flash_attn.py", "load"),
     _row("kv_dtype_unsupported", "kv-cache is not supported with", "0.6-0.33", "attention/layer.py", "load"),
     _row("kv_dtype_unsupported", "is not supported with --kv-cache-dtype", "0.8-0.10", "engine/arg_utils.py", "load"),
-    _row("kv_dtype_unsupported", "with FP8 KV cache not yet supported", "0.8-0.33", "v1/attention/backends/mla", "load"),
+    _row("kv_dtype_unsupported", "FP8 KV cache not yet supported", "0.8-0.33", "v1/attention/backends/mla", "load"),
     _row("kv_dtype_unsupported", "Unknown kv cache dtype", "0.3-0.10", "config.py", "arguments"),
     _row("kv_dtype_unsupported", "Invalid kv cache dtype", "0.4-0.33", "utils/torch_utils.py", "arguments"),
     _row("kv_dtype_unsupported", "Unrecognized FP8 dtype", "0.6-0.33", "v1/attention/backends", "load"),
@@ -151,23 +167,27 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "v1/attention/backends/flashinfer.py", "load",
     ),
     _row("kv_dtype_unsupported", "argument --kv-cache-dtype: invalid choice", "0.4-0.33", "engine/arg_utils.py"),
-    _row("dtype_or_capability", "No valid attention backend found for", "0.11-0.33", "platforms/cuda.py", "load"),
-    _row(
-        "quantization_mismatch", "does not match the quantization method specified in the", "0.2-0.33",
-        "config/model.py", "arguments",
-        r"in the model config \(<quantization>\)",
+    Wording(  # of which each backend says the reason: the dtype of the KV cache is one
+        "dtype_or_capability", "No valid attention backend found for", "0.11-0.33", "vLLM platforms/cuda.py",
+        phase="load", strength="general",
     ),
     _row("quantization_mismatch", "Unknown quantization method", "0.2-0.33", "config/model.py", "arguments"),
     _row("quantization_mismatch", "Cannot find the config file for", "0.2-0.33", "model_executor/model_loader"),
-    # running
+    # running: the pool is full and requests wait
     Wording(
         None, "because there is not enough KV cache space", "0.4-0.10 (V0)", "vLLM core/scheduler.py",
-        needs="preempted", phase="serving", strength="hint",
+        (r"total_num_cumulative_preemption=<preemptions>",), needs="preempted", phase="serving", strength="hint",
+        fatal=False,
+    ),
+    Wording(
+        None, "Preemptions: ", "0.14-0.33", "vLLM v1/metrics/loggers.py", (r"Preemptions: <preemptions>",),
+        phase="serving", strength="hint", fatal=False,
     ),
 )  # fmt: skip
 
 # Functions of vLLM in a traceback -> the part of start-up they are; the first row that a trace holds decides.
-FRAMES: Final[tuple[tuple[Phase | Cause, frozenset[str]], ...]] = (
+FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
+    ("host_memory_or_shm", frozenset({"allocate_cpu_cache", "_allocate_cpu_cache", "pin_memory"})),
     ("oom_sampler_warmup", frozenset({"_dummy_sampler_run", "_dummy_pooler_run", "_dummy_pooler_run_task"})),
     (
         "lora_memory",
@@ -246,3 +266,20 @@ READY: Final = (
     "Avg prompt throughput",
 )
 STARTS: Final = ("vLLM API server version", "█ version")
+
+DUMMY_REQUESTS: Final = 1024  # of the sampler's warm-up with V1's default of sequences on large GPUs
+# Of the families that most servers run: Qwen 2 to 3.5, Llama 3, DeepSeek V3, Gemma 2 to 4, gpt-oss, Mistral, Phi 3.
+VOCABULARIES: Final = (
+    152_064, 151_936, 248_320, 128_256, 129_280, 256_000, 262_144, 262_208, 201_088, 131_072, 32_768, 32_064, 32_000
+)  # fmt: skip
+
+
+def is_sampler_sort(tried: Size | None) -> bool:
+    """Whether a size is that of top-k and top-p's sort in the warm-up: float32 logits and int64 places of each token.
+
+    torch rounds what it asks the driver for up to 2 MiB.
+    """
+    if tried is None:
+        return False
+    sizes = (-(-DUMMY_REQUESTS * vocabulary * (4 + 8) // (2 * MIB)) * 2 * MIB for vocabulary in VOCABULARIES)
+    return any(tried.low <= size <= tried.high for size in sizes)

@@ -1,0 +1,156 @@
+"""A pasted log as text: its lines without what collectors put before them, and the frames of its tracebacks.
+
+Messages are looked for in the whole text without white space (`squeezed`), so that a line that a terminal cut inside a
+word is found, and one of which the newlines were lost.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.core.files import printable
+from kvplan.measure.serverlog.log import rank_of
+from kvplan.measure.serverlog.text import unwrapped
+from kvplan.servers.failures import squeezed
+
+MOST_LINES: Final = 200_000  # of a longer log the first quarter and the last three
+MOST_CHARACTERS: Final = 4_000  # of a line
+MOST_FRAMES: Final = 20_000
+
+_ANSI: Final = re.compile(
+    r"(?:\x1b|\^\[|ESC(?=\[[0-9;]{0,8}m)|\\033|\\x1b|\\u001b)\[[0-9;?]{0,40}[A-Za-z]|\x1b|\[[0-9;]{1,8}m"
+)
+# What stands before a message: quotes, the container's name, time stamps, processes, the logger.
+_PREFIX: Final = re.compile(
+    r"\s{0,80}(?:"
+    r">|\|(?=\s)|"
+    r"[A-Za-z0-9_./-]{1,80}\s{1,20}\|(?=\s|$)|"
+    r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+    r"(?: [A-Z]{2,5}[0-9]{1,4}){0,5}\]?|"
+    r"\((?:[A-Za-z_][A-Za-z0-9_]{0,60} )?(?:pid|rank|ip|TP[0-9]{1,3}|[A-Za-z0-9_]{1,30} pid)\b[^()]{0,120}\)|"
+    r"\[(?:pod/|rank)[^\]]{0,160}\]:?|"
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [0-9]{2}-[0-9]{2} [0-9:]{8} "
+    r"(?:\[[^\]\s]{1,120}\]|[\w./]{1,100}:[0-9]{1,6}\])|"
+    r"[A-Z][0-9]{4} [0-9:.]{8,20} [0-9]{1,9} [^\]]{1,160}\](?: \[[0-9/]{1,12}\])?"
+    r")\s{0,2}"
+)
+_MOST_PREFIXES: Final = 6
+_LEVEL: Final = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b(?: [0-9]{2}-[0-9]{2} [0-9:]{8}|:? {1,9}|\])")
+HEALTHY: Final = frozenset({"DEBUG", "INFO", "WARNING"})
+_FRAME: Final = re.compile(r"line [0-9]{1,6}, in [*<]{0,2}([A-Za-z_]\w{0,80})|[.\s]([a-z_]{0,40}_[a-z_]{1,60})\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line that shows the cause; its number counts from 1."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A function in a traceback.
+
+    start    where it is named in the squeezed text
+    is_call  named by a line of source, not by Python's "in NAME"
+    """
+
+    name: str
+    start: int
+    line: int
+    is_call: bool
+
+
+class LogText:
+    """The lines of a log, and the same as one text.
+
+    lines     without a collector's wrapping and colors
+    numbers   the line of the input that each came from
+    squeezed  all messages without white space and prefixes, one after the other
+    starts    where each line starts in it
+    frames    the functions of every traceback, in order
+    """
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines: list[str] = []
+        self.numbers: list[int] = []
+        for number, line in _bounded(lines):
+            for part in unwrapped(line) or [""]:
+                self.lines.append(_ANSI.sub("", part[:MOST_CHARACTERS]))
+                self.numbers.append(number)
+        self.starts: list[int] = []
+        self.frames: list[Frame] = []
+        self._levels: list[tuple[int, str]] = []
+        parts, end = list[str](), 0
+        for index, line in enumerate(self.lines):
+            self.starts.append(end)
+            body = prefix_end(line)
+            self._note(line, index, end, body)
+            parts.append(squeezed(line[body:]))
+            end += len(parts[-1])
+        self.squeezed = "".join(parts)
+
+    def _note(self, line: str, index: int, end: int, body: int) -> None:
+        """Keep the levels and the frames of a line, each with its place in the squeezed text."""
+        for match in _LEVEL.finditer(line):
+            self._levels.append((end + _squeezed_len(line, body, match.start()), match[1]))
+        if "(" not in line and " in " not in line:
+            return
+        for match in _FRAME.finditer(line):
+            start = end + _squeezed_len(line, body, match.start())
+            if len(self.frames) < MOST_FRAMES:
+                self.frames.append(Frame(match[1] or match[2], start, index, match[1] is None))
+
+    def line_of(self, start: int) -> int:
+        return bisect_right(self.starts, start) - 1
+
+    def place(self, line: int, column: int) -> int:
+        """Where a column of a line is in the squeezed text."""
+        return self.starts[line] + _squeezed_len(self.lines[line], prefix_end(self.lines[line]), column)
+
+    def positions(self, phrase: str, most: int) -> list[int]:
+        """The first places of a phrase, white space aside."""
+        plain, places = squeezed(phrase), list[int]()
+        start = self.squeezed.find(plain)
+        while start >= 0 and len(places) < most:
+            places.append(start)
+            start = self.squeezed.find(plain, start + len(plain))
+        return places
+
+    def is_healthy(self, start: int) -> bool:
+        """Whether the logger wrote a message as information or a warning, on its own line."""
+        index = bisect_right(self._levels, (start, "~")) - 1
+        if index < 0 or self._levels[index][0] < self.starts[self.line_of(start)]:
+            return False
+        return self._levels[index][1] in HEALTHY
+
+    def rank(self, line: int) -> str:
+        return rank_of(self.lines[line][:300])
+
+    def evidence(self, line: int) -> Evidence:
+        return Evidence(self.numbers[line], printable(self.lines[line].strip(), 600))
+
+
+def _bounded(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
+    numbered = list(enumerate(lines, 1))
+    if len(numbered) <= MOST_LINES:
+        return numbered
+    return [*numbered[: MOST_LINES // 4], *numbered[-3 * MOST_LINES // 4 :]]
+
+
+def prefix_end(line: str) -> int:
+    """Where the message of a line begins."""
+    end = 0
+    for _ in range(_MOST_PREFIXES):
+        match = _PREFIX.match(line, end)
+        if match is None:
+            break
+        end = match.end()
+    return end
+
+
+def _squeezed_len(line: str, start: int, end: int) -> int:
+    return len(squeezed(line[start:end])) if end > start else 0

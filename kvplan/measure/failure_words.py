@@ -1,0 +1,73 @@
+"""What a person's sentence says of a failure beyond doubt, where the text holds no line of a log that says it.
+
+"OOM during CUDA graph capture" names the part of start-up; "it does not start, OOM" names none and is left alone.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+LONGEST_SENTENCE: Final = 1_500  # a longer line is a log of which the newlines were lost
+
+_OOM: Final = re.compile(
+    r"(?i)(?<![a-z0-9_])oom(?:s|ed|ing|'s)?(?![a-z0-9_])|OutOfMemory|"
+    r"out[- ]of[- ]?(?:gpu |cuda |device |v?ram )?memory|insufficient (?:free |gpu )?memory"
+)
+_BEFORE_A_PHASE: Final = (
+    r"(?:oom|out of memory|OutOfMemoryError|memory error)\b.{0,40}\b(?:during|while|when|in|at)\b.{0,20}"
+)
+_SAMPLER: Final = re.compile(r"(?i)sampler[- ]warm|warm\w{0,7}[- ]up (?:the )?sampler")
+_CAPTURE: Final = re.compile(
+    r"(?i)(?:during|at|in|by|while|when|phase|large|caus\w{1,3})\b.{0,30}"
+    r"(?:cuda[- ]?graphs? captur|captur\w{1,4} (?:the |of )?(?:cuda|model)|graph[- ]captur)"
+)
+_EAGER: Final = re.compile(
+    r"(?i)\bworks? (?:fine )?(?:with|when|if|using)\b.{0,40}(?:enforce[-_ ]eager|eager mode|disable-cuda-graph)"
+)
+_LOADING: Final = re.compile(
+    rf"(?i){_BEFORE_A_PHASE}(?:weights?[- ]loading|loading (?:the )?(?:model )?weights?|load_weights)"
+)
+_PROFILE: Final = re.compile(
+    rf"(?i){_BEFORE_A_PHASE}(?:memory[-_ ]profil|profil(?:e|ing)[-_ ]run|initial (?:memory )?profil)"
+)
+_PREFILL: Final = re.compile(
+    r"(?i)\bprefill(?:ing)?[- ](?:stage |phase )?oom|oom\b.{0,20}\b(?:during|in|at)\b.{0,10}\bprefill"
+)
+_RETRACT: Final = re.compile(
+    r"(?i)(?:kv|cache|pool|request|decode)\b.{0,80}\bretract(?:s|ed|ion|ions|ing)?\b|"
+    r"\bretract(?:s|ed|ion|ions|ing)?\b.{0,80}\b(?:request|kv|pool)"
+)
+_FAILS: Final = r"(?:not supported?|unsupported|n't supported?|crash\w{0,3}|fails?)"
+_KV_DTYPE: Final = re.compile(
+    rf"(?i){_FAILS}\b.{{0,60}}(?:kv[-_ ]cache[-_ ]dtype|fp8 kv[-_ ]?cache)|"
+    rf"(?:kv[-_ ]cache[-_ ]dtype|kv[-_ ]?cache fp8|fp8 kv[-_ ]?cache)\b.{{0,40}}{_FAILS}"
+)
+
+
+def tells_of_memory(line: str) -> bool:
+    """Whether a line says that memory ran out."""
+    return _OOM.search(line) is not None
+
+
+def tells_of_retraction(line: str) -> bool:
+    """Whether a line says that SGLang took requests back for want of KV cache."""
+    return _RETRACT.search(line) is not None
+
+
+def tells_of_kv_dtype(line: str) -> bool:
+    """Whether a line says that a dtype of the KV cache fails; a command that only has the flag does not."""
+    return _KV_DTYPE.search(line) is not None and line.count(" --") <= 1
+
+
+def parts_told(line: str) -> Iterator[str]:
+    """The parts of start-up that a sentence about running out of memory names, as `FRAMES` names them."""
+    if _SAMPLER.search(line):
+        yield "oom_sampler_warmup"
+    if _CAPTURE.search(line) or _EAGER.search(line):
+        yield "capture"
+    if _LOADING.search(line):
+        yield "load"
+    if _PROFILE.search(line):
+        yield "profile"
+    if _PREFILL.search(line):
+        yield "sglang_oom_prefill"
