@@ -227,10 +227,10 @@ def test_trap_8_of_two_attempts_the_last_one_counts() -> None:
 
 
 def test_a_line_that_a_terminal_wrapped_inside_a_word_is_read() -> None:
-    wrapped = KV_TOO_SMALL.replace("KV cache is needed", "KV cac\nhe is needed").replace(
-        "available KV", "avail\nable KV"
-    )
-    assert read(wrapped).figures == read(case(KV_TOO_SMALL)).figures
+    text = case(KV_TOO_SMALL)
+    wrapped = text.replace("cache is needed", "cac\nhe is needed").replace("available KV", "availab\nle KV")
+    assert wrapped.count("\n") == text.count("\n") + 2
+    assert read(wrapped).figures == read(text).figures
 
 
 def test_a_paste_that_lost_its_newlines_is_read() -> None:

@@ -28,7 +28,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         r"estimated maximum model length is <estimated_max_len>",
     ),
     _row(
-        "kv_too_small_for_max_len", "larger than the maximum number of tokens that can be stored in", "0.2-0.10 (V0)",
+        "kv_too_small_for_max_len", "number of tokens that can be stored in KV cache", "0.2-0.10 (V0)",
         "worker/worker.py", "pool", r"can be stored in KV cache \(<kv_tokens>\)", r"max seq len \(<context>\)",
     ),
     _row("no_kv_memory", "No available memory for the cache blocks", "0.2-0.33", _POOL, "pool"),
