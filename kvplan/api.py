@@ -72,7 +72,7 @@ class Answer:
         """The answer as the terminal shows it, without color."""
         from kvplan.report.console import plan_lines
 
-        return "\n".join(map(lines.plain, plan_lines(self.to_dict())))
+        return "\n".join(map(lines.plain, lines.laid_out(plan_lines(self.to_dict()))))
 
     def _repr_html_(self) -> str:
         """The answer in a notebook: the headline, where the memory goes, and the command that serves it."""

@@ -300,18 +300,24 @@ def _row_lines(row: Sequence[str], is_left: Sequence[bool], widths: Sequence[int
         )
 
 
-def wrapped(cell: str, width: int) -> list[str]:
-    """Text in lines of at most `width`, divided at spaces, and within words that are longer."""
-    if len(cell) <= width:
-        return [cell]
-    lines = [""]
-    for word in cell.split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += f" {word}"
+def wrapped(text: str, width: int, start: str = "", hanging: str = "") -> list[str]:
+    """Text behind `start`, in lines of at most `width` divided at spaces, and within words that are longer; the later
+    lines begin with `hanging`."""
+    if len(start) + len(text) <= width:
+        return [start + text]
+    lines, before = [start], start
+    for word in text.split(" "):
+        space = "" if lines[-1] == before else " "
+        if len(lines[-1]) + len(space) + len(word) <= width:
+            lines[-1] += space + word
             continue
-        pieces = [word[i : i + width] for i in range(0, len(word), width)] or [""]
-        if lines[-1]:
-            lines += pieces
-        else:
-            lines[-1:] = pieces
+        if lines[-1] != before:
+            before = hanging
+            lines.append(hanging)
+        room = max(1, width - len(before))
+        first, *rest = [word[i : i + room] for i in range(0, len(word), room)] or [""]
+        lines[-1] += first
+        for piece in rest:
+            before = hanging
+            lines.append(hanging + piece)
     return lines

@@ -17,7 +17,7 @@ from kvplan.planning.explain import Section, is_published
 from kvplan.planning.explain import explain as explained
 from kvplan.planning.flags import context_word
 from kvplan.planning.plan import MemoryBreakdown, Plan
-from kvplan.report.lines import COMMAND, Line, Part, line
+from kvplan.report.lines import COMMAND, Line, Paragraph, Part, laid_out, line
 from kvplan.servers.base import Terms, terms_of
 from kvplan.sizing.disk import stored_bytes
 from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
 
 BAR = 26
-SCREEN = 100  # columns
 SCREEN_LINES = 38
 EIGHTHS = " ▏▎▍▌▋▊▉"
 LABELS = {
@@ -42,14 +41,14 @@ UNPLANNED = ("lora", "activations", "cuda_graphs", "non_torch")  # where a serve
 STYLES = {"weights": "cyan", "kv_cache": "green", "unused": "dim"}
 
 
-def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Line]:
+def plan_parts(plan: Plan, *, blocks: bool = True, explain: bool = False) -> list[Part]:
     """The answer on one screen; with `explain` every formula behind it below."""
-    return plan_lines(plan_document(plan), blocks=blocks) + (explain_lines(explained(plan)) if explain else [])
+    return [*plan_lines(plan_document(plan), blocks=blocks), *(explain_lines(explained(plan)) if explain else [])]
 
 
-def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Line]:
+def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
     """One plan's document as lines; `blocks`: bars of block characters, else of #."""
-    parts = [
+    parts: list[Sequence[Part]] = [
         [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
         memory_lines(doc, blocks=blocks),
         kv_lines(doc),
@@ -59,7 +58,7 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Line]:
     answer = [styled for part in parts if part for styled in (*part, line())]
     for most in (3, 2, 1):  # lines of each formula: as many as the screen has room for
         assumed = assumption_lines(doc, most)
-        if len(answer) + len(assumed) <= SCREEN_LINES:
+        if len([*laid_out([*answer, *assumed])]) <= SCREEN_LINES:
             break
     return answer + assumed if assumed else answer[:-1]
 
@@ -335,7 +334,7 @@ def format_kib(num_bytes: int) -> str:
     return f"{num_bytes // KIB:,} KiB" if num_bytes % KIB == 0 else f"{num_bytes / KIB:,.2f} KiB"
 
 
-def user_lines(doc: PlanDocument) -> list[Line]:
+def user_lines(doc: PlanDocument) -> list[Part]:
     if not doc["fits"]:
         return []
     users, load, context = doc["concurrency"], doc["inputs"]["workload"], doc["kv"]["max_model_len"]
@@ -349,10 +348,12 @@ def user_lines(doc: PlanDocument) -> list[Line]:
     total = f"; {replicas} replicas hold {replicas} times as many" if replicas > 1 else ""
     title = f"Users of one replica{total}" if replicas > 1 else "Users"
     width = max(6, *(len(count) + 2 for _, count, _ in rows))
-    lines = [line(title, "bold"), *(line(f"  {name:<12}{count:>{width}}  {text}") for name, count, text in rows)]
+    lines: list[Part] = [
+        line(title, "bold"),
+        *(line(f"  {name:<12}{count:>{width}}  {text}") for name, count, text in rows),
+    ]
     if users["log_differs"] is not None:
-        start = " " * (width + 16)
-        lines += [line(start + text) for text in wrapped(users["log_differs"], SCREEN - len(start))]
+        lines.append(Paragraph(" " * (width + 16), users["log_differs"]))
     return lines
 
 
@@ -363,9 +364,9 @@ def logged(doc: PlanDocument) -> tuple[str, str]:
     return f"{figure:,.2f}" if words.logs_concurrency else "", f"the server will log {text}"
 
 
-def verdict_lines(doc: PlanDocument) -> list[Line]:
+def verdict_lines(doc: PlanDocument) -> list[Part]:
     """What limits it, what would help, and the command."""
-    lines: list[Line] = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
+    lines: list[Part] = [(("Limit", "bold"), (f"  {limit['text']}", "")) for limit in doc["limits"][:1]]
     lines += [line(f"       {limit['text']}") for limit in doc["limits"][1:]]
     if doc["fits"]:
         return [*lines, (("Serve", "bold"), (f"  {doc['flags']['command']}", COMMAND))]
@@ -380,8 +381,7 @@ def verdict_lines(doc: PlanDocument) -> list[Line]:
     lines.append(line("What would make it fit, and for how many users", "bold"))
     width = max(len(fix["flag"]) for fix in doc["fixes"])
     for fix in doc["fixes"]:
-        first, *rest = wrapped(fix_text(fix), SCREEN - width - 4)
-        lines += [line(f"  {fix['flag']:<{width}}  {first}"), *(line(f"{'':<{width + 4}}{part}") for part in rest)]
+        lines.append(Paragraph(f"  {fix['flag']:<{width}}  ", fix_text(fix)))
     return [*lines, (("Serve", "bold"), (f"  {doc['fixes'][0]['command']}", COMMAND))]
 
 
@@ -394,11 +394,11 @@ def fix_text(fix: Fix) -> str:
     return f"{users} at {fix['max_model_len']:,} tokens on {count}{fix['gpu']}"
 
 
-def assumption_lines(doc: PlanDocument, most: int) -> list[Line]:
+def assumption_lines(doc: PlanDocument, most: int) -> list[Part]:
     """What is modelled, each in at most `most` lines."""
     if not doc["assumptions"]:
         return []
-    lines = [line("Estimated components (GiB; see --explain for formulas and sources)", "bold")]
+    lines: list[Part] = [line("Estimated components (GiB; see --explain for formulas and sources)", "bold")]
     cells = [(ASSUMED.get(each["name"], each["name"]), *figures(each), each["formula"]) for each in doc["assumptions"]]
     wide = max(6, *(len(likely) + 1 for _, likely, _, _ in cells))
     far = max(11, *(len(spread) for _, _, spread, _ in cells))
@@ -406,9 +406,7 @@ def assumption_lines(doc: PlanDocument, most: int) -> list[Line]:
         start = f"  {label:<12}{likely:>{wide}}  {spread:<{far}} "
         if not likely:  # a statement has no figures: its text takes their place
             start = f"  {label:<13} "
-        for part in cut(wrapped(printable(text, 1000), SCREEN - len(start)), most):
-            lines.append(line(start + part, "dim"))
-            start = " " * len(start)
+        lines.append(Paragraph(start, printable(text, 1000), "dim", most=most))
     return lines
 
 
@@ -418,24 +416,6 @@ def figures(assumption: Assumption) -> tuple[str, str]:
     if low is None or likely is None or high is None:
         return "", ""
     return f"{likely / GIB:.2f}", f"{low / GIB:.2f}-{high / GIB:.2f}" if low < high else ""
-
-
-def cut(lines: list[str], most: int) -> list[str]:
-    """At most `most` lines; dots say that there were more."""
-    if len(lines) <= most:
-        return lines
-    return [*lines[: most - 1], f"{lines[most - 1].rpartition(' ')[0]} ..."]
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Text in lines of at most `width`, divided at spaces."""
-    lines = [""]
-    for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}" if lines[-1] else word
-    return lines
 
 
 def explain_lines(sections: Iterable[Section]) -> list[Line]:

@@ -17,7 +17,7 @@ from kvplan.planning.diff import (
     shown,
     signed_size,
 )
-from kvplan.report.lines import Line, Part, line
+from kvplan.report.lines import Line, Paragraph, Part, line
 from kvplan.report.page import Block, bullets, size_of
 from kvplan.report.policy_text import MAX_COMMENT_BYTES, NOTE_BYTES
 
@@ -50,7 +50,6 @@ WORSE = {
 }
 # What the table of steps shows; the document has every figure.
 STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.users")
-SCREEN = 100
 MOST_NAMES = 10  # of a list on the screen
 MOST_KEYS = 100  # names of a list in Markdown
 SMALL = GIB // 100  # bytes below which two decimals of a GiB say nothing
@@ -228,14 +227,11 @@ def _some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _why_lines(it: Comparison) -> list[Line]:
-    import textwrap
-
-    found = explanation(it)
-    if not found:
+def _why_lines(it: Comparison) -> list[Part]:
+    sentences = explanation(it)
+    if not sentences:
         return []
-    wrapped = (textwrap.wrap(text, SCREEN, initial_indent="  ", subsequent_indent="    ") for text in found)
-    return [line(), line("Why", "bold"), *(line(part) for parts in wrapped for part in parts)]
+    return [line(), line("Why", "bold"), *(Paragraph("  ", text, indent=4) for text in sentences)]
 
 
 def _step_lines(it: Comparison) -> list[Part]:

@@ -5,16 +5,46 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from kvplan.core.table import Table, as_text, one_line
+from kvplan.core.records import dataclass
+from kvplan.core.table import Table, as_text, one_line, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Span = tuple[str, str]  # (text, rich style); "" is no style
 Line = tuple[Span, ...]
-Part = Line | Table  # of a screen
+SCREEN = 100  # columns that prose is made for
 COMMAND = "not bold cyan"  # style of a command: where it is divided, a shell still reads one line
+LABEL = 24  # characters of a label at most
 NARROWEST = 20  # columns of a terminal that lines are made for
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Text in lines of at most SCREEN characters, and of no more than a terminal has.
+
+    start   what the first line begins with; the later ones are indented as far, or by `indent`
+    most    lines; dots say that there were more
+    """
+
+    start: str
+    text: str
+    style: str = ""
+    indent: int | None = None
+    most: int | None = None
+
+    def lines(self, width: int | None) -> Iterator[Line]:
+        indent = len(self.start) if self.indent is None else self.indent
+        widest = min(SCREEN, width or SCREEN)
+        hanging = " " * min(indent, max(0, widest - NARROWEST))
+        start = self.start if len(self.start) <= widest - NARROWEST else self.start.rstrip()
+        parts = wrapped(one_line(self.text), widest, start, hanging)
+        if self.most is not None and len(parts) > self.most:
+            parts = [*parts[: self.most - 1], f"{parts[self.most - 1].rpartition(' ')[0]} ..."]
+        yield from (line(part, self.style) for part in parts)
+
+
+Part = Line | Table | Paragraph  # of a screen
 
 
 def line(text: str = "", style: str = "") -> Line:
@@ -94,6 +124,9 @@ def laid_out(screen: Iterable[Part], width: int | None = None) -> Iterator[Line]
         if isinstance(item, Table):
             yield from (line(text, "bold" if is_heading else "") for is_heading, text in as_text(item, width))
             continue
+        if isinstance(item, Paragraph):
+            yield from item.lines(width)
+            continue
         styled = tuple((one_line(text), style) for text, style in item)
         if width is None or len(plain(styled)) <= width:
             yield styled
@@ -116,8 +149,10 @@ def folded(styled: Line, width: int) -> Iterator[Line]:
 
 
 def _hanging(text: str, width: int) -> int:
-    """Where the text of a line begins, behind its label and figures: after the last gap in its first half."""
-    gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", text) if gap.end() <= width // 2]
+    """Where the text of a line begins, behind its label and figures: after the last gap in its first half, and in a
+    line that is not indented after its label."""
+    most = width // 2 if text.startswith(" ") else LABEL
+    gaps = [gap.end() for gap in re.finditer(r"(?<=\S) {2,}(?=\S)", text) if gap.end() <= most]
     return gaps[-1] if gaps else min(len(text) - len(text.lstrip(" ")) + 2, width // 2)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +12,7 @@ from kvplan.planning.attribute import CAPACITY, MEMORY
 from kvplan.planning.diff import row_document
 from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
 from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_cells
-from kvplan.report.lines import Line, Part, laid_out, line
+from kvplan.report.lines import Paragraph, Part, laid_out, line
 from kvplan.report.page import Block, heading
 from kvplan.servers.releases import Version, number_text
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 UNITS = {**MEMORY, **CAPACITY}
 EFFECT_FIGURES = ("memory.kv_cache", "kv.tokens", "concurrency.max", "concurrency.users")
 EFFECT_TITLES = ("since", "KV cache", "tokens", "in the log", "users", "what changed")
-SCREEN = 100
 REST = "what else differs between the two"
 
 
@@ -92,7 +90,7 @@ def upgrade_lines(result: Upgrade) -> list[Part]:
         lines += _server_lines(server)
     if result.others:
         names = ", ".join(printable(name, 80) for name in result.others)
-        lines += [line(), *wrapped(f"Left out, as another server runs them: {names}")]
+        lines += [line(), Paragraph("", f"Left out, as another server runs them: {names}")]
     return lines
 
 
@@ -109,23 +107,18 @@ def _server_lines(server: Upgraded) -> list[Part]:
         head, *cells = laid_out([Table.of(EFFECT_TITLES[:-1], [effect_cells(effect)[:-1] for effect in telling])])
         lines += [line(), head]
         for row, effect in zip(cells, telling, strict=True):
-            lines += [row, *wrapped(effect_cells(effect)[-1], indent="  ")]
+            lines += [row, Paragraph("  ", effect_cells(effect)[-1])]
     between = changes_between(server)
     quiet = between - sum(effect.change is not None for effect in telling)
     if quiet:
         which = f"{quiet} of the {between}" if quiet < between else f"None of the {between}"
         does = "move neither its KV cache nor its users" if quiet < between else "moves its KV cache or its users"
-        lines += [line(), *wrapped(f"{which} changes that kvplan knows between the two {does}.")]
+        lines += [line(), Paragraph("", f"{which} changes that kvplan knows between the two {does}.")]
     if not server.old.request.release.is_compared:
-        lines += wrapped(
-            f"{server.old.request.release.label}: its rules are from its wheel, release notes and logs, not compared "
-            "with its own answers."
-        )
+        label = server.old.request.release.label
+        said = f"{label}: its rules are from its wheel, release notes and logs, not compared with its own answers."
+        lines.append(Paragraph("", said))
     return lines
-
-
-def wrapped(text: str, indent: str = "") -> list[Line]:
-    return [line(part) for part in textwrap.wrap(text, SCREEN, initial_indent=indent, subsequent_indent=indent)]
 
 
 def changes_between(server: Upgraded) -> int:
