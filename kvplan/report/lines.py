@@ -24,7 +24,7 @@ class Paragraph:
     """Text in lines of at most SCREEN characters, and of no more than a terminal has.
 
     start   what the first line begins with; the later ones are indented as far, or by `indent`
-    most    lines; dots say that there were more
+    most    lines of SCREEN characters; dots say that there were more
     """
 
     start: str
@@ -35,12 +35,14 @@ class Paragraph:
 
     def lines(self, width: int | None) -> Iterator[Line]:
         indent = len(self.start) if self.indent is None else self.indent
-        widest = min(SCREEN, width or SCREEN)
-        hanging = " " * min(indent, max(0, widest - NARROWEST))
-        start = self.start if len(self.start) <= widest - NARROWEST else self.start.rstrip()
-        parts = wrapped(one_line(self.text), widest, start, hanging)
+        parts = wrapped(one_line(self.text), SCREEN, self.start, " " * indent)
         if self.most is not None and len(parts) > self.most:
             parts = [*parts[: self.most - 1], f"{parts[self.most - 1].rpartition(' ')[0]} ..."]
+        if width is not None and width < SCREEN:
+            text = " ".join([parts[0][len(self.start) :], *(part[indent:] for part in parts[1:])])
+            room = max(0, width - NARROWEST)
+            start = self.start if len(self.start) <= room else self.start.rstrip()[:room]
+            parts = wrapped(text, width, start, " " * min(indent, room))
         yield from (line(part, self.style) for part in parts)
 
 

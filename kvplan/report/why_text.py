@@ -6,7 +6,7 @@ from kvplan.core.files import printable
 from kvplan.core.units import GIB
 from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument
 from kvplan.report.console import LABELS, STYLES, bar
-from kvplan.report.lines import Line, line
+from kvplan.report.lines import COMMAND, Line, line
 
 ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora")
 
@@ -84,7 +84,7 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
         lines += [line(f"  {'-'} {cure_text(cure)}") for cure in others]
     command = doc["cures"][0]["command"]
     if command is not None:
-        lines += [line(), line("Paste", "bold"), line(f"  {printable(command, 4000)}")]
+        lines += [line(), line("Paste", "bold"), line(f"  {printable(command, 4000)}", COMMAND)]
     return lines
 
 
