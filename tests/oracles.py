@@ -39,8 +39,8 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.command import read_command
 from kvplan.servers.engines import parse_engine
+from kvplan.servers.pasted import read_command
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
@@ -343,8 +343,8 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
     """A row's inputs as a request; flags that are not modelled are refused by name."""
     ranks = {"--tp-size": inputs.get("tp") or 1, "--pp-size": inputs.get("pp") or 1}
     sizes = [word for flag, size in ranks.items() for word in (flag, str(size))]
-    command = sglang_command.read([*sizes, *(inputs.get("argv") or [])])
-    if odd := [*command.unknown, *command.unmodelled]:
+    command = sglang_command.parse([*sizes, *(inputs.get("argv") or [])])
+    if odd := [*command.unknown, *command.refused]:
         raise UsageError(f"{odd[0]}: is not a flag of SGLang that kvplan models")
     if command.notes:  # spellings of older releases
         raise UsageError(command.notes[0])

@@ -27,10 +27,10 @@ from kvplan.planning.plan import Load, Request
 from kvplan.servers import environment
 from kvplan.servers.arguments import is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.base import server_of
-from kvplan.servers.command import ServeCommand
 from kvplan.servers.engines import DEFAULT, parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.servers.words import ServeCommand
 
 if TYPE_CHECKING:
     from kvplan.servers.vllm.overheads import Estimate
@@ -127,9 +127,6 @@ def about_flags(asked: Asked, command: ServeCommand) -> None:
     if command.unknown:
         flags = ", ".join(dict.fromkeys(command.unknown))
         asked.warnings.append(f"--from-command: not one kvplan knows: {flags}; answered as without")
-    if command.unmodelled:
-        flags = ", ".join(dict.fromkeys(command.unmodelled))
-        asked.warnings.append(f"--from-command: what {flags} does to memory is not modeled; answered as without")
     if command.ignored:
         flags = ", ".join(dict.fromkeys(command.ignored))
         asked.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")

@@ -44,8 +44,8 @@ from kvplan.policy.result import (
 )
 from kvplan.report.lines import Line, line, write
 from kvplan.servers.arguments import SHORT
-from kvplan.servers.command import ServeCommand
 from kvplan.servers.pasted import read_command
+from kvplan.servers.words import ServeCommand
 
 Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
 

@@ -14,8 +14,8 @@ from kvplan.planning.plan import Request, plan
 from kvplan.policy import init as policy_init
 from kvplan.policy.file import READING_SWITCHES, root_of
 from kvplan.policy.init import Stated, from_folder, quoted
-from kvplan.servers.command import ServeCommand
 from kvplan.servers.pasted import read_command
+from kvplan.servers.words import ServeCommand
 
 # Options that mean nothing while a policy is written.
 JUDGING = ("strict", "today", "base", "update_baseline", "report")

@@ -1,7 +1,7 @@
 """The options of each command: a dataclass per command, from which typer reads names, types, defaults and help.
 
 Values stay text until `engine_args` and its like read them, so that a flag, a pasted command and --engine-arg are read
-and refused by the same code (kvplan/servers/command.py).
+and refused by the same code (kvplan/servers/arguments.py).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
-from kvplan.servers.command import ServeCommand, pair_name, read_pair
+from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.words import EXPERT_RANKS, ServeCommand, over_experts, pair_name, read_pair
 
 Color = Literal["auto", "always", "never"]
 
@@ -301,12 +302,10 @@ def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
 
 
 def engine_pair(text: str) -> tuple[str, Any]:
-    """`--engine-arg k=v`, k being an argument's name or the one that SGLang has for it."""
+    """`--engine-arg k=v`, k being an argument's name or the one that a server has for it."""
     if pair_name(text) not in ARGUMENTS:
-        from kvplan.servers.sglang import command as sglang_command
-
-        pair = sglang_command.read_pair(text)
-        if pair is not None:
+        pairs = (server_of(server).read_pair(text) for server in SERVERS)
+        if pair := next((pair for pair in pairs if pair is not None), None):
             return pair
     return read_pair(text)
 
@@ -336,10 +335,8 @@ def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArg
     for name in pairs.keys() & flags.keys():
         refuse_two(name, pairs[name], flags[name])
     found = (dict(command.args) if command else {}) | pairs | flags
-    if "ep" in pairs:
-        from kvplan.servers.sglang import command as sglang_command
-
-        sglang_command.over_experts(found, "--engine-arg ep_size")
+    if EXPERT_RANKS in pairs:
+        over_experts(found, "--engine-arg ep_size")
     lora_slots(found, options)
     return EngineArgs(**{name: value for name, value in found.items() if name in ARGUMENTS})
 

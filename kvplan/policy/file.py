@@ -19,7 +19,7 @@ from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
 from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind
 from kvplan.servers.arguments import ARGUMENTS, read_argument, stated_bytes
-from kvplan.servers.command import MAX_COMMAND_CHARS, too_long
+from kvplan.servers.pasted import MAX_COMMAND_CHARS, too_long
 
 Severity = Literal["warn", "fail"]
 Limit = int | float | bool

@@ -4,16 +4,18 @@ A server is a module that has the names of `Server`: no class tree, no plug-ins.
 (`Terms`); they name none. A module is loaded when its server is first asked for: vLLM is planned without SGLang.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvplan.core.records import dataclass
 
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
+    from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.plans import Plan, Request, Sized
     from kvplan.servers.releases import Version
-    from kvplan.servers.vllm.rules import EngineArgs, Settings
+    from kvplan.servers.vllm.rules import Settings
+    from kvplan.servers.words import ServeCommand, Started
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,24 @@ class Explanation:
     more: tuple[Section, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """How a server is started.
+
+    launcher     the words in front of its flags
+    model_flag   the flag that names the model
+    takes_model  whether its engine's call takes the model without a name
+    call         its engine in Python: the class, and what the module may be called in front of it
+    call_args    what such a call says of the arguments
+    """
+
+    launcher: tuple[str, ...]
+    model_flag: str
+    takes_model: bool
+    call: tuple[str, tuple[str | None, ...]]
+    call_args: Mapping[str, Any]
+
+
 class Server(Protocol):
     """What the planner asks of a server.
 
@@ -114,6 +134,9 @@ class Server(Protocol):
     rest_last  whether layers that stages cannot share evenly go to the last ones
     settings   what it runs with, its pool not yet known
     size       its memory on each stage, its pool, and what that holds
+    starts     how it is started, and `start`: what a shell's command starts of it, None for nothing
+    parse      what the words behind its name say
+    read_pair  `--engine-arg k=v` where k is its own name of an argument; None where it is none
     launch     the words of the command that starts what was planned
     explain    the formulas behind a plan
     """
@@ -130,6 +153,11 @@ class Server(Protocol):
     def seqs_cure(self, spec: "ModelSpec", args: "EngineArgs", max_num_seqs: int) -> str: ...
     def settings(self, request: "Request") -> "Settings": ...
     def size(self, request: "Request") -> "Sized": ...
+    @property
+    def starts(self) -> Starts: ...
+    def start(self, words: list[str]) -> "Started | None": ...
+    def parse(self, words: list[str]) -> "ServeCommand": ...
+    def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
     def launch(self, plan: "Plan") -> list[str]: ...
     def explain(self, plan: "Plan") -> Explanation: ...
 

@@ -10,16 +10,20 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
-from kvplan.servers.command import is_shell, names_server, script_flag
+from kvplan.servers.arguments import spellings
+from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.engines import DEFAULT as DEFAULT
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.shell import is_shell, names_server, script_flag
 
 _KEYS: Final = re.compile(
     r"^[ \t]*(?:-[ \t]+)?(?:image|entrypoint|command|args|environment|env|services|containers)[ \t]*:", re.MULTILINE
 )
 # What the text of a list of arguments begins with: `- --model`, `["--model"`, `args:`.
 _LIST: Final = re.compile(r"-[ \t]+[\"']?--|\[\s*[\"']|(?:-[ \t]+)?(?:args|command)[ \t]*:")
-_SERVERS: Final = re.compile(r"vllm|sglang")
+_SERVERS: Final = re.compile("|".join(SERVERS))
+_IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*{server}[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:[-.][\w.-]+)?"
 _MODEL: Final = re.compile(r"--model(?:[-_]path)?(?:=.*)?", re.DOTALL)
-_SGLANG: Final = re.compile(r"--(?:model-path|context-length|mem-fraction-static|tp-size|chunked-prefill-size)(?:=.*)?")
 MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
 
 
@@ -29,9 +33,22 @@ def is_manifest(text: str) -> bool:
     return many or _LIST.match(text.strip()) is not None
 
 
-def server_for(words: list[str]) -> str:
-    """What starts the server that such arguments are of; vLLM where they do not say."""
-    return "python -m sglang.launch_server" if any(map(_SGLANG.fullmatch, words)) else "vllm serve"
+def image_label(server: str, words: list[str]) -> str | None:
+    """The release of a server by the first image of its among the words; None where none says it."""
+    pattern = _IMAGE.format(server=server)
+    image = next(filter(None, (re.fullmatch(pattern, word) for word in words)), None)
+    return None if image is None else parse_engine(f"{server}@{image[1]}").label
+
+
+def server_for(words: list[str]) -> tuple[str, ...]:
+    """What starts the server that such arguments are of; the default one where no flag is another's alone."""
+    flags = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
+    default = spellings(DEFAULT).keys() | {server_of(DEFAULT).starts.model_flag}
+    for name in SERVERS:
+        own = (spellings(name).keys() | {server_of(name).starts.model_flag}) - default
+        if name != DEFAULT and flags & own:
+            return server_of(name).starts.launcher
+    return server_of(DEFAULT).starts.launcher
 
 
 def shell_line(text: str) -> tuple[str, str | None]:
@@ -46,7 +63,7 @@ def shell_line(text: str) -> tuple[str, str | None]:
     container = containers[0]
     words, image = _words(container), _image(container)
     if not any(map(_SERVERS.search, (image, *words))):  # an image of one's own, or none
-        words = [*server_for(words).split(), *words]
+        words = [*server_for(words), *words]
     pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
     script = _script(words)
     if script is None and image and not names_server(words):

@@ -1,57 +1,81 @@
-"""A pasted command of either server, from a shell's line, a compose file or a Kubernetes manifest."""
+"""A pasted command of any server: a shell's line, a compose file, a Kubernetes manifest, or a piece of Python.
+
+The text is split as a shell would and never run. A flag that changes memory in a way kvplan does not size is refused.
+"""
 
 import re
+import shlex
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import NoServerError, UsageError
 from kvplan.core.files import printable
-from kvplan.servers import command, environment
-from kvplan.servers.command import MAX_COMMAND_CHARS, ServeCommand
-from kvplan.servers.engines import parse_engine
-from kvplan.servers.sglang import command as sglang_command
+from kvplan.servers import environment, shell
+from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.words import ServeCommand, refuse
 
-_IMAGE = r"(?:[\w.:-]+/)*[\w.-]*sglang[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:-[\w.-]+)?"
-_VLLM_IMAGE = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:[-.][\w.-]+)?"
+MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
+
+
+def too_long(text: str) -> str:
+    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,}); paste the server's command alone"
 
 
 def read_command(text: str) -> ServeCommand:
-    """What a pasted `vllm serve ...` or `sglang serve ...` asks for; errors as of command.read_command."""
+    """What a pasted server command asks for.
+
+    Raises UsageError for a command without a server, a misspelt flag, a value the server would not read, and for flags
+    whose effect on memory kvplan does not size.
+    """
+    command = parse(text)
+    refuse(command)
+    return command
+
+
+def parse(text: str) -> ServeCommand:
+    """The same, with the flags that are refused listed in it."""
     if len(text) > MAX_COMMAND_CHARS:
-        raise UsageError(f"--from-command: {command.too_long(text)}")
+        raise UsageError(f"--from-command: {too_long(text)}")
     from kvplan.servers import container, snippet  # of no account for most commands
 
     if snippet.is_snippet(text):
-        server, words = snippet.words_of(text)
-        if server == "sglang":
-            return sglang_command.read(words)
-        return command.read_words(words, ServeCommand(args={"usage": "offline"}))
+        name, words = snippet.words_of(text)
+        command = server_of(name).parse(words)
+        command.args = {**server_of(name).starts.call_args, **command.args}
+        return command
     if not container.is_manifest(text):
-        return _read(text)
+        return _parse_line(text)
     line, image = container.shell_line(text)
-    result = _read(line)
-    if image is not None and re.search("vllm|sglang", text) is None:
-        server = "SGLang" if (result.engine or "").startswith("sglang") else "vLLM"
-        result.notes.append(f"--from-command: {printable(image, 100)}: its arguments are read as {server}'s")
-    for pattern, server in ((_IMAGE, "sglang"), (_VLLM_IMAGE, "vllm")):
-        match = re.fullmatch(pattern, image or "")
-        if match is not None and result.engine in (None, server):
-            result.engine = parse_engine(f"{server}@{match[1]}").label
-    return result
+    command = _parse_line(line)
+    if image is not None and re.search("|".join(SERVERS), text) is None:
+        title = server_of(command.engine or container.DEFAULT).terms.title
+        command.notes.append(f"--from-command: {printable(image, 100)}: its arguments are read as {title}'s")
+    for name in SERVERS:
+        label = container.image_label(name, [image or ""])
+        if label is not None and (command.engine or name) == name:
+            command.engine = label
+    return command
 
 
-def _read(text: str) -> ServeCommand:
+def _parse_line(text: str) -> ServeCommand:
+    """The server's command in a shell's line; what else stands in it is of no account."""
     if text.lstrip().startswith("--"):
         from kvplan.servers.container import server_for
 
-        text = f"{server_for(command.split(text)[0])} {text}"
-    if "sglang" in text:
-        commands = command.split(text)
-        for number, words in enumerate(commands):
-            following = sglang_command.start(words)
-            if following is not None:
-                result = sglang_command.read(following)
-                result.environment = environment.given(commands[:number], words[: len(words) - len(following)])
-                image = next(filter(None, (re.fullmatch(_IMAGE, word) for word in words)), None)
-                if image is not None:
-                    result.engine = parse_engine(f"sglang@{image[1]}").label
-                return result
-    return command.read_command(text)
+        text = f"{shlex.join(server_for(shell.split(text)[0]))} {text}"
+    commands = shell.split(text)
+    for number, words in enumerate(commands):
+        for name in SERVERS:
+            server = server_of(name)
+            started = server.start(words)
+            if started is None:
+                continue
+            command = server.parse(started.words)
+            command.engine = started.engine or command.engine
+            command.args = {**started.args, **command.args}
+            command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
+            return command
+    raise NoServerError(
+        "--from-command",
+        f"has no server in it ({printable(' '.join(commands[0]), 60)!r})",
+        "paste a `vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a `docker run ... "
+        "vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`",
+    )

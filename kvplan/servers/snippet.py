@@ -16,15 +16,16 @@ from typing import Any, Final
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.base import SERVERS, server_of
 
-_CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>vllm|sgl|sglang)\.)?(?P<name>LLM|Engine)\s*\(")
+_CALL: Final = re.compile(r"(?<![\w.])(?:(?P<module>\w+)\.)?(?P<name>[A-Z]\w*)\s*\(")
 _OPERATORS: Final[Mapping[type[ast.operator], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
 }  # fmt: skip
 MOST: Final = 2**63
 MOST_ENDS: Final = 200  # closing parentheses tried as a call's end
-Server = tuple[str, list[str]]  # "vllm" or "sglang", and the words behind its name
+Server = tuple[str, list[str]]  # its name, and the words behind it
 
 
 def is_snippet(text: str) -> bool:
@@ -33,9 +34,12 @@ def is_snippet(text: str) -> bool:
 
 
 def _server_of(match: "re.Match[str]") -> str | None:
-    if match["name"] == "LLM":
-        return "vllm" if match["module"] in (None, "vllm") else None
-    return "sglang" if match["module"] in ("sgl", "sglang") else None
+    """The server whose engine a call builds."""
+    for server in SERVERS:
+        name, modules = server_of(server).starts.call
+        if match["name"] == name and match["module"] in modules:
+            return server
+    return None
 
 
 def words_of(text: str) -> Server:
@@ -48,7 +52,7 @@ def words_of(text: str) -> Server:
     server, call = calls[0]
     words: list[str] = []
     for index, argument in enumerate(call.args):
-        if index or server != "vllm":
+        if index or not server_of(server).starts.takes_model:
             raise UsageError("--from-command", f"{_source(argument)!r} stands in the call without a name", "name it")
         words += ["--model", _text("model", _value("model", argument, names))]
     for keyword in call.keywords:
@@ -157,19 +161,20 @@ def _evaluated(node: ast.expr) -> Any:
 
 def _flag(name: str, value: Any, server: str) -> Iterator[str]:
     """A keyword as the flag that says the same; None is the default, and so is False but for vLLM's own switches."""
-    flag = name.replace("_", "-")
+    dashed = name.replace("_", "-")
     match value:
         case None:
             return
         case True:
-            yield f"--{flag}"
+            yield f"--{dashed}"
         case False:
-            if server == "vllm" and name in ARGUMENTS:
-                yield f"--no-{flag}"
+            flag = ARGUMENTS[name].flag(server) if name in ARGUMENTS else None
+            if flag is not None and flag.on is None:
+                yield f"--no-{dashed}"
         case dict() | list():
-            yield f"--{flag}={json.dumps(value)}"
+            yield f"--{dashed}={json.dumps(value)}"
         case _:
-            yield f"--{flag}={_text(name, value)}"
+            yield f"--{dashed}={_text(name, value)}"
 
 
 def _text(name: str, value: Any) -> str:

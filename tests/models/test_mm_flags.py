@@ -18,8 +18,8 @@ from kvplan.models.families import towers
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.arguments import read_argument
-from kvplan.servers.command import read_command
 from kvplan.servers.engines import parse_engine
+from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
@@ -105,7 +105,6 @@ def test_every_tower_says_what_it_serves(kind: str) -> None:
 def test_a_pasted_command_says_them(words: str, args: dict[str, Any]) -> None:
     command = read_command(f"vllm serve google/gemma-3-27b-it {words}")
     assert command.args == args
-    assert not command.unmodelled
     assert not command.ignored
 
 

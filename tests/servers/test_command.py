@@ -7,18 +7,14 @@ import pytest
 
 from kvplan.core.errors import KvplanError, UnsupportedModelError, UsageError
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs, read_argument
-from kvplan.servers.command import (
-    COMPILATION,
-    HARMLESS,
-    OWN,
-    REFUSED,
-    SWITCHES,
-    UNMODELLED,
-    ServeCommand,
-    read_command,
-    read_pair,
-)
-from kvplan.servers.pasted import read_command as read_either
+from kvplan.servers.pasted import parse, read_command
+from kvplan.servers.sglang import command as sglang_command
+from kvplan.servers.sglang.arguments import NO_EFFECT as SGLANG_NO_EFFECT
+from kvplan.servers.sglang.arguments import OTHERS as SGLANG_OTHERS
+from kvplan.servers.sglang.arguments import REFUSED as SGLANG_REFUSED
+from kvplan.servers.vllm.arguments import NO_EFFECT, OTHERS, REFUSED
+from kvplan.servers.vllm.command import ARGUMENT_NAMES
+from kvplan.servers.words import ServeCommand, read_pair
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -27,9 +23,15 @@ def test_every_engine_argument_can_be_said() -> None:
     assert set(ARGUMENTS) == {field.name for field in fields(EngineArgs)}
 
 
-def test_no_flag_stands_in_two_lists() -> None:
-    lists = (set(ARGUMENTS), set(REFUSED), UNMODELLED, SWITCHES, HARMLESS, OWN, set(COMPILATION))
-    assert sum(len(flags) for flags in lists) == len(set().union(*lists))
+@pytest.mark.parametrize("lists", [(NO_EFFECT, REFUSED), (SGLANG_NO_EFFECT, SGLANG_REFUSED)])
+def test_no_flag_stands_in_two_lists(lists: tuple[dict[str, str], ...]) -> None:
+    names = [name.partition("=")[0].rstrip("!") for each in lists for text in each.values() for name in text.split()]
+    assert len(names) == len(set(names))
+
+
+def test_no_flag_of_a_list_is_an_argument_of_the_table() -> None:
+    assert not ARGUMENT_NAMES & OTHERS.keys()
+    assert not sglang_command.NAMES.keys() & SGLANG_OTHERS.keys()
 
 
 @pytest.mark.parametrize(
@@ -121,9 +123,46 @@ def test_flags_of_no_account_are_listed_without_their_values() -> None:
     assert "sk-123" not in repr(found)
 
 
-def test_flags_whose_effect_is_not_sized_are_named() -> None:
-    found = read_command(f"vllm serve {MODEL} -O3 --compilation-config.mode 3 --load-format x")
-    assert found.unmodelled == ["-O3", "--compilation-config.mode", "--load-format"]
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ("--load-format bitsandbytes", "--load-format: may store other weights than the checkpoint's"),
+        ("--kv-transfer-config '{}'", "--kv-transfer-config: connects the KV cache to other memory"),
+        ("--enable-sleep-mode", "--enable-sleep-mode: takes memory in a way that can be given back"),
+        ("--enable-eplb --port 1", "--enable-eplb: keeps spare copies of experts"),
+        ("--mm-ipc-gpu-memory-gb 2", "--mm-ipc-gpu-memory-gb: keeps images' tensors in GPU memory"),
+    ],
+)
+def test_a_flag_that_moves_bytes_is_refused_by_name(flags: str, fault: str) -> None:
+    with pytest.raises(UsageError, match=f"^--from-command {fault}.*; leave it out|name a quantized"):
+        read_command(f"vllm serve {MODEL} {flags}")
+    assert parse(f"vllm serve {MODEL} {flags}").refused  # a log's command is read all the same
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-O3", "-O2", "--compilation-config.mode 3", "--load-format auto", "--mm-ipc-gpu-memory-gb 0",
+        "--no-enable-sleep-mode", "--disable-eplb", "--all2all-backend allgather_reducescatter",
+        """-cc '{"cudagraph_mode": "FULL_AND_PIECEWISE", "custom_ops": ["all"]}'""",
+    ],
+)  # fmt: skip
+def test_a_flag_that_says_what_is_so_by_default_is_taken(flags: str) -> None:
+    assert read_command(f"vllm serve {MODEL} {flags}").args == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "args"),
+    [
+        ("--disable-prefix-caching", {"enable_prefix_caching": False}),
+        ("--enable-hybrid-kv-cache-manager", {"disable_hybrid_kv_cache_manager": False}),
+        ("--disable-chunked-prefill", {"enable_chunked_prefill": False}),
+        ("--device-memory-utilization 0.8", {"gpu_memory_utilization": 0.8}),
+    ],
+)
+def test_the_pairs_of_switches_of_newer_releases_are_read(flags: str, args: dict[str, Any]) -> None:
+    """vLLM 0.33's own parser has --disable-X for --enable-X, and the other way round."""
+    assert read_command(f"vllm serve {MODEL} {flags}").args == args
 
 
 @pytest.mark.parametrize(
@@ -146,24 +185,21 @@ def test_flags_whose_effect_is_not_sized_are_named() -> None:
 def test_a_command_without_cuda_graphs_is_sized_without_them(flags: str) -> None:
     found = read_command(f"vllm serve {MODEL} {flags}")
     assert found.args == {"enforce_eager": True}
-    assert found.unmodelled == []
     assert "--enforce-eager" in found.notes[0]
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        "-O2",
         """--compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""",
         """--compilation-config '{"level": 0, "cudagraph_mode": "FULL"}'""",  # what is said wins over the level
         """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""",
         "-O0 -cc.cudagraph_mode=FULL",
     ],
 )
-def test_other_cuda_graphs_are_named_as_not_modelled(flags: str) -> None:
-    found = read_command(f"vllm serve {MODEL} {flags}")
-    assert found.args == {}
-    assert found.unmodelled
+def test_other_cuda_graphs_are_refused(flags: str) -> None:
+    with pytest.raises(UsageError, match="not modeled; leave it out"):
+        read_command(f"vllm serve {MODEL} {flags}")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +310,7 @@ def test_any_text_is_read_or_refused(name: str, text: str) -> None:
 def test_a_command_of_unknown_flags_is_no_vllm_command() -> None:
     flags = " ".join(f"--zz{number}" for number in range(201))
     assert len(read_command("vllm serve x " + flags.rpartition(" ")[0]).unknown) == 200
-    with pytest.raises(UsageError, match=r"--zz200: is one of more than 200 flags .*; is it a vllm command\?$"):
+    with pytest.raises(UsageError, match=r"--zz200: is one of more than 200 flags .*; is it the command of a server"):
         read_command(f"vllm serve x {flags}")
 
 
@@ -314,7 +350,7 @@ def test_what_a_container_and_its_script_set_is_read_together() -> None:
 
 def test_a_script_starts_sglang_as_well() -> None:
     script = f"python3 -m sglang.launch_server --model-path {MODEL} --tp 2"
-    command = read_either(f"docker run --gpus all lmsysorg/sglang:v0.5.9 bash -c '{script}'")
+    command = read_command(f"docker run --gpus all lmsysorg/sglang:v0.5.9 bash -c '{script}'")
     assert (command.model, command.engine) == (MODEL, "sglang@0.5.9")
     assert command.args == {"tensor_parallel_size": 2}
 

@@ -14,7 +14,7 @@ from kvplan.models.families import eagle, mtp
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import speculation
-from kvplan.servers.command import read_command
+from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.rules import EngineArgs

@@ -11,8 +11,10 @@ from kvplan.measure.serverlog.command import COMMANDS, command_in, variables_bef
 from kvplan.measure.serverlog.text import MAX_LINE, arguments
 from kvplan.measure.serverlog.wordings import Engine
 from kvplan.servers.arguments import ARGUMENTS
-from kvplan.servers.command import flag_name, is_value, split, takes_value
 from kvplan.servers.sglang.command import NAMES as SGLANG_NAMES
+from kvplan.servers.shell import split
+from kvplan.servers.vllm.command import takes_value
+from kvplan.servers.words import flag_name, is_value
 
 LIST: Final = "non-default args: {"
 # Values that a list has and no command should show, or that no command takes.
@@ -106,5 +108,5 @@ def changed(words: Sequence[str], engine: Engine, changes: Mapping[str, Sequence
 def argument_of(name: str, engine: Engine) -> str:
     """vLLM's name of the argument that a flag of either server is about."""
     if engine == "sglang":
-        return {**SGLANG_NAMES, "disable_cuda_graph": "enforce_eager"}.get(name, name)
+        return SGLANG_NAMES.get(name, name)
     return name.removeprefix("no_") if name not in ARGUMENTS else name

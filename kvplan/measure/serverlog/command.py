@@ -8,9 +8,12 @@ from typing import Final
 from kvplan.core.errors import UsageError
 from kvplan.measure.serverlog.text import MAX_LINE
 from kvplan.measure.serverlog.wordings import Engine
-from kvplan.servers.command import ServeCommand, flag_name, flag_text, is_value, read_command, split
 from kvplan.servers.environment import VARIABLES
-from kvplan.servers.sglang.command import EXPERTS, HARMLESS, MODEL, NAMES, REFUSED, SWITCHED, SWITCHES, UNMODELLED
+from kvplan.servers.pasted import parse
+from kvplan.servers.sglang.arguments import OTHERS
+from kvplan.servers.sglang.command import MODEL, NAMES, flag_of
+from kvplan.servers.shell import split
+from kvplan.servers.words import ServeCommand, flag_name, flag_text, is_value
 
 # What a line must hold for a command to be looked for; it begins there.
 COMMANDS: Final[tuple[tuple[Engine, str], ...]] = (
@@ -19,23 +22,12 @@ COMMANDS: Final[tuple[tuple[Engine, str], ...]] = (
     ("sglang", "-m sglang.launch_server "),
     ("sglang", "sglang serve "),
 )
-# SGLang's short flags -> the name in its list of arguments. Source: sglang 0.5 srt/server_args.py.
+# SGLang's flags -> the name in its list of arguments. Source: sglang 0.5 srt/server_args.py.
 SGLANG_FLAGS: Final = {
-    "model": "model_path",
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "pp": "pp_size",
-    "pipeline_parallel_size": "pp_size",
-    "dp": "dp_size",
-    "data_parallel_size": "dp_size",
-    "ep": "ep_size",
-    "expert_parallel_size": "ep_size",
-}
-# Of SGLang's, those that change memory in ways that are not sized, and those that do not change it; what is in no list
-# may. What a comparison says by itself of DP attention and of drafts is not said twice.
-SGLANG_SIZED: Final = frozenset({*NAMES, *MODEL, *EXPERTS, *SWITCHED, "revision"})
-SGLANG_UNSIZED: Final = frozenset({*REFUSED, *UNMODELLED})
-SGLANG_HARMLESS: Final = HARMLESS | SWITCHES
+    name: flag.names[0] for name, flag in ((name, flag_of(argument)) for name, argument in NAMES.items())
+    if name != flag.earlier
+} | {"model": "model_path"}  # fmt: skip
+# What a comparison says by itself of DP attention and of drafts is not said twice.
 SAID_ELSEWHERE: Final = ("enable_dp_attention", "speculative_")
 # Flags that a plan refuses, but that a log may have: they explain a difference.
 EXPLAINING: Final = ("speculative_config", "cpu_offload_gb")
@@ -68,8 +60,8 @@ def flags_of_command(engine: Engine, text: str) -> tuple[dict[str, str], list[st
     if engine == "sglang":
         return _sglang_flags(words), _unsized(words)
     explaining, rest = _lifted(words)
-    command = read_command(shlex.join(rest))
-    return _vllm_flags(command) | explaining, [*command.unmodelled, *command.unknown]
+    command = parse(shlex.join(rest))
+    return _vllm_flags(command) | explaining, [*command.refused, *command.unknown]
 
 
 def _lifted(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -120,7 +112,7 @@ def _unsized(words: Sequence[str]) -> list[str]:
     found = []
     for word in words:
         name = flag_name(word)[0] if word.startswith("--") and not is_value(word) else ""
-        known = name in SGLANG_SIZED or (name in SGLANG_HARMLESS and name not in SGLANG_UNSIZED)
+        known = name in (*NAMES, *MODEL, "revision") or (name in OTHERS and not OTHERS[name].is_refused)
         if name and not known and not name.startswith(SAID_ELSEWHERE):
             found.append(flag_text(word))
     return found

@@ -1,7 +1,9 @@
 """SGLang as the planner sees it: kvplan.servers.base.Server."""
 
+from typing import TYPE_CHECKING, Any
+
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import Explanation
+from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules
@@ -12,13 +14,31 @@ from kvplan.servers.sglang.size import size
 from kvplan.servers.sglang.terms import TERMS
 from kvplan.servers.vllm.rules import EngineArgs, Settings
 
+if TYPE_CHECKING:
+    from kvplan.servers.words import ServeCommand, Started
+
 __all__ = [
-    "context", "explain", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "context",
+    "explain",
+    "labels",
+    "launch",
+    "name",
+    "parse",
+    "read_pair",
+    "release",
+    "rest_last",
+    "seqs_cure",
+    "settings",
+    "size",
+    "start",
+    "starts",
+    "terms",
 ]  # fmt: skip
 
 name = "sglang"
 rest_last = True
 terms = TERMS
+starts = Starts(("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {})
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
@@ -49,3 +69,21 @@ def explain(plan: Plan) -> Explanation:
     from kvplan.servers.sglang import explain as own  # of no account unless asked for
 
     return own.explain(plan)
+
+
+def start(words: list[str]) -> "Started | None":
+    from kvplan.servers.sglang import command  # of no account unless a command is pasted
+
+    return command.start(words)
+
+
+def parse(words: list[str]) -> "ServeCommand":
+    from kvplan.servers.sglang import command
+
+    return command.parse(words)
+
+
+def read_pair(text: str) -> tuple[str, Any] | None:
+    from kvplan.servers.sglang import command
+
+    return command.read_pair(text)

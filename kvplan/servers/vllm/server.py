@@ -1,9 +1,10 @@
 """vLLM as the planner sees it: kvplan.servers.base.Server."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import Explanation
+from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version, patch_of, told
 from kvplan.servers.vllm import rules
@@ -12,13 +13,31 @@ from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.servers.vllm.size import size
 from kvplan.servers.vllm.terms import TERMS
 
+if TYPE_CHECKING:
+    from kvplan.servers.words import ServeCommand, Started
+
 __all__ = [
-    "context", "explain", "labels", "launch", "name", "release", "rest_last", "seqs_cure", "settings", "size", "terms",
+    "context",
+    "explain",
+    "labels",
+    "launch",
+    "name",
+    "parse",
+    "read_pair",
+    "release",
+    "rest_last",
+    "seqs_cure",
+    "settings",
+    "size",
+    "start",
+    "starts",
+    "terms",
 ]  # fmt: skip
 
 name = "vllm"
 rest_last = False
 terms = TERMS
+starts = Starts(("vllm", "serve"), "model", True, ("LLM", (None, "vllm")), {"usage": "offline"})
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
@@ -49,3 +68,19 @@ def explain(plan: Plan) -> Explanation:
     from kvplan.servers.vllm import explain as own  # of no account unless asked for
 
     return own.explain(plan)
+
+
+def start(words: list[str]) -> "Started | None":
+    from kvplan.servers.vllm import command  # of no account unless a command is pasted
+
+    return command.start(words)
+
+
+def parse(words: list[str]) -> "ServeCommand":
+    from kvplan.servers.vllm import command
+
+    return command.parse(words)
+
+
+def read_pair(text: str) -> tuple[str, Any] | None:
+    return None  # its names are the table's own

@@ -1,0 +1,140 @@
+"""vLLM's flags that are no argument of kvplan's table, old ones among them: what they do to GPU memory.
+
+Sources: vLLM 0.33 engine/arg_utils.py, config/*.py, entrypoints/common/cli_args.py; older releases' documentation.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvplan.servers.standing import Other, others
+
+NO_EFFECT: Final = {
+    "the HTTP server": """
+        host port grpc! grpc_port uds root_path middleware api_key api_server_count headless! backend
+        allow_credentials! allowed_origins allowed_methods allowed_headers ssl_keyfile ssl_certfile ssl_ca_certs
+        ssl_cert_reqs ssl_ciphers enable_ssl_refresh! disable_fastapi_docs! enable_offline_docs!
+        enable_request_id_headers! h11_max_header_count h11_max_incomplete_event_size sse_keep_alive_interval
+        disable_frontend_multiprocessing! enable_server_load_tracking! enable_tokenizer_info_endpoint!
+        enable_flash_late_interaction! enable_scale_out! data_parallel_supervisor_port dp_supervisor_probe_interval_s
+        dp_supervisor_probe_timeout_s dp_supervisor_probe_failure_threshold fingerprint_mode fingerprint_value
+        shutdown_timeout tokens_only! _api_process_count _api_process_rank
+    """,
+    "requests and their answers": """
+        served_model_name response_role chat_template chat_template_content_format default_chat_template_kwargs
+        trust_request_chat_template! trust_request_mm_kwargs! reasoning_effort_map return_tokens_as_token_ids!
+        enable_auto_tool_choice! exclude_tools_when_tool_choice_none! tool_call_parser tool_parser_plugin
+        tool_strict_level tool_server enable_prompt_tokens_details! enable_force_include_usage! enable_reasoning!
+        reasoning_parser reasoning_parser_plugin reasoning_config cohere_is_reasoning_model! cohere_format
+        anthropic_disabled_thinking_effort generation_config override_generation_config generation_config_only!
+        guided_decoding_backend structured_outputs_config max_logprobs logprobs_mode stream_interval
+        interleave_mm_strings! allowed_local_media_path allowed_media_domains media_io_kwargs io_processor_plugin
+    """,
+    "logs, metrics and traces": """
+        uvicorn_log_level disable_uvicorn_access_log! disable_access_log_for_endpoints disable_log_requests!
+        enable_log_requests! disable_log_stats! aggregate_engine_logging! max_log_len log_outputs! enable_log_outputs!
+        enable_log_deltas! log_error_stack! enable_logging_iteration_details! logging_config log_level log_config_file
+        show_hidden_metrics_for_version otlp_traces_endpoint collect_detailed_traces enable_per_request_metrics!
+        per_request_spec_decode_metrics kv_cache_metrics! kv_cache_metrics_sample custom_histogram_buckets
+        cudagraph_metrics! enable_mfu_metrics! enable_layerwise_nvtx_tracing! enable_mm_processor_stats!
+        jit_monitor_mode jit_monitor_verbose! profiler_config kv_events_config ray_workers_use_nsight!
+    """,
+    "the tokenizer and the model's files": """
+        tokenizer tokenizer_mode tokenizer_revision skip_tokenizer_init! trust_remote_code! code_revision hf_token
+        hf_config_path config_format model_weights download_dir ignore_patterns use_tqdm_on_load! model_impl
+        model_loader_extra_config max_parallel_loading_workers safetensors_load_strategy
+        safetensors_prefetch_num_threads safetensors_prefetch_block_size pt_load_map_location enable_ep_weight_filter!
+        allow_deprecated_quantization! quantization_param_path runner convert task pooler_config
+    """,
+    "which request runs next; the pool is the same": """
+        scheduling_policy scheduler_cls long_prefill_token_threshold long_prefill_token_threshold_adaptive!
+        max_long_partial_prefills max_num_partial_prefills max_num_queued_reqs max_num_queued_tokens
+        scheduler_reserve_full_isl! prefill_schedule_interval disable_chunked_mm_input! prefix_caching_hash_algo
+        prefix_cache_retention_interval use_v2_block_manager! additional_config
+    """,
+    "processes and nodes": """
+        distributed_executor_backend worker_cls worker_extension_cls nnodes node_rank master_addr master_port
+        data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address
+        data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb! data_parallel_external_lb!
+        data_parallel_multi_port_external_lb! device_ids device distributed_timeout_seconds
+        cpu_distributed_timeout_seconds dp_sync_interval disable_nccl_for_dp_synchronization! numa_bind!
+        numa_bind_nodes numa_bind_cpus watchdog_config fail_on_environ_validation! dcp_comm_backend
+    """,
+    "host memory": """
+        swap_space max_cpu_loras lora_modules default_mm_loras mm_processor_cache_gb mm_processor_cache_type
+        disable_mm_preprocessor_cache! mm_hasher_algorithm mm_shm_cache_max_object_size_mb renderer_num_workers
+        enable_shm_tensor_arena! mm_tensor_ipc
+    """,
+    "kernels: weights, states and KV are as large; their workspaces lie in the estimated rows": """
+        moe_backend linear_backend sparse_indexer_topk_backend kernel_config ir_op_priority monokernel!
+        enable_flashinfer_autotune! disable_cascade_attn! disable_custom_all_reduce! mamba_backend mamba_ssu_algorithm
+        enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds gdn_prefill_backend kda_prefill_backend
+        kda_decode_backend mm_encoder_attn_backend expert_placement_strategy logits_processors enable_mm_embeds!
+        max_seq_len_to_capture calculate_kv_scales!
+    """,
+    "counts only beside a flag that is refused": """
+        cpu_offload_params offload_backend offload_num_in_group offload_prefetch_step offload_params
+        dbo_decode_token_threshold dbo_prefill_token_threshold eplb_config num_redundant_experts
+        elastic_ep_max_dp_size mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
+        mm_encoder_fp8_scale_save_margin video_pruning_method sleep_mode_backend sleep_mode_offload_cudagraph!
+        sleep_preserve_parameter_names replayssm_buffer_len fault_tolerance_config
+        enable_mamba_shared_prefix_checkpoint!
+    """,
+    "is so by default": "swa_bounded_replay!",
+    "of `vllm bench`": """
+        batch_size dataset dataset_name dataset_path input_len output_len num_iters num_iters_warmup num_prompts seed
+    """,
+}
+REFUSED: Final = {
+    "is a file of more flags; write them out": "config",
+    "moves weights to host memory, which is not modeled; leave it out": "cpu_offload_gb=0 offload_group_size=0",
+    "changes the model's config; pass the changed config.json as MODEL": """
+        hf_overrides rope_scaling rope_theta model_class_overrides
+    """,
+    "is not modeled; leave it out": """
+        prefill_context_parallel_size=1 dcp_q_replicate! dcp_kv_cache_interleave_size=1 cp_kv_cache_interleave_size=1
+        enable_hc_sp! max_num_scheduled_tokens engram_config diffusion_config prefix_match_unit
+        enable_fault_tolerance! no_swa_bounded_replay! mm_encoder_only! ec_transfer_config ec_manager_config
+        kv_sharing_fast_prefill! mamba_config
+    """,
+    "shortens the context to the window, which is not modeled; give --max-model-len instead": "disable_sliding_window!",
+    "names a backend and more; give --attention-backend instead": "attention_config",
+    "changes which CUDA graphs are captured, which is not modeled; give --max-num-seqs, or leave it out": """
+        cudagraph_capture_sizes cuda_graph_sizes max_cudagraph_capture_size specialize_active_lora!
+    """,
+    "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
+        all2all_backend=allgather_reducescatter|naive enable_dbo! ubatch_size=0|1 enable_elastic_ep!
+    """,
+    "keeps spare copies of experts, which is not modeled; leave it out": "enable_eplb!",
+    "connects the KV cache to other memory, whose buffers are not modeled; leave it out": """
+        kv_transfer_config kv_offloading_backend=native
+    """,
+    "takes memory in a way that can be given back, which is not modeled; leave it out": """
+        enable_sleep_mode! enable_cumem_allocator! enable_nccl_comm_suspend!
+    """,
+    "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """
+        load_format=auto|safetensors|pt|npcache|dummy|mistral|hf|runai_streamer|fastsafetensors|instanttensor
+        quantization_config
+    """,
+    "keeps some layers' KV in another dtype, which is not modeled; leave it out": "kv_cache_dtype_skip_layers",
+    "changes the states' blocks, which is not modeled; leave it out": """
+        mamba_block_size mamba_cache_dtype=auto mamba_cache_mode use_replayssm!
+    """,
+    "changes how many tokens an image or video takes, which is not modeled; leave it out, or take --text-only": """
+        mm_processor_kwargs video_pruning_rate
+    """,
+    "leaves the encoder out of the profile run, which is not modeled; leave it out": "skip_mm_profiling!",
+    "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
+        mm_ipc_gpu_memory_gb=0 mm_processor_device=auto|cpu mm_device_do_normalize! mm_encoder_attn_dtype
+    """,
+    "keeps buffers of its own in GPU memory, which are not modeled; leave it out": """
+        enable_prompt_embeds! enable_return_routed_experts! return_sampling_mask! aux_output_config
+        enable_trace_replay! use_fp64_gumbel! enable_batch_sharded_sampling! watermark_config weight_transfer_config
+    """,
+    "keeps blocks of the pool free, which is not modeled; leave it out": "watermark=0|0.0",
+    "bounds the requests that run beside --max-num-seqs, which is not modeled; give that": "max_num_active_seqs",
+    "changes the size of adapter slots, which is not modeled; leave it out": """
+        lora_dtype=auto lora_target_modules enable_lora_bias! enable_tower_connector_lora!
+        enable_mixed_moe_lora_format! enable_moe_shared_loras! max_lora_cls_labels lora_extra_vocab_size
+    """,
+}
+OTHERS: Final[Mapping[str, Other]] = others(NO_EFFECT, REFUSED)

@@ -1,0 +1,350 @@
+"""A `vllm serve ...` command: what it says in kvplan's terms.
+
+Numbers are read as vLLM reads them. A misspelt flag is refused, for vLLM would not start.
+Sources: vLLM 0.33 engine/arg_utils.py and utils/argparse_utils.py; docs, "vllm serve" command line reference.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.servers.arguments import ARGUMENTS, SHORT, limits, read_argument
+from kvplan.servers.environment import CONTAINERS
+from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
+from kvplan.servers.shell import is_shell, names_server
+from kvplan.servers.vllm.arguments import OTHERS
+from kvplan.servers.words import (
+    ServeCommand,
+    Started,
+    flag_name,
+    flag_text,
+    is_value,
+    literal,
+    near_flag,
+    one,
+    take_other,
+    take_unknown,
+)
+
+OWN: Final = frozenset({"model", "model_tag", "revision", "enable_lora"})
+# Flags that say one key of the speculative config: today's short ones, and those of releases before 0.8.
+SPECULATIVE: Final[Mapping[str, str]] = {
+    "speculative_config": "",
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "speculative_model": "model",
+    "speculative_model_quantization": "quantization",
+    "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_max_model_len": "max_model_len",
+    "speculative_disable_by_batch_size": "disable_by_batch_size",
+    "speculative_disable_mqa_scorer": "disable_mqa_scorer",
+    "ngram_prompt_lookup_max": "prompt_lookup_max",
+    "ngram_prompt_lookup_min": "prompt_lookup_min",
+}
+# Whether there are CUDA graphs at all. Flag -> the key of the compilation config that its value stands for.
+COMPILATION: Final[Mapping[str, str]] = {
+    "O": "level",
+    "optimization_level": "level",
+    "cudagraph_mode": "cudagraph_mode",
+    "compilation_config": "",
+}
+# Values of a compilation config that change no memory; None: whatever they are.
+USUAL_COMPILATION: Final[Mapping[str, tuple[str, ...] | None]] = {
+    "level": ("2", "3"),
+    "mode": ("3", "VLLM_COMPILE"),
+    "cudagraph_mode": ("FULL_AND_PIECEWISE",),
+    "custom_ops": None,
+    "cache_dir": None,
+    "debug_dump_path": None,
+    "compile_cache_save_format": None,
+}
+COMPILED: Final = "changes what is compiled and captured, which is not modeled; leave it out"
+SHORTS: Final = SHORT | {
+    "cc": "compilation_config", "sc": "speculative_config", "ac": "attention_config", "dc": "diffusion_config",
+    "asc": "api_server_count", "n": "nnodes", "r": "node_rank", "pcp": "prefill_context_parallel_size",
+    "dpa": "data_parallel_address", "dpb": "data_parallel_backend", "dpe": "data_parallel_external_lb",
+    "dph": "data_parallel_hybrid_lb", "dpl": "data_parallel_size_local", "dpm": "data_parallel_multi_port_external_lb",
+    "dpn": "data_parallel_rank", "dpp": "data_parallel_rpc_port", "dpr": "data_parallel_start_rank",
+}  # fmt: skip
+ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION})
+_IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
+_DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
+
+
+def start(words: list[str]) -> Started | None:
+    """What stands after `vllm serve`, `python -m vllm.entrypoints...` or an image's name, whatever comes before."""
+    for index, word in enumerate(words):
+        following = words[index + 1 :]
+        if word.rpartition("/")[2] == "vllm" and following[:1] == ["serve"]:
+            return Started(following[1:], of_images(words[:index]))
+        if word.rpartition("/")[2] == "vllm" and following[:1] == ["bench"] and len(following) > 1:
+            if following[1] not in ("throughput", "latency"):
+                break
+            return Started(following[2:], args={"usage": "offline"})
+        if word == "-m" and following and following[0].startswith("vllm.entrypoints."):
+            return Started(following[1:], of_images(words[:index]))
+    if names_server(words):  # another's
+        return None
+    containers = [index for index, word in enumerate(words) if word.rpartition("/")[2] in CONTAINERS]
+    candidates = range(containers[0] + 1 if containers else len(words), len(words))
+    images = [(index, image) for index in candidates if (image := re.fullmatch(_IMAGE, words[index]))]
+    for index, image in images:
+        flag_before = words[index - 1].startswith("-") and "=" not in words[index - 1]
+        if not flag_before or words[index - 1] in _DOCKER_SWITCHES or (index, image) == images[-1]:
+            return after_image(words[index + 1 :], image.group(1))
+    return None
+
+
+def of_images(words: list[str]) -> str | None:
+    """The release by the image that stands in front of a server's own command."""
+    labels = [tagged(image.group(1)) for word in words if (image := re.fullmatch(_IMAGE, word))]
+    return next((label for label in reversed(labels) if label), None)
+
+
+def tagged(tag: str | None) -> str | None:
+    version = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", tag or "")
+    return f"vllm@{version.group(1)}" if version else None
+
+
+def after_image(words: list[str], tag: str | None) -> Started:
+    if words and is_shell(words[0]):
+        raise UsageError(
+            "--from-command",
+            f"the image runs {printable(' '.join(words[:2]), 60)!r}, not a server",
+            "paste the `vllm serve MODEL ...` that stands there",
+        )
+    return Started(words[1:] if words[:1] == ["serve"] else words, tagged(tag))
+
+
+def plain_name(name: str) -> tuple[str, bool]:
+    """(the flag that a name stands for, whether it turns that off): --no-X, and --disable-X for --enable-X."""
+    head = name.partition(".")[0]
+    if head in ARGUMENT_NAMES or head in OTHERS:
+        return name, False
+    if head == "device_memory_utilization":
+        return "gpu_memory_utilization", False
+    other = {"no_": "", "disable_": "enable_", "enable_": "disable_"}
+    for prefix, replacement in other.items():
+        plain = replacement + head.removeprefix(prefix)
+        if head.startswith(prefix) and is_switch(plain):
+            return plain, True
+    return name, False
+
+
+def is_switch(name: str) -> bool:
+    if name in ARGUMENTS:
+        return ARGUMENTS[name].kind == "flag"
+    return name == "enable_lora" or (name in OTHERS and OTHERS[name].is_switch)
+
+
+def takes_value(name: str) -> bool:
+    plain = plain_name(name)[0].partition(".")[0]
+    if plain in ARGUMENT_NAMES or plain in OTHERS:
+        return not is_switch(plain)
+    return not name.startswith(("enable_", "disable_", "no_", "skip_"))
+
+
+def name_of(word: str) -> tuple[str, str | None]:
+    """(name, value behind =) of a flag; -O3 is the flag O with the value 3."""
+    if re.fullmatch(r"-O\d", word):
+        return "O", word[2:]
+    return flag_name(word, SHORTS)
+
+
+def parse(words: list[str]) -> ServeCommand:
+    """What the words behind the server's name ask for.
+
+    Raises UsageError for a misspelt flag and a value that vLLM would not read.
+    """
+    found = ServeCommand()
+    speculative: dict[str, Any] = {}
+    compilation: dict[str, Any] = {}
+    lora = False
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if is_value(word):
+            if found.model is not None:
+                raise stray(word, words[index - 2] if index > 1 else "")
+            found.model = literal(word, "the model")
+            continue
+        name, value = name_of(word)
+        values = [] if value is None else [value]
+        if value is None and takes_value(name):
+            many = plain_name(name)[0].partition(".")[0] not in ARGUMENT_NAMES
+            while index < len(words) and is_value(words[index]) and (not values or many):
+                values.append(words[index])
+                index += 1
+        head = name.partition(".")[0]
+        if plain_name(name) == ("enable_lora", False):
+            lora = True
+        elif head in SPECULATIVE:
+            speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
+        elif head in COMPILATION:
+            stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
+            compilation |= stated
+            if not without_graphs(stated) and not changes_nothing(stated):
+                found.refused.setdefault(flag_text(word), COMPILED)
+        else:
+            take(found, name, values, word)
+    finish(found, speculative, lora)
+    if without_graphs(compilation):
+        found.args["enforce_eager"] = True
+        found.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
+    return found
+
+
+def stray(word: str, before: str) -> UsageError:
+    """What is wrong with a word that no flag takes; `before` is the one in front of it."""
+    name, value = name_of(before)
+    plain = plain_name(name)[0].partition(".")[0]
+    if not is_value(before) and value is None and plain not in ARGUMENT_NAMES and plain not in OTHERS:
+        shown = printable(flag_text(before), 60)
+        return UsageError(f"--from-command {shown}", "is no flag kvplan knows", "correct it or leave it out")
+    return UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
+
+
+def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
+    """Put one flag where it belongs."""
+    flag = flag_text(word)
+    option = f"--from-command {printable(flag, 60)}"
+    plain, negated = plain_name(name)
+    if plain in ARGUMENTS:
+        take_argument(found, plain, values, option, negated=negated)
+    elif name.startswith("limit_mm_per_prompt."):
+        limit_of(found, name, values, option)
+    elif plain in ("model", "model_tag", "revision"):
+        setattr(found, "revision" if plain == "revision" else "model", literal(one(values, option), flag))
+    elif (other := OTHERS.get(plain.partition(".")[0])) is not None:
+        take_other(found, flag, other, values, negated=negated)
+    elif plain != "enable_lora":
+        if near := near_flag(name, ARGUMENT_NAMES, OTHERS):
+            raise UsageError(option, "is not a flag of vLLM", f"did you mean {near}?")
+        take_unknown(found, flag)
+
+
+def take_argument(found: ServeCommand, name: str, values: list[str], option: str, *, negated: bool) -> None:
+    if ARGUMENTS[name].kind == "flag":
+        if values:
+            raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
+        found.args[name] = not negated
+        return
+    text = literal(one(values, option), option.removeprefix("--from-command "))
+    value = read_argument(name, text, option, vllm=True)
+    found.args[name] = value
+    if (
+        isinstance(value, int)
+        and re.search(r"[kmgt]$", text)
+        and ARGUMENTS[name].kind in ("context", "tokens", "bytes")
+    ):
+        found.readings.append(
+            f"{option} {text}: is {value:,} as vLLM reads it; {text[:-1]}{text[-1].upper()} would be binary"
+        )
+
+
+def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+    """Add what a dotted flag says (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.image.count 0)."""
+    modality, _, key = name.partition(".")[2].partition(".")
+    before = found.args.get("limit_mm_per_prompt") or ""
+    if key in ("", "count"):
+        added = limits(f"{modality}={one(values, option)}", option)
+        kept = [pair for pair in before.split(",") if pair and pair.partition("=")[0] != modality]
+        found.args["limit_mm_per_prompt"] = ",".join([*kept, added or ""])
+
+
+def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
+    """The parts of a config given as one JSON object, or with a key as one of its values."""
+    option = f"--from-command {printable(flag_text(word), 60)}"
+    text = literal(one(values, option), option.removeprefix("--from-command "))
+    if key:
+        return {key.replace("-", "_"): text}
+    import json
+
+    if re.fullmatch(r"\d", text):  # older releases took a bare level
+        return {"level": text}
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise UsageError(option, f"is not a JSON object ({printable(text, 60)!r})", "quote it with '...'")
+    return parsed
+
+
+def without_graphs(compilation: Mapping[str, Any]) -> bool:
+    """Whether a compilation config switches CUDA graphs off, by itself or because nothing is compiled.
+
+    Source: vLLM docs, "Optimization Levels"; config/compilation.py: CUDAGraphMode.NONE is 0, CompilationMode.NONE is 0.
+    """
+
+    def off(key: str) -> bool:
+        return str(compilation.get(key)).upper() in ("NONE", "0", "FALSE") and compilation.get(key) is not None
+
+    if compilation.get("cudagraph_mode") is not None:
+        return off("cudagraph_mode")
+    return any(off(key) for key in ("use_cudagraph", "level", "mode"))
+
+
+def changes_nothing(compilation: Mapping[str, Any]) -> bool:
+    """Whether a compilation config says only what is so by default, or nothing of memory."""
+    usual = USUAL_COMPILATION
+    return all(
+        key in usual and (usual[key] is None or str(value).upper() in (usual[key] or ()))
+        for key, value in compilation.items()
+    )
+
+
+def finish(found: ServeCommand, speculative: dict[str, Any], lora: bool) -> None:
+    """What flags say together: LoRA slots count only with --enable-lora."""
+    if lora:
+        found.args.setdefault("max_loras", 1)  # vLLM's default
+    elif found.args.pop("max_loras", None) is not None:
+        found.notes.append("--from-command: --max-loras without --enable-lora sets nothing aside")
+    if speculative:
+        speculate(found, speculative)
+
+
+def speculate(found: ServeCommand, config: Mapping[str, Any]) -> None:
+    """What a speculative config asks for. Source: vLLM 0.33 config/speculative.py.
+
+    Raises UsageError for a method or a key whose effect on memory is not sized.
+    """
+    option = "--from-command"
+    method, model = config.get("method"), config.get("model")
+    if model is not None and not isinstance(model, str):
+        raise UsageError(option, "the speculative config's model is not a name", "write its id")
+    if method is not None and not isinstance(method, str):
+        raise UsageError(option, "the speculative config's method is not a name", f"use one of {', '.join(METHODS)}")
+    if method is None and model in NO_DRAFT_NAMES:
+        method = plain_method(str(model))
+    if method is not None:
+        method = plain_method(method)
+        if method not in METHODS:
+            raise UnsupportedModelError(
+                option, f"speculative method {printable(method, 40)!r} is not modeled", "leave it out"
+            )
+        found.args["speculative_method"] = method
+    if method in NO_DRAFT:
+        model = None
+        found.notes.append(f"--from-command: {method} speculation holds no GPU memory of its own")
+    for key, what in REFUSED_KEYS.items():
+        if config.get(key) not in (None, False, "auto"):
+            raise UnsupportedModelError(option, f"{key} of the speculative config {what}, which is not modeled")
+    if config.get("draft_sample_method") not in (None, "greedy"):
+        raise UnsupportedModelError(option, "draft_sample_method keeps the draft's logits, which is not modeled")
+    ranks = config.get("draft_tensor_parallel_size")
+    if method in (None, "draft_model") and ranks is not None:
+        own = str(found.args.get("tensor_parallel_size", 1))
+        if str(ranks) != own:  # the heads take their target's in any case
+            why = f"draft_tensor_parallel_size {printable(str(ranks), 20)} beside {own} of the model is not modeled"
+            raise UnsupportedModelError(option, why, "leave it out")
+    found.draft_model = model
+    tokens = config.get("num_speculative_tokens")
+    if tokens is not None:
+        name = "--from-command num_speculative_tokens"
+        found.args["num_speculative_tokens"] = read_argument("num_speculative_tokens", str(tokens), name)

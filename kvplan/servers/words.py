@@ -1,0 +1,171 @@
+"""The words of a server's command: flags and their values, and what they come to.
+
+What each server calls its arguments stands in kvplan/servers/arguments.py, its other flags in servers/<name>/.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any, Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.servers.arguments import ARGUMENTS, SHORT, read_argument, switch
+from kvplan.servers.environment import Environment
+from kvplan.servers.standing import Other
+
+MOST_UNKNOWN: Final = 200  # flags in no list; no server has so many
+EXPERT_RANKS: Final = "ep"  # a number of ranks that share experts, among the arguments until the tensor ranks are known
+_VARIABLE: Final = r"\$[A-Za-z_{(]|`|\{\{"
+
+
+@dataclass(slots=True)
+class ServeCommand:
+    """What a pasted command says.
+
+    args       field of EngineArgs -> value, only those that were given
+    engine     "vllm@0.33.0" where an image's tag says it
+    ignored    flags of no account for GPU memory, by name: their values may be secrets
+    refused    flags that change what is held in it in a way that is not sized, each with the reason
+    unknown    flags that stand in no list: what they do to memory cannot be said
+    readings   notes of numbers that kvplan's own flags would read differently
+    notes      other notes
+    environment  variables that the server's process finds set, with the values of those that change its memory
+    """
+
+    model: str | None = None
+    revision: str | None = None
+    draft_model: str | None = None
+    engine: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    readings: list[str] = field(default_factory=list)
+    environment: Environment = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a shell's command starts.
+
+    words   the words behind the server's name
+    engine  "vllm@0.11.2" where the image in front says it
+    args    what the way it is started says
+    """
+
+    words: list[str]
+    engine: str | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def refuse(command: ServeCommand) -> None:
+    """Raise UsageError for the first flag whose effect on memory is not sized."""
+    for flag, reason in command.refused.items():
+        problem, _, remedy = reason.partition("; ")
+        raise UsageError(f"--from-command {printable(flag, 60)}", problem, remedy)
+
+
+def is_value(word: str) -> bool:
+    """Whether a word after a flag belongs to it: it is no flag itself (-1 is a value)."""
+    return not word.startswith("-") or re.fullmatch(r"-\d+", word) is not None or word == "-"
+
+
+def flag_name(word: str, shorts: Mapping[str, str] = SHORT) -> tuple[str, str | None]:
+    """(name with underscores, value behind =) of a flag; dotted parts of a JSON flag stay in the name."""
+    flag, equals, value = word.partition("=")
+    name = flag.lstrip("-").replace("-", "_")
+    if not flag.startswith("--"):
+        head, dot, key = name.partition(".")
+        name = shorts.get(head, head) + dot + key
+    return name, value if equals else None
+
+
+def literal(value: str, what: str) -> str:
+    if re.search(_VARIABLE, value):
+        kind = "template" if "{{" in value else "shell"
+        raise UsageError(
+            "--from-command",
+            f"{what} is a {kind} variable ({printable(value, 60)!r}), which is not expanded",
+            "write its value",
+        )
+    return value
+
+
+def flag_text(word: str) -> str:
+    """A flag as it was written, without a value behind it, which may be a secret."""
+    return word.partition("=")[0]
+
+
+def one(values: list[str], option: str) -> str:
+    if len(values) != 1:
+        raise UsageError(option, "needs one value", "write it behind the flag")
+    return values[0]
+
+
+def take_other(found: ServeCommand, flag: str, other: Other, values: list[str], *, negated: bool = False) -> None:
+    """Note a flag that is no argument of the table: refused, unless its value changes nothing."""
+    if other.is_refused and not negated and (not values or any(value not in other.usual for value in values)):
+        found.refused.setdefault(flag, other.reason)
+    else:
+        found.ignored.append(flag)
+
+
+def take_unknown(found: ServeCommand, flag: str) -> None:
+    found.unknown.append(flag)
+    if len(found.unknown) > MOST_UNKNOWN:
+        raise UsageError(
+            f"--from-command {printable(flag, 60)}",
+            f"is one of more than {MOST_UNKNOWN} flags kvplan does not know",
+            "is it the command of a server?",
+        )
+
+
+def near_flag(name: str, arguments: "frozenset[str]", others: Mapping[str, Other]) -> str | None:
+    """The flag that a misspelt one may have meant, where taking it or not makes a difference."""
+    import difflib
+
+    near = difflib.get_close_matches(name, [*arguments, *others], n=1, cutoff=0.85)
+    harmless = near and near[0] in others and not others[near[0]].is_refused
+    return None if not near or harmless else "--" + near[0].replace("_", "-")
+
+
+def over_experts(args: dict[str, Any], option: str) -> None:
+    """Put --enable-expert-parallel in place of a number of expert ranks, which must be the tensor ranks."""
+    ranks = args.pop(EXPERT_RANKS, 1)
+    if ranks > 1:
+        if ranks != args.get("tensor_parallel_size", 1):
+            raise UnsupportedModelError(option, "only experts over all tensor ranks are modeled")
+        args["enable_expert_parallel"] = True
+
+
+def pair_name(text: str) -> str:
+    """The key of `--engine-arg k=v` as arguments are called."""
+    name = text.partition("=")[0].strip().lstrip("-").replace("-", "_")
+    return SHORT.get(name, name)
+
+
+def read_pair(text: str) -> tuple[str, Any]:
+    """`--engine-arg k=v` as (field, value); a key that is no engine argument is an error with near misses.
+
+    The flags that turn a switch off are taken as well: no_async_scheduling=true.
+    """
+    key, equals, value = text.partition("=")
+    name, option = pair_name(text), f"--engine-arg {printable(key, 60)}"
+    if not equals:
+        raise UsageError(option, "has no value", "write key=value, for example block_size=32")
+    negated = name.removeprefix("no_")
+    if name != negated and negated in ARGUMENTS and ARGUMENTS[negated].kind == "flag":
+        return negated, not switch(value.strip(), option)
+    if name == "speculative_config":
+        flags = "--draft-model, --speculative-method and --num-speculative-tokens"
+        raise UsageError(option, "names another model", f"write {flags}")
+    if name not in ARGUMENTS:
+        import difflib
+
+        near = difflib.get_close_matches(name, ARGUMENTS, n=3, cutoff=0.6)
+        hint = f"did you mean {', '.join(near)}?" if near else f"kvplan knows {', '.join(ARGUMENTS)}"
+        raise UsageError(option, "is not an engine argument kvplan models", hint)
+    return name, read_argument(name, value.strip(), option)
