@@ -21,7 +21,6 @@ _KEYS: Final = re.compile(
 )
 # What the text of a list of arguments begins with: `- --model`, `["--model"`, `args:`.
 _LIST: Final = re.compile(r"-[ \t]+[\"']?--|\[\s*[\"']|(?:-[ \t]+)?(?:args|command)[ \t]*:")
-_SERVERS: Final = re.compile("|".join(SERVERS))
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*{server}[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:[-.][\w.-]+)?"
 _MODEL: Final = re.compile(r"--model(?:[-_]path)?(?:=.*)?", re.DOTALL)
 MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
@@ -54,7 +53,7 @@ def server_for(words: list[str]) -> tuple[str, ...]:
 def shell_line(text: str) -> tuple[str, str | None]:
     """(the shell line of the one container that runs a server, its image)."""
     every = list(_containers(_parsed(text)))
-    containers = [each for each in every if _SERVERS.search(" ".join([_image(each), *_words(each)]))]
+    containers = [each for each in every if _names_server(_image(each), *_words(each))]
     if not containers:  # arguments that load a model
         containers = [each for each in every if any(map(_MODEL.fullmatch, _words(each)))]
     if len(containers) != 1:
@@ -62,7 +61,7 @@ def shell_line(text: str) -> tuple[str, str | None]:
         raise UsageError("--from-command", f"{many}", "paste the one container, or its command")
     container = containers[0]
     words, image = _words(container), _image(container)
-    if not any(map(_SERVERS.search, (image, *words))):  # an image of one's own, or none
+    if not _names_server(image, *words):  # an image of one's own, or none
         words = [*server_for(words), *words]
     pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
     script = _script(words)
@@ -71,6 +70,10 @@ def shell_line(text: str) -> tuple[str, str | None]:
         return shlex.join(["docker", "run", *options, image, *words]), image
     exports = "".join(f"export {shlex.quote(pair)}; " for pair in pairs)
     return exports + (shlex.join(words) if script is None else script), image or None
+
+
+def _names_server(*words: str) -> bool:
+    return any(server in word for server in SERVERS for word in words)
 
 
 def _parsed(text: str) -> list[Any]:

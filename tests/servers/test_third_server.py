@@ -96,3 +96,10 @@ def test_a_check_says_none_of_anothers_words(run: Run, tmp_path: Path, form: str
     if form == "table" and least == 1:
         assert "; --slots, the pool holds" in ran.out
         assert "the log will say acme_tokens=" in ran.out
+
+
+def test_its_pasted_command_is_read_by_itself(run: Run) -> None:
+    line = "export X=1; acme meta-llama/Llama-3.1-8B --slots 8"
+    ran = run("estimate", "--from-command", line, *ROOMY, "--format", "json")
+    assert (ran.json["inputs"]["engine"], ran.json["inputs"]["args"]["max_num_seqs"]) == ("acme@1.0", 8)
+    assert foreign(ran.err) == []

@@ -6,7 +6,7 @@ It has words of its own in every place where a server's words are printed, and n
 """
 
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.base import Explanation, Sources, Terms
+from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
@@ -15,6 +15,7 @@ from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pages import Paging
 from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.servers.weights import rank_weights
+from kvplan.servers.words import ServeCommand, Started
 
 SHARE, PAGE, SEQS = 0.8, 32, 100
 CODE = "acme server.c"
@@ -28,6 +29,9 @@ terms = Terms(
     uncompared=("{label} by its manual", "Acme's manual"),
     sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
 )  # fmt: skip
+
+
+starts = Starts(("acme",), "model", False, ("Acme", ("acme",)), {})
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
@@ -70,6 +74,19 @@ def size(request: Request) -> Sized:
     ends = (held.num_blocks // 2, held.num_blocks)
     users = (ends[0] / held.blocks_per_request, held.max_concurrency)
     return Sized(own, pool, [stage], held, ends, users, held.num_blocks * held.bytes_per_block)
+
+
+def start(words: list[str]) -> Started | None:
+    return Started(words[1:]) if words[:1] == [name] else None
+
+
+def parse(words: list[str]) -> ServeCommand:
+    slots = words[words.index("--slots") + 1] if "--slots" in words else None
+    return ServeCommand(model=words[0], engine=name, args={} if slots is None else {"max_num_seqs": int(slots)})
+
+
+def read_pair(text: str) -> None:
+    return None
 
 
 def launch(plan: Plan) -> list[str]:
