@@ -697,7 +697,6 @@ def test_the_command_of_the_last_start_is_taken() -> None:
         ("vllm serve $MODEL -tp 2", "is a shell variable"),
         ("vllm serve org/a -tp two", "not a whole number"),
         ("vllm serve org/a --tensor-paralel-size 2", "is not a flag of vLLM"),
-        ("vllm serve org/a --hf-overrides '{}'", "changes the model's config"),
         ("vllm serve MODEL ...", "is not a whole command"),
     ],
 )
@@ -708,6 +707,12 @@ def test_a_command_that_cannot_be_read_is_left_out_and_said(command: str, fault:
     assert note.startswith("the command on line 2 of the log is not read: ")
     assert fault in note
     assert "--from-command" not in note
+
+
+def test_a_command_with_a_flag_that_estimate_refuses_is_read_and_the_flag_is_named() -> None:
+    log = parse_log(f"\nvllm serve org/a -tp 2 --hf-overrides '{{}}' --cpu-offload-gb 4\n{FIGURES}")
+    assert (log.model, log.flags["tensor_parallel_size"]) == ("org/a", "2")
+    assert any("what --hf-overrides does to memory is not modeled" in note for note in log.notes)
 
 
 @pytest.mark.parametrize("end", ["\\", "\\\n", "\\\n\\\n", "\\\n" * 9_000])
