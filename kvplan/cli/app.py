@@ -49,6 +49,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "upgrade_options.UpgradeOptions",
         "upgrade.upgrade",
     ),
+    "pack": Entry(
+        "Several servers on one GPU: the order of their starts and the share of each.",
+        "pack_options.PackOptions",
+        "pack.pack_command",
+    ),
     "sweep": Entry(
         "Every combination of models, GPUs and flags: rows or a figure.\n\nSeveral values by comma: --gpu, --tp, --pp, "
         "--ctx, --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --block-size, --quantization (none among "

@@ -15,6 +15,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "sweep": "kvplan sweep qwen3-8b --gpu l40s,h100-80g --ctx 8k,32k",
         "simulate": "kvplan simulate qwen3-8b --gpu l40s --ctx 8k --profile azure-2023-conv --rate 2",
         "diff": "kvplan diff qwen3-8b qwen3-8b-fp8 --gpu l40s --ctx 8k",
+        "pack": "kvplan pack --gpu l40s --server 'qwen3-8b --max-model-len 16384' --server 'qwen3-0.6b --users 4'",
         "upgrade": "kvplan upgrade qwen3-8b --gpu l40s --ctx 8k --from vllm@0.24",
     },
     "Prove": {
@@ -54,6 +55,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         "kvplan why - < server.log",
         'kvplan why --command "docker logs vllm"',
         "vllm serve Qwen/Qwen3-8B 2>&1 | kvplan why --follow -",
+    ),
+    "pack": (
+        "kvplan pack --gpu rtx-4090 --memory-in-use 1GiB --server 'chat=qwen3-8b-awq --max-model-len 8192 --users 2'",
+        "kvplan pack --gpu h100-80g --server 'old=vllm serve Qwen/Qwen3-8B' --server 'new=qwen3-8b-fp8' --rest new",
     ),
     "upgrade": (
         "kvplan upgrade qwen3.5-27b --gpu h100-80g --ctx 32k --from vllm@0.26 --to vllm@0.33",

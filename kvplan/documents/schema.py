@@ -30,6 +30,7 @@ DOCUMENTS: Final = {
     "check-failure": ("check", "CheckFailureDocument"),
     "diff": ("diff", "DiffDocument"),
     "upgrade": ("upgrade", "UpgradeDocument"),
+    "pack": ("pack", "PackDocument"),
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
     "simulation": ("simulation", "SimulationDocument"),

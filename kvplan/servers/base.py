@@ -49,6 +49,7 @@ class Terms:
     log                what its log says of users: {concurrency}, {tokens}
     logs_concurrency   whether that is a number of users
     seqs_flag          flag of the largest batch; context_flag: of the longest request
+    share_argument     argument that says how much of the memory it may use
     slots_flag         flag that gives states more slots, where these bound the batch; None: they do not
     risk, risk_row     what may happen at the low end of the range: of a plan, and of a row of several
     shorter            what then helps
@@ -68,6 +69,7 @@ class Terms:
     logs_concurrency: bool
     seqs_flag: str
     context_flag: str
+    share_argument: str
     slots_flag: str | None
     risk: str
     risk_row: str
@@ -137,6 +139,7 @@ class Server(Protocol):
     starts     how it is started, and `start`: what a shell's command starts of it, None for nothing
     parse      what the words behind its name say
     read_pair  `--engine-arg k=v` where k is its own name of an argument; None where it is none
+    kept_back  bytes of each GPU that must stay free beside what the plan's rows say, for peaks it does not plan
     launch     the words of the command that starts what was planned
     explain    the formulas behind a plan
     """
@@ -158,6 +161,7 @@ class Server(Protocol):
     def start(self, words: list[str]) -> "Started | None": ...
     def parse(self, words: list[str]) -> "ServeCommand": ...
     def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
+    def kept_back(self, plan: "Plan") -> int: ...
     def launch(self, plan: "Plan") -> list[str]: ...
     def explain(self, plan: "Plan") -> Explanation: ...
 

@@ -55,6 +55,24 @@ def parse(text: str) -> ServeCommand:
     return command
 
 
+WRAPPERS = ("docker", "podman", "sudo", "env")
+
+
+def is_command(words: list[str]) -> bool:
+    """Whether words are a whole command, not a model and flags."""
+    is_wrapped = words[0] in WRAPPERS or "=" in words[0]
+    return is_wrapped or any(server_of(name).start(words) is not None for name in SERVERS)
+
+
+def served_by(engine: str, words: list[str]) -> list[str]:
+    """The command of a server (`vllm@0.33`) for a model and its flags."""
+    name = engine.partition("@")[0]
+    if name not in SERVERS:
+        return words  # the reader of --engine says so
+    starts = server_of(name).starts
+    return [*starts.launcher, f"--{starts.model_flag.replace('_', '-')}", *words]
+
+
 def _parse_line(text: str) -> ServeCommand:
     """The server's command in a shell's line; what else stands in it is of no account."""
     if text.lstrip().startswith("--"):

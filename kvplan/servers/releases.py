@@ -71,6 +71,10 @@ CHANGES = {
         (0, 9), "a server does not start where less memory is free than it may use",
         "vLLM v1/worker/gpu_worker.py (init_device)", "0.8.5, 0.9.2",
     ),
+    "others_apart": Change(
+        (0, 9), "memory that other processes hold does not count against the second engine's budget; before, it did",
+        "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.8.5, 0.9.2",
+    ),
     "v1_only": Change(
         (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
         "release notes of 0.11; llm-d-benchmark on H100",

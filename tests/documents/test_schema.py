@@ -42,6 +42,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("upgrade", "qwen3.5-27b", "--gpu", "h100-80g", "--ctx", "8k", "--from", "vllm@0.24"),
         ("upgrade", "deepseek-v2-lite", "--gpu", "h100-80g", "--ctx", "8k", "--from", "vllm@0.9", "--to", "vllm@0.6"),
     ),
+    "pack": (
+        ("pack", "--gpu", "l40s", "--server", "qwen3-8b --max-model-len 16384", "--server", "qwen3-0.6b"),
+    ),
     "sweep": (
         ("sweep", "llama-3.1-8b", "llama-3.1-70b", "--gpu", "l4,h100-80g", "--ctx", "8k,32k", "--tp", "1,2"),
         ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),

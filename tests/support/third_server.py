@@ -23,7 +23,8 @@ name, rest_last = "acme", False
 terms = Terms(
     title="Acme", engines=("acme",), example="acme@1.0", label_words=False,
     budget="Acme takes {budget} ({share} of it)", log="acme_tokens={tokens}",
-    logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size", slots_flag=None,
+    logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size",
+    share_argument="gpu_memory_utilization", slots_flag=None,
     risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
     keeps_share=True, outside="left to Acme", drafts="drafts are not sized",
     uncompared=("{label} by its manual", "Acme's manual"),
@@ -87,6 +88,10 @@ def parse(words: list[str]) -> ServeCommand:
 
 def read_pair(text: str) -> None:
     return None
+
+
+def kept_back(plan: Plan) -> int:
+    return 0
 
 
 def launch(plan: Plan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kvplan.core.units import MIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "context",
     "explain",
+    "kept_back",
     "labels",
     "launch",
     "name",
@@ -63,6 +65,12 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 def settings(request: Request) -> Settings:
     return rules.resolve(request.spec, request.gpu, request.args, request.release)
+
+
+def kept_back(plan: Plan) -> int:
+    """What its rule of thumb keeps back for activations and graphs (server_args.py, _handle_gpu_memory_settings)."""
+    request = plan.request
+    return int(rules.reserved_mib(request.spec, request.gpu, request.args, request.release) * MIB)
 
 
 def explain(plan: Plan) -> Explanation:

@@ -15,6 +15,7 @@ TERMS = Terms(
     logs_concurrency=False,
     seqs_flag="--max-running-requests",
     context_flag="--context-length",
+    share_argument="mem_fraction_static",
     slots_flag="--mamba-full-memory-ratio",
     risk="may not hold it",  # it starts, and refuses longer requests
     risk_row="may not hold one",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "context",
     "explain",
+    "kept_back",
     "labels",
     "launch",
     "name",
@@ -62,6 +63,11 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 def settings(request: Request) -> Settings:
     return rules.resolve(request.spec, request.gpu, request.args, request.release)
+
+
+def kept_back(plan: Plan) -> int:
+    """None: its profile run measures the peak, and its budget has a row for it."""
+    return 0
 
 
 def explain(plan: Plan) -> Explanation:

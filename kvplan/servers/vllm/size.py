@@ -44,6 +44,8 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     rows = [estimates[name] for name in BUDGET_ROWS]
     if not settings.graphs_in_budget:  # the graphs come on top of the budget, not out of it
         rows.remove(estimates["cuda_graphs"])
+    if not settings.first_engine and not release.has("others_apart"):
+        rows.append(estimates["in_use"])
     low_total = ceil(gpu.total_memory_low * settings.gpu_memory_utilization)
     high_total = ceil(gpu.total_memory_high * settings.gpu_memory_utilization)
     return Budget(

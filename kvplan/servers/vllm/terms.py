@@ -15,6 +15,7 @@ TERMS = Terms(
     logs_concurrency=True,
     seqs_flag="--max-num-seqs",
     context_flag="--max-model-len",
+    share_argument="gpu_memory_utilization",
     slots_flag=None,
     risk="may not start",
     risk_row="may not start",

@@ -1,0 +1,132 @@
+"""`kvplan pack`: several servers -> their order and shares on one GPU, and the exit code it means."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvplan.cli import output
+from kvplan.cli.asked import read, say
+from kvplan.cli.options import EstimateOptions
+from kvplan.cli.pack_options import PackOptions
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import parse_count, parse_size
+from kvplan.planning.pack import Packing, Tenant, pack
+from kvplan.servers.engines import DEFAULT
+from kvplan.servers.pasted import is_command, served_by
+
+NAMED = re.compile(r"\s*([A-Za-z0-9][\w.-]{0,60})=(.+)", re.DOTALL)
+
+
+def pack_command(options: PackOptions) -> int:
+    """Answer, and return the exit code: 0, or with --exit-code 1 where they do not all start."""
+    tenants = list(tenants_of(options))
+    in_use = 0 if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use", least=0)
+    with output.report_files(options.report or [], force=options.force) as reports:
+        packing = pack(tenants, in_use, options.rest)
+        for report in reports:
+            report.save(rendered(report.format, packing))
+        show(packing, options)
+    return int(options.exit_code and not packing.fits)
+
+
+def tenants_of(options: PackOptions) -> Iterator[Tenant]:
+    if (options.policy is None) == (not options.server):
+        raise UsageError("POLICY or --server", "one of them is needed", "name a policy file, or each server's flags")
+    if options.server:
+        if options.gpu is None:
+            raise UsageError("--gpu", "is missing", "name the GPU that they share: l40s (`kvplan gpus` lists them)")
+        for text in options.server:
+            yield stated(text, options)
+        return
+    for name in ("gpu", "engine"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name}", "goes with --server only", "the policy says it itself")
+    yield from of_policy(Path(options.policy or ""), options)
+
+
+def stated(text: str, options: PackOptions) -> Tenant:
+    """A server as --server writes it."""
+    shown = f"--server {printable(text, 60)!r}"
+    match = NAMED.fullmatch(text)
+    name, line = (match[1], match[2]) if match else (None, text)
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(shown, f"cannot be split into words ({error})", "close its quotes") from error
+    words, users = without_users(words, shown)
+    if not words:
+        raise UsageError(shown, "is empty", "write a model and its flags: 'qwen3-8b --max-model-len 16384 --users 4'")
+    engine = None
+    if not is_command(words):
+        words, engine = served_by(options.engine or DEFAULT, words), options.engine
+    try:
+        asked = read(
+            EstimateOptions(
+                from_command=shlex.join(words),
+                gpu=[options.gpu or ""],
+                engine=engine,
+                offline=options.offline,
+            )
+        )
+    except KvplanError as error:
+        raise error.within(shown) from error
+    request = asked.requests[0]
+    name = name or request.spec.name.rpartition("/")[2]
+    asked.notes = [f"{name}: {note}" for note in asked.notes]
+    say(asked, quiet=options.quiet)
+    return Tenant(name, request, users)
+
+
+def without_users(words: list[str], shown: str) -> tuple[list[str], int]:
+    """The words but for `--users N`, and N."""
+    kept, users = [], 1
+    rest = iter(words)
+    for word in rest:
+        if word == "--users" or word.startswith("--users="):
+            value = word.partition("=")[2] if "=" in word else next(rest, "")
+            users = parse_count(value, f"{shown}: --users")
+        else:
+            kept.append(word)
+    return kept, users
+
+
+def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
+    """A policy's targets, each with the most users that one of its rules asks for."""
+    from kvplan.cli.check import asked_of, located
+    from kvplan.policy import file as policy_file
+
+    policy = policy_file.read(file)
+    for target in policy.targets:
+        try:
+            asked = asked_of(target, policy, offline=options.offline)
+        except KvplanError as error:
+            raise located(error, target) from error
+        users = [int(rule.limit) for rule in target.rules if rule.name in ("min_users", "min_concurrency")]
+        yield Tenant(target.id, asked.requests[0], max(users, default=1))
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def show(packing: Packing, options: PackOptions) -> None:
+    if options.format != "table":
+        output.write(rendered(options.format, packing))
+        return
+    from kvplan.report.lines import write
+    from kvplan.report.pack_text import pack_lines
+
+    with output.standard_output():
+        write(pack_lines(packing), output.console(options.color))
+
+
+def rendered(format: str, packing: Packing) -> str:
+    """The answer as text in a machine format."""
+    from kvplan.report import pack_text
+
+    if format == "json":
+        from kvplan.documents.artifact import dumps
+
+        return dumps(pack_text.pack_document(packing)) + "\n"
+    return pack_text.pack_csv(packing) if format == "csv" else pack_text.pack_markdown(packing)

@@ -1,0 +1,222 @@
+"""Several servers on one GPU: the order in which they start, and the share of the memory that each is told.
+
+A server's start is planned as it would happen: those before it hold what they hold, and its own check of free memory
+decides. A share is of the whole GPU, all of which must be free, or of what is free; what a server of the second kind
+keeps back for activations and graphs must stay free after the others have started, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, permutations
+from math import floor
+from typing import Any, Final, NoReturn
+
+from kvplan.core.errors import KvplanError, UsageError
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.base import server_of, terms_of
+
+STEPS: Final = 100  # shares are tried in hundredths
+MOST_ORDERS: Final = 120  # of five servers, all
+MOST_SERVERS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A server that is to share the GPU, and how many users it must hold at least."""
+
+    name: str
+    request: Request
+    users: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server in its place.
+
+    share   of its own flag: of the whole GPU, or of what is free
+    before  bytes that others hold when it starts
+    held    bytes that it holds from then on, with its CUDA context and what it needs at its peak
+    """
+
+    tenant: Tenant
+    share: float
+    plan: Plan
+    before: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Servers in the order of their starts, and bytes of each GPU that are left; where `fits` is False: the smallest
+    shares that each needs alone, and by how much they exceed the GPU."""
+
+    started: tuple[Started, ...]
+    total: int
+    in_use: int
+    fits: bool
+
+    @property
+    def left(self) -> int:
+        """Negative: bytes that are missing."""
+        return self.total - self.in_use - sum(server.held for server in self.started)
+
+
+def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Packing:
+    """The servers with the least shares that hold their users, in the first order in which all start, as listed if it
+    can be; what is left goes to the server `rest` (None: the first).
+
+    Raises UsageError for servers that are not on one and the same GPU or ranks, or where one is too large for it.
+    """
+    check(tenants, rest)
+    total = tenants[0].request.gpu.total_memory
+    alone = [smallest(tenant, 0) or too_large(tenant) for tenant in tenants]
+    least = Packing(tuple(alone), total, in_use, fits=False)  # beside others no server takes less
+    if least.left < 0:
+        return least
+    for order in islice(permutations(tenants), MOST_ORDERS):
+        started = start_all(order, in_use)
+        if started is not None:
+            return grown(Packing(tuple(started), total, in_use, fits=True), rest or tenants[0].name)
+    return least
+
+
+def too_large(tenant: Tenant) -> NoReturn:
+    raise UsageError(
+        tenant.name,
+        f"does not hold {tenant.users:,} user{'s' if tenant.users > 1 else ''} on {tenant.request.gpu.name} even alone",
+        "ask for fewer users or a shorter context, or name a larger GPU",
+    )
+
+
+def check(tenants: Sequence[Tenant], rest: str | None) -> None:
+    if not 1 <= len(tenants) <= MOST_SERVERS:
+        raise UsageError("servers", f"there are {len(tenants)}", f"name 1 to {MOST_SERVERS}")
+    names = [tenant.name for tenant in tenants]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"server {twice}", "is named twice", "give each a name of its own")
+    if rest is not None and rest not in names:
+        raise UsageError(f"--rest {rest}", "names no server", f"use one of {', '.join(names)}")
+    first = tenants[0].request
+    for tenant in tenants:
+        if tenant.request.gpu != first.gpu:
+            raise UsageError(
+                f"server {tenant.name}",
+                f"is on {tenant.request.gpu.name}, not on {first.gpu.name}",
+                "pack the servers of one GPU at a time",
+            )
+        if ranks(tenant.request) != ranks(first):
+            raise UsageError(
+                f"server {tenant.name}",
+                f"runs on {ranks(tenant.request)} GPUs, not on {ranks(first)}",
+                "pack servers of equal ranks, which share every GPU alike",
+            )
+
+
+def ranks(request: Request) -> int:
+    args = request.args
+    return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+
+
+# --- one start after the other ----------------------------------------------------------------------------------------
+
+
+def start_all(order: Sequence[Tenant], in_use: int) -> list[Started] | None:
+    """Every server with its smallest share; None where one does not start, or all together exceed the GPU."""
+    started: list[Started] = []
+    before = in_use
+    for tenant in order:
+        server = smallest(tenant, before)
+        if server is None:
+            return None
+        started.append(server)
+        before += server.held
+    return started if before <= order[0].request.gpu.total_memory else None
+
+
+def smallest(tenant: Tenant, before: int) -> Started | None:
+    """The server with the smallest share that holds its users beside `before` bytes; None where there is none."""
+    high = STEPS - 1
+    made = tried(tenant, high, before)
+    if made is not None and made.refusal is not None and made.refusal.argument == share_of(tenant):
+        shares = made.refusal.values  # that are not too much
+        high = floor(shares[-1] * STEPS + 1e-6) if shares else 0
+        made = tried(tenant, high, before) if high else None
+    if not holds(made, tenant):
+        return None
+    low = 0  # does not hold them, `high` does
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_enough = holds(tried(tenant, middle, before), tenant)
+        low, high = (low, middle) if is_enough else (middle, high)
+    return started_with(tenant, high, before)
+
+
+def share_of(tenant: Tenant) -> str:
+    return terms_of(tenant.request.release.engine).share_argument
+
+
+def tried(tenant: Tenant, step: int, before: int) -> Plan | None:
+    stated: dict[str, Any] = {share_of(tenant): step / STEPS}
+    args = replace(tenant.request.args, **stated)
+    try:
+        return plan(replace(tenant.request, args=args, memory_in_use=before))
+    except KvplanError:
+        return None
+
+
+def holds(made: Plan | None, tenant: Tenant) -> bool:
+    """Whether it starts with its users, where what is estimated takes the most it may."""
+    if made is None or not made.fits:
+        return False
+    low = made.concurrency.users_low
+    users = made.concurrency.users if low is None else low
+    return users * made.concurrency.replicas >= tenant.users
+
+
+def started_with(tenant: Tenant, step: int, before: int) -> Started:
+    made = tried(tenant, step, before)
+    assert made is not None
+    return Started(tenant, step / STEPS, made, before, held_by(made))
+
+
+def held_by(made: Plan) -> int:
+    """Bytes of a GPU that a started server keeps: its rows, its CUDA context, and what its server keeps back for
+    peaks that are not planned row by row."""
+    memory = made.memory
+    rows = memory.total + memory.missing - memory.unused
+    return rows + memory.context + server_of(made.request.release.engine).kept_back(made)
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def grown(packed: Packing, name: str) -> Packing:
+    """The same with the largest share for one server that lets all of them start."""
+    server = next(server for server in packed.started if server.tenant.name == name)
+    low, high, best = round(server.share * STEPS), STEPS, packed
+    while high - low > 1:
+        middle = (low + high) // 2
+        larger = with_share(packed, name, middle)
+        if larger is None:
+            high = middle
+        else:
+            low, best = middle, larger
+    return best
+
+
+def with_share(packed: Packing, name: str, step: int) -> Packing | None:
+    """The servers in their order, one with this share, the others with the least; None where one does not start."""
+    started: list[Started] = []
+    before = packed.in_use
+    for server in packed.started:
+        tenant = server.tenant
+        if tenant.name != name:
+            following = smallest(tenant, before)
+        else:
+            following = started_with(tenant, step, before) if holds(tried(tenant, step, before), tenant) else None
+        if following is None:
+            return None
+        started.append(following)
+        before += following.held
+    return replace(packed, started=tuple(started)) if before <= packed.total else None

@@ -1,0 +1,135 @@
+"""Servers that share a GPU: on a screen, as Markdown, as CSV and as kvplan/pack@1."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from kvplan.core.csv_text import csv_text
+from kvplan.core.files import printable
+from kvplan.core.units import format_gib
+from kvplan.planning.flags import serve_command
+from kvplan.planning.pack import Packing, Started, ranks
+from kvplan.report.lines import Line, columns, line
+from kvplan.report.policy_text import shown as escaped
+from kvplan.report.text import rows_of
+from kvplan.servers.base import terms_of
+
+if TYPE_CHECKING:
+    from kvplan.documents.pack import PackDocument, PackedServer
+
+TITLES = ("server", "model", "share", "free at its start", "weights", "KV cache", "holds", "users", "at least")
+FIRST_PORT = 8000
+
+
+def where(packing: Packing) -> str:
+    request = packing.started[0].plan.request
+    count = ranks(request)
+    return request.gpu.name if count == 1 else f"{count} x {request.gpu.name}"
+
+
+def first_line(packing: Packing) -> str:
+    count = len(packing.started)
+    servers = f"{count} server{'s' if count > 1 else ''}"
+    if not packing.fits:
+        needed = packing.total - packing.left - packing.in_use
+        missing = f"{format_gib(-packing.left)} too much" if packing.left < 0 else "and no order of starts leaves room"
+        return f"{servers} do not fit on {where(packing)}: they need at least {format_gib(needed)}, {missing}"
+    parts = (f"{printable(server.tenant.name, 80)} {users(server):,}" for server in packing.started)
+    return f"{servers} fit on {where(packing)}, started in this order; users: {', '.join(parts)}"
+
+
+def users(server: Started) -> int:
+    return server.plan.concurrency.users * server.plan.concurrency.replicas
+
+
+def users_low(server: Started) -> int | None:
+    low = server.plan.concurrency.users_low
+    return None if low is None else low * server.plan.concurrency.replicas
+
+
+def cells(server: Started, total: int) -> tuple[str, ...]:
+    low = users_low(server)
+    return (
+        printable(server.tenant.name, 60),
+        printable(server.plan.request.spec.name, 60),
+        f"{server.share:.2f}",
+        format_gib(total - server.before),
+        format_gib(server.plan.memory.weights),
+        format_gib(server.plan.memory.kv_cache),
+        format_gib(server.held),
+        f"{users(server):,}",
+        "" if low is None else f"{low:,}",
+    )
+
+
+def pack_lines(packing: Packing) -> list[Line]:
+    """The answer, the table, and the commands to paste in their order."""
+    lines = [line(first_line(packing), "bold" if packing.fits else "bold red"), line()]
+    lines += columns(TITLES, [cells(server, packing.total) for server in packing.started], left=2)
+    held = format_gib(packing.total - packing.in_use - packing.left)
+    others = f", {format_gib(packing.in_use)} are held by others" if packing.in_use else ""
+    rest = f"{format_gib(packing.left)} stay free" if packing.fits else f"{format_gib(-packing.left)} are missing"
+    verb = "hold" if packing.fits else "need"
+    lines += [line(), line(f"Of {format_gib(packing.total)} the servers {verb} {held}{others}; {rest}.")]
+    if not packing.fits:
+        lines.append(line("Ask for fewer users or shorter contexts, quantize, or move a server to another GPU."))
+        return lines
+    lines += [line(), line("Start each when the one before it is ready:", "bold")]
+    lines += [line(f"  {command(server, number)}") for number, server in enumerate(packing.started)]
+    return lines
+
+
+def command(server: Started, number: int) -> str:
+    """What starts it, on a port of its own."""
+    return shlex.join([*serve_command(server.plan), "--port", str(FIRST_PORT + number)])
+
+
+def pack_markdown(packing: Packing) -> str:
+    rows = [[escaped(cell) for cell in cells(server, packing.total)] for server in packing.started]
+    parts = [f"### {escaped(first_line(packing))}", rows_of(TITLES, rows, left=2)]
+    if packing.fits:
+        commands = "\n".join(command(server, number) for number, server in enumerate(packing.started))
+        parts.append(f"```sh\n{commands}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def pack_csv(packing: Packing) -> str:
+    document = pack_document(packing)
+    rows: list[tuple[Any, ...]] = [(*document["servers"][0], "fits", "left")]
+    rows += [(*server.values(), document["fits"], document["left"]) for server in document["servers"]]
+    return csv_text(rows)
+
+
+def pack_document(packing: Packing) -> PackDocument:
+    """kvplan/pack@1."""
+    return {
+        "schema": "kvplan/pack@1",
+        "fits": packing.fits,
+        "gpu": packing.started[0].plan.request.gpu.name,
+        "num_gpus": ranks(packing.started[0].plan.request),
+        "total": packing.total,
+        "in_use": packing.in_use,
+        "left": packing.left,
+        "servers": [_server(server, number, packing) for number, server in enumerate(packing.started)],
+    }
+
+
+def _server(server: Started, number: int, packing: Packing) -> PackedServer:
+    made = server.plan
+    return {
+        "name": server.tenant.name,
+        "model": made.request.spec.name,
+        "engine": made.request.release.label,
+        "argument": terms_of(made.request.release.engine).share_argument,
+        "share": server.share,
+        "free_before": packing.total - server.before,
+        "context": made.memory.context,
+        "weights": made.memory.weights,
+        "kv_cache": made.memory.kv_cache,
+        "held": server.held,
+        "users_needed": server.tenant.users,
+        "users": users(server),
+        "users_low": users_low(server),
+        "command": command(server, number),
+    }
