@@ -13,6 +13,7 @@ from kvplan.core.errors import KvplanError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_count, parse_size
 from kvplan.planning.pack import Packing, Tenant, pack
+from kvplan.report.formats import Answer, rendered
 from kvplan.servers.engines import DEFAULT
 from kvplan.servers.pasted import is_command, served_by
 
@@ -25,9 +26,10 @@ def pack_command(options: PackOptions) -> int:
     in_use = 0 if options.memory_in_use is None else parse_size(options.memory_in_use, "--memory-in-use", least=0)
     with output.report_files(options.report or [], force=options.force) as reports:
         packing = pack(tenants, in_use, options.rest)
+        given = answer(packing)
         for report in reports:
-            report.save(rendered(report.format, packing))
-        show(packing, options)
+            report.save(rendered(given, report.format))
+        output.answer(given, options.format, options.color)
     return int(options.exit_code and not packing.fits)
 
 
@@ -110,23 +112,12 @@ def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def show(packing: Packing, options: PackOptions) -> None:
-    if options.format != "table":
-        output.write(rendered(options.format, packing))
-        return
-    from kvplan.report.lines import write
-    from kvplan.report.pack_text import pack_lines
+def answer(packing: Packing) -> Answer:
+    from kvplan.report import pack_text as text
 
-    with output.standard_output():
-        write(pack_lines(packing), output.console(options.color))
-
-
-def rendered(format: str, packing: Packing) -> str:
-    """The answer as text in a machine format."""
-    from kvplan.report import pack_text
-
-    if format == "json":
-        from kvplan.documents.artifact import dumps
-
-        return dumps(pack_text.pack_document(packing)) + "\n"
-    return pack_text.pack_csv(packing) if format == "csv" else pack_text.pack_markdown(packing)
+    return Answer(
+        screen=lambda blocks: text.pack_lines(packing),
+        document=lambda: text.pack_document(packing),
+        rows=lambda: text.pack_table(packing),
+        page=lambda: list(text.pack_page(packing)),
+    )

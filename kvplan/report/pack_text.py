@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from kvplan.core.csv_text import csv_text
 from kvplan.core.files import printable
+from kvplan.core.table import Table
 from kvplan.core.units import format_gib
 from kvplan.planning.flags import serve_command
 from kvplan.planning.pack import Packing, Started, ranks
-from kvplan.report.lines import Line, columns, line
-from kvplan.report.policy_text import shown as escaped
-from kvplan.report.text import rows_of
+from kvplan.report.lines import COMMAND, Part, line
+from kvplan.report.page import Block, code, heading
 from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def cells(server: Started, total: int) -> tuple[str, ...]:
     )
 
 
-def pack_lines(packing: Packing) -> list[Line]:
+def pack_lines(packing: Packing) -> list[Part]:
     """The answer, the table, and the commands to paste in their order."""
-    lines = [line(first_line(packing), "bold" if packing.fits else "bold red"), line()]
-    lines += columns(TITLES, [cells(server, packing.total) for server in packing.started], left=2)
+    lines: list[Part] = [line(first_line(packing), "bold" if packing.fits else "bold red"), line(), table(packing)]
     held = format_gib(packing.total - packing.in_use - packing.left)
     others = f", {format_gib(packing.in_use)} are held by others" if packing.in_use else ""
     rest = f"{format_gib(packing.left)} stay free" if packing.fits else f"{format_gib(-packing.left)} are missing"
@@ -76,7 +75,7 @@ def pack_lines(packing: Packing) -> list[Line]:
         lines.append(line("Ask for fewer users or shorter contexts, quantize, or move a server to another GPU."))
         return lines
     lines += [line(), line("Start each when the one before it is ready:", "bold")]
-    lines += [line(f"  {command(server, number)}") for number, server in enumerate(packing.started)]
+    lines += [line(f"  {command(server, number)}", COMMAND) for number, server in enumerate(packing.started)]
     return lines
 
 
@@ -85,20 +84,22 @@ def command(server: Started, number: int) -> str:
     return shlex.join([*serve_command(server.plan), "--port", str(FIRST_PORT + number)])
 
 
-def pack_markdown(packing: Packing) -> str:
-    rows = [[escaped(cell) for cell in cells(server, packing.total)] for server in packing.started]
-    parts = [f"### {escaped(first_line(packing))}", rows_of(TITLES, rows, left=2)]
+def table(packing: Packing) -> Table:
+    return Table.of(TITLES, [cells(server, packing.total) for server in packing.started], left=2)
+
+
+def pack_page(packing: Packing) -> Iterator[Block]:
+    yield heading(3, first_line(packing))
+    yield table(packing)
     if packing.fits:
-        commands = "\n".join(command(server, number) for number, server in enumerate(packing.started))
-        parts.append(f"```sh\n{commands}\n```")
-    return "\n\n".join(parts) + "\n"
+        yield code("\n".join(command(server, number) for number, server in enumerate(packing.started)))
 
 
-def pack_csv(packing: Packing) -> str:
+def pack_table(packing: Packing) -> Table:
+    """A row per server, every key of the document."""
     document = pack_document(packing)
-    rows: list[tuple[Any, ...]] = [(*document["servers"][0], "fits", "left")]
-    rows += [(*server.values(), document["fits"], document["left"]) for server in document["servers"]]
-    return csv_text(rows)
+    rows = [(*server.values(), document["fits"], document["left"]) for server in document["servers"]]
+    return Table.of((*document["servers"][0], "fits", "left"), rows)
 
 
 def pack_document(packing: Packing) -> PackDocument:
