@@ -5,7 +5,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find kvplan engine -name '*.py' -o -name '*.yaml') models.yaml
 
-.PHONY: demo demo-engine test test-full compile-table gpu constraints test-twin times
+.PHONY: demo demo-engine test test-full test-exhaustive compile-table gpu constraints test-twin times
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of processes, each of which would compile kvplan anew
 
 demo: $(or $(wildcard .venv/dev.stamp),.venv/demo.stamp)
@@ -31,11 +31,14 @@ tests: .venv/dev.stamp
 	.venv/bin/pytest -n 2 --dist loadfile
 
 test-full: .venv/dev.stamp # what is marked full, and every property once more with many examples
-	.venv/bin/pytest -n 2 --dist loadfile -m "(full or hypothesis) and not gpu" --hypothesis-profile full
+	.venv/bin/pytest -n 2 --dist loadfile -m "(full or hypothesis) and not exhaustive and not gpu" --hypothesis-profile full
+
+test-exhaustive: .venv/dev.stamp # whole products, of which test-full has a part
+	.venv/bin/pytest -n 2 --dist load -m exhaustive
 
 # Where the processor time of `make test` goes; FULL=1: of test-full.
 times: .venv/dev.stamp
-	.venv/bin/python benchmarks/suite_times.py $(if $(FULL),-m "(full or hypothesis) and not gpu" --hypothesis-profile full)
+	.venv/bin/python benchmarks/suite_times.py $(if $(FULL),-m "(full or hypothesis) and not exhaustive and not gpu" --hypothesis-profile full)
 
 # The engine's tests with the GPU machines' Python, torch and numpy, where they are to be had; else a line says what is not.
 test-twin:

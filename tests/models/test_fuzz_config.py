@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -115,9 +117,47 @@ def test_a_file_cut_or_changed_anywhere_is_read_or_refused(name: str, data: st.D
     assert refused is None or is_one_line(refused)
 
 
+Path = tuple[str, ...]
+THIRDS = 3
+
+
+@cache
+def shares() -> dict[str, list[tuple[Path, tuple[Any, ...]]]]:
+    """The keys of each shape with a third of the bad values, each time another; with all where few have the key."""
+    places = [(name, path) for name in shape_names() for path in paths(shape(name))]
+    num_shapes = Counter(path[-1] for _, path in places)
+    met: Counter[str] = Counter()
+    shared: dict[str, list[tuple[Path, tuple[Any, ...]]]] = {name: [] for name in shape_names()}
+    for name, path in places:
+        key = path[-1]
+        shared[name].append((path, BAD if num_shapes[key] < THIRDS else BAD[met[key] % THIRDS :: THIRDS]))
+        met[key] += 1
+    return shared
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", shape_names())
 def test_every_key_with_every_bad_value_is_planned_or_refused(name: str) -> None:
+    """Each value in a third of the shapes that have the key."""
+    for path, values in shares()[name]:
+        for value in values:
+            config = shape(name)
+            damage(config, path, value)
+            answer(config, name)
+
+
+@pytest.mark.full
+def test_every_key_meets_every_bad_value() -> None:
+    met = {(path[-1], id(value)) for places in shares().values() for path, values in places for value in values}
+    keys = {path[-1] for name in shape_names() for path in paths(shape(name))}
+    assert met == {(key, id(value)) for key in keys for value in BAD}
+    for name, places in shares().items():
+        assert [path for path, _ in places] == paths(shape(name))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", shape_names())
+def test_every_key_of_every_shape_with_every_bad_value_is_planned_or_refused(name: str) -> None:
     for path in paths(shape(name)):
         for value in BAD:
             config = shape(name)
