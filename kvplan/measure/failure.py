@@ -17,6 +17,7 @@ from kvplan.measure.failure_text import Evidence, Frame, LogText
 from kvplan.measure.failure_words import (
     LONGEST_SENTENCE,
     parts_told,
+    tells_of_a_kill,
     tells_of_kv_dtype,
     tells_of_memory,
     tells_of_retraction,
@@ -164,7 +165,7 @@ _WRAPPING_TYPES: Final = re.compile(
 _EXCEPTION: Final = re.compile(
     r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception))(?:: (?=\S)|:?[\s`]{0,4}$)"
 )
-_MAYBE_MEMORY: Final = re.compile(r"(?i)out ?of ?memory|\boom\b|notenough|insufficient")
+_MAYBE_MEMORY: Final = re.compile(r"(?i)memory|kv-?cache|\boom\b|notenough|insufficient")
 _OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
 _WORDS: Final = Wording(None, "", "any", "a person's words")
 
@@ -331,7 +332,8 @@ class _Reading:
                 continue
             start = self.text.place(index, match.start(1))
             rest = self.text.squeezed[start : start + 240]
-            if self.text.is_healthy(start) or _MAYBE_MEMORY.search(rest):
+            message = line[match.end() :].partition(". ")[0]
+            if self.text.is_healthy(start) or _MAYBE_MEMORY.search(message):
                 continue
             if not any(squeezed(words) in rest for words in WRAPPERS):
                 yield _Hit(_OTHER, "not_memory", start, index)
@@ -347,6 +349,8 @@ class _Reading:
                 continue
             if self.server != "vllm" and tells_of_retraction(line):
                 return _Hit(_WORDS, "sglang_oom_decode_retract", start, index, phase="serving")
+            if not unresolved and tells_of_a_kill(line):
+                return _Hit(_WORDS, "host_memory_or_shm", start, index)
             if tells_of_kv_dtype(line):
                 return _Hit(_WORDS, "kv_dtype_unsupported", start, index, phase="load")
             if of_memory is None and tells_of_memory(line):

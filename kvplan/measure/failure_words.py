@@ -37,11 +37,18 @@ _RETRACT: Final = re.compile(
     r"(?i)(?:kv|cache|pool|request|decode)\b.{0,80}\bretract(?:s|ed|ion|ions|ing)?\b|"
     r"\bretract(?:s|ed|ion|ions|ing)?\b.{0,80}\b(?:request|kv|pool)"
 )
-_FAILS: Final = r"(?:not supported?|unsupported|n't supported?|crash\w{0,3}|fails?)"
+_FAILS: Final = r"(?:not support(?:ed)?|unsupported|n't support(?:ed)?|crash\w{0,3}|fails?)"
 _KV_DTYPE: Final = re.compile(
     rf"(?i){_FAILS}\b.{{0,60}}(?:kv[-_ ]cache[-_ ]dtype|fp8 kv[-_ ]?cache)|"
     rf"(?:kv[-_ ]cache[-_ ]dtype|kv[-_ ]?cache fp8|fp8 kv[-_ ]?cache)\b.{{0,40}}{_FAILS}"
 )
+# A shell's word, in English and Chinese, or a person's; ray lists the killer among its "potential root causes".
+_KILLED: Final = re.compile(r"(?i)^(?!.*root causes).*\boom[- ]killer\b|(?:^|[\]\s])(?:Killed|\u5df2\u6740\u6b7b)\s*$")
+
+
+def tells_of_a_kill(line: str) -> bool:
+    """Whether a line says that the system killed a process, as it does where the host's memory ends."""
+    return _KILLED.search(line) is not None
 
 
 def tells_of_memory(line: str) -> bool:

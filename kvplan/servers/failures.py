@@ -277,6 +277,9 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("Not enough host memory", "SGLang srt/mem_cache/pool_host"),
     _host("Pinned host memory allocation of", "SGLang srt/mem_cache/pool_host/common.py"),
     _host("killed by Kubernetes", "a poster's words for OOMKilled", needs="(?i)memory"),
+    _host("killed due to high memory usage", "a poster's words"),
+    _host("ray-oom-prevention", "ray: the page its message ends with"),
+    _host("SIGKILL (exit 137)", "128 + SIGKILL"),
     _host("Too large swap space.", "vLLM 0.2-0.10 config.py"),
     _host("lack of CPU swap space", "vLLM 0.6-0.10 core/scheduler.py"),
     _host("on startup is less than desired CPU memory utilization", "vLLM v1/worker/cpu_worker.py"),
@@ -313,7 +316,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _capability("FlashAttention only supports Ampere GPUs or newer", "flash-attn"),
     Wording(
         "kv_dtype_unsupported", "fp8e4nv not supported in this architecture", "any", "triton",
-        anywhere=r"kv[-_]cache[-_]dtype[=:]?(?: |,)?fp8",
+        anywhere=r"(?i)kv[-_]?cache[-_]?dtype[=:,]?fp8|kv-?cachequant|reshape_and_cache|fp8kv-?cache|kv-?cachefp8",
     ),
     _capability("fp8e4nv not supported in this architecture", "triton"),
     _capability("requires device with capability", "torch, xformers"),
@@ -335,6 +338,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     ),
     # an error of code, data or driver
     _other("illegal memory access", "CUDA"),
+    _other("Memory access fault by GPU", "ROCm"),
     _other("illegal instruction was encountered", "CUDA"),
     _other("misaligned address", "CUDA"),
     _other("device-side assert triggered", "CUDA"),

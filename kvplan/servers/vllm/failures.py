@@ -157,7 +157,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row("kv_dtype_unsupported", "kv-cache on this device", "0.8-0.33", "v1/attention/backends/flash_attn.py", "load"),
     _row("kv_dtype_unsupported", "kv-cache is not supported with", "0.6-0.33", "attention/layer.py", "load"),
     _row("kv_dtype_unsupported", "is not supported with --kv-cache-dtype", "0.8-0.10", "engine/arg_utils.py", "load"),
-    _row("kv_dtype_unsupported", "FP8 KV cache not yet supported", "0.8-0.33", "v1/attention/backends/mla", "load"),
+    _row("kv_dtype_unsupported", "with FP8 KV cache no", "0.8-0.33", "v1/attention/backends/mla", "load"),
     _row("kv_dtype_unsupported", "Unknown kv cache dtype", "0.3-0.10", "config.py", "arguments"),
     _row("kv_dtype_unsupported", "Invalid kv cache dtype", "0.4-0.33", "utils/torch_utils.py", "arguments"),
     _row("kv_dtype_unsupported", "Unrecognized FP8 dtype", "0.6-0.33", "v1/attention/backends", "load"),
