@@ -82,6 +82,7 @@ NEEDS_LOG: Final = "the server's log, not a description of it"
 MOST_HITS: Final = 200  # of one phrase that are looked at
 TRACE: Final = 400  # lines of a traceback above its last line that are looked at
 AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
+MOST_WORDS: Final = 300  # lines at either end of a text in which a person's words are looked for
 
 
 def read_failure(lines: Iterable[str]) -> Failure:
@@ -338,18 +339,25 @@ class _Reading:
             if not any(squeezed(words) in rest for words in WRAPPERS):
                 yield _Hit(_OTHER, "not_memory", start, index)
 
+    @cached_property
+    def _has_a_crash(self) -> bool:
+        """Whether an error or a fault is there, after which servers kill their own processes."""
+        return re.search(r"Traceback|[Ss]egmentation ?fault|SIGSEGV|Fatal ?Python", self.text.squeezed) is not None
+
     # --- words of a person
 
     def _told(self, unresolved: list[_Hit]) -> _Hit | None:
         """What the poster says beyond doubt: alone, or with the trace of an error whose line is not quoted."""
-        of_memory = unresolved[0].line if unresolved else None
+        of_memory, num_lines = unresolved[0].line if unresolved else None, len(self.text.lines)
         for index, line in enumerate(self.text.lines):
             start = self.text.starts[index]
+            if MOST_WORDS <= index < num_lines - MOST_WORDS:
+                continue
             if len(line) > LONGEST_SENTENCE or self.text.is_healthy(start):
                 continue
             if self.server != "vllm" and tells_of_retraction(line):
                 return _Hit(_WORDS, "sglang_oom_decode_retract", start, index, phase="serving")
-            if not unresolved and tells_of_a_kill(line):
+            if not unresolved and not self._has_a_crash and tells_of_a_kill(line):
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
             if tells_of_kv_dtype(line):
                 return _Hit(_WORDS, "kv_dtype_unsupported", start, index, phase="load")
@@ -376,8 +384,8 @@ class _Reading:
         if hit is None and not unresolved:
             hit = (
                 self._first([one for one in hits if one.wording.strength == "general"])
-                or self._first([one for one in hits if one.wording.strength == "hint"])
                 or self._first(list(self._other_errors()))
+                or self._first([one for one in hits if one.wording.strength == "hint"])
             )
         hit = hit or self._told(unresolved)
         if hit is not None:

@@ -15,7 +15,7 @@ from kvplan.measure.serverlog.log import rank_of
 from kvplan.measure.serverlog.text import unwrapped
 from kvplan.servers.failures import squeezed
 
-MOST_LINES: Final = 200_000  # of a longer log the first quarter and the last three
+MOST_LINES: Final = 60_000  # of a longer log the first quarter and the last three
 MOST_CHARACTERS: Final = 4_000  # of a line
 MOST_FRAMES: Final = 20_000
 

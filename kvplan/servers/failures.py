@@ -229,6 +229,11 @@ def _host(phrase: str, source: str, needs: str = "", unless: str = "") -> Wordin
     return Wording("host_memory_or_shm", phrase, "any", source, needs=needs, unless=unless)
 
 
+def _killed(phrase: str, source: str) -> Wording:
+    """A process ended by SIGKILL: by the system where memory ends, but SGLang ends its own so after any error."""
+    return Wording("host_memory_or_shm", phrase, "any", source, strength="hint")
+
+
 def _nccl(phrase: str, source: str, needs: str = "", unless: str = "") -> Wording:
     return Wording("nccl_or_multiprocess", phrase, "any", source, needs=needs, unless=unless, strength="general")
 
@@ -249,15 +254,15 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("Memory cgroup out of memory", "Linux mm/oom_kill.c"),
     _host("oom-kill:constraint=", "Linux mm/oom_kill.c"),
     _host("invoked oom-killer", "Linux mm/oom_kill.c"),
-    _host("exit code 137", "128 + SIGKILL"),
-    _host("exited with code 137", "128 + SIGKILL"),
-    _host("died with exit code -9", "multiprocessing: SIGKILL"),
-    _host("(exit code: -9)", "vLLM v1/executor/multiproc_executor.py"),
-    _host("exitcode=-9", "multiprocessing: SIGKILL"),
-    _host("exit code: -9", "SGLang srt/entrypoints/engine.py"),
-    _host("exitcode: -9", "torch.distributed.elastic"),
-    _host("terminated with -9", "SGLang srt/entrypoints/engine.py"),
-    _host("terminated by signal SIGKILL", "shells, multiprocessing"),
+    _killed("exit code 137", "128 + SIGKILL"),
+    _killed("exited with code 137", "128 + SIGKILL"),
+    _killed("died with exit code -9", "multiprocessing: SIGKILL"),
+    _killed("(exit code: -9)", "vLLM v1/executor/multiproc_executor.py"),
+    _killed("exitcode=-9", "multiprocessing: SIGKILL"),
+    _killed("exit code: -9", "SGLang srt/entrypoints/engine.py"),
+    _killed("exitcode: -9", "torch.distributed.elastic"),
+    _killed("terminated with -9", "SGLang srt/entrypoints/engine.py"),
+    _killed("terminated by signal SIGKILL", "shells, multiprocessing"),
     _host("killed due to the node running low on memory", "ray"),
     _host("DefaultCPUAllocator: can't allocate memory", "torch c10/core/impl/alloc_cpu.cpp"),
     _host("DefaultCPUAllocator: not enough memory", "torch c10/core/impl/alloc_cpu.cpp"),
@@ -279,7 +284,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     _host("killed by Kubernetes", "a poster's words for OOMKilled", needs="(?i)memory"),
     _host("killed due to high memory usage", "a poster's words"),
     _host("ray-oom-prevention", "ray: the page its message ends with"),
-    _host("SIGKILL (exit 137)", "128 + SIGKILL"),
+    _killed("SIGKILL (exit 137)", "128 + SIGKILL"),
     _host("Too large swap space.", "vLLM 0.2-0.10 config.py"),
     _host("lack of CPU swap space", "vLLM 0.6-0.10 core/scheduler.py"),
     _host("on startup is less than desired CPU memory utilization", "vLLM v1/worker/cpu_worker.py"),

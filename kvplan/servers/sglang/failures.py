@@ -110,8 +110,8 @@ MARKS: Final[tuple[tuple[str, Phase], ...]] = (
     ("Load weight begin", "load"),
     ("Load weight end", "pool"),
     ("Memory pool end", "capture"),
-    ("Capture cuda graph begin", "capture"),
-    ("Capture cuda graph end", "warmup"),
+    ("graph begin.", "capture"),
+    ("graph end.", "warmup"),
 )
 READY: Final = ("The server is fired up and ready to roll", "Uvicorn running on", "Application startup complete",
                 "Prefill batch", "Decode batch")  # fmt: skip
