@@ -1,0 +1,63 @@
+"""The score of causes on a file of failed servers' texts: right, wrong or none, by what the text holds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import diagnoses
+
+RECORDS = [
+    {
+        "id": 1,
+        "verbatim": ["ValueError: No available memory for the cache blocks."],
+        "cause": "no_kv_memory",
+        "text_kind": "log",
+        "decisive_in_text": True,
+    },
+    {
+        "id": 2,
+        "verbatim": "[Bug]: OOM\nvllm does not start",
+        "cause": "oom_profile_run",
+        "text_kind": "words",
+        "decisive_in_text": False,
+    },
+    {
+        "id": 3,
+        "verbatim": ["RuntimeError: Engine core initialization failed. See root cause above."],
+        "cause": "unknown",
+        "text_kind": "log",
+        "decisive_in_text": True,
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("label", "cause", "verdict"),
+    [
+        ("no_kv_memory", "no_kv_memory", "right"),
+        ("no_kv_memory", "oom_runtime", "wrong"),
+        ("no_kv_memory", None, "none"),
+        ("unknown", None, "right"),
+        ("unknown", "oom_runtime", "wrong"),
+    ],
+)
+def test_no_cause_is_right_only_where_there_is_none_to_be_known(label: str, cause: str | None, verdict: str) -> None:
+    assert diagnoses.verdict(label, cause) == verdict
+
+
+def test_a_file_is_scored_by_what_its_texts_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "failures.jsonl", tmp_path / "score.json"
+    file.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    monkeypatch.setattr("sys.argv", ["diagnoses.py", str(file), "--json", str(out), "--show"])
+    assert diagnoses.main() == 0
+    document = json.loads(out.read_text())
+    assert document["groups"] == {
+        "log, decisive": {"right": 2},
+        "words, not decisive": {"none": 1},
+        "all": {"right": 2, "none": 1},
+    }
+    assert [row["cause"] for row in document["rows"]] == ["no_kv_memory", None, None]
+    assert "2: words, not decisive: oom_profile_run -> None" in capsys.readouterr().out
