@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.plans import Plan, Request, Sized
     from kvplan.servers.releases import Version
+    from kvplan.servers.standing import Other
     from kvplan.servers.vllm.rules import Settings
     from kvplan.servers.words import ServeCommand, Started
 
@@ -138,6 +139,7 @@ class Server(Protocol):
     size       its memory on each stage, its pool, and what that holds
     starts     how it is started, and `start`: what a shell's command starts of it, None for nothing
     parse      what the words behind its name say
+    flags      its flags that are no argument of kvplan's table: (those it reads, by what it makes of them; the others)
     read_pair  `--engine-arg k=v` where k is its own name of an argument; None where it is none
     kept_back  bytes of each GPU that must stay free beside what the plan's rows say, for peaks it does not plan
     launch     the words of the command that starts what was planned
@@ -160,6 +162,7 @@ class Server(Protocol):
     def starts(self) -> Starts: ...
     def start(self, words: list[str]) -> "Started | None": ...
     def parse(self, words: list[str]) -> "ServeCommand": ...
+    def flags(self) -> "tuple[Mapping[str, str], Mapping[str, Other]]": ...
     def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
     def launch(self, plan: "Plan") -> list[str]: ...

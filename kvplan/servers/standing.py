@@ -4,9 +4,14 @@ The lists stand in servers/<name>/arguments.py, as names by what is said of them
 and `name=a|b` is refused but for these values, which change nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 from kvplan.core.records import dataclass
+from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.base import server_of
+
+Standing = Literal["modeled", "no effect on memory", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +40,18 @@ def others(no_effect: Mapping[str, str], refused: Mapping[str, str]) -> dict[str
                 values = tuple(usual.split("|")) if usual else ()
                 flags[name.rstrip("!")] = Other(reason, is_refused, name.endswith("!"), values)
     return flags
+
+
+def standings(server: str) -> Iterator[tuple[str, Standing, str]]:
+    """(name, standing, what it is about or why it is refused) of every flag of a server that kvplan knows."""
+    for argument, row in ARGUMENTS.items():
+        flag = row.flag(server)
+        if flag is not None and (flag.printed or not flag.names):
+            names = filter(None, (*(flag.names or (argument,)), flag.earlier))
+            yield from ((name, "modeled", row.help.removeprefix("SGLang: ").removesuffix(".")) for name in names)
+    read, others = server_of(server).flags()
+    for what, text in read.items():
+        yield from ((name, "modeled", what) for name in text.split())
+    for name, other in others.items():
+        usual = f" (but for {', '.join(other.usual)})" if other.usual else ""
+        yield name, "refused" if other.is_refused else "no effect on memory", other.reason + usual

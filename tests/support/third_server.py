@@ -10,6 +10,7 @@ from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
+from kvplan.servers.standing import Other
 from kvplan.servers.vllm import pool as pools
 from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pages import Paging
@@ -84,6 +85,10 @@ def start(words: list[str]) -> Started | None:
 def parse(words: list[str]) -> ServeCommand:
     slots = words[words.index("--slots") + 1] if "--slots" in words else None
     return ServeCommand(model=words[0], engine=name, args={} if slots is None else {"max_num_seqs": int(slots)})
+
+
+def flags() -> tuple[dict[str, str], dict[str, Other]]:
+    return {}, {}
 
 
 def read_pair(text: str) -> None:

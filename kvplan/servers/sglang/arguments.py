@@ -9,6 +9,10 @@ from typing import Final
 
 from kvplan.servers.standing import Other, others
 
+READ: Final = {  # by what kvplan.servers.sglang.command makes of them
+    "the model that is sized": "model_path model revision",
+    "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
+}
 NO_EFFECT: Final = {
     "the HTTP and gRPC servers": """
         host port api_key admin_api_key served_model_name fastapi_root_path skip_server_warmup! warmups smg_grpc_mode!

@@ -16,25 +16,14 @@ from kvplan.servers.sglang.terms import TERMS
 from kvplan.servers.vllm.rules import EngineArgs, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context",
-    "explain",
-    "kept_back",
-    "labels",
-    "launch",
-    "name",
-    "parse",
-    "read_pair",
-    "release",
-    "rest_last",
-    "seqs_cure",
-    "settings",
-    "size",
-    "start",
-    "starts",
-    "terms",
+    "context", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
+    "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
 ]  # fmt: skip
 
 name = "sglang"
@@ -89,6 +78,12 @@ def parse(words: list[str]) -> "ServeCommand":
     from kvplan.servers.sglang import command
 
     return command.parse(words)
+
+
+def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":
+    from kvplan.servers.sglang.arguments import OTHERS, READ
+
+    return READ, OTHERS
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:

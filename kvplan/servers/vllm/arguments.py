@@ -8,6 +8,16 @@ from typing import Final
 
 from kvplan.servers.standing import Other, others
 
+READ: Final = {  # by what kvplan.servers.vllm.command makes of them
+    "the model that is sized": "model model_tag revision",
+    "adapter slots, with --max-loras and --max-lora-rank": "enable_lora",
+    "speculative decoding; what of it is not sized is refused by name": """
+        speculative_config spec_method spec_model spec_tokens speculative_model
+    """,
+    "whether there are CUDA graphs; other changes of what is compiled and captured are refused": """
+        compilation_config optimization_level cudagraph_mode O
+    """,
+}
 NO_EFFECT: Final = {
     "the HTTP server": """
         host port grpc! grpc_port uds root_path middleware api_key api_server_count headless! backend
@@ -117,7 +127,7 @@ REFUSED: Final = {
     """,
     "keeps some layers' KV in another dtype, which is not modeled; leave it out": "kv_cache_dtype_skip_layers",
     "changes the states' blocks, which is not modeled; leave it out": """
-        mamba_block_size mamba_cache_dtype=auto mamba_cache_mode use_replayssm!
+        mamba_block_size mamba_cache_dtype=auto mamba_cache_mode=align|all use_replayssm!
     """,
     "changes how many tokens an image or video takes, which is not modeled; leave it out, or take --text-only": """
         mm_processor_kwargs video_pruning_rate

@@ -14,25 +14,14 @@ from kvplan.servers.vllm.size import size
 from kvplan.servers.vllm.terms import TERMS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context",
-    "explain",
-    "kept_back",
-    "labels",
-    "launch",
-    "name",
-    "parse",
-    "read_pair",
-    "release",
-    "rest_last",
-    "seqs_cure",
-    "settings",
-    "size",
-    "start",
-    "starts",
-    "terms",
+    "context", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
+    "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
 ]  # fmt: skip
 
 name = "vllm"
@@ -86,6 +75,12 @@ def parse(words: list[str]) -> "ServeCommand":
     from kvplan.servers.vllm import command
 
     return command.parse(words)
+
+
+def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":
+    from kvplan.servers.vllm.arguments import OTHERS, READ
+
+    return READ, OTHERS
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:

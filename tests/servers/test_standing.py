@@ -1,0 +1,100 @@
+"""Every argument of a server stands in kvplan's table: modeled, without effect on memory, or refused with its reason.
+
+tests/facts/server_arguments.jsonl: the fields of vLLM 0.33.0's AsyncEngineArgs and SGLang 0.5.23's ServerArgs, and the
+flags that their parsers take. Where the servers' sources lie at hand (ORACLE_HOME), the fields are read again there.
+"""
+
+import ast
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.servers.base import SERVERS, terms_of
+from kvplan.servers.pasted import parse
+from kvplan.servers.sglang import command as sglang_command
+from kvplan.servers.standing import standings
+from kvplan.servers.vllm import command as vllm_command
+from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
+from tests.conftest import check_golden
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = [json.loads(line) for line in (ROOT / "tests/facts/server_arguments.jsonl").read_text("utf-8").splitlines()]
+HOME = Path(os.environ.get("ORACLE_HOME") or "/nowhere")
+SOURCES = {
+    "vllm": "vllm-src/vllm/engine/arg_utils.py",
+    "sglang": "sglang-src/sglang/srt/arg_groups/fields/*.py",
+}
+CLASSES = {"vllm": ("EngineArgs", "AsyncEngineArgs")}
+
+
+def page() -> str:
+    """docs/arguments.md."""
+    lines = [
+        "# Arguments of servers",
+        "",
+        "What kvplan makes of every argument of a server: *modeled*, *no effect on memory*, or *refused* and why.",
+        "A pasted command with a refused flag is an error that names it; a flag in no list is warned of.",
+    ]
+    for server in SERVERS:
+        rows = sorted(standings(server))
+        counts = Counter(standing for _, standing, _ in rows)
+        count = ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
+        lines += ["", f"## {terms_of(server).title}", "", f"{count}.", ""]
+        lines += ["| argument | standing | what it is about |", "|---|---|---|"]
+        for name, standing, what in rows:
+            lines.append(f"| `{name}` | {standing} | {what.replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_is_made_from_the_table(update: bool) -> None:
+    check_golden(ROOT / "docs/arguments.md", page(), update=update)
+
+
+@pytest.mark.parametrize("facts", FACTS, ids=lambda facts: str(facts["server"]))
+def test_no_argument_of_a_server_is_missing(facts: dict[str, Any]) -> None:
+    known = {name for name, _, _ in standings(facts["server"])}
+    assert len(facts["fields"]) > 250
+    assert [name for name in facts["fields"] if name not in known] == []
+
+
+def test_every_flag_of_vllms_parser_is_known_to_the_reader() -> None:
+    flags = next(facts["flags"] for facts in FACTS if facts["server"] == "vllm")
+    names = {flag: vllm_command.plain_name(vllm_command.name_of(flag)[0])[0] for flag in flags}
+    known = {*vllm_command.ARGUMENT_NAMES, *VLLM_OTHERS}
+    assert [flag for flag, name in names.items() if name not in known] == []
+
+
+def test_every_flag_of_sglangs_parser_is_known_to_the_reader() -> None:
+    flags = next(facts["flags"] for facts in FACTS if facts["server"] == "sglang")
+    names = {flag: flag.removeprefix("--").replace("-", "_") for flag in flags}
+    known = sglang_command.KNOWN
+    assert [flag for flag, name in names.items() if name not in known and name.removeprefix("no_") not in known] == []
+
+
+@pytest.mark.parametrize("server", list(SERVERS))
+def test_a_refused_flag_is_refused_and_no_other_is(server: str) -> None:
+    reader = vllm_command if server == "vllm" else sglang_command
+    start = "vllm serve a/b" if server == "vllm" else "python -m sglang.launch_server --model-path a/b"
+    for name, standing, _ in standings(server):
+        if standing == "modeled" or name.startswith("_"):  # no flag of the command line
+            continue
+        flag = "--" + name.replace("_", "-")
+        command = parse(f"{start} {flag if reader.is_switch(name) else flag + '=zz'}")
+        assert (list(command.refused) == [flag]) == (standing == "refused"), flag
+        assert command.unknown == [], flag
+
+
+@pytest.mark.skipif(not (HOME / "vllm-src").is_dir(), reason="the servers' own sources are not at hand (ORACLE_HOME)")
+@pytest.mark.parametrize("facts", FACTS, ids=lambda facts: str(facts["server"]))
+def test_the_facts_are_the_servers_own_fields(facts: dict[str, Any]) -> None:
+    names: list[str] = []
+    for path in sorted(HOME.glob(SOURCES[facts["server"]])):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name in CLASSES.get(facts["server"], (node.name,)):
+                fields = (each.target for each in node.body if isinstance(each, ast.AnnAssign))
+                names += [target.id for target in fields if isinstance(target, ast.Name)]
+    assert sorted(names) == sorted(facts["fields"])
