@@ -24,6 +24,7 @@ from kvplan.core.errors import (
 )
 from kvplan.core.files import load_json, printable, shown
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
+from kvplan.documents.check import check_document, failure_document
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Plan, plan
 from kvplan.policy import file as policy_file
@@ -38,8 +39,6 @@ from kvplan.policy.result import (
     Figures,
     Finding,
     TargetResult,
-    check_document,
-    failure_document,
     figures_by_target,
 )
 from kvplan.report.lines import Line, line, write

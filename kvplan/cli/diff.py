@@ -16,7 +16,8 @@ from kvplan.cli.resolve import WEIGHT_SUFFIXES
 from kvplan.core import git
 from kvplan.core.errors import KvplanError, UnknownNameError, UsageError
 from kvplan.core.files import load_json, printable
-from kvplan.planning.diff import Difference, Side, diff_document, difference, document_sides, plan_side
+from kvplan.documents.diff import diff_document
+from kvplan.planning.diff import Difference, Side, difference, document_sides, plan_side
 from kvplan.planning.plan import Plan, plan
 from kvplan.report.formats import Answer, rendered
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.field_types import Count, Keyword, Number, Size
+from kvplan.policy import result as judged
 from kvplan.policy.result import RULES, Outcome
 
 Counts = TypedDict("Counts", {"pass": Count, "note": Count, "warn": Count, "fail": Count, "skip": Count})  # by outcome
@@ -45,7 +46,7 @@ class Finding(TypedDict):
     limit: float | bool | None
     actual: float | bool | None
     unit: str
-    key: Literal["", "mean", "p99"]
+    key: judged.Key
     waiver: str | None
 
 
@@ -81,3 +82,81 @@ class CheckFailureDocument(TypedDict):
     column: Size | None
     message: str
     exit_code: Count
+
+
+def check_document(result: judged.CheckResult) -> CheckDocument:
+    """A judged policy as JSON values (kvplan/check1)."""
+    return {
+        "schema": "kvplan/check@1",
+        "policy": result.path,
+        "counts": {
+            "pass": result.count("pass"),
+            "note": result.count("note"),
+            "warn": result.count("warn"),
+            "fail": result.count("fail"),
+            "skip": result.count("skip"),
+        },
+        "targets": [_target(target) for target in result.targets],
+        "warnings": list(result.warnings),
+    }
+
+
+def _target(result: judged.TargetResult) -> Target:
+    return {
+        "id": result.target,
+        "line": result.line,
+        "title": result.title,
+        "figures": None if result.figures is None else _figures(result.figures),
+        "baseline": None if result.baseline is None else _figures(result.baseline),
+        "cure": None if result.cure is None else _cure(result.cure),
+        "findings": [_finding(finding) for finding in result.findings],
+    }
+
+
+def _figures(figures: judged.Figures) -> Figures:
+    return {
+        "fits": figures.fits,
+        "weights": figures.weights,
+        "kv_cache": figures.kv_cache,
+        "kv_bytes_per_token": figures.kv_bytes_per_token,
+        "kv_tokens": figures.kv_tokens,
+        "concurrency": figures.concurrency,
+        "headroom": figures.headroom,
+        "lora": figures.lora,
+        "users": figures.users,
+    }
+
+
+def _cure(cure: judged.Cure) -> Cure:
+    return {"flags": list(cure.flags), "keys": dict(cure.keys), "rules": list(cure.rules)}
+
+
+def _finding(finding: judged.Finding) -> Finding:
+    return {
+        "code": finding.code,
+        "rule": finding.rule,
+        "outcome": finding.outcome,
+        "message": finding.message,
+        "fix": finding.fix,
+        "line": finding.line,
+        "column": finding.column,
+        "limit": finding.limit,
+        "actual": finding.actual,
+        "unit": finding.unit,
+        "key": finding.key,
+        "waiver": finding.waiver,
+    }
+
+
+def failure_document(failure: judged.Failure) -> CheckFailureDocument:
+    """A check that could not be made as JSON values; no reader can take it for an answer."""
+    mark = failure.mark
+    return {
+        "schema": "kvplan/check-failure@1",
+        "policy": failure.path,
+        "file": failure.file,
+        "line": None if mark is None else mark.line,
+        "column": None if mark is None else mark.column,
+        "message": failure.message,
+        "exit_code": failure.exit_code,
+    }

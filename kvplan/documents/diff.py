@@ -2,6 +2,10 @@
 
 from typing import Annotated, Literal, TypedDict
 
+from kvplan.core.files import printable
+from kvplan.planning import attribute
+from kvplan.planning import diff as planned
+
 
 class Side(TypedDict):
     """What was compared."""
@@ -23,7 +27,7 @@ class Figure(TypedDict):
     """A figure old beside new, by its path in kvplan/plan@1; null: not known or not asked for."""
 
     name: str
-    unit: Literal["bytes", "bytes/token", "tokens", "blocks", "requests", "replicas"]
+    unit: attribute.Unit
     old: float | None
     new: float | None
     delta: float | None
@@ -67,3 +71,51 @@ class DiffDocument(TypedDict):
     comparisons: Annotated[list[Comparison], "What both have, in the order of the new one."]
     only_old: list[str]
     only_new: list[str]
+
+
+def diff_document(result: planned.Difference) -> DiffDocument:
+    """A difference as JSON values (kvplan/diff@1)."""
+    return {
+        "schema": "kvplan/diff@1",
+        "old": printable(result.old, 1000),
+        "new": printable(result.new, 1000),
+        "equal": result.is_equal,
+        "worse": result.is_worse,
+        "order": attribute.ORDER_TEXT,
+        "comparisons": [_comparison_document(each) for each in result.comparisons],
+        "only_old": list(result.only_old),
+        "only_new": list(result.only_new),
+    }
+
+
+def _comparison_document(it: planned.Comparison) -> Comparison:
+    return {
+        "key": it.new.key,
+        "old": {"title": it.old.title, "fits": it.old.fits},
+        "new": {"title": it.new.title, "fits": it.new.fits},
+        "equal": it.is_equal and not it.changes,
+        "worse": list(it.worse),
+        "changes": [_change_document(change) for change in it.changes],
+        "memory": [row_document(row) for row in it.memory],
+        "weight_groups": [row_document(row) for row in it.groups],
+        "figures": [row_document(row) for row in it.figures],
+        "attribution": None if it.steps is None else [_step_document(step) for step in it.steps],
+        "explanation": planned.explanation(it),
+    }
+
+
+def _change_document(change: attribute.Change) -> Change:
+    return {"kind": change.kind, "name": change.name, "old": change.old, "new": change.new}
+
+
+def row_document(row: planned.Row) -> Figure:
+    """A row as JSON values."""
+    return {"name": row.name, "unit": row.unit, "old": row.old, "new": row.new, "delta": row.delta}
+
+
+def _step_document(step: attribute.Step) -> Step:
+    return {
+        "changes": [_change_document(change) for change in step.changes],
+        "deltas": step.deltas,
+        "after": dict(step.after),
+    }

@@ -29,9 +29,10 @@ ORDER_TEXT: Final = (
     "inputs are changed one after the other, in the order the steps are listed; the steps add up to the difference"
 )
 
+Unit = Literal["bytes", "bytes/token", "tokens", "blocks", "requests", "replicas"]
 # Path of kvplan/plan@1 -> its unit. The rows of memory less what is missing add up to memory.total.
-MEMORY: Final = {f"memory.{row}": "bytes" for row in (*MemoryBreakdown.ROWS, "missing", "total")}
-CAPACITY: Final = {
+MEMORY: Final[dict[str, Unit]] = {f"memory.{row}": "bytes" for row in (*MemoryBreakdown.ROWS, "missing", "total")}
+CAPACITY: Final[dict[str, Unit]] = {
     "kv.bytes_per_token": "bytes/token",
     "kv.bytes_per_request": "bytes",
     "kv.state_bytes_per_request": "bytes",

@@ -1,4 +1,4 @@
-"""What changed in memory and concurrency between two plans, or between two sets of them: kvplan/diff@1.
+"""What changed in memory and concurrency between two plans, or between two sets of them.
 
 A side is read from a document (kvplan/plan@1, kvplan/plans@1, kvplan/check@1) or made from a plan. Documents hold no
 model, so only plans made here can say which input did what (kvplan.planning.attribute).
@@ -14,12 +14,12 @@ from kvplan.core.units import MAX_BYTES, format_size
 from kvplan.planning.attribute import (
     CAPACITY,
     MEMORY,
-    ORDER_TEXT,
     Change,
     Figures,
     Kind,
     Number,
     Step,
+    Unit,
     attribution,
     figures_of,
     gpu_text,
@@ -28,7 +28,6 @@ from kvplan.planning.attribute import (
 from kvplan.planning.plan import Plan
 from kvplan.servers.vllm.rules import EngineArgs
 
-DIFF: Final = "kvplan/diff@1"
 Document = dict[str, Any]
 Inputs = Mapping[tuple[Kind, str], str | None]
 
@@ -71,7 +70,7 @@ class Row:
     """A figure old beside new; None: not known or not asked for."""
 
     name: str
-    unit: str
+    unit: Unit
     old: Number | None
     new: Number | None
 
@@ -575,54 +574,3 @@ def _user_words(it: Comparison) -> Iterator[str]:
         "as before" if pools[0] == pools[1] else f"instead of {format_size(pools[0])}"
     )
     yield f"{users.old:,} to {users.new:,} users: {cost}, in {pool}"
-
-
-# --- as JSON ----------------------------------------------------------------------------------------------------------
-
-
-def diff_document(result: Difference) -> Document:
-    """A difference as JSON values (kvplan/diff@1)."""
-    return {
-        "schema": DIFF,
-        "old": printable(result.old, 1000),
-        "new": printable(result.new, 1000),
-        "equal": result.is_equal,
-        "worse": result.is_worse,
-        "order": ORDER_TEXT,
-        "comparisons": [_comparison_document(each) for each in result.comparisons],
-        "only_old": list(result.only_old),
-        "only_new": list(result.only_new),
-    }
-
-
-def _comparison_document(it: Comparison) -> Document:
-    return {
-        "key": it.new.key,
-        "old": {"title": it.old.title, "fits": it.old.fits},
-        "new": {"title": it.new.title, "fits": it.new.fits},
-        "equal": it.is_equal and not it.changes,
-        "worse": list(it.worse),
-        "changes": [_change_document(change) for change in it.changes],
-        "memory": [row_document(row) for row in it.memory],
-        "weight_groups": [row_document(row) for row in it.groups],
-        "figures": [row_document(row) for row in it.figures],
-        "attribution": None if it.steps is None else [_step_document(step) for step in it.steps],
-        "explanation": explanation(it),
-    }
-
-
-def _change_document(change: Change) -> Document:
-    return {"kind": change.kind, "name": change.name, "old": change.old, "new": change.new}
-
-
-def row_document(row: Row) -> Document:
-    """A row as JSON values."""
-    return {"name": row.name, "unit": row.unit, "old": row.old, "new": row.new, "delta": row.delta}
-
-
-def _step_document(step: Step) -> Document:
-    return {
-        "changes": [_change_document(change) for change in step.changes],
-        "deltas": step.deltas,
-        "after": dict(step.after),
-    }

@@ -17,7 +17,7 @@ from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.files import printable, shown
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
 from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
-from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind
+from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind, Key
 from kvplan.servers.arguments import ARGUMENTS, read_argument, stated_bytes
 from kvplan.servers.pasted import MAX_COMMAND_CHARS, too_long
 
@@ -69,7 +69,7 @@ class Rule:
     text: str
     mark: Mark
     is_share: bool = False
-    key: str = ""
+    key: Key = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,18 +448,24 @@ def _rules(node: Node | None, what: str) -> tuple[Rule, ...]:
     return tuple(rule for name in table.values for rule in _rule(name, table, what))
 
 
+USER_KEYS: Final[dict[str, Key]] = {"mean": "mean", "p99": "p99"}
+
+
 def _rule(name: str, table: Table, what: str) -> list[Rule]:
     node, mark = table.values[name], table.keys[name]
     option = f"{what}: {name}"
     if name == "min_users" and isinstance(node, Table):
-        inner = strict_yaml.table(node, option, ("mean", "p99"))
+        inner = strict_yaml.table(node, option, tuple(USER_KEYS))
         if not inner.values:
             raise wrong(node.mark, option, "is empty", "write {mean: 200, p99: 20}, or one number")
-        return [_limited(name, inner.values[key], inner.keys[key], f"{option}.{key}", key) for key in inner.values]
+        return [
+            _limited(name, value, inner.keys[key], f"{option}.{key}", USER_KEYS[key])
+            for key, value in inner.values.items()
+        ]
     return [_limited(name, node, mark, option, "mean" if name == "min_users" else "")]
 
 
-def _limited(name: str, node: Node, mark: Mark, option: str, key: str = "") -> Rule:
+def _limited(name: str, node: Node, mark: Mark, option: str, key: Key = "") -> Rule:
     value = strict_yaml.scalar(node, option)
     with at(value.mark):
         limit = LIMITS[name](value.text, option)

@@ -1,9 +1,9 @@
-"""What `kvplan check` says: rules of targets, judged; and that as versioned JSON (kvplan/check@1).
+"""What `kvplan check` says: rules of targets, judged; and the figures of a baseline (kvplan/check@1).
 
 kvplan.policy.file reads the file, kvplan.policy.judge judges it. Sizes are integer bytes per GPU rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -12,10 +12,10 @@ from kvplan.core.errors import InvalidInputError, Mark
 from kvplan.core.files import printable
 
 CHECK: Final = "kvplan/check@1"
-FAILURE: Final = "kvplan/check-failure@1"
 
 Outcome = Literal["pass", "note", "warn", "fail", "skip"]  # a note is to be read, and never fails
 OUTCOMES: Final[tuple[Outcome, ...]] = ("pass", "note", "warn", "fail", "skip")
+Key = Literal["", "mean", "p99"]
 ChangeKind = Literal["target", "rule", "limit", "severity", "waiver", "baseline"]
 # What a change to a policy may weaken; `allow_changes:` of the base revision's policy names those that may pass.
 CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = ("target", "rule", "limit", "severity", "waiver", "baseline")
@@ -89,7 +89,7 @@ class Finding:
     limit: int | float | bool | None
     actual: int | float | bool | None
     unit: str
-    key: str = ""
+    key: Key = ""
     waiver: str | None = None
 
     @property
@@ -195,50 +195,7 @@ class Failure:
         return self.message if self.mark is None else f"{self.mark}: {self.message}"
 
 
-# --- as JSON ----------------------------------------------------------------------------------------------------------
-
-
-def check_document(result: CheckResult) -> dict[str, Any]:
-    """A judged policy as JSON values (kvplan/check@1)."""
-    return {
-        "schema": CHECK,
-        "policy": result.path,
-        "counts": {outcome: result.count(outcome) for outcome in OUTCOMES},
-        "targets": [_target(target) for target in result.targets],
-        "warnings": list(result.warnings),
-    }
-
-
-def _target(result: TargetResult) -> dict[str, Any]:
-    return {
-        "id": result.target,
-        "line": result.line,
-        "title": result.title,
-        "figures": None if result.figures is None else dict(_values(result.figures)),
-        "baseline": None if result.baseline is None else dict(_values(result.baseline)),
-        "cure": None
-        if result.cure is None
-        else {"flags": list(result.cure.flags), "keys": dict(result.cure.keys), "rules": list(result.cure.rules)},
-        "findings": [{name: value for name, value in _values(it) if name != "target"} for it in result.findings],
-    }
-
-
-def _values(record: Finding | Figures) -> Iterator[tuple[str, Any]]:
-    return ((field.name, getattr(record, field.name)) for field in fields(record))
-
-
-def failure_document(failure: Failure) -> dict[str, Any]:
-    """A check that could not be made as JSON values (kvplan/check-failure@1); no reader can take it for an answer."""
-    mark = failure.mark
-    return {
-        "schema": FAILURE,
-        "policy": failure.path,
-        "file": failure.file,
-        "line": None if mark is None else mark.line,
-        "column": None if mark is None else mark.column,
-        "message": failure.message,
-        "exit_code": failure.exit_code,
-    }
+# --- of a baseline's document ----------------------------------------------------------------------------------------
 
 
 def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figures]:

@@ -1,7 +1,9 @@
 """A simulation as a table, Markdown, CSV and JSON; its timeline and requests as CSV."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
 from kvplan.documents.artifact import num_gpus
@@ -15,7 +17,9 @@ from kvplan.simulate.result import Result, Spread
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
 
-SIMULATION = "kvplan/simulation@1"
+if TYPE_CHECKING:
+    from kvplan.documents import simulation as typed
+
 Row = tuple[str, list[str]]
 
 
@@ -203,7 +207,7 @@ def metrics_table(answer: Answer) -> Table:
     )
 
 
-def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(document: Mapping[str, object], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
         if isinstance(value, dict):
             yield from flat(value, f"{before}{key}.")
@@ -211,11 +215,11 @@ def flat(document: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]
             yield f"{before}{key}", value
 
 
-def document(answer: Answer) -> dict[str, Any]:
+def document(answer: Answer) -> typed.SimulationDocument:
     """kvplan/simulation@1."""
     plan = answer.plan
     return {
-        "schema": SIMULATION,
+        "schema": "kvplan/simulation@1",
         "inputs": {
             "model": plan.request.spec.name,
             "id": model_id(plan.request.spec),
@@ -234,7 +238,7 @@ def document(answer: Answer) -> dict[str, Any]:
     }
 
 
-def result_document(answer: Answer, variant: Variant) -> dict[str, Any]:
+def result_document(answer: Answer, variant: Variant) -> typed.Variant:
     one, largest = variant.result, variant.largest
     return {
         "name": variant.name,
@@ -250,8 +254,10 @@ def result_document(answer: Answer, variant: Variant) -> dict[str, Any]:
         "seconds": one.seconds,
         "steps": one.steps,
         "times": {
-            metric: {"mean": found.mean, "p50": found.p50, "p90": found.p90, "p99": found.p99}
-            for metric, found in one.times.items()
+            "ttft": _spread(one.times["ttft"]),
+            "tpot": _spread(one.times["tpot"]),
+            "queue": _spread(one.times["queue"]),
+            "latency": _spread(one.times["latency"]),
         },
         "running": {"mean": one.running_mean, "peak": one.running_peak},
         "waiting": {"mean": one.waiting_mean, "peak": one.waiting_peak},
@@ -274,6 +280,10 @@ def result_document(answer: Answer, variant: Variant) -> dict[str, Any]:
         if largest is None
         else {"keeps": largest.keeps, "breaks": largest.breaks, "runs": largest.runs},
     }
+
+
+def _spread(of: Spread) -> typed.Spread:
+    return {"mean": of.mean, "p50": of.p50, "p90": of.p90, "p99": of.p99}
 
 
 def timeline_table(simulation: Simulation) -> Table:

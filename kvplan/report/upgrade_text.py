@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.table import Markdown, Table, markdown_text
+from kvplan.documents.diff import row_document
 from kvplan.planning.attribute import CAPACITY, MEMORY
-from kvplan.planning.diff import row_document
 from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
 from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_cells
 from kvplan.report.lines import Paragraph, Part, laid_out, line
@@ -17,7 +17,6 @@ from kvplan.report.page import Block, heading
 from kvplan.servers.releases import Version, number_text
 
 if TYPE_CHECKING:
-    from kvplan.documents.diff import Figure
     from kvplan.documents.upgrade import UpgradeDocument, UpgradedServer, UpgradeSide
     from kvplan.planning.plan import Plan
 
@@ -184,7 +183,7 @@ def _server_document(server: Upgraded) -> UpgradedServer:
         "answer": sentence(server),
         "old": _side_document(server.old.request.release, server.old),
         "new": _side_document(server.release, None if isinstance(server.new, KvplanError) else server.new),
-        "rows": [] if it is None else [cast("Figure", row_document(row)) for row in it.rows],
+        "rows": [] if it is None else [row_document(row) for row in it.rows],
         "changes": [
             {
                 "since": None if effect.change is None else number_text(effect.change.since),

@@ -16,6 +16,8 @@ from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import parse_json
 from kvplan.core.table import as_csv
 from kvplan.documents.artifact import dumps, plan_document, plans_document
+from kvplan.documents.check import check_document
+from kvplan.documents.diff import diff_document
 from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import gpu
 from kvplan.models.catalog import load
@@ -26,7 +28,6 @@ from kvplan.planning.diff import (
     Difference,
     Side,
     compare,
-    diff_document,
     difference,
     document_sides,
     explanation,
@@ -34,7 +35,7 @@ from kvplan.planning.diff import (
     ratio_text,
 )
 from kvplan.planning.plan import Load, Plan, Request, plan
-from kvplan.policy.result import CheckResult, Figures, TargetResult, check_document
+from kvplan.policy.result import CheckResult, Figures, TargetResult
 from kvplan.report.diff_text import diff_lines, diff_page, diff_table
 from kvplan.report.lines import laid_out, plain
 from kvplan.report.page import page

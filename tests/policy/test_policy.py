@@ -15,6 +15,7 @@ from kvplan.core import strict_yaml
 from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.units import GIB
 from kvplan.documents.artifact import plan_document
+from kvplan.documents.check import check_document
 from kvplan.documents.plan import PlanDocument
 from kvplan.documents.schema import document_schema
 from kvplan.hardware.gpu import gpu
@@ -32,7 +33,6 @@ from kvplan.policy.result import (
     CheckResult,
     Figures,
     Finding,
-    check_document,
     figures_by_target,
 )
 from kvplan.servers.vllm.rules import EngineArgs
