@@ -89,6 +89,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "why_options.WhyOptions",
         "why.why",
     ),
+    "rightsize": Entry(
+        "What a live server was asked, how much of it that used, and how many would do.",
+        "rightsize_options.RightsizeOptions",
+        "rightsize.rightsize",
+    ),
     "watch": Entry("A GPU, a process or a server, live.", "run_options.WatchOptions", "watch.watch"),
     "schema": Entry("The JSON Schema of what --format json prints.", "options.SchemaOptions", "listing.schema"),
     "doctor": Entry(

@@ -30,6 +30,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "models": "kvplan models qwen3-8b",
         "gpus": "kvplan gpus h100-80g",
         "trace": "kvplan trace profiles",
+        "rightsize": "kvplan rightsize examples/metrics.1.txt examples/metrics.2.txt --interval 630s",
         "watch": "kvplan watch --pid 1234",
         "doctor": "kvplan doctor",
     },
@@ -56,6 +57,10 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
         'kvplan why --command "docker logs vllm"',
         "vllm serve Qwen/Qwen3-8B 2>&1 | kvplan why --follow -",
     ),
+    "rightsize": (
+        "kvplan rightsize http://localhost:8000/metrics --interval 5m",
+        "kvplan rightsize monday.txt friday.txt --interval 96h --growth 2",
+    ),
     "pack": (
         "kvplan pack --gpu rtx-4090 --memory-in-use 1GiB --server 'chat=qwen3-8b-awq --max-model-len 8192 --users 2'",
         "kvplan pack --gpu h100-80g --server 'old=vllm serve Qwen/Qwen3-8B' --server 'new=qwen3-8b-fp8' --rest new",
@@ -68,7 +73,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
 }
-NEEDS: Final = ("profile", "reconcile", "report", "watch", "why")  # a run, a log or a GPU
+NEEDS: Final = ("profile", "reconcile", "report", "rightsize", "watch", "why")  # a run, a log or a GPU
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),

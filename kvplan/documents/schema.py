@@ -31,6 +31,7 @@ DOCUMENTS: Final = {
     "diff": ("diff", "DiffDocument"),
     "upgrade": ("upgrade", "UpgradeDocument"),
     "pack": ("pack", "PackDocument"),
+    "rightsize": ("rightsize", "RightsizeDocument"),
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
     "simulation": ("simulation", "SimulationDocument"),

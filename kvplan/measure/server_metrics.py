@@ -195,11 +195,20 @@ _NONE_ON_IT = "no vllm: or sglang: metrics on it"
 Samples = Sequence[tuple[str, dict[str, str], float]]  # (name, labels, value)
 
 
-def _samples(page: str) -> Samples:
+def page_sums(page: str, names: Sequence[str]) -> dict[str, float]:
+    """Each of these metrics that is on the page, summed over its labels, but for values that are no counts."""
+    sums: dict[str, float] = {}
+    for name, _, value in _samples(page, tuple(names)):
+        if name in names and 0 <= value <= MAX_COUNT:
+            sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def _samples(page: str, wanted: tuple[str, ...] = _WANTED) -> Samples:
     """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
     from prometheus_client.parser import text_fd_to_metric_families
 
-    lines = [line for line in page.splitlines() if line.startswith(_WANTED)]
+    lines = [line for line in page.splitlines() if line.startswith(wanted)]
     if len(lines) > MAX_LINES or any(len(line) > MAX_LINE_CHARS for line in lines):
         raise MetricsError("not a server's page, its lines are too many or too long")
     try:

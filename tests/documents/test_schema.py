@@ -45,6 +45,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pack": (
         ("pack", "--gpu", "l40s", "--server", "qwen3-8b --max-model-len 16384", "--server", "qwen3-0.6b"),
     ),
+    "rightsize": (
+        ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt", "--interval", "630s"),
+        ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt"),
+    ),
     "sweep": (
         ("sweep", "llama-3.1-8b", "llama-3.1-70b", "--gpu", "l4,h100-80g", "--ctx", "8k,32k", "--tp", "1,2"),
         ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),

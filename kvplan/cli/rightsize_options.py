@@ -1,0 +1,42 @@
+"""The options of `kvplan rightsize`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from kvplan.cli.options import ColorOption, ForceOption, FormatOption, Text, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RightsizeOptions:
+    """`kvplan rightsize`."""
+
+    first: Annotated[
+        Text,
+        typer.Argument(metavar="FIRST", help="A vLLM server's /metrics page: a file or URL.", show_default=False),
+    ] = None
+    second: Annotated[
+        Text,
+        typer.Argument(
+            metavar="SECOND", help="The same page later; none: FIRST is a URL, read twice.", show_default=False
+        ),
+    ] = None
+    interval: Annotated[
+        Text,
+        option(
+            "--interval",
+            help="Time between the two pages: 10m. A URL is read again after it; none: 1m.",
+            metavar="TIME",
+        ),
+    ] = None
+    growth: Annotated[
+        Text, option("--growth", help="How many times as many requests shall be served: 2.", metavar="FACTOR")
+    ] = None
+    format: FormatOption = "table"
+    report: Annotated[
+        list[str] | None,
+        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
+    ] = None
+    force: ForceOption = False
+    color: ColorOption = "auto"

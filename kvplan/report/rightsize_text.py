@@ -1,0 +1,175 @@
+"""A live server's workload and what it used: on a screen, as Markdown, as CSV and as kvplan/rightsize@1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from kvplan.core.records import dataclass
+from kvplan.core.table import Table
+from kvplan.measure.usage import Usage
+from kvplan.report.lines import Paragraph, Part, line
+from kvplan.report.page import Block, heading
+
+if TYPE_CHECKING:
+    from kvplan.documents.rightsize import RightsizeDocument
+
+# Tokens held on average lie 18 % below to 1 % above the truth where no prefix is shared, as longer requests run longer
+# (11 workloads of vLLM 0.33's own pages, tests/facts/usage_truth.jsonl); a shared prefix makes the truth smaller.
+HELD_LOW, HELD_HIGH = 0.99, 1.22
+FULL = 0.9  # of a pool, beyond which bursts are preempted; a margin, not a measurement
+MARGIN = 1.25  # over what would just keep up: four fifths of the time in use; a margin, not a measurement
+SHARED = 0.05  # share of prompt tokens found in the cache, from which the pool holds them once
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """How many times today's servers would do, and what decides."""
+
+    low: float
+    high: float
+    by: Literal["queue", "memory"]
+    text: str
+
+
+def need(used: Usage, growth: float) -> Need | None:
+    """None where the time between the pages is not known, or what would be needed cannot be told."""
+    if used.arrival_rate is None or used.seconds is None or used.pool_used is None:
+        return None
+    if used.queue_grows and used.mean_running:
+        served = used.ended / used.seconds
+        factor = growth * used.arrival_rate / served
+        return Need(factor, factor * MARGIN, "queue", f"{factor:.2f} to {factor * MARGIN:.2f} times today's servers")
+    is_shared = (used.prefix_share or 0.0) > SHARED
+    low = growth * used.pool_used * (0.0 if is_shared else HELD_LOW) / FULL
+    high = growth * used.pool_used * HELD_HIGH / FULL
+    times = f"at most {high:.2f}" if is_shared else f"{low:.2f} to {high:.2f}"
+    return Need(low, high, "memory", f"{times} of today's servers")
+
+
+def first_line(used: Usage, growth: float) -> str:
+    needed = need(used, growth)
+    asked = f" {growth:g} times the load:" if growth != 1 else ""
+    if needed is None:
+        why = (
+            "the server began anew between the pages"
+            if used.restarted
+            else "add --interval, the time between the pages"
+        )
+        return f"{used.ended:,} requests of {used.mean_prompt:,.0f} + {used.mean_output:,.0f} tokens ended; {why}"
+    if needed.by == "queue":
+        return (
+            f"The server does not keep up: {rate(used.arrival_rate)} come and {rate(used.ended / (used.seconds or 1))} "
+            f"are served;{asked} {needed.text} would do"
+        )
+    preempted = ", and preempts" if used.preemptions > used.ended / 20 else ""
+    return (
+        f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{asked} by memory alone "
+        f"{needed.text} would do"
+    )
+
+
+def rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.2f} requests/s"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def number(value: float | None, unit: str = "", digits: int = 2) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def rows(used: Usage) -> list[tuple[str, str]]:
+    milliseconds = None if used.step_s is None else 1000 * used.step_s
+    return [
+        ("requests that ended", f"{used.ended:,}"),
+        ("arrivals", rate(used.arrival_rate)),
+        ("mean prompt", number(used.mean_prompt, " tokens", 0)),
+        ("mean output", number(used.mean_output, " tokens", 0)),
+        ("output", number(used.output_rate, " tokens/s", 1)),
+        ("found in the prefix cache", share(used.prefix_share)),
+        ("running, on average", number(used.mean_running)),
+        ("waiting, on average", number(used.mean_waiting) + (", and growing" if used.queue_grows else "")),
+        ("preemptions", f"{used.preemptions:,}"),
+        ("time with a step running", share(used.time_used)),
+        ("time per output token", number(milliseconds, " ms", 1)),
+        ("time to first token", number(used.ttft_s, " s")),
+        ("KV cache", "–" if used.pool_tokens is None else f"{used.pool_tokens:,} tokens"),
+        ("of it in use, on average", share(used.pool_used) + " (0 to 18 % low; less where prefixes are shared)"),
+    ]
+
+
+def rightsize_lines(used: Usage, growth: float) -> list[Part]:
+    """The answer, what was measured, and what that does not tell."""
+    lines: list[Part] = [line(first_line(used, growth), "bold"), line(), Table.of(("measured", ""), rows(used), left=2)]
+    return [*lines, line(), *(Paragraph("", text) for text in remarks(used))]
+
+
+def remarks(used: Usage) -> Iterator[str]:
+    if used.seconds is None:
+        return
+    if used.queue_grows and (used.pool_used or 0) < FULL / 2:
+        yield (
+            f"Requests wait while the KV cache has room: {used.mean_running:.0f} run at once. Where that is "
+            "--max-num-seqs, a larger one serves more before more servers do."
+        )
+    if used.preemptions > used.ended / 20:
+        yield (
+            "The KV cache is too small for what runs at once: a lower --max-num-seqs preempts less, more memory serves "
+            "more."
+        )
+    if not used.queue_grows:
+        yield (
+            "Memory alone is told here. Whether fewer servers are fast enough: kvplan simulate MODEL --gpu GPU --rate "
+            f"{used.arrival_rate:.2f} --prompt-tokens {used.mean_prompt:.0f} --output-tokens {used.mean_output:.0f}"
+        )
+
+
+def rightsize_page(used: Usage, growth: float) -> Iterator[Block]:
+    yield heading(3, first_line(used, growth))
+    yield Table.of(("measured", "value"), rows(used), left=2)
+    yield from remarks(used)
+
+
+def rightsize_table(used: Usage) -> Table:
+    """Every figure, one a row."""
+    document = rightsize_document(used, 1.0)
+    values = [*document["workload"].items(), *document["use"].items()]
+    return Table.of(("figure", "value"), values)
+
+
+def rightsize_document(used: Usage, growth: float) -> RightsizeDocument:
+    """kvplan/rightsize@1."""
+    needed = need(used, growth)
+    return {
+        "schema": "kvplan/rightsize@1",
+        "seconds": used.seconds,
+        "restarted": used.restarted,
+        "growth": growth,
+        "workload": {
+            "ended": used.ended,
+            "mean_prompt_tokens": used.mean_prompt,
+            "mean_output_tokens": used.mean_output,
+            "arrivals_per_second": used.arrival_rate,
+            "output_tokens_per_second": used.output_rate,
+            "prefix_share": used.prefix_share,
+        },
+        "use": {
+            "mean_running": used.mean_running,
+            "mean_waiting": used.mean_waiting,
+            "queue_grows": used.queue_grows,
+            "preemptions": used.preemptions,
+            "time_used": used.time_used,
+            "seconds_per_token": used.step_s,
+            "mean_ttft_seconds": used.ttft_s,
+            "pool_tokens": used.pool_tokens,
+            "held_tokens": used.held_tokens,
+            "pool_used": used.pool_used,
+        },
+        "needed": None
+        if needed is None
+        else {"low": needed.low, "high": needed.high, "by": needed.by, "text": needed.text},
+        "answer": first_line(used, growth),
+    }
