@@ -15,6 +15,7 @@ from kvplan.cli.reconcile_log import ENOUGH_MEMORY, NEWEST_ENGINE, completed, in
 from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
+from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, gpu_names, with_memory
 from kvplan.measure.diagnosis import Diagnosis, Inference
 from kvplan.measure.failure import Failure, read_failure
@@ -22,10 +23,11 @@ from kvplan.measure.serverlog.asked import asked_words, changed
 from kvplan.measure.serverlog.log import MAX_BYTES, ServerLog, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
 from kvplan.planning import cures as planning
-from kvplan.planning.cures import Case, Cure
+from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Request, plan
 
+AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
 COMMAND_SECONDS: Final = 120
 FIRST_LINES: Final = 20_000  # of a log that is followed: its start-up, and its end
 LAST_LINES: Final = 20_000
@@ -104,18 +106,30 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     setup = Setup(options, failure, log, server)
     request = setup.request() if failure.cause is not None else None
     case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known, args=shares_of(log))
-    base, differs = None, setup.problem
+    base, anchor, differs = None, planning.Anchor({}), setup.problem
     if request is not None:
         differs = disagreement(failure, request)
-        case = replace(case, request=None if differs else request)
         if differs is None:
-            case = replace(case, pool=planning.stated_pool(failure.figures, request))
-            base = planning.anchor_of(request, case.pool).plan(request)
+            pool, anchor, differs = anchored(failure, request, log)
+            base = anchor.plan(request)
+            case = replace(case, request=request, pool=pool)
+        if differs is not None:
+            base, case = None, replace(case, request=None)
     results = tuple(planning.cures(case))
     words = asked_words(lines, log.engine)
     commands = tuple(command_of(case, cure, words, request) for cure in results)
     return Diagnosis(
-        failure, log, case, request, base, results, commands, tuple(setup.inferred), tuple(setup.missing), differs
+        failure,
+        log,
+        case,
+        request,
+        base,
+        anchor,
+        results,
+        commands,
+        tuple(setup.inferred),
+        tuple(setup.missing),
+        differs,
     )
 
 
@@ -126,6 +140,33 @@ def shares_of(log: ServerLog) -> dict[str, float]:
         with suppress(ValueError):
             shares[name] = float(log.flags.get(name, ""))
     return shares
+
+
+def anchored(failure: Failure, request: Request, log: ServerLog) -> tuple[int | None, Anchor, str | None]:
+    """(the pool by the log, by how much the plan is moved to it, why it cannot be)."""
+    if failure.phase in AFTER_LOAD and planning.is_too_heavy(request):
+        return (
+            None,
+            Anchor({}),
+            (
+                f"it had loaded its weights, and by the plan those of {request.spec.name} are more than a GPU of "
+                f"{format_gib(request.gpu.total_memory)} has: say over how many they were split with --tp N"
+            ),
+        )
+    logged = log.least("available_kv")
+    stated = None if logged is None else logged.size - logged.rounding
+    pool = planning.stated_pool(failure.figures, request, failure.cause or "", stated)
+    anchor = planning.anchor_of(request, pool)
+    if anchor.beyond and pool is not None:
+        return (
+            None,
+            Anchor({}),
+            (
+                f"the log has {format_gib(pool)} for the KV cache, {format_gib(anchor.beyond)} more than the weights "
+                f"of {request.spec.name} leave by the plan: it may be another checkpoint, or other flags"
+            ),
+        )
+    return pool, anchor, None
 
 
 def disagreement(failure: Failure, request: Request) -> str | None:

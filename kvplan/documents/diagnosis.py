@@ -4,12 +4,14 @@ from dataclasses import fields
 from math import floor
 from typing import Annotated, Literal, TypedDict
 
+from kvplan.core.units import GIB, format_gib
 from kvplan.measure.diagnosis import Diagnosis
 from kvplan.measure.why_words import summary
 from kvplan.planning.cures import Cure
 from kvplan.planning.plan import Plan
 from kvplan.servers.failures import Figures, Size
 
+UNEXPLAINED = GIB  # bytes that are worth a note
 Value = int | float | str
 TAKEN = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora")
 
@@ -64,6 +66,7 @@ class Memory(TypedDict):
     cuda_graphs: int
     non_torch: int
     lora: int
+    unattributed: Annotated[int, "Taken by the log's figures, and explained by no row of the plan."]
     kv_available: int
     kv_needed: int
     unused: int
@@ -113,15 +116,27 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
         "summary": summary(failure),
         "evidence": [{"line": each.line, "text": each.text} for each in failure.evidence],
         "figures": stated(failure.figures),
-        "memory": None if plan is None or gpu is None else memory_of(plan),
+        "memory": None if plan is None or gpu is None else memory_of(plan, diagnosis.anchor.unattributed),
         "cures": [
             cure_document(cure, command) for cure, command in zip(diagnosis.cures, diagnosis.commands, strict=True)
         ],
         "inferred": [{"what": each.what, "value": each.value, "source": each.source} for each in diagnosis.inferred],
         "missing": list(diagnosis.missing),
         "needs": list(failure.needs),
-        "notes": [] if diagnosis.differs is None else [diagnosis.differs],
+        "notes": notes_of(diagnosis),
     }
+
+
+def notes_of(diagnosis: Diagnosis) -> list[str]:
+    notes = [] if diagnosis.differs is None else [diagnosis.differs]
+    unattributed = diagnosis.anchor.unattributed
+    if diagnosis.case.gpu_known and diagnosis.plan is not None and unattributed > UNEXPLAINED:
+        least = "at least " if diagnosis.failure.figures.available_bytes is None else ""
+        notes.append(
+            f"{least}{format_gib(unattributed)} are taken that no row of the plan explains, by another process "
+            "perhaps; the cures leave them"
+        )
+    return notes
 
 
 def stated(figures: Figures) -> dict[str, Value]:
@@ -132,7 +147,7 @@ def stated(figures: Figures) -> dict[str, Value]:
     }
 
 
-def memory_of(plan: Plan) -> Memory:
+def memory_of(plan: Plan, unattributed: int) -> Memory:
     memory = plan.memory
     kv_available = max(0, plan.available)
     left = memory.total - sum(getattr(memory, name) for name in TAKEN) - kv_available
@@ -142,8 +157,9 @@ def memory_of(plan: Plan) -> Memory:
         "buffers": memory.buffers,
         "activations": memory.activations,
         "cuda_graphs": memory.cuda_graphs,
-        "non_torch": memory.non_torch,
+        "non_torch": memory.non_torch - unattributed,
         "lora": memory.lora,
+        "unattributed": unattributed,
         "kv_available": kv_available,
         "kv_needed": plan.bytes_per_request,
         "unused": max(0, left),

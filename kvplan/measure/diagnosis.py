@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvplan.measure.failure import Failure
 from kvplan.measure.serverlog.log import ServerLog
-from kvplan.planning.cures import Case, Cure
+from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.plan import Plan, Request
 
 
@@ -23,6 +23,7 @@ class Diagnosis:
 
     request   what the server was asked for; None: no plan can be made of it
     plan      of that, on the log's own figures; None: none can be made
+    anchor    by how much that plan was moved to the log
     missing   flags that would say what the log leaves out
     differs   why the log's figures are not those of the plan, where they are not
     commands  of each cure, to paste; None where the log does not say the command
@@ -33,6 +34,7 @@ class Diagnosis:
     case: Case
     request: Request | None
     plan: Plan | None
+    anchor: Anchor
     cures: tuple[Cure, ...]
     commands: tuple[str | None, ...]
     inferred: tuple[Inference, ...]

@@ -21,6 +21,7 @@ from kvplan.servers.vllm.overheads import Estimate
 
 MOST_CURES: Final = 5
 ROUND, ROUND_FROM = 256, 4096  # tokens
+SHORTEST: Final = 16  # a cure leaves this part of the context at least: less is no server that was wanted
 MOST_SHORTENED: Final = 3  # values of a kind beside which a shorter context is looked for
 BESIDE: Final = 256 * MIB  # left beside what an allocation lacked: the next one is not much larger
 HIGHEST_SHARE: Final = 0.98
@@ -89,9 +90,15 @@ MEASURED: Final = "by the log's own figure of the memory that is free for the KV
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """By how much each row of the model differs from the log, in bytes; empty where the log states no pool."""
+    """By how much each row of the model differs from the log, in bytes; empty where the log states no pool.
+
+    unattributed  memory that the log shows to be taken, and no row of the model explains
+    beyond        bytes of the logged pool for which there is no room beside the weights: it is another model's
+    """
 
     shift: Args
+    unattributed: int = 0
+    beyond: int = 0
 
     def plan(self, request: Request) -> Plan | None:
         """The plan of a request, its estimates moved to the log; None where none can be made."""
@@ -116,33 +123,51 @@ def anchor_of(request: Request, pool: int | None) -> Anchor:
         return Anchor({})
     answer = plan(request)
     left = answer.available - pool  # the log has less by so much
-    shift = {"non_torch": 0}
-    counted = [name for name in BUDGET_ROWS if name != "cuda_graphs" or answer.settings.graphs_in_budget]
     if left >= 0:
-        shift["non_torch"] = left
-    else:
-        for name in sorted(counted, key=TAKEN_FIRST.index):
-            taken = min(answer.estimates[name].likely, -left)
-            shift[name], left = -taken, left + taken
-    return Anchor(shift)
+        return Anchor({"non_torch": left}, unattributed=left)
+    shift = {}
+    counted = [name for name in BUDGET_ROWS if name != "cuda_graphs" or answer.settings.graphs_in_budget]
+    for name in sorted(counted, key=TAKEN_FIRST.index):
+        taken = min(answer.estimates[name].likely, -left)
+        shift[name], left = -taken, left + taken
+    return Anchor(shift, beyond=-left)
 
 
-def stated_pool(figures: Figures, request: Request) -> int | None:
-    """Bytes that were free for the KV cache by the failing line, with the block that the check keeps back.
+def is_too_heavy(request: Request) -> bool:
+    """Whether the weights of a request are more than its GPU has."""
+    try:
+        return plan(request).memory.weights > request.gpu.total_memory
+    except KvplanError:
+        return False
 
-    The line rounds; its estimate of the longest request, where it states one, says the bytes to a block.
+
+def stated_pool(figures: Figures, request: Request, cause: str, logged: int | None = None) -> int | None:
+    """Bytes for the KV cache by the log, with the block that the check keeps back; None where it states none.
+
+    logged  what the start-up lines of the rank with the least say, rounded down. A line rounds; its estimate of the longest request, where it states one, says the bytes to a block.
     """
-    available = figures.available_bytes
-    if available is None:
+    try:
+        answer = plan(request)
+    except KvplanError:  # what was asked for cannot be planned: a change of it perhaps can
         return None
-    answer = plan(request)
-    block = answer.capacity.bytes_per_block if request.release.has("null_block") else 0
-    least = available.low
-    if figures.estimated_max_len:
-        charged = answer.pool.charged(figures.estimated_max_len, answer.settings) * answer.capacity.bytes_per_block
-        if least < charged <= available.high:
-            least = charged
-    return least + block
+    block = answer.capacity.bytes_per_block
+    if cause == "mamba_blocks_below_max_num_seqs" and figures.blocks:
+        return figures.blocks * block
+    available = figures.available_bytes
+    if available is not None:
+        least = available.low
+        if figures.estimated_max_len:
+            charged = answer.pool.charged(figures.estimated_max_len, answer.settings) * block
+            if least < charged <= available.high:
+                least = charged
+        return least + (block if request.release.has("null_block") else 0)
+    if cause == "kv_too_small_for_max_len" and figures.kv_tokens:
+        return answer.pool.charged(figures.kv_tokens, answer.settings) * block
+    if logged is not None:
+        return logged
+    if cause == "no_kv_memory":
+        return min(0, answer.available)  # the server found nothing, whatever is planned
+    return None
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -225,7 +250,7 @@ class Search:
         step = self.base.pool.block_size if self.base is not None else 16
         if args and self.context > ROUND_FROM:
             step = max(step, ROUND)  # beside another change the exact length is no figure of the log
-        low, high = 0, (self.context - 1) // step
+        low, high = self.context // SHORTEST // step, (self.context - 1) // step
         best = None
         while low < high:
             middle = (low + high + 1) // 2
@@ -494,19 +519,20 @@ def _action(text: str) -> Cure:
 
 
 def cures(case: Case) -> list[Cure]:
-    """The cures of a case, the best first; those that a plan was made for before those of which only the kind is
-    known."""
+    """The cures of a case, the best first: each planned; where no plan can be made, what is known without one."""
     if case.request is None:
         return [*[unchecked(case, move) for move in moves(case)][:MOST_CURES], *actions(case)]
     anchor = anchor_of(case.request, case.pool)
     search = Search(case, case.request, anchor, anchor.plan(case.request))
-    results: list[Cure] = []
+    results = list[Cure]()
     for move in moves(case):
         cure = checked(search, move)
         if cure is not None and not any(is_idle(cure, other) for other in results):
             results.append(cure)
     if not any(cure.plan is not None for cure in results):
         results += [cure for cure in [last_resort(search)] if cure is not None]
+        if search.base is None and not any(cure.plan is not None for cure in results):
+            results = [unchecked(case, move) for move in moves(case)]
     return [*results[:MOST_CURES], *actions(case)]
 
 
@@ -526,6 +552,8 @@ def checked(search: Search, move: Move) -> Cure | None:
     """The nearest change of a kind with which the server starts, a shorter context beside it where it takes that."""
     argument = kind_of(search.case, move)
     values = list(move.values(search))
+    if move is QUANTIZED and search.request.spec.quantization is not None:
+        return None
     if move.values is nothing:
         return unchecked(search.case, move)
     for value in values:

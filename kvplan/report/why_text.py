@@ -8,7 +8,7 @@ from kvplan.documents.diagnosis import CureDocument, DiagnosisDocument
 from kvplan.report.console import LABELS, STYLES, bar
 from kvplan.report.lines import COMMAND, Line, line
 
-ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora")
+ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "unattributed")
 
 
 def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:

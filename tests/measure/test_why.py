@@ -78,7 +78,17 @@ def test_an_fp8_cache_holds_twice_the_tokens_of_the_logged_bytes(run: Run) -> No
 
 def test_the_rows_of_the_memory_add_up(run: Run) -> None:
     memory = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json["memory"]
-    rows = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_available", "unused")
+    rows = (
+        "weights",
+        "buffers",
+        "activations",
+        "cuda_graphs",
+        "non_torch",
+        "lora",
+        "unattributed",
+        "kv_available",
+        "unused",
+    )
     assert sum(memory[row] for row in rows) - memory["missing"] == memory["total"]
     assert abs(memory["kv_available"] - 6.17 * GIB) < 0.005 * GIB
     assert memory["kv_needed"] == 16 * GIB
@@ -245,7 +255,7 @@ def size(gib: float) -> Size:
 
 def planned(cause: str, model: str, machine: str, engine: str, figures: Figures, **args: Any) -> list[Cure]:
     request = Request(catalog.load(model), gpu(machine), EngineArgs(**args), parse_engine(engine))
-    pool = stated_pool(figures, request)
+    pool = stated_pool(figures, request, cause)
     return cures(Case(engine.partition("@")[0], cause, figures, request, pool))
 
 

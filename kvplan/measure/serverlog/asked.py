@@ -21,6 +21,7 @@ LIST: Final = "non-default args: {"
 LEFT_OUT: Final = frozenset(
     {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
 )
+MOST_PLAIN: Final = 4  # words in front of the first flag
 MOST_JOINED: Final = 40  # lines of one command that end in a backslash
 
 
@@ -51,8 +52,26 @@ def _quoted(lines: Sequence[str], number: int, phrase: str) -> list[str] | None:
         return None
     if "..." in words or not any(word.startswith("--") or "/" in word for word in words[2:]):
         return None
+    words = _without_prose(words)
     variables = [f"{name}={value}" for name, value in variables_before(text, phrase).items()]
     return [*variables, *(["python"] if words[0] == "-m" else []), *words]
+
+
+def _without_prose(words: list[str]) -> list[str]:
+    """A command up to the first word behind a whole flag that is neither a flag nor its value: text goes on there."""
+    is_open, models = True, 0  # whether a value may follow; words that stand for themselves: program, serve, model
+    for index, word in enumerate(words):
+        if not is_value(word):
+            name, value = flag_name(word)
+            is_open, models = value is None and takes_value(name), MOST_PLAIN
+            is_single = name in ARGUMENTS
+        elif models < MOST_PLAIN:
+            models += 1
+        elif not is_open:
+            return words[:index]
+        else:
+            is_open = not is_single
+    return words
 
 
 def _of_list(text: str) -> list[str]:
