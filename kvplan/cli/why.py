@@ -142,6 +142,17 @@ def shares_of(log: ServerLog) -> dict[str, float]:
     return shares
 
 
+def other_estimate(failure: Failure, request: Request) -> str | None:
+    """That the server's own estimate of the longest request lies a block or more beyond the plan's."""
+    stated, within = failure.figures.estimated_max_len, planning.estimate_range(failure.figures, request)
+    if not stated or within is None or within[0] <= stated <= within[1]:
+        return None
+    return (
+        f"the log estimates {stated:,} tokens at most, and the plan of {request.spec.name} {within[0]:,} to "
+        f"{within[1]:,} for as many bytes: it may be another release, or other flags"
+    )
+
+
 def anchored(failure: Failure, request: Request, log: ServerLog) -> tuple[int | None, Anchor, str | None]:
     """(the pool by the log, by how much the plan is moved to it, why it cannot be)."""
     if failure.phase in AFTER_LOAD and planning.is_too_heavy(request):
@@ -180,7 +191,7 @@ def disagreement(failure: Failure, request: Request) -> str | None:
     except KvplanError as error:
         return f"{error}"
     if needed.low <= by_plan <= needed.high:
-        return None
+        return other_estimate(failure, request)
     return (
         f"by the plan of {request.spec.name} one request of {context:,} tokens needs {by_plan / 2**30:,.2f} GiB, and "
         f"the log says {needed.bytes / 2**30:,.2f} GiB: it may be another model, or other flags"

@@ -17,6 +17,7 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.failures import Figures
 from kvplan.servers.plans import BUDGET_ROWS
+from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm.overheads import Estimate
 
 MOST_CURES: Final = 5
@@ -133,6 +134,29 @@ def anchor_of(request: Request, pool: int | None) -> Anchor:
     return Anchor(shift, beyond=-left)
 
 
+def estimated_context(request: Request, pool: int) -> int:
+    """The longest context, up to the one asked for, that vLLM estimates for so many bytes; 0 where not one token fits.
+
+    Source: vLLM 0.33 v1/core/kv_cache_planning.py (_estimate_max_model_len_from_groups), which keeps the null block
+    back before.
+    """
+    answer = plan(request)
+    null_block = 1 if request.release.has("null_block") else 0
+    stages = request.args.pipeline_parallel_size
+    blocks = vllm_pool.blocks_in(answer.pool, [pool] * stages)[0] - null_block
+    return vllm_pool.largest_context(answer.pool, answer.settings, answer.settings.max_model_len, blocks)
+
+
+def estimate_range(figures: Figures, request: Request) -> tuple[int, int] | None:
+    """(least, most) tokens that vLLM estimates for the bytes that a failing line states, by its rounding; None where
+    it states none. The line's bytes are without the null block."""
+    available = figures.available_bytes
+    if available is None:
+        return None
+    kept = plan(request).capacity.bytes_per_block if request.release.has("null_block") else 0
+    return estimated_context(request, available.low + kept), estimated_context(request, available.high + kept)
+
+
 def is_too_heavy(request: Request) -> bool:
     """Whether the weights of a request are more than its GPU has."""
     try:
@@ -144,7 +168,9 @@ def is_too_heavy(request: Request) -> bool:
 def stated_pool(figures: Figures, request: Request, cause: str, logged: int | None = None) -> int | None:
     """Bytes for the KV cache by the log, with the block that the check keeps back; None where it states none.
 
-    logged  what the start-up lines of the rank with the least say, rounded down. A line rounds; its estimate of the longest request, where it states one, says the bytes to a block.
+    A line rounds; its estimate of the longest request, where it states one, says the bytes to a block.
+
+    logged  what the start-up lines of the rank with the least say, rounded down
     """
     try:
         answer = plan(request)
@@ -287,7 +313,11 @@ class Move:
 
 
 def contexts(search: Search) -> Iterator[int]:
-    """The longest request that fits, below the one asked for."""
+    """The longest request that fits, below the one asked for: the server's own estimate where it states one."""
+    stated = search.case.figures.estimated_max_len
+    if stated and search.answer({"max_model_len": stated}) is not None:
+        yield stated
+        return
     longest = search.with_context({})
     if longest is not None:
         yield longest[0]["max_model_len"]
