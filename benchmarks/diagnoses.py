@@ -1,21 +1,27 @@
-"""Score the causes that kvplan reads in failed servers' texts against the labels of a file of them.
+"""Score the causes and cures that kvplan gives of failed servers' texts against the labels of a file of them.
 
     python benchmarks/diagnoses.py FAILURES.jsonl [--json FILE] [--show]
 
-Each line of the file: `verbatim` (a text or its lines), `cause`, `text_kind` (log, words), `decisive_in_text`.
+Each line of the file: `verbatim` (a text or its lines), `cause`, `text_kind` (log, words), `decisive_in_text`; `cure`
+(what was tried) and `cure_confirmed` (by whom, or none). A cure is right where one of the first three is of its kind;
+an action that is no flag (another release, a driver) has no kind and is not scored.
 """
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from kvplan.measure.failure import Failure, read_failure
+from kvplan.cli.why import diagnose
+from kvplan.cli.why_options import WhyOptions
+from kvplan.planning.cures import Cure
 
 NO_CAUSE = (None, "unknown")
+FIRST_CURES = 3
 
 
 def lines_of(record: dict[str, Any]) -> list[str]:
@@ -40,7 +46,9 @@ def score(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a record: label, cause, verdict and the lines that showed it."""
     rows = []
     for record in records:
-        failure: Failure = read_failure(lines_of(record))
+        diagnosis = diagnose(WhyOptions(), lines_of(record))
+        failure, labels = diagnosis.failure, cure_kinds(record)
+        kinds = [sorted(kinds_of(cure)) for cure in diagnosis.cures[:FIRST_CURES]]
         rows.append(
             {
                 "id": record.get("id"),
@@ -51,9 +59,40 @@ def score(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
                 "outcome": failure.outcome,
                 "evidence": [line.text for line in failure.evidence],
                 "needs": list(failure.needs),
+                "cure_labels": labels,
+                "cures": [list(cure.flags) or [cure.text] for cure in diagnosis.cures[:FIRST_CURES]],
+                "planned": sum(1 for cure in diagnosis.cures if cure.starts),
+                "cure_verdict": cure_verdict(labels, kinds) if labels else None,
             }
         )
     return rows
+
+
+def cure_kinds(record: dict[str, Any]) -> list[str]:
+    """Flags of a confirmed cure, without their values; empty where none was confirmed or it is no flag of a server."""
+    if record.get("cure_confirmed") in (None, "none"):
+        return []
+    flags = [re.match(r"--([a-z][a-z0-9-]*)|([a-z][a-z0-9_]*)=", text) for text in record.get("cure") or ()]
+    return sorted({(match[1] or match[2]).replace("_", "-") for match in flags if match})
+
+
+def kinds_of(cure: Cure) -> set[str]:
+    return {flag.lstrip("-").partition(" ")[0] for flag in cure.flags if flag.startswith("--")}
+
+
+def cure_verdict(labels: list[str], kinds: list[list[str]]) -> str:
+    return "right" if any(set(labels) & set(flags) for flags in kinds) else "wrong"
+
+
+def cure_summary(rows: list[dict[str, Any]]) -> dict[str, Counter[str]]:
+    """Verdicts on cures: of all that were confirmed, and of those whose cause the text shows and kvplan names."""
+    groups = {"cures, cause named": Counter[str](), "cures, all": Counter[str]()}
+    for row in rows:
+        if row["cure_verdict"] is not None:
+            groups["cures, all"][row["cure_verdict"]] += 1
+            if row["cause"] is not None:
+                groups["cures, cause named"][row["cure_verdict"]] += 1
+    return groups
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Counter[str]]:
@@ -75,15 +114,20 @@ def main() -> int:
     rows = score(records)
     groups = summary(rows)
     print(f"{'':24}{'records':>8}{'right':>7}{'wrong':>7}{'none':>6}")
-    for group, counts in groups.items():
+    for group, counts in (groups | cure_summary(rows)).items():
         print(f"{group:24}{counts.total():8}{counts['right']:7}{counts['wrong']:7}{counts['none']:6}")
     if args.show:
         for row in rows:
+            if row["cure_verdict"] == "wrong":
+                print(f"{row['id']}: {row['label']}: {row['cure_labels']} -> {row['cures']}")
             if row["verdict"] != "right":
                 evidence = " / ".join(row["evidence"])[:200]
                 print(f"{row['id']}: {row['group']}: {row['label']} -> {row['cause']}: {evidence}")
     if args.json:
-        document = {"groups": {group: dict(counts) for group, counts in groups.items()}, "rows": rows}
+        document = {
+            "groups": {group: dict(counts) for group, counts in (groups | cure_summary(rows)).items()},
+            "rows": rows,
+        }
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 

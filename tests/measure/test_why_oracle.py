@@ -1,4 +1,4 @@
-"""Failing lines of vLLM 0.33's own code: what they need, what they estimate, and cures that its own code starts with."""
+"""Failing lines of vLLM 0.33's own code: what they need and estimate, and cures that its own code starts with."""
 
 import json
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_the_bytes_that_a_refusal_needs_and_the_length_it_estimates_are_the_plan
 
 
 def asked() -> list[dict[str, Any]]:
-    """What vLLM 0.33's code says of cures: the settings with the change, the pool of the cure's plan, and the answer."""
+    """What vLLM 0.33's code says of cures: the settings with the change, the pool of its plan, and the answer."""
     return [json.loads(line) for line in (FACTS / "cures.jsonl").read_text(encoding="utf-8").splitlines()]
 
 

@@ -59,7 +59,11 @@ def _quoted(lines: Sequence[str], number: int, phrase: str) -> list[str] | None:
 
 def _without_prose(words: list[str]) -> list[str]:
     """A command up to the first word behind a whole flag that is neither a flag nor its value: text goes on there."""
-    is_open, models = True, 0  # whether a value may follow; words that stand for themselves: program, serve, model
+    is_open, is_single, models = (
+        True,
+        False,
+        0,
+    )  # whether a value may follow; words that stand for themselves: program, serve, model
     for index, word in enumerate(words):
         if not is_value(word):
             name, value = flag_name(word)
