@@ -116,6 +116,7 @@ def weights_excess(spec: ModelSpec, layout: Layout) -> int:
     return excess(held for held, _ in made) + sum(held - created for held, created in made)
 
 
+@lru_cache(maxsize=4096)
 def weights_reserved(spec: ModelSpec, layout: Layout) -> int:
     """Bytes of the segments that a rank's weights and rotary tables come from: what the device has less of."""
     return blocks(held for held, _ in tensors(spec, layout))[1]
