@@ -1,6 +1,6 @@
 """SGLang's words for why it did not start, ran out of memory or stopped, by release, and where its code is in start-up.
 
-Compared with the source of 0.4.9, 0.5.2, 0.5.9 and 0.5.23 (tests/measure/test_failure_wordings.py).
+Compared with the source of 9 releases, 0.3.6 to 0.5.23 (tests/measure/test_failure_wordings.py).
 """
 
 from typing import Final
@@ -28,29 +28,37 @@ def _row(
 WORDINGS: Final[tuple[Wording, ...]] = (
     # the pool
     _row(
-        "sglang_not_enough_memory", "Not enough memory. Please try to increase --mem-fraction-static", "0.2-0.5",
+        "sglang_not_enough_memory", "Not enough memory. Please try to increase --mem-fraction-static", "0.2-0.5.23",
         _RUNNER, "pool", r"mem_fraction_static=<mem_fraction>",
     ),
     _row(
-        "sglang_not_enough_memory", "Loaded weights leave no GPU memory for the KV cache", "0.5",
+        "sglang_not_enough_memory", "Loaded weights leave no GPU memory for the KV cache", "0.5.23",
         "srt/mem_cache/kv_cache_configurator.py", "pool", r"--mem-fraction-static=<mem_fraction>\.?",
     ),
-    _row("sglang_not_enough_memory", "Not enough GPU memory for hybrid", "0.5", "srt/mem_cache", "pool"),
-    _row("sglang_not_enough_memory", "state cache is too small to serve any requests", "0.5", "srt/mem_cache", "pool"),
-    _row("sglang_not_enough_memory", "Memory pool size is too small", "0.3-0.5", "srt/managers/tp_worker.py", "pool"),
-    _row("sglang_not_enough_memory", "Not enough space for mamba", "0.5", "srt/mem_cache/memory_pool.py", "serving"),
+    _row("sglang_not_enough_memory", "Not enough GPU memory for hybrid", "0.5.13-0.5.23", "srt/mem_cache", "pool"),
+    _row(
+        "sglang_not_enough_memory", "state cache is too small to serve any requests", "0.5.13-0.5.23",
+        "srt/mem_cache", "pool",
+    ),
+    _row(
+        "sglang_not_enough_memory", "Memory pool size is too small", "0.3-0.5.23", "srt/managers/tp_worker.py", "pool",
+    ),
+    _row(
+        "sglang_not_enough_memory", "Not enough space for mamba", "0.5.2-0.5.23",
+        "srt/mem_cache/memory_pool.py", "serving",
+    ),
     # requests
     _row(
-        "sglang_oom_prefill", "Prefill out of memory", "0.4-0.5", _BATCH, "serving",
+        "sglang_oom_prefill", "Prefill out of memory", "0.4.6-0.5.23", _BATCH, "serving",
         *_ALLOCATED,
     ),
     _row(
-        "sglang_oom_prefill", "Out of memory. Try to lower your batch size", "0.2-0.5", _BATCH, "serving",
+        "sglang_oom_prefill", "Out of memory. Try to lower your batch size", "0.5.5-0.5.23", _BATCH, "serving",
         *_ALLOCATED,
     ),
-    _row("sglang_oom_prefill", "alloc_req_slots runs out of memory", "0.4-0.5", _BATCH, "serving"),
+    _row("sglang_oom_prefill", "alloc_req_slots runs out of memory", "0.4.6-0.5.23", _BATCH, "serving"),
     _row(
-        "sglang_oom_decode_retract", "Decode out of memory. Try", "0.4-0.5", _BATCH,
+        "sglang_oom_decode_retract", "Decode out of memory. Try", "0.4.6-0.5.23", _BATCH,
         "serving", *_ALLOCATED,
     ),
     _row(
@@ -58,51 +66,78 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "serving", r"#retracted_reqs: <retracted>", fatal=False,
     ),
     _row(
-        "sglang_oom_decode_retract", "KV cache pool is full. Retract requests", "0.4.9-0.5",
+        "sglang_oom_decode_retract", "KV cache pool is full. Retract requests", "0.4.9-0.5.23",
         "srt/managers/scheduler.py", "serving", r"#retracted_reqs: <retracted>", fatal=False,
     ),
-    _row("sglang_oom_decode_retract", "No space left for only one request", "0.2-0.5", _BATCH, "serving"),
-    _row("sglang_oom_decode_retract", "retract_decode: aborted last request", "0.5", _BATCH, "serving"),
+    _row("sglang_oom_decode_retract", "No space left for only one request", "0.2-0.5.5", _BATCH, "serving"),
+    _row("sglang_oom_decode_retract", "retract_decode: aborted last request", "0.5.13-0.5.23", _BATCH, "serving"),
     # other processes on the GPU: an error or, since 0.5.9, a warning
     _row(
-        "free_memory_below_utilization", "The memory capacity is unbalanced", "0.2-0.5", _RUNNER, "load",
+        "free_memory_below_utilization", "The memory capacity is unbalanced", "0.2-0.5.23", _RUNNER, "load",
         needs=r"(?:ValueError|RuntimeError): The memory capacity",
     ),
     # arguments
     _row(
-        "max_len_above_model", "is greater than the derived context_length", "0.2-0.5", "srt/configs/model_config.py",
+        "max_len_above_model", "is greater than the derived context_length", "0.2-0.5.23",
+        "srt/configs/model_config.py",
         "arguments", r"context_length \(<context>\) is greater", r"derived context_length \(<derived_max_len>\)",
         needs=r"To allow overriding|ValueError",
     ),
     Wording(
-        "sglang_not_enough_memory", "Not enough memory", "0.2-0.5", f"SGLang {_RUNNER}, cut", phase="pool",
+        "sglang_not_enough_memory", "Not enough memory", "0.2-0.5.23", f"SGLang {_RUNNER}, cut", phase="pool",
         strength="hint",
     ),
-    _row("dtype_or_capability", "SGLang only supports sm75 and above", "0.4-0.5", _RUNNER, "arguments"),
-    _row("heads_not_divisible_by_tp", "tp_size must be divisible by number of nodes", "0.4-0.5", "srt/server_args.py"),
+    _row("dtype_or_capability", "SGLang only supports sm75 and above", "0.3.6-0.5.23", _RUNNER, "arguments"),
+    _row(
+        "heads_not_divisible_by_tp", "tp_size must be divisible by number of nodes", "0.3.6-0.5.23",
+        "srt/server_args.py",
+    ),
 )  # fmt: skip
 
 # Functions of SGLang in a traceback -> the part of start-up they are; the first row that a trace holds decides.
 FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("host_memory_or_shm", frozenset({"alloc_with_host_register", "alloc_with_pin_memory", "pin_memory"})),
-    ("lora_memory", frozenset({"init_lora_manager", "load_lora_adapter", "init_memory_pools", "load_lora_weights",
-                               "init_lora_memory_pool"})),
+    ("lora_memory", frozenset({"init_lora_manager", "load_lora_adapter", "load_lora_weights", "init_memory_pools"})),
     (
         "capture",
         frozenset(
             {
-                "init_cuda_graphs", "init_device_graphs", "capture_one_batch_size", "_capture_graph", "capture",
-                "init_piecewise_cuda_graphs", "warmup_torch_compile", "capture_end", "capture_one",
+                "capture", "capture_one_batch_size", "capture_one_shape", "capture_one", "capture_prepare",
+                "init_cuda_graphs", "init_device_graphs", "init_piecewise_cuda_graphs", "init_decode_cuda_graph",
+                "init_prefill_cuda_graph", "_capture_graph", "_capture_cuda_graphs", "_capture_one_stream", "_capture",
+                "_init_and_capture", "warmup_torch_compile", "capture_end", "capture_begin",
             }
         ),
     ),
-    ("load", frozenset({"load_model", "create_weights", "process_weights_after_loading", "_initialize_model",
-                        "get_model", "make_layers", "load_weights"})),
-    ("pool", frozenset({"init_memory_pool", "profile_max_num_token", "_create_buffers", "init_attention_backend"})),
-    ("sglang_oom_prefill", frozenset({"forward_extend", "forward_split_prefill", "prepare_for_extend",
-                                      "get_new_batch_prefill"})),
-    ("serving", frozenset({"forward_decode", "run_batch", "event_loop_overlap", "event_loop_normal",
-                           "forward_thread_func_", "replay", "forward_batch_generation"})),
+    (
+        "load",
+        frozenset(
+            {
+                "load_model", "create_weights", "process_weights_after_loading", "_initialize_model", "get_model",
+                "make_layers", "load_weights",
+            }
+        ),
+    ),
+    ("pool", frozenset({"init_memory_pool", "alloc_memory_pool", "_init_pools", "_create_buffers",
+                        "_build_token_to_kv_pool"})),
+    (
+        "sglang_oom_prefill",
+        frozenset(
+            {
+                "forward_extend", "forward_split_prefill", "prepare_for_extend", "get_new_batch_prefill",
+                "_execute_extend", "_execute_extend_cp", "_execute_tc_piecewise",
+            }
+        ),
+    ),
+    (
+        "serving",
+        frozenset(
+            {
+                "forward_decode", "_execute_decode", "run_batch", "event_loop_overlap", "event_loop_normal",
+                "forward_thread_func_", "forward_batch_generation", "replay", "dispatch_event_loop",
+            }
+        ),
+    ),
 )  # fmt: skip
 
 # Healthy lines -> the part of start-up that follows them.

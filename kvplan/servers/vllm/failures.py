@@ -1,6 +1,6 @@
 """vLLM's words for why it did not start, ran out of memory or stopped, by release, and where its code is in start-up.
 
-Compared with the source of 0.8.5 to 0.33 (tests/measure/test_failure_wordings.py).
+Compared with the source of 26 releases, 0.6.6 to 0.33 (tests/measure/test_failure_wordings.py).
 """
 
 from typing import Final
@@ -21,7 +21,7 @@ def _row(
 WORDINGS: Final[tuple[Wording, ...]] = (
     # the pool
     _row(
-        "kv_too_small_for_max_len", "To serve at least one request with the model", "0.8-0.33 (V1)", _POOL, "pool",
+        "kv_too_small_for_max_len", "To serve at least one request with the model", "0.7-0.33 (V1)", _POOL, "pool",
         r"max seq len \(<context>\)",
         r"\(<needed_bytes> KV cache is needed",
         r"available KV cache memory \(<available_bytes>\)",
@@ -34,7 +34,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     _row("no_kv_memory", "No available memory for the cache blocks", "0.2-0.33", _POOL, "pool"),
     _row("no_kv_memory", "Cannot auto-fit max_model_len: not enough", "0.14-0.33", _POOL, "pool"),
     _row(
-        "mamba_blocks_below_max_num_seqs", "exceeds available Mamba cache blocks", "0.22-0.33",
+        "mamba_blocks_below_max_num_seqs", "exceeds available Mamba cache blocks", "0.20-0.33",
         "config/compilation.py", "capture",
         r"max_num_seqs \(<max_num_seqs>\) exceeds", r"Mamba cache blocks \(<blocks>\)",
     ),
@@ -46,9 +46,9 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     _row(
         "free_memory_below_utilization", "less than the engine's budget after excluding external process's weights",
-        "0.33", _WORKER, "load",
+        "0.32-0.33", _WORKER, "load",
     ),
-    _row("free_memory_below_utilization", "exceed the desired GPU memory utilization", "0.33", _WORKER, "load"),
+    _row("free_memory_below_utilization", "exceed the desired GPU memory utilization", "0.32-0.33", _WORKER, "load"),
     _row(
         "free_memory_below_utilization", "Error in memory profiling", "0.6-0.33", _WORKER, "profile",
         r"Initial free memory <initial_free_bytes>", r"current free memory <current_free_bytes>",
@@ -77,7 +77,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         r"max_tokens_per_mm_item \(<item_tokens>\)", r"max_num_batched_tokens \(<max_num_batched_tokens>\)",
     ),
     _row(
-        "encoder_cache_too_small", "exceeds the pre-allocated encoder cache size", "0.11-0.33",
+        "encoder_cache_too_small", "exceeds the pre-allocated encoder cache size", "0.16-0.33",
         "v1/engine/input_processor.py", "serving",
         r"(?:item with length|item with) <item_tokens>(?:,|embedding)", r"encoder cache size <encoder_cache_tokens>",
     ),
@@ -91,7 +91,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "heads_not_divisible_by_tp", "must be divisible by tensor parallel size", "0.2-0.33", "config/model.py",
         "arguments", r"attention heads \(<heads>\)", r"tensor parallel size \(<tensor_parallel_size>\)",
     ),
-    _row("heads_not_divisible_by_tp", "must be divisible by ep_size", "0.10-0.33", "model_executor/layers/fused_moe"),
+    _row("heads_not_divisible_by_tp", "must be divisible by ep_size", "0.23-0.33", "model_executor/layers/fused_moe"),
     _row(
         "quantization_mismatch", "Consider reducing tensor_parallel_size or running with", "0.4-0.33",
         "model_executor/layers/quantization",
@@ -105,24 +105,27 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "arguments", r"world_size \(<world_size>\)", r"max local gpu count \(<gpus>\)",
     ),
     _row(
-        "too_few_gpus", "is larger than the number of available GPUs", "0.11-0.33", "config/parallel.py",
+        "too_few_gpus", "is larger than the number of available GPUs", "0.14-0.33", "config/parallel.py",
         "arguments", r"World size \(<world_size>\)", r"available GPUs \(<gpus>\)",
     ),
     _row(
-        "too_few_gpus", "must be less than or equal to the number of visible devices", "0.12-0.30", _WORKER,
+        "too_few_gpus", "must be less than or equal to the number of visible devices", "0.14-0.30", _WORKER,
         "arguments", r"local_world_size \(<world_size>\)", r"visible devices \(<gpus>\)",
     ),
     _row("too_few_gpus", "exceeds the total number of available", "0.2-0.33", "executor/ray_utils.py", "arguments"),
-    _row("too_few_gpus", "Current node has no GPU available", "0.6-0.33", "executor/ray_utils.py", "arguments"),
     _row(
-        "too_few_gpus", "Ray does not allocate any GPUs on the driver node", "0.6-0.33", "executor/ray_executor.py",
+        "too_few_gpus", "Current node has no", "0.6-0.32", "executor/ray_utils.py", "arguments",
+        needs="Current node has no [A-Z]{1,8} available",
+    ),
+    _row(
+        "too_few_gpus", "Ray does not allocate any GPUs on the driver node", "0.6-0.11", "executor/ray_executor.py",
         "arguments",
     ),
     _row(
-        "too_few_gpus", "You don't have enough GPUs available in a current node", "0.7-0.33", "executor/ray_utils.py",
+        "too_few_gpus", "You don't have enough GPUs available in a current node", "0.6-0.32", "executor/ray_utils.py",
         "arguments",
     ),
-    _row("too_few_gpus", "is out of bounds. Adjust", "0.11-0.33", _WORKER, "arguments"),
+    _row("too_few_gpus", "is out of bounds", "0.14-0.33", _WORKER, "arguments", needs="local_?rank [0-9]{1,4} is out"),
     _row("too_few_gpus", "Cannot provide a placement group of", "0.6-0.33", "executor/ray_utils.py", "arguments"),
     Wording(
         "too_few_gpus", "No available node types can fulfill resource request", "any", "ray autoscaler",
@@ -133,7 +136,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         phase="arguments", strength="hint",
     ),
     Wording(
-        "too_few_gpus", "exceeds available GPUs", "0.9-0.33", "vLLM executor/ray_utils.py",
+        "too_few_gpus", "exceeds available GPUs", "0.14-0.33", "vLLM executor/ray_utils.py",
         (r"parallel size \(<world_size>\)", r"available GPUs \(<gpus>\)"), phase="arguments", strength="hint",
     ),
     _row(
@@ -153,22 +156,25 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "kv_dtype_unsupported", "FP8 KV cache is not supported by", "0.24-0.33", "v1/attention/backends/triton_attn.py",
         "load",
     ),
-    _row("kv_dtype_unsupported", "kv_cache_dtype not supported", "0.11-0.33", "platforms/cuda.py", "load"),
+    _row("kv_dtype_unsupported", "kv_cache_dtype not supported", "0.14-0.33", "platforms/cuda.py", "load"),
     _row("kv_dtype_unsupported", "kv-cache on this device", "0.8-0.33", "v1/attention/backends/flash_attn.py", "load"),
     _row("kv_dtype_unsupported", "kv-cache is not supported with", "0.6-0.33", "attention/layer.py", "load"),
-    _row("kv_dtype_unsupported", "is not supported with --kv-cache-dtype", "0.8-0.10", "engine/arg_utils.py", "load"),
+    _row(
+        "kv_dtype_unsupported", "VLLM_USE_V1=1 is not supported with", "0.8-0.11", "engine/arg_utils.py", "load",
+        needs="with --kv-cache-dtype",
+    ),
     _row("kv_dtype_unsupported", "with FP8 KV cache no", "0.8-0.33", "v1/attention/backends/mla", "load"),
-    _row("kv_dtype_unsupported", "Unknown kv cache dtype", "0.3-0.10", "config.py", "arguments"),
+    _row("kv_dtype_unsupported", "Unknown kv cache dtype", "0.3-0.11", "config.py", "arguments"),
     _row("kv_dtype_unsupported", "Invalid kv cache dtype", "0.4-0.33", "utils/torch_utils.py", "arguments"),
     _row("kv_dtype_unsupported", "Unrecognized FP8 dtype", "0.6-0.33", "v1/attention/backends", "load"),
-    _row("kv_dtype_unsupported", "KV cache is not supported with", "0.20-0.33", "config/vllm.py", "arguments"),
+    _row("kv_dtype_unsupported", "KV cache is not supported with", "0.21-0.33", "config/vllm.py", "arguments"),
     _row(
-        "kv_dtype_unsupported", "requires the SM100 trtllm-gen FlashInfer path", "0.28-0.33",
+        "kv_dtype_unsupported", "requires the SM100 trtllm-gen FlashInfer path", "0.25-0.33",
         "v1/attention/backends/flashinfer.py", "load",
     ),
-    _row("kv_dtype_unsupported", "argument --kv-cache-dtype: invalid choice", "0.4-0.33", "engine/arg_utils.py"),
+    _row("kv_dtype_unsupported", "argument --kv-cache-dtype: invalid choice", "0.4-0.33", "argparse"),
     Wording(  # of which each backend says the reason: the dtype of the KV cache is one
-        "dtype_or_capability", "No valid attention backend found for", "0.11-0.33", "vLLM platforms/cuda.py",
+        "dtype_or_capability", "No valid attention backend found for", "0.14-0.33", "vLLM platforms/cuda.py",
         phase="load", strength="general",
     ),
     _row("quantization_mismatch", "Unknown quantization method", "0.2-0.33", "config/model.py", "arguments"),
@@ -187,7 +193,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
 
 # Functions of vLLM in a traceback -> the part of start-up they are; the first row that a trace holds decides.
 FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
-    ("host_memory_or_shm", frozenset({"allocate_cpu_cache", "_allocate_cpu_cache", "pin_memory"})),
+    ("host_memory_or_shm", frozenset({"allocate_cpu_cache", "pin_memory"})),
     ("oom_sampler_warmup", frozenset({"_dummy_sampler_run", "_dummy_pooler_run", "_dummy_pooler_run_task"})),
     (
         "lora_memory",
@@ -195,7 +201,7 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
             {
                 "create_lora_manager", "load_lora_model", "_create_lora_modules", "create_lora_weights", "add_lora",
                 "add_adapter", "_load_adapter", "from_local_checkpoint", "from_lora_tensors", "create_dummy_lora",
-                "init_lora_manager", "load_lora_adapter", "add_dummy_lora", "activate_adapter",
+                "load_lora_adapter", "add_dummy_lora", "activate_adapter",
             }
         ),
     ),
@@ -205,19 +211,12 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
             {
                 "capture_model", "_capture_cudagraphs", "capture_graph", "capture", "capture_end", "capture_begin",
                 "profile_cudagraph_memory", "capture_graphs", "_capture_full_graph", "_capture_piecewise_graph",
-                "capture_full_graph", "maybe_capture", "_warmup_and_capture",
+                "_warmup_and_capture", "capture_inner_cudagraphs",
             }
         ),
     ),
-    (
-        "profile",
-        frozenset(
-            {
-                "profile_run", "determine_num_available_blocks", "determine_available_memory",
-                "profile_num_available_blocks", "_profile_multimodal", "_get_encoder_profile",
-            }
-        ),
-    ),
+    ("profile", frozenset({"profile_run", "determine_num_available_blocks", "determine_available_memory",
+                           "profile_encoder_cache"})),
     (
         "load",
         frozenset(
@@ -233,13 +232,13 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
         "serving",
         frozenset(
             {
-                "run_busy_loop", "_process_engine_step", "step_fn", "step_with_batch_queue", "step_async",
-                "run_engine_loop", "engine_step", "run_engine", "_run_engine", "execute_model_async", "sample_tokens",
+                "run_busy_loop", "_process_engine_step", "step_with_batch_queue", "step_async",
+                "run_engine_loop", "engine_step", "_run_engine", "execute_model_async", "sample_tokens",
                 "_log_task_completion", "execute_dummy_batch", "step",
             }
         ),
     ),
-    ("warmup", frozenset({"compile_or_warm_up_model", "kernel_warmup", "flashinfer_autotune", "warm_up_model"})),
+    ("warmup", frozenset({"compile_or_warm_up_model", "kernel_warmup", "flashinfer_autotune"})),
     ("serving", frozenset({"execute_model"})),
 )  # fmt: skip
 
@@ -252,10 +251,9 @@ MARKS: Final[tuple[tuple[str, Phase], ...]] = (
     ("Available KV cache memory:", "pool"),
     ("GPU KV cache size", "pool"),
     ("# GPU blocks:", "pool"),
-    ("# cuda blocks:", "pool"),
+    ("# cuda blocks:", "pool"),  # the device's name is filled in
     ("Capturing CUDA graph", "capture"),
     ("Capturing cudagraphs for decoding", "capture"),
-    ("Capturing the model for CUDA graphs", "capture"),
     ("Graph capturing finished in", "warmup"),
     ("init engine (profile, create kv cache, warmup model) took", "warmup"),
 )
