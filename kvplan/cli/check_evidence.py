@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.files import load_json, printable, shown
-from kvplan.measure.reconcile import RECONCILIATION, reconcile
+from kvplan.measure.reconcile import RECONCILIATION, reconcile_run
 from kvplan.measure.run_manifest import spec_of
 from kvplan.measure.rundir import MANIFEST, Run, load_run
 from kvplan.models import catalog
@@ -55,7 +55,7 @@ def of_run(run: Run, cases: Sequence[Case]) -> Evidence:
     environment = run.manifest.get("environment")
     if isinstance(environment, dict) and environment.get("is_wsl"):
         return replace(evidence, no_error="under WSL the driver does not say what a process holds")
-    worst, error = reconcile(run).worst()
+    worst, error = reconcile_run(run).worst()
     return replace(evidence, error=error, worst=worst)
 
 

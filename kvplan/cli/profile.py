@@ -89,9 +89,9 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
             )
     if outcome.exit_code == 0:
         from kvplan.cli.reconcile import answer
-        from kvplan.measure.reconcile import reconcile
+        from kvplan.measure.reconcile import reconcile_run
 
-        output.answer(answer(reconcile(load_run(target))), options.format, options.color)
+        output.answer(answer(reconcile_run(load_run(target))), options.format, options.color)
     if options.perfetto:
         save_counters(target, outcome)
 

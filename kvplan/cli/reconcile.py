@@ -11,20 +11,11 @@ from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.limits import read as limits_of
-from kvplan.core.table import Table
+from kvplan.core.table import Markdown, Table
 from kvplan.core.units import format_size
-from kvplan.measure.reconcile import (
-    UNKNOWN,
-    Reconciliation,
-    Row,
-    compared,
-    document,
-    exceeds,
-    reconcile,
-    sources_of,
-    sums,
-)
-from kvplan.measure.run_capacity import CapacityRow, Served, served
+from kvplan.measure.measurement import Row, exceeds
+from kvplan.measure.reconcile import UNKNOWN, Reconciliation, document, reconcile_run, sources_of, sums
+from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
 from kvplan.measure.rundir import Run, load_run
 from kvplan.models.spec import FullAttention, LatentAttention
@@ -53,11 +44,11 @@ def reconcile_command(options: ReconcileOptions) -> int:
     if options.calibration is not None:
         known = calibration.read(Path(options.calibration))
         calibration.check_run(known, run.manifest)
-    result = reconcile(run, known)
+    result = reconcile_run(run, known)
     if limits is not None:
-        limits.check((row.component for row in compared(result)), "--max-error")
+        limits.check((row.component for row in result.compared), "--max-error")
     if options.calibrate is not None:
-        measured = {row.component: row.measured for row in result.rows}
+        measured = {row.component: row.size for row in result.rows}
         with output.report_files([options.calibrate], "--calibrate", {".json": "json"}, force=options.force) as (file,):
             found = calibration.document(
                 run.manifest, run.status, measured, result.activation_coefficient, str(run.path)
@@ -65,7 +56,7 @@ def reconcile_command(options: ReconcileOptions) -> int:
             found["step_time"] = step_time(run)
             file.save(json.dumps(found, indent=2) + "\n")
     output.answer(answer(result), options.format, options.color)
-    over = [] if limits is None else exceeds(result, limits)
+    over = [] if limits is None else exceeds([(row.component, row) for row in result.compared], limits)
     if over:
         output.tell("error", f"reconcile: off by more than {said(options)}: {', '.join(over)}")
     return int(bool(over))
@@ -144,13 +135,13 @@ def served_cells(one: Served) -> tuple[str, ...]:
 
 
 def cells(row: Row) -> tuple[str, str, str, str]:
-    predicted = "-" if row.predicted is None else format_size(row.predicted)
+    predicted = "-" if row.predicted is None else format_size(int(row.predicted))
     relative = "" if row.relative is None else f" ({row.relative:+.2%})"
     error = "-" if row.error is None else f"{row.error:+,} B{relative}"
-    return row.component, predicted, format_size(row.measured), error
+    return row.component, predicted, format_size(row.size), error
 
 
-def capacity_cells(row: CapacityRow) -> tuple[str, str, str, str]:
+def capacity_cells(row: Row) -> tuple[str, str, str, str]:
     def text(value: float | None) -> str:
         if value is None:
             return "-"
@@ -158,7 +149,7 @@ def capacity_cells(row: CapacityRow) -> tuple[str, str, str, str]:
             return f"{value:.1%}"
         return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
-    return row.name, text(row.predicted), text(row.measured), row.unit
+    return row.component, text(row.predicted), text(row.measured), row.unit
 
 
 def rows_table(result: Reconciliation) -> Table:
@@ -167,7 +158,7 @@ def rows_table(result: Reconciliation) -> Table:
     for row in (*result.rows, result.total):
         rows.append(("bytes", row.component, row.predicted, row.measured, row.error, row.relative))
     for figure in result.capacity:
-        rows.append((figure.unit, figure.name, _whole(figure.predicted), _whole(figure.measured), None, None))
+        rows.append((figure.unit, figure.component, _whole(figure.predicted), _whole(figure.measured), None, None))
     for part in served(result.run):
         figures = {name: value for name, value in asdict(part).items() if name != "allocator"}
         rows += ((printable(part.allocator, 40), name, None, value, None, None) for name, value in figures.items())
@@ -190,4 +181,11 @@ def page(result: Reconciliation) -> list[Block]:
     headers = ("component", "predicted", "measured", "error", "predicted from", "measured by")
     rows = ((*cells(row), *told_sources(row, result)) for row in (*result.rows, result.total))
     gaps = [bullets([gap], "*") for gap in result.gaps]
-    return [heading(3, title(result)), Table.of(headers, rows), *sums(result), *pool_tables(result), *gaps]
+    tables = map(with_own_names, pool_tables(result))
+    return [heading(3, title(result)), with_own_names(Table.of(headers, rows)), *sums(result), *tables, *gaps]
+
+
+def with_own_names(table: Table, left: int | tuple[int, ...] = 1) -> Table:
+    """The table with its first column as it is: names of kvplan's own, in which no sign is markup."""
+    rows = ((Markdown(first), *rest) if first.isidentifier() else (first, *rest) for first, *rest in table.rows)
+    return Table.of(table.names, rows, left=left)

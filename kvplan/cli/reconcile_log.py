@@ -9,6 +9,7 @@ from typing import Any
 from kvplan.cli import asked, output
 from kvplan.cli.asked import Asked
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
+from kvplan.cli.reconcile import with_own_names
 from kvplan.cli.run_options import ReconcileOptions
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
@@ -16,7 +17,8 @@ from kvplan.core.limits import Limits
 from kvplan.core.table import Table
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
-from kvplan.measure.serverlog.compare import LogReconciliation, compared_rows, document, exceeds, reconcile_log
+from kvplan.measure.measurement import Row, exceeds
+from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log
 from kvplan.measure.serverlog.log import ServerLog, parse_log, read_log, read_text
 from kvplan.measure.serverlog.request import (
     agrees,
@@ -35,7 +37,6 @@ from kvplan.measure.serverlog.request import (
     model_of,
     sample_gpus,
 )
-from kvplan.measure.serverlog.rows import LogRow
 from kvplan.measure.serverlog.vllm import Context
 from kvplan.models import catalog
 from kvplan.planning.plan import Request
@@ -55,13 +56,13 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
     """Read, compare, print; 1 where a row is off by more than --max-error and than the log's own rounding."""
     log = log_of(options)
     result = compared(options, log)
-    if limits is not None and not compared_rows(result):
+    if limits is not None and not result.compared:
         wanted = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
         raise InvalidInputError("--max-error", f"the {log.called} holds no figure to compare", f"name {wanted}")
     if limits is not None:
-        limits.check(compared_rows(result), "--max-error")
+        limits.check((row.component for row in result.compared), "--max-error")
     output.answer(answer(result), options.format, options.color)
-    over = [] if limits is None else exceeds(result, limits)
+    over = [] if limits is None else exceeds(result.named, limits)
     if over:
         typed = ", ".join(printable(text, 80) for text in options.max_error or [])
         output.tell("error", f"reconcile: off by more than {typed}: {', '.join(over)}")
@@ -289,6 +290,7 @@ def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], li
 # --- showing ----------------------------------------------------------------------------------------------------------
 
 HEADERS = ("", "predicted", "logged", "error", "kind", "why")
+LEFT = (0, len(HEADERS) - 1)  # columns of text
 
 
 def answer(result: LogReconciliation) -> Answer:
@@ -315,23 +317,30 @@ def screen(result: LogReconciliation) -> list[Part]:
     return [line(title(result), "bold"), line(), table(result.rows), line(), given, table(result.given)]
 
 
-def table(rows: tuple[LogRow, ...]) -> Table:
-    return Table.of(HEADERS, map(cells, rows), left=(0, len(HEADERS) - 1))
+def table(rows: tuple[Row, ...]) -> Table:
+    return Table.of(HEADERS, map(cells, rows), left=LEFT)
 
 
-def cells(row: LogRow) -> tuple[str, ...]:
-    return row.name, figure(row, row.predicted), figure(row, row.logged), error_text(row), row.kind or "-", row.why
+def cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.component,
+        figure(row, row.predicted),
+        figure(row, row.measured),
+        error_text(row),
+        row.kind or "-",
+        row.why,
+    )
 
 
-def figure(row: LogRow, value: float | None) -> str:
+def figure(row: Row, value: float | None) -> str:
     if value is None:
         return "-"
     if row.unit == "bytes":
         return f"{value / GIB:,.2f} GiB"
-    return f"{value:,.2f}" if row.name == "concurrency" else f"{value:,.0f}"
+    return f"{value:,.2f}" if row.component == "concurrency" else f"{value:,.0f}"
 
 
-def error_text(row: LogRow) -> str:
+def error_text(row: Row) -> str:
     if row.error is None:
         return "-"
     if row.is_exact:
@@ -341,14 +350,14 @@ def error_text(row: LogRow) -> str:
         small = f"{row.error / MIB:+,.1f} MiB"  # what two digits of a GiB would show as 0
         size = small if abs(row.error) < GIB // 100 else f"{row.error / GIB:+,.2f} GiB"
         return size + share
-    return (f"{row.error:+,.2f}" if row.name == "concurrency" else f"{row.error:+,.0f}") + share
+    return (f"{row.error:+,.2f}" if row.component == "concurrency" else f"{row.error:+,.0f}") + share
 
 
 def rows_table(result: LogReconciliation) -> Table:
     names = ("from", "name", "unit", "predicted", "low", "high", "logged", "error", "relative", "kind", "why")
     rows = [
-        (source, row.name, row.unit, row.predicted, row.low, row.high, row.logged, row.error, row.relative, row.kind,
-         row.why)
+        (source, row.component, row.unit, row.predicted, row.low, row.high, row.measured, row.error, row.relative,
+         row.kind, row.why)
         for source, part in (("inputs", result.rows), ("logged pool", result.given))
         for row in part
     ]  # fmt: skip
@@ -357,4 +366,5 @@ def rows_table(result: LogReconciliation) -> Table:
 
 def page(result: LogReconciliation) -> list[Block]:
     notes = [bullets([note], "*") for note in result.notes]
-    return [heading(3, title(result)), table(result.rows), given_title(result), table(result.given), *notes]
+    rows, given = (with_own_names(table(part), left=LEFT) for part in (result.rows, result.given))
+    return [heading(3, title(result)), rows, given_title(result), given, *notes]

@@ -8,12 +8,13 @@ from typing import Any
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import printable, shown
 from kvplan.core.git import checkout
-from kvplan.core.limits import Limits
 from kvplan.core.units import format_size
-from kvplan.measure.run_capacity import CapacityRow, capacity_rows, served
+from kvplan.measure.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
+from kvplan.measure.run_capacity import capacity, capacity_predictions, served
 from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, spec_of
 from kvplan.measure.rundir import Run
-from kvplan.servers.bundled.rules import Prediction, predict
+from kvplan.servers.bundled.rules import Prediction as Sized
+from kvplan.servers.bundled.rules import predict
 from kvplan.servers.calibration import Calibration, run_id
 
 RECONCILIATION = "kvplan/reconciliation@1"
@@ -32,7 +33,6 @@ SOURCES: dict[str, tuple[str, str]] = {
     ),
     "lora": ("the engine has no adapters", "the engine has no adapters"),
 }
-SMALLEST_SHARE = 0.0005  # that is not shown as 0.0 %
 UNKNOWN = "not predicted without a calibration"
 SOURCES_ON_GPU = {
     "cuda_graphs": (UNKNOWN, "what capturing took of the device, and the graphs' inputs"),
@@ -57,26 +57,6 @@ def sources_of(component: str, device: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One component in bytes; predicted None where there is no formula and no calibration."""
-
-    component: str
-    predicted: int | None
-    measured: int
-
-    @property
-    def error(self) -> int | None:
-        return None if self.predicted is None else self.predicted - self.measured
-
-    @property
-    def relative(self) -> float | None:
-        """Error over measured; 0 where both are 0, None where only the measured is."""
-        if self.error is None or (self.measured == 0 and self.error):
-            return None
-        return self.error / self.measured if self.measured else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Reconciliation:
     """The comparison of one run.
 
@@ -93,7 +73,7 @@ class Reconciliation:
     device: str
     rows: tuple[Row, ...]
     reported: int
-    capacity: tuple[CapacityRow, ...]
+    capacity: tuple[Row, ...]
     gaps: tuple[str, ...] = field(default=())
     unreached: int = 0
     held_before: int = 0
@@ -103,7 +83,7 @@ class Reconciliation:
     def total(self) -> Row:
         """Of the rows that have a prediction, and of no others."""
         known = [row for row in self.rows if row.predicted is not None]
-        return Row("total", sum(row.predicted or 0 for row in known), sum(row.measured for row in known))
+        return Row("total", "bytes", sum(row.predicted or 0 for row in known), sum(row.size for row in known))
 
     @property
     def activation_coefficient(self) -> float:
@@ -111,13 +91,19 @@ class Reconciliation:
         row = next(row for row in self.rows if row.component == "activations")
         return row.measured / row.predicted if row.predicted and row.measured else 1.0
 
+    @property
+    def compared(self) -> list[Row]:
+        """The rows with two numbers to hold against each other, and their total; what is unattributed has no
+        prediction."""
+        return [row for row in compared((*self.rows, self.total)) if row.component != "unattributed"]
+
     def worst(self) -> tuple[str, float]:
         """The largest relative error of a row that was predicted, and of the total."""
         errors = [(row.component, row.relative) for row in (*self.rows, self.total) if row.component != "unattributed"]
         return max(((name, abs(value)) for name, value in errors if value is not None), key=lambda pair: pair[1])
 
 
-def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliation:
+def reconcile_run(run: Run, calibration: Calibration | None = None) -> Reconciliation:
     """Compare a run with the prediction for exactly its inputs.
 
     Raises InvalidInputError for a run that ended before its pool was sized, or whose manifest lacks its inputs.
@@ -148,10 +134,12 @@ def reconcile(run: Run, calibration: Calibration | None = None) -> Reconciliatio
             spec, inputs, non_torch=0 if manifest["device"] == "cpu" else outside,
             activation_coefficient=calibration.activation_coefficient if is_of_model(calibration, run) else 1.0,
         )  # fmt: skip
-    rows = tuple(Row(name, _predicted(name, predicted, known, run), measured.rows[name]) for name in COMPONENTS)
+    predictions = {name: Prediction(_predicted(name, predicted, known, run)) for name in COMPONENTS}
+    rows = reconcile(predictions, measured.measurement)
+    of_pool = reconcile(capacity_predictions(run, predicted), capacity(run))
     gaps += [*elsewhere(run), *([] if run.status == "complete" else [f"the run {ending(run)}"])]
     return Reconciliation(
-        run, spec.name, str(manifest["device"]), rows, measured.reported, capacity_rows(run, predicted), tuple(gaps),
+        run, spec.name, str(manifest["device"]), rows, measured.reported, of_pool, tuple(gaps),
         measured.unreached, measured.held_before, None if calibration is None else calibration.origin,
     )  # fmt: skip
 
@@ -234,7 +222,7 @@ def ending(run: Run) -> str:
     return f"is {run.status}" + ("" if run.cause is None else f": {run.cause}")
 
 
-def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run) -> int | None:
+def _predicted(name: str, predicted: Sized, known: dict[str, int], run: Run) -> int | None:
     match name:
         case "weights" | "buffers" | "kv_cache" | "activations":
             return int(getattr(predicted, name))
@@ -254,7 +242,7 @@ def _predicted(name: str, predicted: Prediction, known: dict[str, int], run: Run
 class Measured:
     """What a run measured, in bytes: Reconciliation says what the fields mean."""
 
-    rows: dict[str, int]
+    measurement: Measurement
     reported: int
     unreached: int
     held_before: int = 0
@@ -291,7 +279,8 @@ def measured_bytes(run: Run) -> Measured:
         rows["allocator_slack"], unreached = max(0, reserved - in_torch), in_torch - reserved
     unreached = min(max(0, unreached), rows["activations"])
     rows["unattributed"] = reported + unreached - sum(rows.values())
-    return Measured(rows, reported, unreached, before)
+    figures = tuple(Figure(name, "bytes", rows[name]) for name in COMPONENTS)
+    return Measured(Measurement("run", figures), reported, unreached, before)
 
 
 def peaks_of(run: Run) -> dict[str, dict[str, int]]:
@@ -329,7 +318,7 @@ def document(result: Reconciliation) -> dict[str, Any]:
         "rank": 0,
         "total": {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]},
         "capacity": [
-            {"name": row.name, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
+            {"name": row.component, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
             for row in result.capacity
         ],
         "served": [asdict(one) for one in served(result.run)],
@@ -347,24 +336,6 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def compared(result: Reconciliation) -> list[Row]:
-    """The rows with two numbers to hold against each other, and their total; what is unattributed has no prediction."""
-    return [
-        row for row in (*result.rows, result.total) if row.predicted is not None and row.component != "unattributed"
-    ]
-
-
-def exceeds(result: Reconciliation, limits: Limits) -> list[str]:
-    """The rows, and their total, that are off by more than their limit, as `name +3.2%`."""
-    over = []
-    for row in compared(result):
-        limit = limits.of(row.component)
-        if limit is None or (row.relative is not None and abs(row.relative) <= limit):
-            continue
-        over.append(f"{row.component} {told_error(row)}")
-    return over
-
-
 def sums(result: Reconciliation) -> list[str]:
     """What the total is of, and what the rows add up to, in sentences."""
     left_out = [row.component for row in result.rows if row.predicted is None]
@@ -376,10 +347,3 @@ def sums(result: Reconciliation) -> list[str]:
         peak = f"{format_size(result.unreached)} of activations that serving did not reach again"
         return [*told, f"The rows add up to what the device reports, {reported}, and {peak}."]
     return [*told, f"The rows add up to what the device reports: {reported}."]
-
-
-def told_error(row: Row) -> str:
-    """How far off a row is: a share, or bytes where the share would read as none."""
-    if row.relative is None:
-        return f"{row.predicted:,} B, measured none"
-    return f"{row.relative:+.1%}" if abs(row.relative) >= SMALLEST_SHARE else f"{row.error:+,} B"

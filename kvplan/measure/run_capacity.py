@@ -3,19 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from kvplan.measure import measurement
+from kvplan.measure.measurement import Figure, Measurement
 from kvplan.measure.run_manifest import inputs_of
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import Prediction
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityRow:
-    """A number of the pool that is not bytes of a component."""
-
-    name: str
-    predicted: float | None
-    measured: float | None
-    unit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +31,40 @@ def fragmentation(run: Run, results: dict[str, Any]) -> Fragmentation | None:
     return Fragmentation(held, 1 - filled / (used * block_size))
 
 
-def capacity_rows(run: Run, predicted: Prediction) -> tuple[CapacityRow, ...]:
+def pool_tokens(run: Run, num_blocks: int) -> int:
+    """Tokens that a pool of so many blocks holds, one of which stands for no block."""
+    return max(0, num_blocks - 1) // int(run.manifest.get("groups") or 1) * inputs_of(run).block_size
+
+
+def capacity(run: Run) -> Measurement:
     """Blocks, tokens, and what the densest moment of the run says about bytes per token and fragmentation."""
     memory, results = run.manifest["memory"], run.manifest.get("results") or {}
-    inputs, stats = inputs_of(run), results.get("stats") or {}
-    found = fragmentation(run, results)
-    groups = int(run.manifest.get("groups") or 1)
+    stats, dense = results.get("stats") or {}, fragmentation(run, results)
     queries, hits = stats.get("prefix_cache_queries"), stats.get("prefix_cache_hits")
-
-    def pool_tokens(num_blocks: int) -> float:
-        return max(0, num_blocks - 1) // groups * inputs.block_size
-
-    return (
-        CapacityRow("num_blocks", predicted.num_blocks, memory["num_blocks"], "blocks"),
-        CapacityRow("block_bytes", predicted.block_bytes, memory["block_bytes"], "bytes"),
-        CapacityRow("pool_tokens", pool_tokens(predicted.num_blocks), pool_tokens(memory["num_blocks"]), "tokens"),
-        CapacityRow(
-            "kv_bytes_per_token", predicted.bytes_per_token, None if found is None else found.bytes_per_token, "bytes"
+    return Measurement(
+        "run",
+        (
+            Figure("num_blocks", "blocks", memory["num_blocks"]),
+            Figure("block_bytes", "bytes", memory["block_bytes"]),
+            Figure("pool_tokens", "tokens", pool_tokens(run, memory["num_blocks"])),
+            Figure("kv_bytes_per_token", "bytes", None if dense is None else dense.bytes_per_token),
+            Figure("allocated_but_unused", "share", None if dense is None else dense.waste),
+            Figure("most_running", "requests", results.get("most_running")),
+            Figure("preemptions", "times", stats.get("num_preemptions")),
+            Figure("prefix_hits", "share", hits / queries if queries and hits is not None else None),
+            Figure("output_tokens_per_s", "tokens/s", results.get("output_tokens_per_s")),
         ),
-        CapacityRow("allocated_but_unused", None, None if found is None else found.waste, "share"),
-        CapacityRow("most_running", None, results.get("most_running"), "requests"),
-        CapacityRow("preemptions", None, stats.get("num_preemptions"), "times"),
-        CapacityRow("prefix_hits", None, hits / queries if queries and hits is not None else None, "share"),
-        CapacityRow("output_tokens_per_s", None, results.get("output_tokens_per_s"), "tokens/s"),
     )
+
+
+def capacity_predictions(run: Run, predicted: Prediction) -> dict[str, measurement.Prediction]:
+    figures = {
+        "num_blocks": predicted.num_blocks,
+        "block_bytes": predicted.block_bytes,
+        "pool_tokens": pool_tokens(run, predicted.num_blocks),
+        "kv_bytes_per_token": predicted.bytes_per_token,
+    }
+    return {name: measurement.Prediction(figure) for name, figure in figures.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from kvplan.core.table import text, words
 from kvplan.core.units import format_size
-from kvplan.measure.reconcile import Row
+from kvplan.measure.measurement import Row
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_record import (
     Sample,
@@ -266,9 +266,9 @@ def draw_memory(data: RunData, sheet: Sheet) -> Figure | None:
     if not rows:
         return None
     figure, (ax,) = new_figure(sheet, 34 + len(rows) * (58 if sheet.is_narrow else 44))
-    most = max(max(row.predicted or 0, row.measured) for row in rows)
+    most = max(max(int(row.predicted or 0), row.size) for row in rows)
     for i, row in enumerate(rows):
-        sizes = ("predicted", row.predicted), ("measured", row.measured)
+        sizes = ("predicted", row.predicted), ("measured", row.size)
         for side, (kind, size) in zip((-0.19, 0.19), sizes, strict=True):
             style = (
                 {"facecolor": HEX["paper"], "edgecolor": HEX["accent"], "linewidth": 1.2}
@@ -313,7 +313,7 @@ def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[fl
     A component takes its measured size once the stage that allocates it has begun, never more than is there; what
     remains are activations, the allocator's slack and what belongs to no row. The layers add up to what was measured.
     """
-    sizes = {} if data.memory is None else {row.component: row.measured for row in data.memory.rows}
+    sizes = {} if data.memory is None else {row.component: row.size for row in data.memory.rows}
     before = 0 if key == "rss" else entry(data.run, "peaks").get("before", {}).get(key, 0)
     starts = {stage.name: stage.start for stage in reversed(data.stages)}
     layers: dict[str, list[float]] = {name: [] for name in ALLOCATED_IN if sizes.get(name, 0) > 0}
@@ -352,7 +352,7 @@ def draw_comparison(data: ReportData, sheet: Sheet) -> Figure | None:
 
 def measured_parts(rows: Iterable[Row]) -> dict[str, int]:
     """Measured bytes of the components that have a colour of their own, and of all others together."""
-    sizes = {row.component: max(0, row.measured) for row in rows}
+    sizes = {row.component: max(0, row.size) for row in rows}
     parts = {name: sizes.pop(name, 0) for name in ("weights", "kv_cache", "context", "cuda_graphs")}
     return {**parts, "other": sum(sizes.values())}
 

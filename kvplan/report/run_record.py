@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import shown
-from kvplan.measure.reconcile import Reconciliation, reconcile
+from kvplan.measure.reconcile import Reconciliation, reconcile_run
 from kvplan.measure.run_manifest import check_manifest, check_objects
 from kvplan.measure.rundir import Run
 
@@ -102,11 +102,11 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
     unsampled = not run.manifest.get("peaks") and not run.samples
     try:
         if not unsampled:
-            result = reconcile(run)
+            result = reconcile_run(run)
             return result, [gap for gap in result.gaps if not gap.startswith("the run is ")]
-        result = reconcile(replace(run, manifest={**run.manifest, "peaks": {"before": {}}}))
+        result = reconcile_run(replace(run, manifest={**run.manifest, "peaks": {"before": {}}}))
     except KvplanError as error:
         return None, [str(error.renamed(shown(run.path), ""))]
     rows = tuple(row for row in result.rows if row.component in ALLOCATED)
-    only = replace(result, rows=rows, reported=sum(row.measured for row in rows))
+    only = replace(result, rows=rows, reported=sum(row.size for row in rows))
     return only, ["no sample was taken: what the device itself reported is unknown"]

@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 
 from kvplan.core.table import Table, Value, text, words
-from kvplan.measure.reconcile import Reconciliation, Row, sums
+from kvplan.measure.measurement import Row
+from kvplan.measure.reconcile import Reconciliation, sums
 from kvplan.measure.rundir import Run
 from kvplan.report.run_record import Sample, entry, having, memory_key, number, numbers, usable_blocks
 
@@ -105,7 +106,7 @@ def memory_finding(memory: Reconciliation | None) -> str:
     worst = max(rows, key=lambda row: abs(row.error or 0))
     if worst.error:
         sentences.append(f"Furthest off: {words(worst.component)}, predicted {deviation(worst)}.")
-    rest = sum(row.measured for row in memory.rows if row.component == "unattributed")
+    rest = sum(row.size for row in memory.rows if row.component == "unattributed")
     if rest > 0:
         sentences.append(f"{text(rest, 'bytes')} of what the device reports belong to no row.")
     elif rest < 0:

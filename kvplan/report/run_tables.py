@@ -73,7 +73,7 @@ def memory_table(memory: Reconciliation | None) -> Table:
 def pool_table(memory: Reconciliation | None) -> Table:
     columns = (Column("name"), Column("predicted", BY_ROW), Column("measured", BY_ROW), Column(UNIT))
     capacity = () if memory is None else memory.capacity
-    rows = tuple((row.name, row.predicted, row.measured, row.unit) for row in capacity)
+    rows = tuple((row.component, row.predicted, row.measured, row.unit) for row in capacity)
     return Table("pool", "The KV pool", columns, rows)
 
 

@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 from kvplan.core.units import GIB
+from kvplan.measure.measurement import Row
 from kvplan.measure.serverlog.compare import merged
-from kvplan.measure.serverlog.rows import LogRow
 from tests.support.cli import Run, refused, run
 from tests.support.server_logs import LLAMA_3090, Log, log, rows_of
 
@@ -112,11 +112,11 @@ def test_a_quantised_log_of_another_checkpoint_is_refused(run: Run, log: Log) ->
 
 
 def test_what_depends_on_the_gpu_is_left_open() -> None:
-    same = LogRow("weights", "bytes", 5.0, 5.0, kind="exact")
-    one, other = (LogRow("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
+    same = Row("weights", "bytes", 5.0, 5.0, kind="exact")
+    one, other = (Row("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
     assert merged([(same, one), (same, other)], ["a", "b"]) == (
         same,
-        LogRow("blocks", "blocks", None, 7.0, why="depends on the GPU, which is not known: 6 on a, 8 on b; add --gpu"),
+        Row("blocks", "blocks", None, 7.0, why="depends on the GPU, which is not known: 6 on a, 8 on b; add --gpu"),
     )
 
 

@@ -31,7 +31,8 @@ from kvplan.cli.live import progress_words
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.limits import Limits
 from kvplan.measure import profile as runs
-from kvplan.measure.reconcile import COMPONENTS, document, exceeds, peaks_of, reconcile
+from kvplan.measure.measurement import exceeds
+from kvplan.measure.reconcile import COMPONENTS, document, peaks_of, reconcile_run
 from kvplan.measure.rundir import ENGINE_FIGURES, RunWriter, load_run, served_by_samples
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
@@ -150,12 +151,12 @@ def test_a_wrong_head_count_in_the_plan_shows_in_its_rows(copied: Path) -> None:
     model = json.loads((copied / "run.json").read_text())["model"]
     model["config"]["num_key_value_heads"] = 9  # it has 3
     edit(copied, model=model)
-    rows = {row.component: row for row in reconcile(load_run(copied)).rows}
+    rows = {row.component: row for row in reconcile_run(load_run(copied)).rows}
     assert rows["kv_cache"].relative == pytest.approx(2.0)  # three times what there is
     # k_proj and v_proj of 30 layers: 6 more heads of 64 x 576 each, float32
     assert rows["weights"].error == 30 * 2 * 6 * 64 * 576 * 4
     assert rows["buffers"].error == 0
-    over = exceeds(reconcile(load_run(copied)), Limits(0.02))
+    over = exceeds([(row.component, row) for row in reconcile_run(load_run(copied)).compared], Limits(0.02))
     assert [name.split()[0] for name in over][:2] == ["weights", "kv_cache"]
 
 
@@ -167,7 +168,7 @@ def test_a_wrong_head_count_in_the_engine_shows_in_its_row(copied: Path) -> None
                           max_num_seqs=3, max_num_batched_tokens=32)  # fmt: skip
     memory = json.loads((copied / "run.json").read_text())["memory"]
     edit(copied, memory={**memory, "kv_cache": Engine(wrong, config).memory_report().kv_cache})
-    rows = {row.component: row for row in reconcile(load_run(copied)).rows}
+    rows = {row.component: row for row in reconcile_run(load_run(copied)).rows}
     assert rows["kv_cache"].relative == pytest.approx(2.0)
     assert rows["weights"].error == 0
 
@@ -315,7 +316,7 @@ def test_a_damaged_run_is_one_line(copied: Path, run: Run, name: str, text: str,
 def test_a_run_without_memory_has_nothing_to_compare(copied: Path) -> None:
     edit(copied, memory=None, status="failed", cause="no room")
     with pytest.raises(InvalidInputError, match="ended before its memory was measured"):
-        reconcile(load_run(copied))
+        reconcile_run(load_run(copied))
 
 
 def test_no_run_directory_is_one_line(tmp_path: Path, run: Run) -> None:
@@ -362,7 +363,7 @@ def test_a_run_that_a_signal_ends_keeps_what_it_measured_and_served(
     killed = end == signal.SIGKILL
     assert (process.returncode, run.status, run.recovered) == (code, "partial", killed)
     assert killed or run.cause == cause
-    comparison = reconcile(run)
+    comparison = reconcile_run(run)
     rows = {row.component: row for row in comparison.rows}
     assert rows["weights"].error == rows["kv_cache"].error == 0
     results = run.manifest["results"]

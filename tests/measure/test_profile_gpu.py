@@ -18,7 +18,7 @@ from kvplan.core.errors import EnvironmentProblem
 from kvplan.hardware.nvml import open_nvml
 from kvplan.measure import profile as runs
 from kvplan.measure.profile import Outcome, PlannedRequest, Workload, profile
-from kvplan.measure.reconcile import reconcile
+from kvplan.measure.reconcile import reconcile_run
 from kvplan.measure.rundir import Run, RunWriter, load_run
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
@@ -105,9 +105,9 @@ def test_another_process_that_moves_in_is_flagged_and_left_out(tmp_path: Path, i
     foreign = [sample for sample in run.samples if sample["is_foreign"]]
     assert foreign
     assert all(sample["device_used"] == 30 * GIB for sample in foreign)
-    result = reconcile(run)
+    result = reconcile_run(run)
     assert result.reported == 0  # the device held 10 GiB before and, without the guest, all along
-    assert sum(row.measured for row in result.rows) == result.reported + result.unreached
+    assert sum(row.size for row in result.rows) == result.reported + result.unreached
     assert [gap for gap in result.gaps if "another process took memory" in gap]
 
 
@@ -130,9 +130,9 @@ def test_unified_memory_is_compared_by_torchs_account(tmp_path: Path, install: f
     install(gpu)
     _, run = measured(tmp_path / "run", gpu)
     assert run.samples[0]["device_is_host"]
-    result = reconcile(run)
+    result = reconcile_run(run)
     assert {row.component: row.measured for row in result.rows}["context"] == 0
-    assert sum(row.measured for row in result.rows) == result.reported + result.unreached
+    assert sum(row.size for row in result.rows) == result.reported + result.unreached
 
 
 def test_wsl_is_no_gate(tmp_path: Path, install: fake_nvml.Install, run: Command) -> None:
@@ -163,8 +163,8 @@ def test_device_rows_add_up_with_what_was_there_before(tmp_path: Path, install: 
         later(values)
 
     _, run = measured(tmp_path / "run", gpu, both)
-    result = reconcile(run)
-    rows = {row.component: row.measured for row in result.rows}
+    result = reconcile_run(run)
+    rows = {row.component: row.size for row in result.rows}
     assert rows["context"] == 500 * MIB
     assert result.reported == 500 * MIB + 3 * GIB
     assert sum(rows.values()) == result.reported + result.unreached

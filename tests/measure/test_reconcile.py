@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvplan.measure.reconcile import COMPONENTS, peaks_of, reconcile
+from kvplan.measure.reconcile import COMPONENTS, peaks_of, reconcile_run
 from kvplan.measure.rundir import load_run
 from kvplan.models.hf_config import read_config
 from kvplan.servers.bundled.rules import EngineInputs, predict
@@ -125,11 +125,11 @@ def test_every_format_says_what_each_allocator_served(tmp_path: Path, run: Run) 
 
 
 def test_gpu_rows_are_named_and_add_up(tmp_path: Path) -> None:
-    result = reconcile(load_run(gpu_run(tmp_path / "run")))
+    result = reconcile_run(load_run(gpu_run(tmp_path / "run")))
     rows = {row.component: row for row in result.rows}
-    assert sum(row.measured for row in result.rows) == result.reported + result.unreached
+    assert sum(row.size for row in result.rows) == result.reported + result.unreached
     assert rows["weights"].error == 0
-    assert min(row.measured for row in result.rows if row.component != "unattributed") >= 0
+    assert min(row.size for row in result.rows if row.component != "unattributed") >= 0
     assert "num_blocks is predicted with the measured non_torch" in " ".join(result.gaps)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from kvplan.core.table import Table, text
 from kvplan.measure import reconcile
+from kvplan.measure.measurement import Row
 from kvplan.measure.rundir import load_run
 from kvplan.report import run_sentences
 from kvplan.report.formats import as_csv, as_json, as_markdown
@@ -181,7 +182,7 @@ def test_the_answer_and_what_to_know_first_are_in_every_format(report: tuple[Rep
 
 def test_the_memory_rows_are_those_of_reconcile(tmp_path: Path) -> None:
     path = cpu_run(tmp_path / "cpu")
-    expected = reconcile.document(reconcile.reconcile(load_run(path)))
+    expected = reconcile.document(reconcile.reconcile_run(load_run(path)))
     (document,) = json.loads(report_json(report_data([load_run(path)])))["runs"]
     rows = document["tables"]["memory"]
     assert rows[:-1] == [
@@ -222,11 +223,11 @@ def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: 
         "tiny on the CPU: the KV pool of 1.01 MiB holds 42 requests of 41 tokens; predicted against measured, "
         "the weights are exact, the KV cache is exact, and the predicted rows together are "
     )
-    total = reconcile.reconcile(data.run).total
+    total = reconcile.reconcile_run(data.run).total
     assert total.error is not None
     assert total.predicted is not None
-    assert total.predicted < total.measured  # this run's plan leaves out what nothing explains
-    assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.measured:.1f} %) below.")
+    assert total.predicted < total.size  # this run's plan leaves out what nothing explains
+    assert data.answer.endswith(f"{-total.error / 1024:.2f} KiB ({-100 * total.error / total.size:.1f} %) below.")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_the_answer_says_what_fits_and_how_far_the_prediction_was_off(tmp_path: 
     ],
 )
 def test_a_deviation_has_the_sign_of_the_tables_error(predicted: int | None, measured: int, words: str) -> None:
-    assert run_sentences.deviation(reconcile.Row("weights", predicted, measured)) == words
+    assert run_sentences.deviation(Row("weights", "bytes", predicted, measured)) == words
 
 
 # --- what the numbers are ---------------------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kvplan.core.errors import KvplanError, UsageError
-from kvplan.core.limits import Limits
 from kvplan.core.units import format_gib
 from kvplan.hardware.gpu import GpuSpec
+from kvplan.measure.measurement import Row, compared
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.request import check_log
-from kvplan.measure.serverlog.rows import LogRow, smallest_kv
+from kvplan.measure.serverlog.rows import smallest_kv
 from kvplan.measure.serverlog.sglang import given_pool, sglang_given, sglang_rows
 from kvplan.measure.serverlog.vllm import Context, vllm_given, vllm_rows
 from kvplan.servers.base import server_of
@@ -30,10 +30,21 @@ class LogReconciliation:
     gpus: tuple[GpuSpec, ...]
     args: EngineArgs
     max_model_len: int
-    rows: tuple[LogRow, ...]
-    given: tuple[LogRow, ...]
+    rows: tuple[Row, ...]
+    given: tuple[Row, ...]
     given_from: str
     notes: tuple[str, ...]
+
+    @property
+    def named(self) -> list[tuple[str, Row]]:
+        """Every row under its name in a sentence."""
+        of_pool = ((f"{row.component} of the logged pool", row) for row in self.given)
+        return [*((row.component, row) for row in self.rows), *of_pool]
+
+    @property
+    def compared(self) -> list[Row]:
+        """The rows whose prediction a figure could be held against."""
+        return compared([*self.rows, *self.given])
 
 
 def reconcile_log(
@@ -43,38 +54,31 @@ def reconcile_log(
 
     Raises the error of the first plan where none can be made.
     """
-    compared: list[tuple[Request, tuple[LogRow, ...], tuple[LogRow, ...]]] = []
+    plans: list[tuple[Request, tuple[Row, ...], tuple[Row, ...]]] = []
     errors: list[KvplanError] = []
     for request in requests:
         try:
             rows, of_pool = _compare(log, request, context=context, gpu_known=gpu_known)
-            compared.append((request, _in_its_words(log, rows), _in_its_words(log, of_pool)))
+            plans.append((request, rows, of_pool))
         except KvplanError as error:
             errors.append(error)
-    if not compared:
+    if not plans:
         raise errors[0]
-    first = compared[0][0]
-    names = [request.gpu.name for request, _, _ in compared]
-    given = merged([rows for _, _, rows in compared], names)
+    first = plans[0][0]
+    names = [request.gpu.name for request, _, _ in plans]
+    given = merged([rows for _, _, rows in plans], names)
     settings = server_of(first.release.engine).settings(first)
     return LogReconciliation(
         engine=_engine_label(log, first),
         model=first.spec.name,
-        gpus=tuple(request.gpu for request, _, _ in compared) if gpu_known else (),
+        gpus=tuple(request.gpu for request, _, _ in plans) if gpu_known else (),
         args=first.args,
         max_model_len=settings.max_model_len,
-        rows=merged([rows for _, rows, _ in compared], names),
+        rows=merged([rows for _, rows, _ in plans], names),
         given=given,
         given_from=_given_from(log, first),
         notes=(*log.notes, *_spread(log, first.args.data_parallel_size)),
     )
-
-
-def _in_its_words(log: ServerLog, rows: Sequence[LogRow]) -> tuple[LogRow, ...]:
-    """The rows; of a page, what is missing is missing from the page."""
-    if log.called == "log":
-        return tuple(rows)
-    return tuple(replace(row, why=row.why.replace("in the log", "on the page")) for row in rows)
 
 
 def _spread(log: ServerLog, num_replicas: int) -> list[str]:
@@ -100,12 +104,12 @@ def _spread(log: ServerLog, num_replicas: int) -> list[str]:
     return notes
 
 
-def merged(several: Sequence[tuple[LogRow, ...]], gpus: Sequence[str]) -> tuple[LogRow, ...]:
+def merged(several: Sequence[tuple[Row, ...]], gpus: Sequence[str]) -> tuple[Row, ...]:
     """The rows on which all GPUs agree; the others without a prediction."""
     return tuple(_one(rows, gpus) for rows in zip(*several, strict=True))
 
 
-def _one(rows: Sequence[LogRow], gpus: Sequence[str]) -> LogRow:
+def _one(rows: Sequence[Row], gpus: Sequence[str]) -> Row:
     first = rows[0]
     other = next((i for i, row in enumerate(rows) if row.predicted != first.predicted), None)
     if other is None:
@@ -115,12 +119,12 @@ def _one(rows: Sequence[LogRow], gpus: Sequence[str]) -> LogRow:
     return replace(first, predicted=None, low=None, high=None, kind=None, why=why)
 
 
-def _figure(row: LogRow) -> str:
+def _figure(row: Row) -> str:
     if row.predicted is None:
         return "nothing"
     if row.unit == "bytes":
         return format_gib(round(row.predicted))
-    return f"{row.predicted:,.2f}" if row.name == "concurrency" else f"{row.predicted:,.0f}"
+    return f"{row.predicted:,.2f}" if row.component == "concurrency" else f"{row.predicted:,.0f}"
 
 
 def _engine_label(log: ServerLog, request: Request) -> str:
@@ -143,7 +147,7 @@ def _given_from(log: ServerLog, request: Request) -> str:
 
 def _compare(
     log: ServerLog, request: Request, *, context: Context, gpu_known: bool
-) -> tuple[tuple[LogRow, ...], tuple[LogRow, ...]]:
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     check_log(log, request.args)
     if log.engine != request.release.engine:
         raise UsageError(
@@ -155,24 +159,6 @@ def _compare(
 
 
 # --- verdict and data -------------------------------------------------------------------------------------------------
-
-
-def exceeds(result: LogReconciliation, limits: Limits) -> list[str]:
-    """The rows that are off by more than their limit and by more than the log's own rounding, as `name +3.2%`."""
-    rows = [(row.name, row) for row in result.rows] + [(f"{row.name} of the logged pool", row) for row in result.given]
-    over = []
-    for name, row in rows:
-        limit = limits.of(row.name)
-        if limit is None or not row.error or row.is_exact or (row.relative is not None and abs(row.relative) <= limit):
-            continue
-        against = f"{row.predicted:,.6g} against 0" if row.relative is None else f"{row.relative:+.1%}"
-        over.append(f"{name} {against}")
-    return over
-
-
-def compared_rows(result: LogReconciliation) -> list[str]:
-    """The names of the figures that a prediction could be held against."""
-    return [row.name for row in (*result.rows, *result.given) if row.error is not None]
 
 
 def document(result: LogReconciliation) -> dict[str, Any]:
@@ -194,14 +180,14 @@ def document(result: LogReconciliation) -> dict[str, Any]:
     }
 
 
-def _values(row: LogRow) -> dict[str, Any]:
+def _values(row: Row) -> dict[str, Any]:
     return {
-        "name": row.name,
+        "name": row.component,
         "unit": row.unit,
         "predicted": row.predicted,
         "low": row.low,
         "high": row.high,
-        "logged": row.logged,
+        "logged": row.measured,
         "rounding": row.rounding,
         "error": row.error,
         "relative": row.relative,

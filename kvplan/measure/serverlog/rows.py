@@ -1,13 +1,12 @@
-"""A logged figure beside its prediction, and what a server's figures count."""
+"""What a server's figures are called, and what they count."""
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvplan.measure.measurement import Figure, Source, not_in
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
-from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import own_layout, rank_weights
 
 Unit = Literal["bytes", "blocks", "tokens", "requests"]
@@ -17,61 +16,20 @@ RUNNING: Final = "max_running_requests"  # of SGLang alone, which logs it
 UNITS: Final[dict[str, Unit]] = {"blocks": "blocks", "tokens": "tokens", "concurrency": "requests", RUNNING: "requests"}
 
 
-@dataclass(frozen=True, slots=True)
-class LogRow:
-    """A figure, predicted and logged; None where there is none, and then `why` says so.
-
-    low, high  what the prediction may be, where the log's rounding of its inputs leaves it open
-    rounding   half of the last digit that was logged
-    kind       how it was predicted
-    why        the reason for a difference, where it is known, or for a missing figure
-    """
-
-    name: str
-    unit: Unit
-    predicted: float | None
-    logged: float | None
-    rounding: float = 0.0
-    kind: Kind | None = None
-    why: str = ""
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def error(self) -> float | None:
-        return None if self.predicted is None or self.logged is None else self.predicted - self.logged
-
-    @property
-    def relative(self) -> float | None:
-        """Error over logged; None where the logged figure is 0 and the error is not."""
-        if self.error is None or not self.logged:
-            return None if self.error else (None if self.error is None else 0.0)
-        return self.error / abs(self.logged)
-
-    @property
-    def is_exact(self) -> bool | None:
-        """Whether the two agree as far as the log's digits go; None where one is missing."""
-        if self.predicted is None or self.logged is None:
-            return None
-        low = self.predicted if self.low is None else self.low
-        high = self.predicted if self.high is None else self.high
-        return low - self.rounding <= self.logged <= high + self.rounding
+def sized(component: str, logged: Reading | None, source: Source, note: str = "") -> Figure:
+    """A logged size."""
+    if logged is None:
+        return Figure(component, "bytes", None, note=not_in(source))
+    return Figure(component, "bytes", logged.size, logged.rounding, note)
 
 
-def missing(name: str, why: str, predicted: float | None = None, kind: Kind | None = None) -> LogRow:
-    return LogRow(name, UNITS.get(name, "bytes"), predicted, None, kind=kind, why=why)
+def difference(component: str, whole: Reading, part: Reading, note: str) -> Figure:
+    """One logged size less another."""
+    return Figure(component, "bytes", whole.size - part.size, whole.rounding + part.rounding, note)
 
 
-def sized(name: str, predicted: float, logged: Reading, kind: Kind, why: str = "") -> LogRow:
-    return LogRow(name, "bytes", predicted, logged.size, logged.rounding, kind, why)
-
-
-def difference(whole: Reading, part: Reading) -> tuple[int, int]:
-    """(bytes, half of the last digit) of one logged size less another."""
-    return whole.size - part.size, whole.rounding + part.rounding
-
-
-NOT_LOGGED: Final = "not in the log"
+def missing(component: str, why: str) -> Figure:
+    return Figure(component, UNITS.get(component, "bytes"), None, note=why)
 
 
 def smallest_kv(log: ServerLog) -> Reading | None:

@@ -8,10 +8,11 @@ from typing import Final
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
+from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
 from kvplan.measure.serverlog.request import has_dp_attention
-from kvplan.measure.serverlog.rows import NOT_LOGGED, RUNNING, LogRow, missing, sized
+from kvplan.measure.serverlog.rows import RUNNING, missing, sized
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang.pool import SglangPool
@@ -24,29 +25,34 @@ UNLIKE: Final = GIB // 4  # free memory further than this from the expected rang
 # What loading takes beside the weights, modules of kernels and workspaces of libraries, is tens of MiB, at times 200; a
 # larger difference has another cause.
 BESIDE_WEIGHTS: Final = GIB // 4
-FROM_FREE: Final = "from the free memory in the log; --gpu predicts it from the inputs"
+FROM_FREE: Final = "from the free memory {}; --gpu predicts it from the inputs"
 DP_ATTENTION: Final = "DP attention is not modeled"
 STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
 
 
-def sglang_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[LogRow, ...]:
+def sglang_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[Row, ...]:
     """Weights as the device lost them; the pool from the inputs alone where the GPU is known, else from the free memory
     that was logged, by SGLang's own rule.
     """
     graphs, left = log.first("cuda_graphs"), log.least("free_at_end")
     kv, tokens, running = _pool_rows(log, request, gpu_known=gpu_known)
     rest = "" if left is None else f" ({left.text} GiB were left free)"
-    return (
-        _weights(log, request),
+    unknown = (
         missing("activations", KEPT_BACK + rest),
         missing("non_torch", KEPT_BACK),
-        LogRow("cuda_graphs", "bytes", None, None if graphs is None else graphs.size, why=KEPT_BACK),
-        kv,
+        Figure("cuda_graphs", "bytes", None if graphs is None else graphs.size, note=KEPT_BACK),
         missing("blocks", "SGLang counts tokens"),
-        tokens,
         missing("concurrency", "SGLang does not log it"),
-        running,
     )
+    activations, non_torch, cuda_graphs, blocks, concurrency = reconcile({}, Measurement(log.called, unknown))
+    weights = _weights(log, request)
+    return weights, activations, non_torch, cuda_graphs, kv, blocks, tokens, concurrency, running
+
+
+def row_of(log: ServerLog, figure: Figure, prediction: Prediction) -> Row:
+    """One component of one stage, or of the server."""
+    (row,) = reconcile({figure.component: prediction}, Measurement(log.called, (figure,)))
+    return row
 
 
 def planned(log: ServerLog, request: Request) -> Plan | str:
@@ -69,25 +75,26 @@ def _laid_out(log: ServerLog, request: Request) -> Plan | str:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def _weights(log: ServerLog, request: Request) -> LogRow:
+def _weights(log: ServerLog, request: Request) -> Row:
     """SGLang logs what free memory lost: whole segments of torch's allocator. Each stage beside its own rank."""
     num_stages = request.args.pipeline_parallel_size
     if has_dp_attention(log):
         logged = log.first("weights")
-        return LogRow("weights", "bytes", None, None if logged is None else logged.size, why=DP_ATTENTION)
+        figure = Figure("weights", "bytes", None if logged is None else logged.size, note=DP_ATTENTION)
+        return row_of(log, figure, Prediction(None))
     predicted = [_reserved(request, stage) for stage in range(num_stages)]
     rows = []
     for stage, ranks in ranks_by_stage(log, num_stages).items():
         logged = first_of(log, "weights", ranks)
         if logged is not None:
-            row = sized("weights", predicted[stage], logged, "formula")
+            row = row_of(log, sized("weights", logged, log.called), Prediction(predicted[stage], "formula"))
             rows.append((stage, replace(row, why=_weights_why(log, row))))
     if not rows:
-        return missing("weights", NOT_LOGGED, max(predicted), "formula")
+        return row_of(log, sized("weights", None, log.called), Prediction(max(predicted), "formula"))
     return _worst(rows, num_stages)
 
 
-def _weights_why(log: ServerLog, row: LogRow) -> str:
+def _weights_why(log: ServerLog, row: Row) -> str:
     if row.is_exact or row.error is None:
         return ""
     if log.flags.get("cpu_offload_gb", "0") not in ("0", "0.0"):
@@ -102,7 +109,7 @@ def _reserved(request: Request, stage: int) -> int:
     return weights_reserved(spec, layout) if layout is not None and known else held
 
 
-def _worst(rows: Sequence[tuple[int, LogRow]], num_stages: int) -> LogRow:
+def _worst(rows: Sequence[tuple[int, Row]], num_stages: int) -> Row:
     """Of the pipeline's stages the one that is furthest off, which its reason names."""
     stage, row = max(rows, key=lambda each: abs(each[1].relative or 0.0))
     if num_stages == 1:
@@ -152,36 +159,37 @@ def has_windows(found: Plan | str) -> bool | None:
     return None if isinstance(found, str) else any(layout_of(found).windows)
 
 
-def _pool_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[LogRow, LogRow, LogRow]:
+def _pool_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[Row, Row, Row]:
     """The KV cache, its tokens and the requests that may run."""
-    found = planned(log, request) if gpu_known else _laid_out(log, request)
-    pools = _pools(log, request, found)
+    made = planned(log, request) if gpu_known else _laid_out(log, request)
+    pools = _pools(log, request, made)
     share = request.args.mem_fraction_static
-    counts = pool_tokens(log, windows=has_windows(found)), _count(log.least("max_running"))
-    answer = found if isinstance(found, str) else _from_plan(log, found) if gpu_known else _from_free(log, found, share)
-    if isinstance(answer, str) or isinstance(found, str):
-        kv = min((pool.size for _, pool in pools if not pool.missing), default=None)
-        why = str(answer)
-        return (
-            LogRow("kv_cache", "bytes", None, kv, why=why),
-            LogRow("tokens", "tokens", None, counts[0], why=why),
-            LogRow(RUNNING, "requests", None, counts[1], why=why),
-        )
-    layout = layout_of(found)
-    kv_row = _kv_row(layout, pools, answer, request)
-    page = layout.block_size
-    tokens = LogRow("tokens", "tokens", answer.pages * page, counts[0], 0.0, answer.kind)
-    if answer.low != answer.high:
-        tokens = replace(tokens, low=answer.low * page, high=answer.high * page)
-    follows = "follows kv_cache" if kv_row.is_exact is False else ""
-    tokens = _explained(tokens, (answer.why if gpu_known else "") or follows)
+    tokens = Figure("tokens", "tokens", pool_tokens(log, windows=has_windows(made)), note=not_in(log.called))
     # 0.4 logs the slot that it never gives out, too.
-    running = LogRow(RUNNING, "requests", answer.requests, counts[1], 1.0, answer.kind)
-    return kv_row, tokens, _explained(running, "")
+    running = Figure(RUNNING, "requests", _count(log.least("max_running")), 1.0, note=not_in(log.called))
+    answer = made if isinstance(made, str) else _from_plan(log, made) if gpu_known else _from_free(log, made, share)
+    if isinstance(answer, str) or isinstance(made, str):
+        size = min((pool.size for _, pool in pools if not pool.missing), default=None)
+        figures = (Figure("kv_cache", "bytes", size), tokens, replace(running, rounding=0.0))
+        unpredicted = (row_of(log, replace(figure, note=str(answer)), Prediction(None)) for figure in figures)
+        kv, of_tokens, of_running = unpredicted
+        return kv, of_tokens, of_running
+    layout = layout_of(made)
+    kv_row = _kv_row(log, layout, pools, answer, request)
+    page = layout.block_size
+    follows = "follows kv_cache" if kv_row.is_exact is False else ""
+    why = (answer.why if gpu_known else "") or follows
+    spread = (answer.low * page, answer.high * page) if answer.low != answer.high else (None, None)
+    prediction = Prediction(answer.pages * page, answer.kind, why, *spread)
+    of_tokens = _without_reason(row_of(log, tokens, prediction))
+    return kv_row, of_tokens, _without_reason(row_of(log, running, Prediction(answer.requests, answer.kind)))
 
 
-def _explained(row: LogRow, why: str) -> LogRow:
-    return replace(row, why=NOT_LOGGED if row.logged is None else "" if row.is_exact else why)
+def _without_reason(row: Row) -> Row:
+    """The row; what agrees needs no reason, and neither has what is logged one of its own."""
+    if row.measured is None:
+        return row
+    return replace(row, why="" if row.is_exact or row.component == RUNNING else row.why)
 
 
 def _count(reading: Reading | None) -> int | None:
@@ -195,15 +203,19 @@ def _pools(log: ServerLog, request: Request, found: Plan | str) -> list[tuple[in
     return [(stage, pool) for stage, pool in pools if pool is not None]
 
 
-def _kv_row(layout: SglangPool, pools: Sequence[tuple[int, KVPool]], answer: _Predicted, request: Request) -> LogRow:
+def _kv_row(
+    log: ServerLog, layout: SglangPool, pools: Sequence[tuple[int, KVPool]], answer: _Predicted, request: Request
+) -> Row:
     if not pools:
-        return missing("kv_cache", NOT_LOGGED, kv_bytes(layout, answer.pages, 0), answer.kind)
+        prediction = Prediction(kv_bytes(layout, answer.pages, 0), answer.kind)
+        return row_of(log, sized("kv_cache", None, log.called), prediction)
     rows = []
     for stage, pool in pools:
         low, likely, high = (kv_bytes(layout, pages, stage) for pages in (answer.low, answer.pages, answer.high))
-        row = LogRow("kv_cache", "bytes", likely, pool.size, float(pool.rounding), answer.kind, answer.why)
-        row = replace(row, low=low, high=high) if low != high else row
-        rows.append((stage, replace(row, logged=None, why=pool.missing) if pool.missing else row))
+        spread = (low, high) if low != high else (None, None)
+        value = None if pool.missing else pool.size
+        figure = Figure("kv_cache", "bytes", value, float(pool.rounding), pool.missing)
+        rows.append((stage, row_of(log, figure, Prediction(likely, answer.kind, answer.why, *spread))))
     return _worst(rows, request.args.pipeline_parallel_size)
 
 
@@ -247,9 +259,9 @@ def _from_free(log: ServerLog, found: Plan, share: float | None) -> _Predicted |
     spread += 0 if held is None else held.rounding
     (pages, slots), (low, _), (high, _) = (_pages_in(found, floor(room + by), held) for by in (0, -spread, spread))
     if pages <= 0:
-        return "by the free memory in the log nothing is left"
+        return f"by the free memory {WHERE[log.called]} nothing is left"
     requests = max(1, sglang_pool.max_requests(layout, found.settings, args, pages, slots))
-    return _Predicted(pages, low, high, requests, "formula", FROM_FREE)
+    return _Predicted(pages, low, high, requests, "formula", FROM_FREE.format(WHERE[log.called]))
 
 
 def _needs(log: ServerLog, before: Reading | None, after: Reading | None, share: float | None) -> str:
@@ -305,16 +317,18 @@ def given_pool(log: ServerLog, request: Request) -> tuple[int, KVPool] | None:
     return next(((stage, pool) for stage, pool in pools if not pool.missing), None)
 
 
-def sglang_given(log: ServerLog, request: Request) -> tuple[LogRow, ...]:
-    found, given = _laid_out(log, request), given_pool(log, request)
-    if isinstance(found, str) or given is None:
-        part = next((pool.missing for _, pool in _pools(log, request, found)), "the pool's bytes are not in the log")
-        why = found if isinstance(found, str) else part
-        return (LogRow("tokens", "tokens", None, pool_tokens(log, windows=has_windows(found)), why=why),)
-    (stage, pool), layout = given, layout_of(found)
+def sglang_given(log: ServerLog, request: Request) -> tuple[Row, ...]:
+    made, given = _laid_out(log, request), given_pool(log, request)
+    tokens = Figure("tokens", "tokens", pool_tokens(log, windows=has_windows(made)), note=not_in(log.called))
+    if isinstance(made, str) or given is None:
+        nothing = f"the pool's bytes are not {WHERE[log.called]}"
+        part = next((pool.missing for _, pool in _pools(log, request, made)), nothing)
+        why = made if isinstance(made, str) else part
+        return (row_of(log, replace(tokens, note=why), Prediction(None)),)
+    (stage, pool), layout = given, layout_of(made)
     predicted, low, high = (tokens_in(layout, pool.size + by, stage) for by in (0, -pool.rounding, pool.rounding))
-    tokens = pool_tokens(log, windows=has_windows(found))
-    if tokens is None:
-        return (missing("tokens", NOT_LOGGED, predicted, "formula"),)
+    if tokens.value is None:
+        return (row_of(log, tokens, Prediction(predicted, "formula")),)
     # Servers before 0.4.4 hold one token more than is counted, not a page. What is left of a page is not counted.
-    return (LogRow("tokens", "tokens", predicted, tokens, float(layout.block_size), "formula", low=low, high=high),)
+    figure = Figure("tokens", "tokens", tokens.value, float(layout.block_size))
+    return (row_of(log, figure, Prediction(predicted, "formula", low=low, high=high)),)

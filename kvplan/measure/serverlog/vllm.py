@@ -6,17 +6,16 @@ them: blocks, tokens and concurrency, which must then be right to the last digit
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
+from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.request import is_drafting
 from kvplan.measure.serverlog.rows import (
-    NOT_LOGGED,
     POOL,
     UNITS,
-    LogRow,
     activation_peak,
     difference,
     loaded_weights,
@@ -29,36 +28,64 @@ from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import own_layout
 
+CONSUMED: Final = "logged as consumed memory, less the weights; holds the buffers allocated after loading"
+IN_BUDGET: Final = ("weights", "activations", "non_torch")
 Context = Literal["known", "derived", "unknown"]  # derived: from the concurrency, which is then not predicted
 
 # --- from the inputs alone --------------------------------------------------------------------------------------------
 
 
-def vllm_rows(log: ServerLog, request: Request, *, context: Context) -> tuple[LogRow, ...]:
+def vllm_rows(log: ServerLog, request: Request, *, context: Context) -> tuple[Row, ...]:
     """What takes the memory, and the pool that is left, from the inputs alone."""
-    found = plan(request)
-    rows = [_weights(log, found), _activations(log, found), _non_torch(log, found), _graphs(log, found)]
-    rows.append(_kv_cache(log, found, rows))
-    rows += _pool_rows(log, found, rows[-1], context=context)
-    return tuple(rows)
+    made = plan(request)
+    measured = measurement(log, made)
+    rows = {row.component: row for row in reconcile(predictions(log, made, measured, context=context), measured)}
+    rows["weights"] = replace(rows["weights"], why=_weights_why(log, made, rows["weights"]))
+    kv = rows["kv_cache"]
+    if kv.is_exact is False and request.args.kv_cache_memory_bytes is None:
+        rows["kv_cache"] = replace(kv, why=_budget_why(log, made, list(rows.values()), kv))
+    for name in POOL:
+        if rows[name].is_exact is False and kv.error:
+            rows[name] = replace(rows[name], why="follows kv_cache")
+    return tuple(rows.values())
 
 
-def _weights(log: ServerLog, found: Plan) -> LogRow:
-    request = found.request
-    stages = range(request.args.pipeline_parallel_size)
-    predicted = max(loaded_weights(request, found.settings, stage) for stage in stages)
-    kind: Kind = "formula" if request.weights_bytes is not None else "exact"
+def measurement(log: ServerLog, made: Plan) -> Measurement:
+    """What takes the memory of a server, and the pool that is left, as it was logged."""
+    parts = (_weights(log, made), _activations(log, made), _non_torch(log), _graphs(log))
+    kv_cache = sized("kv_cache", smallest_kv(log), log.called)
+    return Measurement(log.called, (*parts, kv_cache, *pool_figures(log)))
+
+
+def predictions(log: ServerLog, made: Plan, measured: Measurement, *, context: Context) -> dict[str, Prediction]:
+    """What the plan says of each component, counted as it was measured."""
+    request, estimates = made.request, made.estimates
+    weights = max(loaded_weights(request, made.settings, i) for i in range(request.args.pipeline_parallel_size))
+    non_torch = estimates["non_torch"].likely
+    if measured["non_torch"].note == CONSUMED:
+        own = overheads.loaded(request.spec, made.settings, request.args, own_layout(request, made.stage))
+        non_torch += estimates["buffers"].likely - own.total
+    kind: Kind = "exact" if request.args.kv_cache_memory_bytes is not None else "calibrated"
+    return {
+        "weights": Prediction(weights, "formula" if request.weights_bytes is not None else "exact"),
+        "activations": Prediction(activation_peak(made), estimates["activations"].kind),
+        "non_torch": Prediction(non_torch, estimates["non_torch"].kind),
+        "cuda_graphs": Prediction(estimates["cuda_graphs"].likely, estimates["cuda_graphs"].kind),
+        "kv_cache": Prediction(made.available, kind),
+        **pool_predictions(log, made, measured, kind, context=context),
+    }
+
+
+def _weights(log: ServerLog, made: Plan) -> Figure:
     by_rank = log.by_rank("weights")
-    if not by_rank:
-        return missing("weights", NOT_LOGGED, predicted, kind)
-    logged = next(iter(by_rank.values())) if len(stages) == 1 else max(by_rank.values(), key=lambda one: one.value)
-    row = sized("weights", predicted, logged, kind)
-    return replace(row, why=_weights_why(log, found, row))
+    if not by_rank or made.request.args.pipeline_parallel_size == 1:
+        return sized("weights", next(iter(by_rank.values()), None), log.called)
+    return sized("weights", max(by_rank.values(), key=lambda reading: reading.value), log.called)
 
 
-def _weights_why(log: ServerLog, found: Plan, row: LogRow) -> str:
-    if row.is_exact:
-        return ""
+def _weights_why(log: ServerLog, found: Plan, row: Row) -> str:
+    if row.is_exact is not False:
+        return row.why
     if "cpu_offload_gb" in log.flags and log.flags["cpu_offload_gb"] not in ("0", "0.0"):
         return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modeled"
     if row.error is not None and row.error < 0 and is_drafting(log):
@@ -75,74 +102,48 @@ def _deciding(log: ServerLog, fact: str) -> Reading | None:
     return found.get(kv.rank) if kv is not None and kv.rank in found else log.first(fact)
 
 
-def _activations(log: ServerLog, found: Plan) -> LogRow:
-    predicted, kind = activation_peak(found), found.estimates["activations"].kind
+def _activations(log: ServerLog, made: Plan) -> Figure:
     logged, peak, weights = (_deciding(log, fact) for fact in ("activations", "peak_torch", "weights"))
-    if logged is not None:
-        in_peak = found.request.release.has("consumed_memory") and found.settings.graphs_in_budget
-        return sized("activations", predicted, logged, kind, "includes the estimate of CUDA graphs" if in_peak else "")
-    if peak is not None and weights is not None:
-        why = "logged as the peak of torch, less the weights"
-        return LogRow("activations", "bytes", predicted, *difference(peak, weights), kind, why)
-    return missing("activations", NOT_LOGGED, predicted, kind)
+    if logged is None and peak is not None and weights is not None:
+        return difference("activations", peak, weights, "logged as the peak of torch, less the weights")
+    with_graphs = made.request.release.has("consumed_memory") and made.settings.graphs_in_budget
+    return sized("activations", logged, log.called, "includes the estimate of CUDA graphs" if with_graphs else "")
 
 
-def _non_torch(log: ServerLog, found: Plan) -> LogRow:
-    estimate = found.estimates["non_torch"]
+def _non_torch(log: ServerLog) -> Figure:
     logged, consumed, weights = (_deciding(log, fact) for fact in ("non_torch", "consumed", "weights"))
-    if logged is not None:
-        return sized("non_torch", estimate.likely, logged, estimate.kind)
-    if consumed is not None and weights is not None:
-        own = overheads.loaded(
-            found.request.spec, found.settings, found.request.args, own_layout(found.request, found.stage)
-        )
-        predicted = estimate.likely + found.estimates["buffers"].likely - own.total
-        why = "logged as consumed memory, less the weights; holds the buffers allocated after loading"
-        return LogRow("non_torch", "bytes", predicted, *difference(consumed, weights), estimate.kind, why)
-    return missing("non_torch", NOT_LOGGED, estimate.likely, estimate.kind)
+    if logged is None and consumed is not None and weights is not None:
+        return difference("non_torch", consumed, weights, CONSUMED)
+    return sized("non_torch", logged, log.called)
 
 
-def _graphs(log: ServerLog, found: Plan) -> LogRow:
-    estimate = found.estimates["cuda_graphs"]
+def _graphs(log: ServerLog) -> Figure:
     actual, estimated = log.first("cuda_graphs"), log.first("cuda_graphs_estimated")
-    if actual is None and estimated is None:
-        return missing("cuda_graphs", NOT_LOGGED, estimate.likely, estimate.kind)
     if actual is None:
-        assert estimated is not None
-        return sized("cuda_graphs", estimate.likely, estimated, estimate.kind, "logged as the server's own estimate")
-    why = "" if estimated is None else f"the server itself estimated {estimated.text} GiB"
+        return sized("cuda_graphs", estimated, log.called, "logged as the server's own estimate")
+    note = "" if estimated is None else f"the server itself estimated {estimated.text} GiB"
     if actual.value < 0:
-        why = "free memory grew while graphs were captured: the figure says nothing of them"
-    return sized("cuda_graphs", estimate.likely, actual, estimate.kind, why)
+        note = "free memory grew while graphs were captured: the figure says nothing of them"
+    return sized("cuda_graphs", actual, log.called, note)
 
 
-def _kv_cache(log: ServerLog, found: Plan, parts: Sequence[LogRow]) -> LogRow:
-    stated = found.request.args.kv_cache_memory_bytes is not None
-    kind: Kind = "exact" if stated else "calibrated"
-    logged = smallest_kv(log)
-    if logged is None:
-        return missing("kv_cache", NOT_LOGGED, found.available, kind)
-    row = sized("kv_cache", found.available, logged, kind)
-    return row if row.is_exact or stated else replace(row, why=_budget_why(log, found, parts, row))
-
-
-def _budget_why(log: ServerLog, found: Plan, parts: Sequence[LogRow], row: LogRow) -> str:
+def _budget_why(log: ServerLog, found: Plan, parts: Sequence[Row], row: Row) -> str:
     """Which part of the budget the pool's error comes from."""
-    in_budget = [one for one in parts if one.name != "cuda_graphs" and one.error is not None]
+    in_budget = [one for one in parts if one.component in IN_BUDGET and one.error is not None]
     reasons = []
     if in_budget:
         worst = max(in_budget, key=lambda one: abs(one.error or 0))
         assert row.error is not None
         if worst.error is not None and abs(worst.error) >= 0.4 * abs(row.error):
-            reasons.append(f"mostly {worst.name} ({-worst.error / GIB:+.2f} GiB here)")
+            reasons.append(f"mostly {worst.component} ({-worst.error / GIB:+.2f} GiB here)")
     estimated = log.first("cuda_graphs_estimated")
     if found.settings.graphs_in_budget and estimated is not None:
         reasons.append(f"the server took its graph estimate of {estimated.text} GiB from the budget")
-    activations = next((one for one in parts if one.name == "activations"), None)
+    activations = next((one for one in parts if one.component == "activations"), None)
     if (
         found.request.spec.multimodal
         and activations is not None
-        and activations.logged is None
+        and activations.measured is None
         and (row.error or 0) > 0
     ):
         reasons.append("the towers' peak on images or video can be GiB above the plan's; the log does not give it")
@@ -153,29 +154,36 @@ def _budget_why(log: ServerLog, found: Plan, parts: Sequence[LogRow], row: LogRo
     return "; ".join(reasons)
 
 
-def _pool_rows(log: ServerLog, found: Plan, kv: LogRow, *, context: Context) -> list[LogRow]:
-    rows = []
-    for name, predicted, logged, half in _pool_figures(log, found):
-        kind: Kind = kv.kind or "calibrated"
-        if logged is None:
-            rows.append(missing(name, NOT_LOGGED, predicted, kind))
-        elif name == "concurrency" and (why := _context_why(log, found, context=context)):
-            rows.append(LogRow(name, UNITS[name], None, logged, half, None, why))
-        else:
-            row = LogRow(name, UNITS[name], predicted, logged, half, kind)
-            rows.append(row if row.is_exact or not kv.error else replace(row, why="follows kv_cache"))
-    return rows
-
-
-def _pool_figures(log: ServerLog, found: Plan) -> Iterable[tuple[str, float, float | None, float]]:
-    """(name, predicted, logged, half of the logged figure's last digit)."""
+def pool_figures(log: ServerLog, left_out: str = "") -> tuple[Figure, ...]:
+    """Blocks, tokens and concurrency as they were logged."""
     blocks, tokens = log.least("num_blocks"), log.least("kv_tokens") or log.least("kv_tokens_refused")
     concurrency = log.least("max_concurrency")
-    half = 0.0 if concurrency is None else concurrency.half_digit
-    capacity = found.capacity
-    yield "blocks", capacity.num_blocks, None if blocks is None else blocks.count, 0.0
-    yield "tokens", capacity.tokens, None if tokens is None else tokens.count, 0.0
-    yield "concurrency", capacity.max_concurrency, None if concurrency is None else concurrency.value, half
+    figures = {
+        "blocks": (None if blocks is None else blocks.count, 0.0),
+        "tokens": (None if tokens is None else tokens.count, 0.0),
+        "concurrency": (None, 0.0) if concurrency is None else (concurrency.value, concurrency.half_digit),
+    }
+    return tuple(
+        missing(name, not_in(log.called)) if value is None else Figure(name, UNITS[name], value, half)
+        for name, (value, half) in figures.items()
+        if name != left_out
+    )
+
+
+def _pool(made: Plan) -> dict[str, float]:
+    capacity = made.capacity
+    return {"blocks": capacity.num_blocks, "tokens": capacity.tokens, "concurrency": capacity.max_concurrency}
+
+
+def pool_predictions(
+    log: ServerLog, made: Plan, measured: Measurement, kind: Kind, *, context: Context
+) -> dict[str, Prediction]:
+    """Blocks, tokens and concurrency of a plan; no concurrency beside one of other tokens per request."""
+    found = {name: Prediction(figure, kind) for name, figure in _pool(made).items()}
+    why = _context_why(log, made, context=context)
+    if why and measured["concurrency"].value is not None:
+        found["concurrency"] = Prediction(None, why=why)
+    return found
 
 
 def _context_why(log: ServerLog, found: Plan, *, context: Context) -> str:
@@ -192,40 +200,36 @@ def _context_why(log: ServerLog, found: Plan, *, context: Context) -> str:
 # --- given the pool ---------------------------------------------------------------------------------------------------
 
 
-def vllm_given(log: ServerLog, request: Request, *, context: Context) -> tuple[LogRow, ...]:
+def vllm_given(log: ServerLog, request: Request, *, context: Context) -> tuple[Row, ...]:
     """Blocks, tokens and concurrency of a pool of the logged bytes; else, of the logged blocks, the last two."""
     kv, blocks = smallest_kv(log), log.least("num_blocks")
     if kv is not None and kv.size > 0:
         sizes = [kv.size + spread for spread in (-kv.rounding, 0, kv.rounding)]
-        asked = [
+        args = [
             replace(request.args, kv_cache_memory_bytes=max(1, size), num_gpu_blocks_override=None) for size in sizes
         ]
         left_out = ""
     elif blocks is not None and blocks.count > 0:
-        asked = [replace(request.args, num_gpu_blocks_override=blocks.count)] * 3
+        args = [replace(request.args, num_gpu_blocks_override=blocks.count)] * 3
         left_out = "blocks"
     else:
-        why = "the pool has no room" if kv is not None else "neither the pool's bytes nor its blocks are in the log"
-        return tuple(missing(name, why) for name in POOL)
-    found = [plan(replace(request, args=args)) for args in asked]
-    low, middle, high = (list(_pool_figures(log, one)) for one in found)
+        nothing = f"neither the pool's bytes nor its blocks are {WHERE[log.called]}"
+        why = "the pool has no room" if kv is not None else nothing
+        return reconcile({}, Measurement(log.called, tuple(missing(name, why) for name in POOL)))
+    low, middle, high = (plan(replace(request, args=each)) for each in args)
+    measured = Measurement(log.called, pool_figures(log, left_out))
     kind: Kind = "exact" if request.release.is_compared else "formula"
-    rows = []
-    for (name, least, logged, half), (_, predicted, _, _), (_, most, _, _) in zip(low, middle, high, strict=True):
-        if name == left_out:
-            continue
-        if logged is None:
-            rows.append(missing(name, NOT_LOGGED, predicted, kind))
-            continue
-        if name == "concurrency" and (why := _context_why(log, found[1], context=context)):
-            rows.append(LogRow(name, UNITS[name], None, logged, half, None, why))
-            continue
-        row = LogRow(name, UNITS[name], predicted, logged, half, kind, low=least, high=most)
-        rows.append(row if row.is_exact else replace(row, why=_pool_why(log, found[1], row)))
-    return tuple(rows)
+    predicted = pool_predictions(log, middle, measured, kind, context=context)
+    for figure in measured.figures:
+        prediction = predicted[figure.component]
+        if figure.value is not None and prediction.value is not None:
+            least, most = (_pool(end)[figure.component] for end in (low, high))
+            predicted[figure.component] = replace(prediction, low=least, high=most)
+    rows = reconcile(predicted, measured)
+    return tuple(replace(row, why=_pool_why(log, middle, row)) if row.is_exact is False else row for row in rows)
 
 
-def _pool_why(log: ServerLog, found: Plan, row: LogRow) -> str:
+def _pool_why(log: ServerLog, found: Plan, row: Row) -> str:
     """The known reason that explains a pool's difference in full, or nothing."""
     for factor, why in _known_factors(log, found):
         if _fits(row, factor):
@@ -256,9 +260,9 @@ def _known_factors(log: ServerLog, found: Plan) -> Iterable[tuple[float, str]]:
         yield float(parallel.count), f"multiplied by the {parallel.count} ranks of decode context parallelism"
 
 
-def _fits(row: LogRow, factor: float) -> bool:
+def _fits(row: Row, factor: float) -> bool:
     """Whether the factor explains the difference, but for the last block of either."""
     assert row.low is not None
     assert row.high is not None
-    assert row.logged is not None
-    return row.low * factor * 0.998 - row.rounding <= row.logged <= row.high * factor * 1.002 + row.rounding
+    assert row.measured is not None
+    return row.low * factor * 0.998 - row.rounding <= row.measured <= row.high * factor * 1.002 + row.rounding
