@@ -23,7 +23,7 @@ from engine.scheduler import Batch, Scheduler, SchedulerConfig
 from engine.sequence import Sequence
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu
-from kvplan.models import hf_config
+from kvplan.models import catalog, hf_config
 from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
@@ -42,9 +42,11 @@ from kvplan.planning.plan import Request, plan
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.sglang import command as sglang_command
+from kvplan.servers.sglang import drafts as sglang_drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang import server as sglang_server
 from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
@@ -339,6 +341,12 @@ OUT_OF_REACH = ("does not recognize this architecture", "StrictDataclassClassVal
 NO_IMPLEMENTATION = "has no SGlang implementation"
 
 
+def draft_in(name: str) -> ModelSpec:
+    """A draft of a row of SGLang's: a head of our own facts, else a model of the catalog."""
+    own = Path(__file__).parent / "facts" / "heads" / name
+    return spec_in(own) if own.is_dir() else catalog.load(name)
+
+
 def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
     """A row's inputs as a request; flags that are not modelled are refused by name."""
     ranks = {"--tp-size": inputs.get("tp") or 1, "--pp-size": inputs.get("pp") or 1}
@@ -350,7 +358,9 @@ def sglang_request(inputs: dict[str, Any], spec: ModelSpec) -> Request:
         raise UsageError(command.notes[0])
     args = EngineArgs(**command.args)
     name = inputs.get("gpu", "H100")
-    return Request(spec, gpu(SGLANG_GPUS.get(name, name.lower())), args, parse_engine("sglang"))
+    draft = draft_in(command.draft_model) if command.draft_model else None
+    asked = Request(spec, gpu(SGLANG_GPUS.get(name, name.lower())), args, parse_engine("sglang"), draft=draft)
+    return sglang_server.drafter(asked)[0]
 
 
 def sglang_settings(request: Request, pool: SglangPool) -> dict[str, Any]:
@@ -387,7 +397,8 @@ def sglang_differences(request: Request, row: dict[str, Any]) -> Iterator[str]:
     args, spec = request.args, request.spec
     sglang.check_model(spec, args, request.gpu.sm)
     settings = sglang.resolve(spec, request.gpu, args, request.release)
-    pool = sglang_pool.pool(spec, settings, args, request.gpu.sm)
+    sglang_drafts.check_context(request)
+    pool = sglang_pool.pool(spec, settings, args, request.gpu.sm, request.draft)
     theirs = resolved_settings(row["resolved"])
     late = theirs["attention_backend"] == "trtllm_mla" and spec.architecture == "DeepseekV3ForCausalLM"
     for name, mine in sglang_settings(request, pool).items():

@@ -7,7 +7,6 @@ from kvplan.servers.plans import Load as Load
 from kvplan.servers.plans import MemoryBreakdown as MemoryBreakdown
 from kvplan.servers.plans import Plan as Plan
 from kvplan.servers.plans import Request as Request
-from kvplan.servers.speculation import drafter
 from kvplan.servers.weights import online_scheme, weight_layout
 from kvplan.sizing import weights
 
@@ -69,7 +68,7 @@ def plan(request: Request) -> Plan:
     Raises UsageError for flags that contradict each other, UnsupportedModelError for what kvplan cannot size.
     """
     server = server_of(request.release.engine)
-    request, notes = drafter(request, server.terms.title)
+    request, notes = server.drafter(request)
     answer = server.size(request)
     capacity = answer.capacity
     refusal = answer.refusal if capacity.fits else None

@@ -335,6 +335,7 @@ class EngineArgs:
             panel="Adapters and drafts",
             most=1000,
             vllm=Flag(printed=False),  # a part of --speculative-config
+            sglang=Flag(("speculative_num_steps",)),
         ),
     ] = 0
     speculative_method: Annotated[
@@ -345,6 +346,7 @@ class EngineArgs:
             panel="Adapters and drafts",
             choices=METHODS,
             vllm=Flag(printed=False),  # a part of --speculative-config
+            sglang=Flag(("speculative_algorithm",), printed=False),  # its names: servers/sglang/drafts.py
         ),
     ] = None
     usage: Annotated[
@@ -405,6 +407,14 @@ class EngineArgs:
     disable_prefill_cuda_graph: Annotated[
         bool | None,
         _sglang("flag", "disable_prefill_cuda_graph", "no CUDA graphs of prefills.", on=True),
+    ] = None
+    speculative_eagle_topk: Annotated[
+        int | None,
+        _sglang("count", "speculative_eagle_topk", "branches of each drafting step.", "N"),
+    ] = None
+    speculative_num_draft_tokens: Annotated[
+        int | None,
+        _sglang("count", "speculative_num_draft_tokens", "tokens verified at once.", "N"),
     ] = None
     enable_multimodal: Annotated[
         bool | None,

@@ -314,6 +314,10 @@ SGLANG_CHANGES = {
     "decode_graph_flag": Change(
         (0, 5, 15), "--cuda-graph-max-bs-decode; before, --cuda-graph-max-bs", f"{READ}: srt/server_args.py"
     ),
+    "drafts": Change(
+        (0, 5, 23), "a draft's layers are counted in its target's pool, its weights before the pool is sized",
+        f"{READ}: pool_configurator.py and kv_cache_configurator.py",
+    ),
 }  # fmt: skip
 
 

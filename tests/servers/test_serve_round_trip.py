@@ -163,6 +163,15 @@ VALUES = {
     "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
 }  # fmt: skip
+# Flags that mean nothing without another: that one, and the pair that says the same.
+LORA, DRAFTS = (
+    (["--enable-lora"], ["enable_lora=true"]),
+    (["--speculative-algorithm", "NEXTN"], ["speculative_method=mtp"]),
+)
+BESIDE: dict[str, tuple[list[str], list[str]]] = {
+    "--max-loras": LORA, "--max-lora-rank": LORA, "--speculative-num-steps": DRAFTS, "--speculative-eagle-topk": DRAFTS,
+    "--speculative-num-draft-tokens": DRAFTS,
+}  # fmt: skip
 
 
 def is_switch(flag: str) -> bool:
@@ -184,11 +193,10 @@ def test_a_flag_that_is_printed_may_be_said_as_an_engine_argument(engine: str, f
     start = "vllm serve a/b" if engine == "vllm" else "python -m sglang.launch_server --model-path a/b --tp-size 8"
     for value in values:
         words = [flag] if is_switch(flag) else [flag, value]
-        more = ["--enable-lora"] if flag in ("--max-loras", "--max-lora-rank") else []
+        more, more_pairs = BESIDE.get(flag, ([], []))
         command = read_command(f"{start} {shlex.join([*words, *more])}")
         assert not command.unknown + command.ignored, flag
         pair = f"{flag.removeprefix('--').replace('-', '_')}={'true' if is_switch(flag) else value}"
-        more_pairs = ["enable_lora=true"] if more else []
         ranks = ["tp_size=8"] if engine == "sglang" else []
         options = EstimateOptions(engine=engine, engine_arg=[pair, *more_pairs, *ranks])
         said = engine_args(options, None)

@@ -320,7 +320,7 @@ class TestTheCommandLine:
     @pytest.mark.parametrize(
         ("flags", "said"),
         [
-            ("--speculative-algorithm EAGLE", "drafts in SGLang"),
+            ("--speculative-algorithm LOOKAHEAD", "LOOKAHEAD is not modeled"),
             ("--tp 8 --dp 8 --enable-dp-attention", "inside --tp-size, which is not modeled"),
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
             ("--chunked-prefill-size -1", "without chunked prefill"),

@@ -107,7 +107,7 @@ class TestARelease:
             {"datacenter_pages"},
             {"prefill_graphs"},
             {"tracked_states", "decode_graph_flag"},
-            {"wider_small_gpus", "graphs_by_requests", "image_reservation", "request_windows"},
+            {"wider_small_gpus", "graphs_by_requests", "image_reservation", "request_windows", "drafts"},
         ]
         assert names[-1] == set(SGLANG_CHANGES)
 

@@ -52,6 +52,10 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     return terms.seqs_flag
 
 
+def drafter(request: Request) -> tuple[Request, list[str]]:
+    return request, []
+
+
 def settings(request: Request) -> Settings:
     args, asked = request.args, request.args.max_model_len
     length = asked if isinstance(asked, int) else request.spec.max_model_len

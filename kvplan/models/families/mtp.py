@@ -53,6 +53,7 @@ HEADS: Mapping[str, Head] = {
     "mimo_v2_flash": Head((), norms=("enorm", "hnorm", "final_layernorm"), numbered=False, default=1, most=1),
     "nemotron_h": Head(NEXTN, norms=("enorm", "hnorm", "final_layernorm"), fusion=("eh_proj", "split"), numbered=False),
 }
+SUFFIX = " (MTP head)"  # of its name
 NO_TABLES = ("nemotron_h",)  # whose head is built without embedding and output head: the model's are put in
 
 
@@ -88,7 +89,7 @@ def mtp_head(spec: ModelSpec) -> ModelSpec:
         layers = [(tuple(replace(weight, quantizable=False) for weight in weights), kept) for weights, kept in layers]
     return replace(
         spec,
-        name=f"{spec.name} (MTP head)",
+        name=spec.name + SUFFIX,
         layers=tuple(caches for _, caches in layers),
         layer_weights=tuple(weights for weights, _ in layers),
         other_weights=tables(spec, head),

@@ -12,6 +12,9 @@ from kvplan.servers.standing import Other, others
 READ: Final = {  # by what kvplan.servers.sglang.command makes of them
     "the model that is sized": "model_path model revision",
     "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
+    "speculative decoding; what of it is not sized is refused by name": """
+        speculative_algorithm speculative_draft_model_path speculative_draft_model
+    """,
 }
 NO_EFFECT: Final = {
     "the HTTP and gRPC servers": """
@@ -68,6 +71,12 @@ NO_EFFECT: Final = {
         device base_gpu_id gpu_id_step nnodes node_rank dist_init_addr nccl_init_addr nccl_port dist_timeout
         watchdog_timeout soft_watchdog_timeout sleep_on_idle! use_ray! numa_node gc_threshold pre_warm_nccl!
         enable_p2p_check! enable_dp_attention_local_control_broadcast! mlx_enable_sampling!
+    """,
+    "drafts: how they are looked up and accepted; SGLang allocates the same": """
+        speculative_draft_model_revision speculative_attention_mode speculative_accept_threshold_single
+        speculative_accept_threshold_acc speculative_draft_attention_backend speculative_moe_runner_backend
+        speculative_moe_a2a_backend speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
+        speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_ngram_capacity
     """,
     "host memory": """
         mm_processor_worker_num mm_io_worker_num mm_preprocess_cache_size_mb trust_mm_content_hashes!
@@ -127,28 +136,22 @@ NO_EFFECT: Final = {
     """,
 }
 DP_ATTENTION: Final = "divides attention over data-parallel ranks inside --tp-size, which is not modeled; use vllm"
-DRAFTS: Final = "drafts in SGLang are not modeled; leave it out"
+DRAFTS: Final = "changes drafts in a way that is not modeled; leave it out"
 REFUSED: Final = {
     DP_ATTENTION: """
         enable_dp_attention! attn_dp_size=1 attention_data_parallel_size=1 enable_dp_lm_head!
         enable_dense_mlp_attn_tp! enable_shared_experts_attn_tp!
     """,
     DRAFTS: """
-        speculative_algorithm speculative_draft_model_path speculative_draft_model speculative_draft_model_revision
-        speculative_draft_load_format speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens
         speculative_dflash_block_size speculative_dspark_block_size speculative_dspark_sps_table_path
         speculative_dspark_confidence_sts_path speculative_dspark_align_verify_tokens_to_graph_tier!
-        speculative_accept_threshold_single speculative_accept_threshold_acc speculative_use_rejection_sampling!
-        speculative_token_map speculative_attention_mode speculative_draft_attention_backend
-        speculative_dsa_topk_backend speculative_draft_kv_cache_dtype speculative_draft_window_size
-        speculative_moe_runner_backend speculative_moe_a2a_backend speculative_enable_w4a4_mxfp4_megamoe!
-        speculative_draft_model_quantization speculative_adaptive! speculative_adaptive_config
-        speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth speculative_ngram_match_type
-        speculative_ngram_max_trie_depth speculative_ngram_capacity speculative_ngram_external_corpus_path
-        speculative_ngram_external_sam_budget speculative_ngram_external_corpus_max_tokens
-        speculative_domino_candidate_pool_size speculative_boundary_reduction speculative_use_block_verification!
-        speculative_draft_sink_size enable_multi_layer_eagle! uno_lora_path decoupled_spec_role=null
-        enable_linear_replayssm_spec!
+        speculative_use_rejection_sampling! speculative_token_map speculative_dsa_topk_backend
+        speculative_draft_kv_cache_dtype speculative_draft_window_size speculative_draft_load_format
+        speculative_enable_w4a4_mxfp4_megamoe! speculative_draft_model_quantization speculative_adaptive!
+        speculative_adaptive_config speculative_ngram_external_corpus_path speculative_ngram_external_sam_budget
+        speculative_ngram_external_corpus_max_tokens speculative_domino_candidate_pool_size
+        speculative_boundary_reduction speculative_use_block_verification! speculative_draft_sink_size
+        enable_multi_layer_eagle! uno_lora_path decoupled_spec_role=null enable_linear_replayssm_spec!
     """,
     "moves weights to host memory, which is not modeled; leave it out": """
         cpu_offload_gb=0 offload_group_size=-1|0 ple_offload_embedding! kt_weight_path enable_paged_experts!

@@ -11,6 +11,7 @@ from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers.arguments import ARGUMENTS, Flag, read_argument, spellings, switch
 from kvplan.servers.container import image_label
+from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.words import (
     EXPERT_RANKS,
@@ -32,7 +33,9 @@ NAMES: Final = spellings("sglang")
 BACKEND: Final = "attention_backend"  # of prefills and decodes, where those are not given apart
 MODEL: Final = ("model_path", "model")
 EXPERTS: Final = "enable_expert_parallel"  # SGLang gives a number of ranks
-KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND})
+DRAFT_PATHS: Final = ("speculative_draft_model_path", "speculative_draft_model")
+ALGORITHM: Final = "speculative_algorithm"
+KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS})
 
 
 def flag_of(argument: str) -> Flag:
@@ -77,7 +80,23 @@ def parse(words: list[str]) -> ServeCommand:
             index += 1
         _take(found, name, values, word)
     over_experts(found.args, "--from-command --ep-size")
+    over_algorithm(found)
     return found
+
+
+def over_algorithm(found: ServeCommand) -> None:
+    """Put kvplan's method in place of --speculative-algorithm: EAGLE without a draft is the model's own head."""
+    algorithm = found.args.pop(ALGORITHM, None)
+    if algorithm is None:
+        if found.draft_model is not None or any(name.startswith("speculative_") for name in found.args):
+            raise UsageError("--from-command", "drafts need --speculative-algorithm", "add it, or leave the others out")
+        return
+    method = drafts.ALGORITHMS.get(algorithm.upper())
+    if method is None:
+        known = ", ".join(drafts.ALGORITHMS)
+        option = "--from-command --speculative-algorithm"
+        raise UnsupportedModelError(option, f"{printable(algorithm, 40)} is not modeled (known: {known})")
+    found.args["speculative_method"] = "mtp" if method == "eagle" and found.draft_model is None else method
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:
@@ -128,6 +147,10 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         for phase in ("prefill", "decode"):
             key = f"{phase}_{BACKEND}"
             found.args.setdefault(key, _value(key, literal(one(values, option), flag), option))
+    elif name == ALGORITHM:
+        found.args[ALGORITHM] = literal(one(values, option), flag)
+    elif name in DRAFT_PATHS:
+        found.draft_model = literal(one(values, option), flag)
     elif argument is not None:
         _take_argument(found, argument, name, values, option)
     elif other is not None:

@@ -1,10 +1,17 @@
 """The command of SGLang that starts exactly what was planned: its own flags, plain integers."""
 
-from kvplan.servers.arguments import flag_words
+from dataclasses import replace
+
+from kvplan.models.families import mtp
+from kvplan.servers.arguments import EngineArgs, flag_words
+from kvplan.servers.methods import NO_DRAFT
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import Plan
+from kvplan.servers.sglang import drafts
 
 KV_DTYPES = {"auto": None, "fp8": "fp8_e4m3", "bfloat16": "bf16", "float16": "auto"}  # SGLang's own names
+
+DRAFT_NUMBERS = ("num_speculative_tokens", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
 def command(plan: Plan) -> list[str]:
@@ -16,7 +23,27 @@ def command(plan: Plan) -> list[str]:
         "max_num_seqs": args.max_num_seqs,  # the default follows from the pool, and bounds slots where stated
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "block_size": page if page > 1 else None,
+        **_numbers(args),
         "kv_cache_dtype": KV_DTYPES.get(args.kv_cache_dtype, args.kv_cache_dtype),
     }
     words = flag_words("sglang", plan.request.release, args, stated)
-    return ["python", "-m", "sglang.launch_server", "--model-path", model_id(plan.request.spec), *words]
+    return ["python", "-m", "sglang.launch_server", "--model-path", model_id(plan.request.spec), *words, *_draft(plan)]
+
+
+def _numbers(args: EngineArgs) -> dict[str, None]:
+    """The numbers of drafts that are left to SGLang, which takes all of EAGLE's or none."""
+    if args.speculative_method in NO_DRAFT:
+        return {"num_speculative_tokens": None}
+    return {} if args.speculative_eagle_topk else dict.fromkeys(DRAFT_NUMBERS)
+
+
+def _draft(plan: Plan) -> list[str]:
+    """The algorithm and the draft; its numbers are arguments like others."""
+    args, draft = plan.request.args, plan.request.draft
+    if args.speculative_method is None:
+        return []
+    words = ["--speculative-algorithm", drafts.NAMES[args.speculative_method]]
+    if draft is None or args.speculative_method == "mtp":
+        return words
+    plain = replace(draft, name=draft.name.removesuffix(mtp.SUFFIX))
+    return [*words, "--speculative-draft-model-path", model_id(plain)]

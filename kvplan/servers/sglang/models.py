@@ -60,6 +60,13 @@ DATACENTER_BACKENDS: Mapping[str, str] = {
     **dict.fromkeys(("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), "flashinfer"),
     **dict.fromkeys(("FalconH1ForCausalLM", "JetNemotronForCausalLM", "JetVLMForConditionalGeneration"), "triton"),
 }  # fmt: skip
+# Those whose class asks for trtllm_mha itself, drafts or not.
+PAGED_ALWAYS = frozenset(
+    {
+        "GptOssForCausalLM", "Llama4ForConditionalGeneration", "Llama4ForCausalLM", "Gemma4ForConditionalGeneration",
+        "Gemma4ForCausalLM", "Gemma4UnifiedForConditionalGeneration", "Exaone4ForCausalLM", "Olmo2ForCausalLM",
+    }
+)  # fmt: skip
 # Hybrids whose states the prefix cache keeps, and of those the ones that extra buffers can follow.
 CACHED_STATES = frozenset(
     {
@@ -251,12 +258,24 @@ def default_backend(spec: ModelSpec, sm: int, args: EngineArgs, release: Version
     name = spec.architecture
     if name in QWEN_HYBRIDS:
         followed = args.mamba_radix_cache_strategy in ("extra_buffer", "extra_buffer_lazy")
-        return "trtllm_mha" if followed or not caches_prefixes(args) else "triton"
+        paged = followed or not caches_prefixes(args) or args.speculative_method is not None
+        return "trtllm_mha" if paged and drafts_in_a_row(args) else "triton"
     if name in DATACENTER_BACKENDS and (name != GRANITE or spec.has_states):
         return DATACENTER_BACKENDS[name]
     if spec.is_mla:
         return "flashinfer"
+    if name in PAGED_ALWAYS:
+        return "trtllm_mha"
+    if name.startswith("NemotronH"):
+        return "trtllm_mha" if args.speculative_method is None or args.speculative_eagle_topk in (None, 1) else "triton"
+    if not drafts_in_a_row(args):
+        return "flashinfer"
     return "fa4" if has_uneven_values(spec) else "trtllm_mha"
+
+
+def drafts_in_a_row(args: EngineArgs) -> bool:
+    """Whether nothing is drafted, or one token after the other as far as SGLang knows when it chooses a backend."""
+    return args.speculative_method in (None, "dflash") or args.speculative_eagle_topk == 1
 
 
 def backends(spec: ModelSpec, sm: int, args: EngineArgs, release: Version) -> tuple[str | None, str | None]:

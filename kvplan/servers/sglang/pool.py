@@ -5,7 +5,7 @@ counts in floating point, so does this: a token is a token.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kvplan.core.errors import UnsupportedModelError
@@ -23,12 +23,14 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.servers.releases import Version
+from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
+from kvplan.servers.sglang.drafts import NO_DRAFTS, Drafted
 from kvplan.servers.sglang.rules import LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT
 from kvplan.servers.vllm.pages import KVSpec, Paging, attention_spec
 from kvplan.servers.vllm.pool import Capacity, KVGroup, Pool
 from kvplan.servers.vllm.rules import EngineArgs, Settings
-from kvplan.sizing.layout import cdiv, state_bytes
+from kvplan.sizing.layout import cdiv, state_bytes, token_bytes
 from kvplan.sizing.weights import stage_layers
 
 MAMBA_RATIO, SWA_RATIO = 0.9, 0.8  # mamba_full_memory_ratio, swa_full_tokens_ratio
@@ -50,6 +52,7 @@ class SglangPool(Pool):
     state          bytes of one slot of recurrent states; by stage
     slot           bytes that a slot is counted with on every stage: those of the stage with most
     slots_each     slots that a running request may take
+    drafted        what drafts add, in bytes a token and in copies of states
     """
 
     full: tuple[int, ...] = ()
@@ -60,6 +63,11 @@ class SglangPool(Pool):
     state: tuple[int, ...] = ()
     slot: int = 0
     slots_each: int = 1
+    drafted: Drafted = NO_DRAFTS
+
+    def copies(self, slots: int) -> int:
+        """Copies of a slot that drafts need: one for each token verified at once, of each request and a spare one."""
+        return (min(self.drafted.requests, slots // self.slots_each) + 1) * self.drafted.verified if self.slot else 0
 
     def tokens_of_windows(self, pages: int) -> int:
         """Tokens of the windows' pool beside so many pages of the full one."""
@@ -109,7 +117,8 @@ class SglangPool(Pool):
         page = self.block_size
         full = (pages + 1) * page * self.full[stage]
         windows = (self.tokens_of_windows(pages) + page) * self.windows[stage] if self.windows[stage] else 0
-        return full + windows + ((slots + 1) * self.state[stage] if self.state[stage] else 0)
+        copies = self.copies(slots)
+        return full + windows + ((slots + 1 + copies) * self.state[stage] if self.state[stage] else 0)
 
     def kept_from_requests(self, pages: int, slots: int, stage: int) -> int:
         """What the buffers take beyond what is given out."""
@@ -117,7 +126,7 @@ class SglangPool(Pool):
 
     def taken_by_states(self, slots: int) -> int:
         """Bytes of all slots, the one that is never given out with them."""
-        return (slots + 1) * self.slot if self.slot else 0
+        return (slots + 1 + self.copies(slots)) * self.slot if self.slot else 0
 
 
 def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Paging:
@@ -216,12 +225,15 @@ def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
 
 def window_pool(spec: ModelSpec, settings: Settings, args: EngineArgs, page: int) -> int | None:
     """Tokens of the windows' pool where --max-running-requests sizes it: without the prefix cache."""
-    if sglang_models.caches_prefixes(args) or args.max_num_seqs is None or not settings.version.has("request_windows"):
+    requests = drafts.requests_at_most(args)
+    if sglang_models.caches_prefixes(args) or requests is None or not settings.version.has("request_windows"):
         return None
-    window = window_of(spec)
+    window, verified = window_of(spec), args.speculative_num_draft_tokens or 1
     batches = 2 if args.async_scheduling and args.pipeline_parallel_size == 1 else 1
-    each = window + EVICTION_INTERVAL + 2 * page
-    return cdiv(each * args.max_num_seqs + batches * settings.max_num_batched_tokens + page, page) * page
+    steps = args.num_speculative_tokens * drafts.branches(args)
+    ahead = 2 * max(verified, steps) if drafts.speculates(args) else page
+    each = window + EVICTION_INTERVAL * verified + page + ahead
+    return cdiv(each * requests + batches * settings.max_num_batched_tokens + page, page) * page
 
 
 def window_of(spec: ModelSpec) -> int:
@@ -235,8 +247,11 @@ def window_of(spec: ModelSpec) -> int:
     return max(bounds, default=0)
 
 
-def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> SglangPool:
-    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modelled."""
+def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int, draft: ModelSpec | None = None) -> SglangPool:
+    """The pools of a model. Raises UnsupportedModelError for caches whose pool in SGLang is not modelled.
+
+    draft  what drafts beside it
+    """
     how = paging(spec, settings, args, sm)
     page = how.block_size or 1
     windows = has_windows(spec, args)
@@ -244,7 +259,30 @@ def pool(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Sgla
     ratio = SWA_RATIO if args.swa_full_tokens_ratio is None else args.swa_full_tokens_ratio
     capped = window_pool(spec, settings, args, page) if windows else None
     each = sglang_models.slots_per_request(spec, sm, args, settings.version)
-    return _pool(spec, how, windows, ratio, capped, each)
+    layout = _pool(spec, how, windows, ratio, capped, each)
+    return with_draft(layout, spec, draft, args, ratio) if drafts.speculates(args) else layout
+
+
+def draft_bytes(draft: ModelSpec, how: Paging) -> int:
+    """Bytes that a token takes in a draft's own layers."""
+    return sum(token_bytes(cache, how.kv_dtype, how.tp) for caches in draft.layers for cache in caches)
+
+
+def with_draft(
+    layout: SglangPool, spec: ModelSpec, draft: ModelSpec | None, args: EngineArgs, ratio: float
+) -> SglangPool:
+    """The pool with what SGLang counts for a draft; on one pipeline stage only."""
+    by_kind = [[paged for _, paged in group.layers] for group in layout.groups]
+    full, windows = by_kind[0], by_kind[1] if len(by_kind) > 1 else []
+    page = layout.block_size
+    own = 0 if draft is None else draft_bytes(draft, layout.how)
+    more = drafts.drafted(spec, draft, args, full, windows, own, page)
+    whole, window = layout.full[0] + more.full, layout.windows[0] + more.windows
+    share = 0.0 if layout.window_tokens is not None else ratio
+    return replace(
+        layout, stage_bytes=(cdiv_float(page * (whole + share * window)),), full=(whole,), windows=(window,),
+        drafted=more,
+    )  # fmt: skip
 
 
 def check_pool(spec: ModelSpec, release: Version, *, windows: bool) -> None:
@@ -335,11 +373,13 @@ def num_slots(layout: SglangPool, args: EngineArgs, room: int) -> int:
         return 0
     if args.max_mamba_cache_size is not None:
         return args.max_mamba_cache_size
-    if not sglang_models.caches_prefixes(args) and args.max_num_seqs is not None:
-        return args.max_num_seqs
+    requests = drafts.requests_at_most(args)
+    if not sglang_models.caches_prefixes(args) and requests is not None:
+        return requests
     ratio = MAMBA_RATIO if args.mamba_full_memory_ratio is None else args.mamba_full_memory_ratio
     share = room * ratio / (1 + ratio)
-    return max(0, int((share - layout.slot) // layout.slot))  # one more is never given out
+    copies = layout.drafted.verified  # of a request's states, which may take several slots
+    return max(0, int((share - layout.slot * (1 + copies)) // (layout.slot * (1 + copies / layout.slots_each))))
 
 
 def pages_in(layout: SglangPool, args: EngineArgs, available: list[int]) -> tuple[int, int, int]:
@@ -371,7 +411,7 @@ def max_requests(layout: SglangPool, settings: Settings, args: EngineArgs, pages
     """max_running_requests: 512 per context that the pool holds, from 2,048 to 4,096, and no more than states allow."""
     tokens = pages * layout.block_size
     most = int(tokens / settings.max_model_len * REQUESTS_PER_CONTEXT)
-    most = min(args.max_num_seqs or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
+    most = min(drafts.requests_at_most(args) or max(min(most, MOST_REQUESTS), LEAST_REQUESTS), tokens // 2)
     return min(most, slots // layout.slots_each) if layout.slot else most
 
 

@@ -18,6 +18,7 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import DEFAULTS, EngineArgs, lacking
 from kvplan.servers.releases import Version
+from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import models as sglang_models
 from kvplan.servers.sglang.models import takes_images
 from kvplan.servers.vllm import rules as vllm
@@ -85,7 +86,6 @@ CURES = {  # of arguments that SGLang lacks
     "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
     "attention_backend": "SGLang has one for each phase here; give --prefill-attention-backend and "
     "--decode-attention-backend",
-    "num_speculative_tokens": "drafts in SGLang are not modeled; leave it out",
     "max_loras": "adapters in SGLang are not modeled; leave them out",
     "kv_offloading_size": "SGLang's hierarchical cache is not modeled; leave it out",
 }
@@ -150,7 +150,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         max_model_len=context,
         auto_fit=asked == "auto",
         max_num_batched_tokens=chunk_size(gpu, args, release),
-        max_num_seqs=args.max_num_seqs or MOST_REQUESTS,
+        max_num_seqs=drafts.requests_at_most(args) or MOST_REQUESTS,
         in_flight_tokens=chunk_size(gpu, args, release),
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
         kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),

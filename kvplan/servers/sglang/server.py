@@ -7,7 +7,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version
-from kvplan.servers.sglang import rules
+from kvplan.servers.sglang import drafts, rules
 from kvplan.servers.sglang.launch import command as launch
 from kvplan.servers.sglang.models import context_length
 from kvplan.servers.sglang.rules import LEAST_REQUESTS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
+    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
     "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
 ]  # fmt: skip
 
@@ -50,6 +50,10 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     if spec.has_states and max_num_seqs < wanted:
         return f"{TERMS.slots_flag}, which gives their states more slots"
     return TERMS.seqs_flag
+
+
+def drafter(request: Request) -> tuple[Request, list[str]]:
+    return drafts.drafter(request)
 
 
 def settings(request: Request) -> Settings:

@@ -1,15 +1,17 @@
 """What SGLang has left for its pools, how many requests they hold, and why it would run out of memory."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import floor
 
-from kvplan.core.errors import UsageError
 from kvplan.core.units import MIB
 from kvplan.servers import start
 from kvplan.servers.plans import Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
+from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
+from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.rules import Settings
@@ -37,7 +39,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     gpu, args = request.gpu, request.args
     groups = rank_weights(request, stage)
     held = sum(groups.values())
-    loaded = loaded_beside(request, settings, stage, held)
+    loaded = loaded_beside(request, settings, stage, held - groups.get("draft", 0))
     context = request.measured.get("context", overheads.context(gpu, args))
     in_use = overheads.in_use(gpu, request.memory_in_use)
     none = Estimate(0, 0, 0, KEPT_BACK, SGLANG_SOURCE, "exact")
@@ -69,9 +71,21 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     return Budget(max(0, budget), groups, estimates, (low, likely, high))
 
 
+def draft_notes(request: Request, pool: SglangPool) -> Iterator[str]:
+    """What drafts change beside their weights and what is counted for their layers."""
+    args, draft = request.args, request.draft
+    if not drafts.speculates(args):
+        return
+    if args.max_num_seqs is None:
+        yield f"with drafts SGLang runs {drafts.REQUESTS} requests at most; --max-num-seqs asks for more"
+    if draft is not None:
+        counted, real = pool.drafted.full + pool.drafted.windows, sglang_pool.draft_bytes(draft, pool.how)
+        if note := drafts.draft_note(draft, counted, real):
+            yield note
+
+
 def size(request: Request) -> Sized:
-    if request.draft is not None:
-        raise UsageError("--draft-model", "drafts in SGLang are not modeled", "leave it out")
+    drafts.check_context(request)
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
     replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
     # Replicas are servers of their own, which share nothing: each is planned alone.
@@ -79,7 +93,7 @@ def size(request: Request) -> Sized:
     args, spec, gpu = request.args, request.spec, request.gpu
     sglang.check_model(spec, args, gpu.sm)
     check_load(request, settings.max_model_len)
-    pool = sglang_pool.pool(spec, settings, args, gpu.sm)
+    pool = sglang_pool.pool(spec, settings, args, gpu.sm, request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
     rooms = [[stage.available[end] for stage in stages] for end in range(3)]
     capacity = sglang_pool.capacity(pool, settings, args, rooms[1])
@@ -102,6 +116,7 @@ def size(request: Request) -> Sized:
     notes = [
         *sglang.notes(args, settings, kept, reserved, images),
         *sglang_pool.pool_notes(pool, spec, args, slots),
+        *draft_notes(request, pool),
         *([] if replicas == 1 else [sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)]),
     ]
     return Sized(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.models.spec import ModelSpec
+from kvplan.servers import speculation
 from kvplan.servers.base import Explanation, Starts
 from kvplan.servers.plans import Plan, Request
 from kvplan.servers.releases import Version, patch_of, told
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
+    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
     "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
 ]  # fmt: skip
 
@@ -48,6 +49,10 @@ def context(spec: ModelSpec) -> int:
 
 def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
     return TERMS.seqs_flag
+
+
+def drafter(request: Request) -> tuple[Request, list[str]]:
+    return speculation.drafter(request, TERMS.title)
 
 
 def settings(request: Request) -> Settings:
