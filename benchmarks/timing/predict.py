@@ -143,7 +143,7 @@ def figures(fact: Fact, simulation: Simulation, load: Load) -> Predicted:
     for metric in ("ttft", "tpot", "latency"):
         values = records.times(metric, load.skipped)
         if values:
-            times[f"{metric}_mean"] = 1000 * sum(values) / len(values)
+            times[f"{metric}_mean"] = 1000 * mean_of(records.times(metric), values, fact, load)
             for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
                 times[f"{metric}_{name}"] = 1000 * (percentile(values, share) or 0.0)
     tokens = sum(records.output)
@@ -155,6 +155,16 @@ def figures(fact: Fact, simulation: Simulation, load: Load) -> Predicted:
     else:
         out_tps = tokens / simulation.clock
     return Predicted(times, out_tps)
+
+
+def mean_of(every: list[float], judged: list[float], fact: Fact, load: Load) -> float:
+    """The mean over all prompts of a result: the first wave counts as often as it did there, not as often as here."""
+    later = sum(judged) / len(judged)
+    if not load.skipped or load.skipped >= fact.num_prompts or len(every) <= len(judged):
+        return later
+    first = (sum(every) - sum(judged)) / (len(every) - len(judged))
+    share = load.skipped / fact.num_prompts
+    return share * first + (1 - share) * later
 
 
 def predicted_by_kvplan(fact: Fact) -> Predicted:

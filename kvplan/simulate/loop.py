@@ -72,6 +72,7 @@ class Simulation:
     """One run.
 
     run_len  tokens that one prefix id of a request stands for
+    request_s, prompt_token_s  seconds that a request, and each token of its prompt, spends outside of the steps
     on_step  sees each batch that is scheduled by itself, right after it was
     stop     asked now and then; True ends the run early
     """
@@ -87,6 +88,8 @@ class Simulation:
     jump: bool = True
     on_step: Callable[["Simulation", Batch], None] | None = None
     stop: Callable[["Simulation"], bool] | None = None
+    request_s: float = 0.0
+    prompt_token_s: float = 0.0
 
     clock: float = 0.0
     records: Records = field(default_factory=Records)
@@ -171,13 +174,17 @@ class Simulation:
             rows.arrival.append(live.arrival)
             rows.admitted.append(live.admitted)
             rows.first_token.append(live.first_token)
-            rows.ended.append(self.clock)
+            rows.ended.append(self.clock + self._outside(seq))
             rows.prompt.append(seq.num_prompt_tokens)
             rows.output.append(seq.num_output_tokens)
             rows.cached.append(live.cached)
             rows.loaded.append(live.loaded)
             rows.preemptions.append(seq.num_preemptions)
-        self.arrivals.ended(self.clock)
+        self.arrivals.ended(self.clock + self._outside(seq))
+
+    def _outside(self, seq: Sequence) -> float:
+        """Seconds of a request outside of the steps, by which its user sees every token later."""
+        return self.request_s + self.prompt_token_s * seq.num_prompt_tokens
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -221,7 +228,7 @@ class Simulation:
         done = self.scheduler.update(batch, ANY_TOKEN)
         if self._unanswered:
             for seq in [seq for seq in batch.samples if seq in self._unanswered]:
-                self._live[seq].first_token = self.clock
+                self._live[seq].first_token = self.clock + self._outside(seq)
                 del self._unanswered[seq]
         if self.tiers is not None:
             self._store_prompts(batch)

@@ -78,7 +78,7 @@ def spread(values: list[float]) -> Spread:
 def result(simulation: Simulation, skipped: int = 0) -> Result:
     """The figures of a run that has ended; the first `skipped` arrivals are not among its times."""
     records, timeline, counts = simulation.records, simulation.timeline, simulation.counts
-    seconds, scheduler = simulation.clock, simulation.scheduler
+    seconds, scheduler = max(records.ended, default=simulation.clock), simulation.scheduler
     cache, usable = scheduler.prefix_cache_stats, scheduler.blocks.num_usable_blocks
     slots = timeline.mean("slots", seconds)
     first, last = min(records.arrival, default=0.0), max(records.arrival, default=0.0)

@@ -12,7 +12,7 @@ from kvplan.servers.vllm.deepseek_v4 import is_v4
 from kvplan.servers.vllm.pool import KVGroup
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
-from kvplan.simulate.steptime import StepTime, attention_kinds
+from kvplan.simulate.steptime import StepTime, attention_kinds, outside
 from kvplan.simulate.tiers import Tiers, TierSpec, tiers
 
 
@@ -31,6 +31,7 @@ class Setup:
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """A fresh run over these arrivals; `run_len` tokens stand behind one prefix id."""
+        request_s, prompt_token_s = outside(self.step_time)
         return Simulation(
             config=scheduler_config(self.plan, self.allocator),
             num_blocks=self.plan.capacity.num_blocks,
@@ -39,6 +40,8 @@ class Setup:
             step_time=self.step_time,
             arrivals=arrivals,
             run_len=run_len,
+            request_s=request_s,
+            prompt_token_s=prompt_token_s,
             tiers=empty_tiers(self.plan, self.tiers, self.chunk_tokens) if self.tiers else None,
         )
 

@@ -1,27 +1,24 @@
-"""How long a step takes: a roofline over the GPU's figures, or coefficients that a run measured.
+"""How long a step takes: a roofline with what a server adds to it, or coefficients that a run measured.
 
-Roofline of one rank, all times in seconds:
+One rank, all times in seconds (constants and where they come from: kvplan/simulate/constants.py):
 
-    matmuls    max(weights read / bandwidth, 2 x parameters x tokens / FLOP rate)
+    matmuls    hypot(weights read / bandwidth, 2 x parameters x tokens / FLOP rate), each at the share that is reached
     attention  max(KV read / bandwidth, FLOPs of (query, key) pairs / FLOP rate)
+    layers     a cost of each layer; where prompts are computed a layer's launch is a floor
+    ranks      2 all-reduces a layer: a cost for each doubling of ranks, and the bytes over their link
+    server     a cost of the step, and of each sequence in it
     tiers      bytes / that tier's bandwidth, one after another
 
-The shares of the data sheet's figures that are reached:
-
-    weights  0.70  vLLM 0.19.1 on one H100, Llama-3.1-8B, one request: 6.44 ms per token for 15.0 GB (vLLM's blog,
-                   2026-04-22); what the host adds to a step is in it
-    KV       0.90  the same: 4.37e-5 ms per token of context, 131,072 bytes each, of 3.35 TB/s
-    FLOPs    0.60  assumed: published prefill kernels reach 50 to 75 % of the dense rate
-
 FLOPs are those of the numbers that are multiplied. A linear layer's weights and inputs are as its scheme stores them,
-where the GPU has such arithmetic; attention and everything that is not quantised is in 16 bits (`number_format`).
+where the GPU has such arithmetic; attention and everything that is not quantized is in 16 bits (`number_format`).
 
-What is not in it: communication between ranks, the vision tower, sampling with penalties.
+What is not in it: the vision tower, sampling with penalties.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import hypot, log2
 from typing import Final, Protocol, assert_never
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
@@ -44,6 +41,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.plans import Plan
 from kvplan.servers.weights import weight_layout
+from kvplan.simulate.constants import Constants, constants_of
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.sizing.layout import token_bytes
 from kvplan.sizing.weights import num_params, scheme_for
@@ -60,11 +58,11 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Parts of the data sheet's bandwidth and FLOP/s that are reached."""
+    """Parts of the data sheet's bandwidth and FLOP/s that are reached, where a user says so; None: as fitted."""
 
-    weights: float = 0.70
-    kv: float = 0.90
-    flops: float = 0.60
+    weights: float | None = None
+    kv: float | None = None
+    flops: float | None = None
 
 
 # --- what a model's layers ask of a step ----------------------------------------------------------------------------
@@ -241,42 +239,80 @@ def narrow_params(plan: Plan) -> Counter[str]:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Seconds by the slower of memory and arithmetic; see the module's text.
+    """Seconds by the slower of memory and arithmetic, and what a server adds; see the module's text.
 
-    bandwidth, flops  of the data sheet, in 16 bits; tier_bandwidths in bytes per second
-    narrow            elements per token in fewer bits, and the data sheet's FLOP/s for them
+    dense, expert        seconds to read the weights of every step, and all experts
+    missed               share of the experts that one token leaves unread
+    token                seconds of arithmetic for each token
+    kv_byte, pairs       seconds for a byte of keys and values, and for a (query, key) pair of each kind of layers
+    state_bytes          of a sequence's states, read and written
+    step, sequence       seconds of every step, those of its layers and of the ranks' latency too, and of each sequence
+    floor                seconds below which the layers do not stay where prompts are computed
+    link                 seconds for each token between ranks
+    narrow               (elements per token, FLOP/s) of what is multiplied in fewer than 16 bits
+    request_s, prompt_token_s  of a request outside of the steps, and of each of its prompt tokens
     """
 
-    matmuls: Matmuls
+    dense: float
+    expert: float
+    missed: float
+    token: float
     kinds: tuple[Attention, ...]
+    kv_byte: float
+    pairs: tuple[float, ...]
     state_bytes: int
-    bandwidth: int
-    flops: int
-    shares: Shares
+    layers: float
+    floor: float
+    step: float
+    sequence: float
+    link: float
     tier_bandwidths: tuple[int, ...]
     text: str
     narrow: tuple[tuple[int, int], ...] = ()
+    request_s: float = 0.0
+    prompt_token_s: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
-        weights = self.matmuls.bytes_read(work.num_tokens) / (self.bandwidth * self.shares.weights)
-        params = self.matmuls.dense_params + self.matmuls.active_params - sum(count for count, _ in self.narrow)
-        at_full_rate = params / self.flops + sum(count / rate for count, rate in self.narrow)
-        arithmetic = 2 * work.num_tokens * at_full_rate / self.shares.flops
-        kv = 2 * self.state_bytes * work.num_seqs
-        pairs = 0
-        for kind, read, pair in zip(self.kinds, work.read, work.pairs, strict=True):
+        tokens = work.num_tokens
+        kv, pairs = 2 * self.state_bytes * work.num_seqs, 0.0
+        for kind, pair_s, read, pair in zip(self.kinds, self.pairs, work.read, work.pairs, strict=True):
             kv += kind.token_bytes * read
-            pairs += kind.pair_flops * pair
-        attention = max(kv / (self.bandwidth * self.shares.kv), pairs / (self.flops * self.shares.flops))
-        total = (max(weights, arithmetic) if work.num_tokens else 0.0) + attention
+            pairs += pair_s * pair
+        total = max(kv * self.kv_byte, pairs)
+        if tokens:
+            weights = self.dense + (self.expert * (1 - self.missed**tokens) if self.expert else 0.0)
+            total += hypot(weights, tokens * self.token) + self.layers
+            if tokens > work.num_samples and total < self.floor:
+                total = self.floor
+            total += self.step + self.sequence * work.num_seqs + self.link * tokens
         for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
             total += size / bandwidth
         return total
 
 
-def roofline(plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = ()) -> Roofline:
+def widens_experts(plan: Plan) -> bool:
+    """Whether experts are stored in fewer bits than this GPU multiplies, so that they are widened first."""
+    spec, online = plan.request.spec, weight_layout(plan.request, 0).online
+    for index, weights in enumerate(spec.layer_weights):
+        for weight in weights:
+            if weight.experts:
+                scheme = scheme_for(spec, weight, index, online)
+                if scheme is None:
+                    return False
+                if scheme.kind == "mxfp4":  # such kernels are there wherever its numbers are, whatever the inputs
+                    return plan.request.gpu.fp4_flops is None
+                return number_format(scheme, plan.request.gpu, narrow_inputs=True) is None
+    return False
+
+
+RANKS: Final = {"nvlink": "NVLink", "infinity-fabric": "Infinity Fabric", "pcie": "PCIe"}
+
+
+def roofline(
+    plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = (), constants: Constants | None = None
+) -> Roofline:
     """Raises UsageError for a GPU whose figures nobody states, UnsupportedModelError for layers without a model."""
-    gpu = plan.request.gpu
+    gpu, spec = plan.request.gpu, plan.request.spec
     flops = gpu.fp16_flops if plan.settings.dtype == "float16" else gpu.bf16_flops
     if gpu.memory_bandwidth is None or flops is None:
         raise UsageError(
@@ -284,28 +320,60 @@ def roofline(plan: Plan, shares: Shares, tier_bandwidths: tuple[int, ...] = ()) 
             "its bandwidth or FLOP/s are not known, so a step's time is not",
             "name a GPU of `kvplan gpus` or give --calibration",
         )
-    used = matmuls(plan)
+    own = constants_of(plan) if constants is None else constants
+    weights, kv, reached = shares.weights or own.weights, shares.kv or own.kv, shares.flops or own.flops
+    experts = shares.weights or (own.widened if widens_experts(plan) else own.experts)
+    used, kinds, bandwidth = matmuls(plan), attention_kinds(plan), gpu.memory_bandwidth
     rates = {"fp8": gpu.fp8_flops, "int8": gpu.int8_flops, "fp4": gpu.fp4_flops}
     narrow = tuple((name, count, rate) for name, count in used.narrow if (rate := rates[name]) is not None)
+    params = used.dense_params + used.active_params - sum(count for _, count, _ in narrow)
+    at_full_rate = params / flops + sum(count / rate for _, count, rate in narrow)
+    latency, link, ranks = link_of(plan, own)
     arithmetic = "".join(f"{rate / 1e12:,.0f} TFLOP/s in {name} and " for name, _, rate in narrow)
     text = (
-        f"roofline of {gpu.name}: weights at {shares.weights:.0%} and KV at {shares.kv:.0%} of "
-        f"{gpu.memory_bandwidth / 1e9:,.0f} GB/s, arithmetic at {shares.flops:.0%} of {arithmetic}"
-        f"{flops / 1e12:,.0f} TFLOP/s{' in 16 bits' if narrow else ''}"
+        f"roofline of {gpu.name}: weights at {weights:.0%} and KV at {kv:.0%} of "
+        f"{bandwidth / 1e9:,.0f} GB/s, arithmetic at {reached:.0%} of {arithmetic}"
+        f"{flops / 1e12:,.0f} TFLOP/s{' in 16 bits' if narrow else ''}{ranks}"
     )
-    if plan.request.args.tensor_parallel_size > 1:
-        text += "; communication between ranks is not in it"
     return Roofline(
-        used,
-        attention_kinds(plan),
-        plan.state_bytes,
-        gpu.memory_bandwidth,
-        flops,
-        shares,
-        tier_bandwidths,
-        text,
-        tuple((count, rate) for _, count, rate in narrow),
+        dense=used.dense_bytes / (bandwidth * weights),
+        expert=used.expert_bytes / (bandwidth * experts),
+        missed=1 - used.experts_per_token / used.num_experts if used.num_experts else 0.0,
+        token=2 * at_full_rate / reached,
+        kinds=kinds,
+        kv_byte=1 / (bandwidth * kv),
+        pairs=tuple(kind.pair_flops / (flops * own.attention) for kind in kinds),
+        state_bytes=plan.state_bytes,
+        layers=spec.num_layers * own.layer,
+        floor=spec.num_layers * own.prefill_layer,
+        step=own.step + latency,
+        sequence=own.sequence,
+        link=link,
+        tier_bandwidths=tier_bandwidths,
+        text=text,
+        narrow=tuple((count, rate) for _, count, rate in narrow),
+        request_s=own.request,
+        prompt_token_s=own.prompt_token,
     )
+
+
+def link_of(plan: Plan, constants: Constants) -> tuple[float, float, str]:
+    """(seconds of a step's all-reduces without their bytes, seconds for each token's bytes, how ranks speak)."""
+    ranks, gpu, spec = plan.request.args.tensor_parallel_size, plan.request.gpu, plan.request.spec
+    if ranks == 1:
+        return 0.0, 0.0, ""
+    is_switched = gpu.interconnect in ("nvlink", "infinity-fabric")
+    share, latency = (constants.switch, constants.switch_s) if is_switched else (constants.pcie, constants.pcie_s)
+    bandwidth = gpu.interconnect_bandwidth or PCIE_4
+    count = 2 * spec.num_layers
+    size = spec.hidden_size * BYTES_16_BIT * 2 * (ranks - 1) / ranks  # what one rank sends: reduce, then gather
+    name = RANKS.get(gpu.interconnect or "", "PCIe")
+    text = f"; {ranks} ranks over {name} at {share:.0%} of {bandwidth / 1e9:,.0f} GB/s"
+    return count * latency * log2(ranks), count * size / (share * bandwidth), text
+
+
+PCIE_4: Final = 64 * 10**9  # of a GPU whose interconnect nobody states
+BYTES_16_BIT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +389,17 @@ class AtLeast:
 
     def seconds(self, work: StepWork) -> float:
         return max(self.least_s, self.base.seconds(work))
+
+
+def outside(step_time: StepTime) -> tuple[float, float]:
+    """Seconds that a request, and each token of its prompt, spends outside of the steps; none of measured steps."""
+    match step_time:
+        case Roofline(request_s=request_s, prompt_token_s=prompt_token_s):
+            return request_s, prompt_token_s
+        case AtLeast(base=base):
+            return outside(base)
+        case _:
+            return 0.0, 0.0
 
 
 # --- measured -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from kvplan.simulate.loop import Simulation
 from kvplan.simulate.records import Records
 from kvplan.simulate.setup import Setup
 from kvplan.simulate.source import from_profile
-from kvplan.simulate.steptime import Attention, Matmuls, Roofline, Shares, StepTime, roofline
+from kvplan.simulate.steptime import Attention, Roofline, Shares, StepTime, roofline
 from kvplan.simulate.tiers import TierSpec, tiers
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.profiles import profile
@@ -50,8 +50,10 @@ class Constant:
 REACHES = (Reach(None), Reach(8))
 # A model of nobody: what is read, computed and paired all move the clock, so that a wrong count of any shows in it.
 ODD_ROOFLINE = Roofline(
-    Matmuls(999_983, 0, 1_009, 0, 0, 0), (Attention(REACHES[0], 97, 211), Attention(REACHES[1], 89, 13)), 61,
-    bandwidth=10**8 + 7, flops=10**6 + 3, shares=Shares(), tier_bandwidths=(10**4 + 7,), text="odd",
+    dense=9.9e-3, expert=0.0, missed=0.0, token=1.3e-3,
+    kinds=(Attention(REACHES[0], 97, 211), Attention(REACHES[1], 89, 13)), kv_byte=1.1e-8, pairs=(2.1e-4, 1.3e-5),
+    state_bytes=61, layers=1.7e-3, floor=2.3e-2, step=3.1e-4, sequence=1.9e-5, link=7e-6, tier_bandwidths=(10**4 + 7,),
+    text="odd",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from engine.scheduler import SchedulerConfig
 from kvplan.simulate.arrivals import Open
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.result import result
-from kvplan.simulate.steptime import Attention, Matmuls, Roofline, Shares, StepTime
+from kvplan.simulate.steptime import Attention, Roofline, StepTime
 from kvplan.simulate.tiers import Tiers, TierSpec, tiers
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.workloads.trace import TraceRequest, read
@@ -225,10 +225,11 @@ def test_nothing_is_kept_of_a_sequence_that_was_preempted_and_came_back() -> Non
 
 def roofline(tier_bandwidth: int) -> Roofline:
     """Computing a token takes 20 us, loading its 10 bytes 10 / tier_bandwidth."""
-    matmuls = Matmuls(1_000, 0, 10_000, 0, 0, 0)
     return Roofline(
-        matmuls, (Attention(Reach(None), 10, 0),), 0, 10**9, 10**9, Shares(1.0, 1.0, 1.0), (tier_bandwidth,), ""
-    )
+        dense=0.0, expert=0.0, missed=0.0, token=2e-5, kinds=(Attention(Reach(None), 10, 0),), kv_byte=1e-9,
+        pairs=(0.0,), state_bytes=0, layers=0.0, floor=0.0, step=0.0, sequence=0.0, link=0.0,
+        tier_bandwidths=(tier_bandwidth,), text="",
+    )  # fmt: skip
 
 
 @given(prompts)

@@ -1,0 +1,88 @@
+"""What a server makes of the data sheet: shares of it that are reached, and seconds that are lost on the way.
+
+Fitted to published results of real servers by `python -m benchmarks.timing.fit` (tests/facts/time_cases.csv names each
+result and its source); the errors on sources, models and GPUs that a fit has not seen are in docs/accuracy.md.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from kvplan.core.records import dataclass
+from kvplan.servers.plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """One server's.
+
+    weights, experts, kv  shares of the memory's bandwidth that dense weights, experts and keys and values are read at
+    widened               the same of experts that are stored in fewer bits than this GPU multiplies
+    flops, attention      shares of the FLOP rate that matmuls and (query, key) pairs reach
+    layer                 seconds that a layer adds to a step: kernels that start and end
+    prefill_layer         seconds below which no layer stays where prompts are computed: kernels launched one by one
+    step, sequence        seconds that a step takes of the server itself, and each sequence in it
+    switch, switch_s      an all-reduce over NVLink or Infinity Fabric: share of the link, seconds for each doubling of
+                          ranks
+    pcie, pcie_s          the same over PCIe
+    request, prompt_token seconds that a request spends outside of the steps, and each of its prompt tokens
+    first_step, first_sequence  what vLLM's first engine (0.7 and older), which prepares its steps one after the other
+                          in Python, adds to a step, and for each sequence
+    """
+
+    weights: float
+    experts: float
+    widened: float
+    kv: float
+    flops: float
+    attention: float
+    layer: float
+    prefill_layer: float
+    step: float
+    sequence: float
+    switch: float
+    switch_s: float
+    pcie: float
+    pcie_s: float
+    request: float
+    prompt_token: float
+    first_step: float
+    first_sequence: float
+
+
+V1: Final = Constants(
+    weights=0.87,
+    experts=0.95,
+    widened=0.64,
+    kv=0.85,
+    flops=0.42,
+    attention=0.50,
+    layer=50e-6,
+    prefill_layer=145e-6,
+    step=0.75e-3,
+    sequence=10e-6,
+    switch=0.18,
+    switch_s=2.3e-6,
+    pcie=0.082,
+    pcie_s=30e-6,
+    request=17e-3,
+    prompt_token=3e-6,
+    first_step=2.8e-3,
+    first_sequence=65e-6,
+)
+
+
+def adapted(constants: Constants, plan: Plan) -> Constants:
+    """Constants fitted to vLLM's second engine, for the engine of a plan."""
+    release = plan.request.release
+    if release.engine == "vllm" and (release.first_engine or not release.has("v1")):
+        return replace(
+            constants,
+            step=constants.step + constants.first_step,
+            sequence=constants.sequence + constants.first_sequence,
+        )
+    return constants
+
+
+def constants_of(plan: Plan) -> Constants:
+    """Those of a plan's server."""
+    return adapted(V1, plan)
