@@ -18,7 +18,7 @@ from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_fra
 from kvplan.planning.plan import Plan, plan
 from kvplan.report.formats import rendered
 from kvplan.report.simulate_text import rate_text
-from kvplan.simulate import slo
+from kvplan.simulate import ranges, slo
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
@@ -40,7 +40,7 @@ CSV = {".csv": "csv"}
 
 
 def simulate(options: SimulateOptions) -> int:
-    """Answer, and return the exit code: 0, or with --exit-code 1 where a promise is not kept."""
+    """Answer, and return the exit code: 0, or with --exit-code 1 where a promise is not surely kept."""
     with ExitStack() as files:
         reports = files.enter_context(output.report_files(options.report or [], force=options.force))
         timeline = files.enter_context(only(options, options.timeline, "--timeline", CSV))
@@ -66,7 +66,7 @@ def simulate(options: SimulateOptions) -> int:
 
             file.save(drawn(answer, file.format))
         output.answer(given, options.format, options.color)
-    return int(options.exit_code and not all(kept.is_kept for kept in answer.variants[0].kept))
+    return int(options.exit_code and not all(kept.verdict == "kept" for kept in answer.variants[0].kept))
 
 
 def only(
@@ -247,8 +247,13 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
         setups["without tiers"] = replace(base, tiers=())
     if options.baseline is not None:
         setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
-    variants = tuple(variant(name, setup, load, promises) for name, setup in setups.items())
-    return Answer(the_plan, load.text, times.text, load.users is not None, promises, variants)
+    found = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
+    variants = tuple(variant(name, setup, load, promises, found) for name, setup in setups.items())
+    if found.unseen and not options.quiet:
+        output.tell(
+            "note", f"no published result has {' or '.join(found.unseen)}: times are extrapolated, ranges wider"
+        )
+    return Answer(the_plan, load.text, times.text, load.users is not None, promises, variants, found)
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
@@ -263,7 +268,7 @@ def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
             )
 
 
-def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> Variant:
+def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...], found: ranges.Ranges) -> Variant:
     simulation = run(setup, load)
     figures = result(simulation, load.skipped)
     if not figures.judged and setup.allocator == "paged":
@@ -277,7 +282,7 @@ def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ..
         )
     if not promises:
         return Variant(name, simulation, figures)
-    kept = slo.kept(promises, simulation, load.skipped)
+    kept = slo.kept(promises, simulation, load.skipped, found)
     return Variant(name, simulation, figures, kept, largest(setup, load, promises))
 
 

@@ -105,6 +105,8 @@ class SimulateOptions(PlanOptions):
     )
     requests: Annotated[Text, option("--requests", help="Write a row per request.", metavar="FILE.csv")] = None
     figure: Annotated[Text, option("--figure", help="Draw it.", metavar="FILE.png|svg")] = None
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when --slo is not kept.")] = False
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when --slo is broken or too close.")] = (
+        False
+    )
     color: ColorOption = "auto"
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False

@@ -4,9 +4,11 @@ from typing import Annotated, Literal, TypedDict
 
 from kvplan.core.field_types import Count, Number, Share, Size
 
+Interval = list[float]  # [low, high]
+
 
 class Inputs(TypedDict):
-    """What was run."""
+    """What was run; `unseen` names what of it no published result has that the times were fitted to."""
 
     model: str
     id: str
@@ -20,6 +22,7 @@ class Inputs(TypedDict):
     max_num_batched_tokens: Size
     load: str
     step_time: str
+    unseen: list[str]
 
 
 class Requests(TypedDict):
@@ -35,12 +38,16 @@ class Requests(TypedDict):
 
 
 class Spread(TypedDict):
-    """Seconds; percentiles by nearest rank."""
+    """Seconds; percentiles by nearest rank; ranges are [low, high], in which 19 in 20 published results lie."""
 
     mean: Number
     p50: Number
     p90: Number
     p99: Number
+    mean_range: Interval
+    p50_range: Interval
+    p90_range: Interval
+    p99_range: Interval
 
 
 class Times(TypedDict):
@@ -86,13 +93,20 @@ class Throughput(TypedDict):
     requests_per_s: Number
     output_tokens_per_s: Number
     prompt_tokens_per_s: Number
+    requests_per_s_range: Interval
+    output_tokens_per_s_range: Interval
 
 
 class Slo(TypedDict):
+    """`kept` holds of the likely value, `verdict` of its whole range."""
+
     promise: str
     limit: Number
     value: Number | None
     kept: bool
+    low: Number | None
+    high: Number | None
+    verdict: Literal["kept", "broken", "too close to call"]
 
 
 class Largest(TypedDict):

@@ -13,6 +13,7 @@ from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, heading
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
+from kvplan.simulate.records import Metric
 from kvplan.simulate.result import Result, Spread
 from kvplan.simulate.slo import Kept
 from kvplan.simulate.timeline import LEVELS
@@ -65,6 +66,18 @@ def rows(answer: Answer) -> list[Row]:
 
         return text
 
+    def between(metric: Any) -> Callable[[Result], str]:
+        def text(one: Result) -> str:
+            found: Spread = one.times[metric]
+            return " / ".join(span(*answer.ranges.time(metric, value)) for value in (found.p50, found.p90, found.p99))
+
+        return text
+
+    def tokens_text(one: Result) -> str:
+        low, high = rate_range(answer, one, one.output_tokens_per_s)
+        likely = f"{one.output_tokens_per_s:,.0f}"
+        return likely if low == high else f"{likely} ({low:,.0f}-{high:,.0f})"
+
     found = [
         each("running, mean / most", lambda one: f"{one.running_mean:,.1f} / {one.running_peak:,}"),
         each("waiting, mean / most", lambda one: f"{one.waiting_mean:,.1f} / {one.waiting_peak:,}"),
@@ -73,11 +86,14 @@ def rows(answer: Answer) -> list[Row]:
         each("prefix cache hits", lambda one: percent(one.hit_rate)),
         each("preemptions", lambda one: f"{one.preemptions:,} ({percent(one.preempted / max(1, one.finished))})"),
         each("time to first token p50 / p90 / p99", spread("ttft")),
+        each("  likely between", between("ttft")),
         each("time per output token", spread("tpot")),
+        each("  likely between", between("tpot")),
         each("in the queue", spread("queue")),
         each("whole request", spread("latency")),
+        each("  likely between", between("latency")),
         each("requests per second", lambda one: f"{one.requests_per_s:,.2f}"),
-        each("output tokens per second", lambda one: f"{one.output_tokens_per_s:,.0f}"),
+        each("output tokens per second", tokens_text),
         each("prompt tokens computed per second", lambda one: f"{one.prompt_tokens_per_s:,.0f}"),
         each("takes", lambda one: duration(one.seconds)),
     ]
@@ -129,9 +145,30 @@ def limit_text(kept: Kept) -> str:
     return value_text(kept, kept.promise.limit)
 
 
+def span(low: float, high: float) -> str:
+    """A range of seconds: "22-61 ms", "0.4-1.3 s" in the unit of its upper end."""
+    if low == high:
+        return duration(low)
+    unit, scale = ("ms", 1000.0) if high < 0.9995 else ("s", 1.0)
+    digits = 2 if high * scale < 9.995 else 1 if high * scale < 99.95 and unit == "s" else 0
+    return f"{low * scale:,.{digits}f}-{high * scale:,.{digits}f} {unit}"
+
+
+def rate_range(answer: Answer, one: Result, value: float) -> tuple[float, float]:
+    """Low and high of a rate; where the server answers as many as come, it gives what they ask for."""
+    if not answer.by_users and one.arrival_rate is not None and one.requests_per_s >= 0.95 * one.arrival_rate:
+        return value, value
+    return answer.ranges.rate(value, arrivals=None)
+
+
 def kept_text(kept: Kept) -> str:
-    shown = "not served" if kept.value is None else value_text(kept, kept.value)
-    return f"{shown} {'kept' if kept.is_kept else 'BROKEN'}"
+    if kept.value is None:
+        return "not served BROKEN"
+    verdict = kept.verdict
+    shown = value_text(kept, kept.value)
+    if kept.low is None or kept.high is None or kept.low == kept.high or verdict == "kept":
+        return f"{shown} {'BROKEN' if verdict == 'broken' else verdict}"
+    return f"{shown} {'BROKEN' if verdict == 'broken' else verdict} ({span(kept.low, kept.high)})"
 
 
 def largest_text(variant: Variant, *, users: bool) -> str:
@@ -162,7 +199,9 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
         f"{plan.capacity.num_blocks:,} blocks of {plan.pool.block_size} tokens, at most {settings.max_num_seqs:,} "
         f"requests at once, {settings.max_num_batched_tokens:,} tokens a step"
     )
-    return [("Pool", pool), ("Step", answer.step_time)]
+    unseen = answer.ranges.unseen
+    like = f"wider, as no published result has {' or '.join(unseen)}" if unseen else "19 in 20 published results"
+    return [("Pool", pool), ("Step", answer.step_time), ("Range", f"{like} (docs/accuracy.md)")]
 
 
 def figures_table(answer: Answer) -> Table:
@@ -233,6 +272,7 @@ def document(answer: Answer) -> typed.SimulationDocument:
             "max_num_batched_tokens": plan.settings.max_num_batched_tokens,
             "load": answer.load,
             "step_time": answer.step_time,
+            "unseen": list(answer.ranges.unseen),
         },
         "variants": [result_document(answer, variant) for variant in answer.variants],
     }
@@ -254,10 +294,10 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
         "seconds": one.seconds,
         "steps": one.steps,
         "times": {
-            "ttft": _spread(one.times["ttft"]),
-            "tpot": _spread(one.times["tpot"]),
-            "queue": _spread(one.times["queue"]),
-            "latency": _spread(one.times["latency"]),
+            "ttft": _spread(answer, "ttft", one),
+            "tpot": _spread(answer, "tpot", one),
+            "queue": _spread(answer, "queue", one),
+            "latency": _spread(answer, "latency", one),
         },
         "running": {"mean": one.running_mean, "peak": one.running_peak},
         "waiting": {"mean": one.waiting_mean, "peak": one.waiting_peak},
@@ -271,9 +311,19 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
             "requests_per_s": one.requests_per_s,
             "output_tokens_per_s": one.output_tokens_per_s,
             "prompt_tokens_per_s": one.prompt_tokens_per_s,
+            "requests_per_s_range": list(rate_range(answer, one, one.requests_per_s)),
+            "output_tokens_per_s_range": list(rate_range(answer, one, one.output_tokens_per_s)),
         },
         "slo": [
-            {"promise": kept.promise.name, "limit": kept.promise.limit, "value": kept.value, "kept": kept.is_kept}
+            {
+                "promise": kept.promise.name,
+                "limit": kept.promise.limit,
+                "value": kept.value,
+                "kept": kept.is_kept,
+                "low": kept.low,
+                "high": kept.high,
+                "verdict": kept.verdict,
+            }
             for kept in variant.kept
         ],
         "largest": None
@@ -282,8 +332,18 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
     }
 
 
-def _spread(of: Spread) -> typed.Spread:
-    return {"mean": of.mean, "p50": of.p50, "p90": of.p90, "p99": of.p99}
+def _spread(answer: Answer, metric: Metric, one: Result) -> typed.Spread:
+    times, ranges = one.times[metric], answer.ranges
+    return {
+        "mean": times.mean,
+        "p50": times.p50,
+        "p90": times.p90,
+        "p99": times.p99,
+        "mean_range": list(ranges.time(metric, times.mean)),
+        "p50_range": list(ranges.time(metric, times.p50)),
+        "p90_range": list(ranges.time(metric, times.p90)),
+        "p99_range": list(ranges.time(metric, times.p99)),
+    }
 
 
 def timeline_table(simulation: Simulation) -> Table:

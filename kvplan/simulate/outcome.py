@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvplan.planning.plan import Plan
 from kvplan.simulate.loop import Simulation
+from kvplan.simulate.ranges import Ranges
 from kvplan.simulate.result import Result
 from kvplan.simulate.slo import Kept, Largest, Promise
 
@@ -29,3 +30,4 @@ class Answer:
     by_users: bool
     promises: tuple[Promise, ...]
     variants: tuple[Variant, ...]
+    ranges: Ranges

@@ -8,6 +8,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.units import parse_duration, parse_fraction
 from kvplan.simulate.loop import Simulation
+from kvplan.simulate.ranges import Ranges, Verdict, verdict
 from kvplan.simulate.records import METRICS, Metric, percentile
 
 OPTION = "--slo"
@@ -51,14 +52,25 @@ def refused_requests(simulation: Simulation) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A promise and what the run showed; with nothing to show it is not kept."""
+    """A promise, what the run showed, and its range; with nothing to show it is not kept."""
 
     promise: Promise
     value: float | None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def is_kept(self) -> bool:
+        """Whether the likely value keeps it."""
         return self.value is not None and self.value <= self.promise.limit
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it is kept over the whole range, nowhere in it, or in a part."""
+        if self.value is None:
+            return "broken"
+        low = self.value if self.low is None else self.low
+        return verdict(low, self.value if self.high is None else self.high, self.promise.limit)
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:
@@ -83,8 +95,17 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
     return tuple(found)
 
 
-def kept(promises: tuple[Promise, ...], simulation: Simulation, skipped: int) -> tuple[Kept, ...]:
-    return tuple(Kept(promise, promise.value(simulation, skipped)) for promise in promises)
+def kept(
+    promises: tuple[Promise, ...], simulation: Simulation, skipped: int, ranges: Ranges | None = None
+) -> tuple[Kept, ...]:
+    """Each promise with what the run showed; without ranges a figure is taken for exact."""
+    return tuple(kept_promise(promise, promise.value(simulation, skipped), ranges) for promise in promises)
+
+
+def kept_promise(promise: Promise, value: float | None, ranges: Ranges | None) -> Kept:
+    if value is None or ranges is None:
+        return Kept(promise, value, value, value)
+    return Kept(promise, value, *ranges.time(promise.metric, value))
 
 
 class Broken:

@@ -333,7 +333,8 @@ def roofline(
     text = (
         f"roofline of {gpu.name}: weights at {weights:.0%} and KV at {kv:.0%} of "
         f"{bandwidth / 1e9:,.0f} GB/s, arithmetic at {reached:.0%} of {arithmetic}"
-        f"{flops / 1e12:,.0f} TFLOP/s{' in 16 bits' if narrow else ''}{ranks}"
+        f"{flops / 1e12:,.0f} TFLOP/s{' in 16 bits' if narrow else ''}, {own.layer * 1e6:.0f} us a layer, "
+        f"{own.step * 1e3:.2g} ms a step{ranks}"
     )
     return Roofline(
         dense=used.dense_bytes / (bandwidth * weights),

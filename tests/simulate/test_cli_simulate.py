@@ -570,7 +570,8 @@ def test_refused_requests_break_a_promise(run: Run) -> None:
     ran = run("simulate", *short, *SMALL, "--slo", "ttft=9999s", "--exit-code", "--format", "json")
     (variant,) = ran.json["variants"]
     assert variant["requests"]["rejected"] > 0
-    assert variant["slo"] == [{"promise": "ttft p99", "limit": 9999.0, "value": None, "kept": False}]
+    nothing = {"value": None, "low": None, "high": None, "kept": False, "verdict": "broken"}
+    assert variant["slo"] == [{"promise": "ttft p99", "limit": 9999.0, **nothing}]
     assert (ran.code, variant["largest"]["keeps"]) == (1, None)
 
 
