@@ -16,7 +16,7 @@ from kvplan.planning.plan import Plan
 from kvplan.policy.file import LENGTH_KEYS
 from kvplan.policy.gauges import kv_tokens, served
 from kvplan.policy.judge import title
-from kvplan.servers.environment import VARIABLES
+from kvplan.servers.environment import variables
 from kvplan.servers.vllm.rules import EngineArgs
 
 KEPT: Final = 90  # percent of today's figure that a floor asks for
@@ -216,4 +216,4 @@ def _assignments(environ: Path) -> list[str]:
     except OSError:  # another user's
         return []
     pairs = [pair.decode("utf-8", "surrogateescape") for pair in raw.split(b"\0")]
-    return [pair for pair in pairs if pair.partition("=")[0] in VARIABLES]
+    return [pair for pair in pairs if pair.partition("=")[0] in variables()]

@@ -430,7 +430,7 @@ def _row(annotated: Any) -> Argument:
 _FIELDS: Final = fields(EngineArgs)
 ARGUMENTS: Final[Mapping[str, Argument]] = {field.name: _row(field.type) for field in _FIELDS}
 DEFAULTS: Final[Mapping[str, Any]] = {field.name: field.default for field in _FIELDS}
-# Every name but the field's own that some server has for an argument.
+# vLLM's short flags -> the argument.
 SHORT: Final[dict[str, str]] = {
     short: name for name, row in ARGUMENTS.items() if row.vllm is not None for short in row.vllm.short
 }
@@ -449,6 +449,14 @@ def spellings(server: str) -> dict[str, str]:
         if flag is not None:
             names |= dict.fromkeys(filter(None, (*(flag.names or (argument,)), flag.earlier)), argument)
     return names
+
+
+def listed_names() -> Iterator[str]:
+    """The names under which servers list their arguments, when they print or log them."""
+    for argument, row in ARGUMENTS.items():
+        for flag in (row.vllm, row.sglang):
+            if flag is not None and flag.printed:
+                yield from filter(None, ((flag.names or (argument,))[0], flag.earlier, flag.beside))
 
 
 # --- a printed command ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from kvplan.core.records import dataclass
 if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
     from kvplan.servers.arguments import EngineArgs
+    from kvplan.servers.environment import Variable
     from kvplan.servers.plans import Plan, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.standing import Other
@@ -141,6 +142,7 @@ class Server(Protocol):
     starts     how it is started, and `start`: what a shell's command starts of it, None for nothing
     parse      what the words behind its name say
     flags      its flags that are no argument of kvplan's table: (those it reads, by what it makes of them; the others)
+    variables  environment variables that change its memory
     read_pair  `--engine-arg k=v` where k is its own name of an argument; None where it is none
     kept_back  bytes of each GPU that must stay free beside what the plan's rows say, for peaks it does not plan
     launch     the words of the command that starts what was planned
@@ -165,6 +167,7 @@ class Server(Protocol):
     def start(self, words: list[str]) -> "Started | None": ...
     def parse(self, words: list[str]) -> "ServeCommand": ...
     def flags(self) -> "tuple[Mapping[str, str], Mapping[str, Other]]": ...
+    def variables(self) -> "Mapping[str, Variable]": ...
     def read_pair(self, text: str) -> "tuple[str, Any] | None": ...
     def kept_back(self, plan: "Plan") -> int: ...
     def launch(self, plan: "Plan") -> list[str]: ...

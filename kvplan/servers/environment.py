@@ -1,8 +1,8 @@
 """Environment variables of a server: which of them change its memory, how, and in which releases.
 
-One table. A variable sets what is known of how the server was started (a field of Version) or an engine argument, or it
-does something that is not modelled, and is refused where it concerns the model. All others are named in one note, never
-with their values, which may be secrets.
+A table for each server, in servers/<name>/variables.py. A variable sets what is known of how the server was started (a
+field of Version) or an engine argument, or it does something that is not modeled, and is refused where it concerns the
+model. All others are named in one note, never with their values, which may be secrets.
 """
 
 import re
@@ -13,11 +13,13 @@ from typing import Any, Final, Literal, TypeVar
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
-from kvplan.models.spec import ChunkedAttention, ModelSpec
-from kvplan.servers.arguments import EngineArgs
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import ARGUMENTS, EngineArgs
+from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.releases import SIZES_MIB, Number, Version
 
 Kind = Literal["on", "off", "size", "text"]  # 1 is True; 1 is False; a whole number; as it is
+UNCHANGED: Final = ("", "0")
 Concerns = Callable[[ModelSpec, EngineArgs], bool]
 
 
@@ -27,10 +29,10 @@ class Variable:
 
     sets      the field of Version, else of EngineArgs, that it decides; "" where its effect is not modelled
     since     the first release that reads it as the effect says; until: the first that does so no more
-    concerns  of a variable without a field: the models and arguments for which it is refused
+    concerns  of a variable without a field: the models and arguments for which it is refused, but for `usual` values
     """
 
-    server: Literal["vllm", "sglang"]
+    server: str
     sets: str
     kind: Kind
     effect: str
@@ -38,6 +40,7 @@ class Variable:
     since: Number
     until: Number | None = None
     concerns: Concerns | None = None
+    usual: tuple[str, ...] = UNCHANGED
 
     def is_read_by(self, release: Version) -> bool:
         return (
@@ -47,97 +50,17 @@ class Variable:
         )
 
 
-def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:
-    return spec.is_mla
-
-
-def _has_stages(spec: ModelSpec, args: EngineArgs) -> bool:
-    return args.pipeline_parallel_size > 1
-
-
-def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:
-    return spec.multimodal and args.enable_multimodal is not False
-
-
-def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
-    return ChunkedAttention in spec.cache_kinds
-
-
-def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
-    return spec.has_states
-
-
-VARIABLES: Final[Mapping[str, Variable]] = {
-    "VLLM_USE_V1": Variable(
-        "vllm", "first_engine", "off", "0 runs the first engine, with its own batches and sampler",
-        "vLLM 0.8.5, 0.9.2, 0.10.2 engine/arg_utils.py; 0.11 has the second engine alone", (0, 8), (0, 11),
-    ),
-    "VLLM_USE_FLASHINFER_SAMPLER": Variable(
-        "vllm", "flashinfer", "on", "1 samples without a sort",
-        "vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0, 0.14.0, 0.16.0 v1/sample/ops/topk_topp_sampler.py", (0, 8), (0, 17),
-    ),
-    "VLLM_USE_V2_MODEL_RUNNER": Variable(
-        "vllm", "runner_v2", "on", "which model runner profiles and samples", "vLLM 0.22 to 0.33 config/vllm.py",
-        (0, 22),
-    ),
-    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": Variable(
-        "vllm", "estimates_graphs", "on", "0 takes no estimate of the CUDA graphs off the budget",
-        "vLLM 0.20 to 0.33 v1/worker/gpu_worker.py; 0.18 and 0.19 have it off by default", (0, 20),
-    ),
-    "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": Variable(
-        "vllm", "indexer_logits_mib", "size", "MiB of logits that a sparse indexer makes in the profile run",
-        "vLLM 0.19 to 0.33 model_executor/layers/sparse_attn_indexer.py", (0, 19),
-    ),
-    "VLLM_ATTENTION_BACKEND": Variable(
-        "vllm", "attention_backend", "text", "the attention backend, as --attention-backend",
-        "vLLM 0.8.5 to 0.14.0 envs.py; 0.16 reads it no more", (0, 6), (0, 16),
-    ),
-    "VLLM_FUSED_MOE_CHUNK_SIZE": Variable(
-        "vllm", "expert_tokens", "size", "tokens that go through fused experts at once",
-        "vLLM 0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17 envs.py; 0.18 has it no more", (0, 8), (0, 18),
-    ),
-    "VLLM_MLA_DISABLE": Variable(
-        "vllm", "", "on", "1 keeps full keys and values of every head in place of latents",
-        "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, _has_mla,
-    ),
-    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": Variable(
-        "vllm", "", "on", "whether layers of chunked attention keep no more than the chunk",
-        "vLLM 0.10.2 to 0.32 config/vllm.py and envs.py", (0, 10), None, _has_chunks,
-    ),
-    "VLLM_PP_LAYER_PARTITION": Variable(
-        "vllm", "", "text", "the layers of each pipeline stage", "vLLM 0.8.5 to 0.33 distributed/utils.py", (0, 6),
-        None, _has_stages,
-    ),
-    "SGLANG_MAMBA_SSM_DTYPE": Variable(
-        "sglang", "mamba_ssm_cache_dtype", "text", "the dtype of recurrent states, as --mamba-ssm-dtype",
-        "sglang 0.5.9 and 0.5.23 srt/configs/mamba_utils.py", (0, 5),
-    ),
-    "SGLANG_MAMBA_CONV_DTYPE": Variable(
-        "sglang", "", "text", "the dtype of convolution states", "sglang 0.5.9 and 0.5.23 srt/configs/mamba_utils.py",
-        (0, 5), None, _has_states,
-    ),
-    "SGLANG_VLM_CACHE_SIZE_MB": Variable(
-        "sglang", "", "size", "the MiB set aside for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
-        (0, 5), None, _has_images,
-    ),
-    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": Variable(
-        "sglang", "", "on", "1 sizes the pool after the graphs are captured",
-        "sglang 0.5.23 srt/arg_groups/overrides.py", (0, 5), None, lambda spec, args: True,
-    ),
-}  # fmt: skip
-# Of those that are refused, the values that change nothing.
-USUAL: Final = {
-    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": (),
-    "SGLANG_MAMBA_CONV_DTYPE": ("", "bfloat16"),
-    "SGLANG_VLM_CACHE_SIZE_MB": ("100",),
-}
-UNCHANGED: Final = ("", "0")
-
 _ASSIGNMENT: Final = r"[A-Za-z_][A-Za-z0-9_]*=.*"
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 CONTAINERS: Final = ("docker", "podman", "nerdctl")
 EXPORTS: Final = ("export", "ENV", "set")
 ENV_FILE: Final = "--env-file"  # stands for the variables of a file, which is not read
+
+
+def variables() -> dict[str, Variable]:
+    """The variables of all servers, by name."""
+    return {name: variable for server in SERVERS for name, variable in server_of(server).variables().items()}
+
 
 # Name -> value: None for a variable that is passed through, and for all that are of no account: they may be secrets.
 Environment = dict[str, str | None]
@@ -150,7 +73,8 @@ def given(earlier: Iterable[list[str]], before: list[str]) -> Environment:
 
     before  the words in front of the server in its own command: assignments, wrappers, or `docker run` and its options
     """
-    return {name: value if name in VARIABLES else None for name, value in _assigned(earlier, before).items()}
+    known = variables()
+    return {name: value if name in known else None for name, value in _assigned(earlier, before).items()}
 
 
 def _assigned(earlier: Iterable[list[str]], before: list[str]) -> Environment:
@@ -209,8 +133,9 @@ def applied(
     What was said in so many words (`--engine vllm@0.9+v0`, a flag) wins, as a flag does over SGLang's variables.
     """
     others: list[str] = []
+    known = variables() if environment else {}
     for name, text in environment.items():
-        variable = VARIABLES.get(name)
+        variable = known.get(name)
         if variable is None or not variable.is_read_by(release):
             others.append(name)
         elif variable.sets:
@@ -219,7 +144,7 @@ def applied(
                 release = _with(release, variable.sets, value, _RELEASE_DEFAULTS)
             else:
                 args = _with(args, variable.sets, value, _ARGS_DEFAULTS)
-        elif text not in USUAL.get(name, UNCHANGED) and variable.concerns and variable.concerns(spec, args):
+        elif text not in variable.usual and variable.concerns and variable.concerns(spec, args):
             raise UnsupportedModelError(
                 name, f"{variable.effect}, which is not modeled for {spec.name}", "leave it out"
             )
@@ -261,12 +186,15 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
 def assignments(release: Version, args: EngineArgs) -> list[str]:
     """`NAME=value` for each variable that a server of this plan is started with, as `applied` reads it back."""
     words = []
-    for name, variable in VARIABLES.items():
-        value = getattr(release, variable.sets, None) if variable.sets in _RELEASE_DEFAULTS else None
-        if value is None or value == _RELEASE_DEFAULTS[variable.sets] or not variable.is_read_by(release):
+    for name, variable in server_of(release.engine).variables().items():
+        if not variable.is_read_by(release):
             continue
-        number = value if variable.kind == "size" else int(value == (variable.kind == "on"))
-        words.append(f"{name}={number}")
-    if release.engine == "vllm" and args.attention_backend and not release.has("attention_backend_flag"):
-        words.append(f"VLLM_ATTENTION_BACKEND={args.attention_backend}")
+        if variable.sets in ARGUMENTS:
+            flag, value = ARGUMENTS[variable.sets].flag(release.engine), getattr(args, variable.sets)
+            if value and flag is not None and flag.since and not release.has(flag.since):  # no flag says it yet
+                words.append(f"{name}={value}")
+            continue
+        value = getattr(release, variable.sets, None) if variable.sets in _RELEASE_DEFAULTS else None
+        if value is not None and value != _RELEASE_DEFAULTS[variable.sets]:
+            words.append(f"{name}={value if variable.kind == 'size' else int(value == (variable.kind == 'on'))}")
     return words

@@ -244,8 +244,8 @@ def test_a_switch_of_chunked_layers_is_refused_where_the_model_has_them() -> Non
 
 @given(st.data())
 def test_a_printed_command_fed_back_is_the_same_server(data: st.DataObject) -> None:
-    name = data.draw(st.sampled_from([name for name, each in environment.VARIABLES.items() if each.sets]))
-    variable = environment.VARIABLES[name]
+    name = data.draw(st.sampled_from([name for name, each in environment.variables().items() if each.sets]))
+    variable = environment.variables()[name]
     known = sglang if variable.server == "sglang" else vllm
     numbers = [(0, minor) for minor in range(known.OLDEST[1], known.NEWEST[1] + 1)]
     release = known.version(data.draw(st.sampled_from([each for each in numbers if each >= variable.since])))
@@ -271,7 +271,7 @@ def test_what_was_said_outright_wins() -> None:
 
 
 def test_every_variable_says_what_it_does_and_who_says_so() -> None:
-    for name, variable in environment.VARIABLES.items():
+    for name, variable in environment.variables().items():
         assert name.startswith(variable.server.upper())
         assert variable.effect
         assert variable.source.startswith(("vLLM ", "sglang "))

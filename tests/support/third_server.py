@@ -7,6 +7,7 @@ It has words of its own in every place where a server's words are printed, and n
 
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
+from kvplan.servers.environment import Variable
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
@@ -93,6 +94,10 @@ def parse(words: list[str]) -> ServeCommand:
 
 def flags() -> tuple[dict[str, str], dict[str, Other]]:
     return {}, {}
+
+
+def variables() -> dict[str, Variable]:
+    return {}
 
 
 def read_pair(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from kvplan.core.errors import UsageError
 from kvplan.measure.serverlog.text import MAX_LINE
 from kvplan.measure.serverlog.wordings import Engine
-from kvplan.servers.environment import VARIABLES
+from kvplan.servers.environment import variables
 from kvplan.servers.pasted import parse
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.sglang.command import MODEL, NAMES, flag_of
@@ -46,7 +46,7 @@ def command_in(text: str, phrase: str) -> str:
 def variables_before(text: str, phrase: str) -> dict[str, str]:
     """The variables with an effect that a command is given in front of it: assignments, or `docker run -e`."""
     before = text.partition(phrase)[0][-MAX_LINE:]
-    return dict(re.findall(rf"(?<![\w-])({'|'.join(VARIABLES)})=['\"]?([\w.,-]{{1,40}})", before))
+    return dict(re.findall(rf"(?<![\w-])({'|'.join(variables())})=['\"]?([\w.,-]{{1,40}})", before))
 
 
 def flags_of_command(engine: Engine, text: str) -> tuple[dict[str, str], list[str]]:

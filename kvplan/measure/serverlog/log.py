@@ -32,7 +32,8 @@ from kvplan.measure.serverlog.wordings import (
     Wording,
     compiled,
 )
-from kvplan.servers.environment import VARIABLES
+from kvplan.servers.arguments import listed_names
+from kvplan.servers.environment import variables
 
 MAX_BYTES: Final = 64 << 20  # of text; of a longer file the first and the last half of this
 # Of lines that hold a phrase: real logs have some hundreds, a hundred restarts some ten thousand.
@@ -166,22 +167,9 @@ SAID_ONCE: Final = frozenset(
 # Flags that are kept: those an estimate takes, and those that explain a difference.
 FLAGS: Final = frozenset(
     {
-        *MODEL_FLAGS, "max_model_len", "max_seq_len", "context_length", "tensor_parallel_size", "tp_size",
-        "pipeline_parallel_size", "pp_size", "data_parallel_size", "dp_size", "enable_expert_parallel", "ep_size",
-        "decode_context_parallel_size", "dtype", "quantization", "kv_cache_dtype", "block_size", "page_size",
-        "gpu_memory_utilization", "mem_fraction_static", "kv_cache_memory_bytes", "num_gpu_blocks_override",
-        "max_num_batched_tokens", "max_num_seqs", "max_running_requests", "chunked_prefill_size",
-        "enable_prefix_caching", "enable_chunked_prefill", "chunked_prefill_enabled", "disable_hybrid_kv_cache_manager",
-        "async_scheduling", "enforce_eager", "disable_cuda_graph", "performance_mode", "mamba_ssm_cache_dtype",
-        "language_model_only", "limit_mm_per_prompt", "mm_encoder_tp_mode",
-        "enable_lora", "max_loras", "max_lora_rank", "fully_sharded_loras", "speculative_config", "speculative_model",
-        "speculative_algorithm", "num_speculative_tokens", "cpu_offload_gb", "revision", "device",
-        "enable_dp_attention", "disable_radix_cache", "max_total_tokens", "swa_full_tokens_ratio",
-        "mamba_full_memory_ratio", "mamba_ssm_dtype", "cuda_graph_max_bs", "cuda_graph_max_bs_decode",
-        "cuda_graph_max_bs_prefill", "disable_prefill_cuda_graph", "disable_overlap_schedule", "enable_multimodal",
-        "attention_backend", "prefill_attention_backend", "decode_attention_backend", "max_mamba_cache_size",
-        "mamba_radix_cache_strategy", "mamba_scheduler_strategy", "disable_hybrid_swa_memory", "attn_dp_size",
-        *VARIABLES,
+        *MODEL_FLAGS, *listed_names(), *variables(), "attn_dp_size", "chunked_prefill_enabled", "cpu_offload_gb",
+        "device", "enable_dp_attention", "max_seq_len", "num_speculative_tokens", "revision", "speculative_algorithm",
+        "speculative_config", "speculative_model",
     }
 )  # fmt: skip
 

@@ -15,43 +15,17 @@ from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.text import arguments
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec
-from kvplan.servers.arguments import ARGUMENTS, read_argument
-from kvplan.servers.environment import VARIABLES, Environment
+from kvplan.servers.arguments import ARGUMENTS, lacking, read_argument, spellings
+from kvplan.servers.environment import Environment, variables
 from kvplan.servers.releases import Version
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.models import UNKNOWN_BACKEND
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.rules import EngineArgs
 
-# SGLang's name of an argument -> vLLM's.
-SGLANG_NAMES: Final = {
-    "context_length": "max_model_len",
-    "tp_size": "tensor_parallel_size",
-    "pp_size": "pipeline_parallel_size",
-    "dp_size": "data_parallel_size",
-    "max_running_requests": "max_num_seqs",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "page_size": "block_size",
-    "disable_cuda_graph": "enforce_eager",
-    "disable_radix_cache": "enable_prefix_caching",
-    "mamba_ssm_dtype": "mamba_ssm_cache_dtype",
-    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
-    "disable_overlap_schedule": "async_scheduling",
-    "disable_hybrid_swa_memory": "disable_hybrid_kv_cache_manager",
-    "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
-}
-SGLANG_VALUES: Final = {
-    ("enable_prefix_caching", "True"): "False",  # the one says off, the other on
-    ("enable_prefix_caching", "False"): "True",
-    ("async_scheduling", "True"): "False",
-    ("async_scheduling", "False"): "True",
-    ("kv_cache_dtype", "bf16"): "bfloat16",
-    ("max_num_batched_tokens", "-1"): "",
-}
-# Flags that both servers have by one name, of which SGLang's effect is not modelled.
-NOT_SGLANGS: Final = frozenset(
-    {"attention_backend", "gpu_memory_utilization", "num_speculative_tokens", "max_loras", "max_lora_rank"}
-)
+EXPERTS: Final = "enable_expert_parallel"  # a number of ranks in SGLang's list
+# SGLang's name of an argument -> kvplan's.
+SGLANG_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
 # What a server resolved, under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
 # Not taken from a log: it says them for any server, asked for or not.
@@ -106,7 +80,7 @@ def flags_of(log: ServerLog) -> dict[str, str]:
 def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
     """The same of a list of SGLang's arguments, which has every one, asked for or resolved."""
     named = {SGLANG_NAMES.get(name, name): _plain(text) for name, text in said.items()}
-    found = {name: SGLANG_VALUES.get((name, text), text) for name, text in named.items()}
+    found = {name: _sglang_value(name, text) for name, text in named.items()}
     chunk, context = log.first("max_batched_tokens"), log.first("context")
     if context is not None:
         found["max_model_len"] = context.text.replace(",", "")
@@ -118,12 +92,22 @@ def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
         for phase in ("prefill_attention_backend", "decode_attention_backend"):
             if found.get(phase, "None") == "None":
                 found[phase] = said.get("attention_backend", UNKNOWN_BACKEND)
-    dropped = NOT_ASKED | NOT_SGLANGS
+    dropped = NOT_ASKED | {*lacking("sglang")}
     return {
         name: text
         for name, text in found.items()
         if name in ARGUMENTS and name not in dropped and text not in ("auto", "", "None")
     }
+
+
+def _sglang_value(name: str, text: str) -> str:
+    """The value of kvplan's argument that a value of SGLang's says: a switch of its may say the opposite."""
+    flag = ARGUMENTS[name].sglang if name in ARGUMENTS else None
+    if flag is None or (name == "max_num_batched_tokens" and text == "-1"):
+        return "" if flag is not None else text
+    if flag.on is False:
+        return {"True": "False", "False": "True"}.get(text, text)
+    return (flag.values or {}).get(text, text)
 
 
 def has_dp_attention(log: ServerLog) -> bool:
@@ -211,7 +195,8 @@ def environment_of(log: ServerLog, release: Version) -> Environment:
 
     A line of the log wins: it is what the server did. Of a release that always does so it says nothing.
     """
-    variables: Environment = {name: text for name, text in log.flags.items() if name in VARIABLES}
+    known = variables()
+    stated: Environment = {name: text for name, text in log.flags.items() if name in known}
     kinds = {reading.text for reading in log.all("engine_kind")}
     sampler, profiling = log.text("sampler"), log.text("graph_profiling")
     said = {
@@ -221,9 +206,9 @@ def environment_of(log: ServerLog, release: Version) -> Environment:
     }
     for name, value in said.items():
         variable, yes, no = LOGGED_VARIABLES[name]
-        if value is not None and VARIABLES[variable].is_read_by(release):
-            variables[variable] = yes if value else no
-    return variables
+        if value is not None and known[variable].is_read_by(release):
+            stated[variable] = yes if value else no
+    return stated
 
 
 def engine_of(log: ServerLog) -> str | None:

@@ -18,12 +18,13 @@ from kvplan.servers.vllm.rules import EngineArgs, Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvplan.servers.environment import Variable
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
-    "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
+    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair",
+    "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "sglang"
@@ -88,6 +89,12 @@ def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":
     from kvplan.servers.sglang.arguments import OTHERS, READ
 
     return READ, OTHERS
+
+
+def variables() -> "Mapping[str, Variable]":
+    from kvplan.servers.sglang.variables import VARIABLES
+
+    return VARIABLES
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:

@@ -17,12 +17,13 @@ from kvplan.servers.vllm.terms import TERMS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvplan.servers.environment import Variable
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair", "release",
-    "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
+    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair",
+    "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "vllm"
@@ -86,6 +87,12 @@ def flags() -> "tuple[Mapping[str, str], Mapping[str, Other]]":
     from kvplan.servers.vllm.arguments import OTHERS, READ
 
     return READ, OTHERS
+
+
+def variables() -> "Mapping[str, Variable]":
+    from kvplan.servers.vllm.variables import VARIABLES
+
+    return VARIABLES
 
 
 def read_pair(text: str) -> tuple[str, Any] | None:

@@ -1,0 +1,36 @@
+"""Environment variables of SGLang that change its memory."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.environment import Variable
+
+
+def _has_images(spec: ModelSpec, args: EngineArgs) -> bool:
+    return spec.multimodal and args.enable_multimodal is not False
+
+
+def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
+    return spec.has_states
+
+
+VARIABLES: Final[Mapping[str, Variable]] = {
+    "SGLANG_MAMBA_SSM_DTYPE": Variable(
+        "sglang", "mamba_ssm_cache_dtype", "text", "the dtype of recurrent states, as --mamba-ssm-dtype",
+        "sglang 0.5.9 and 0.5.23 srt/configs/mamba_utils.py", (0, 5),
+    ),
+    "SGLANG_MAMBA_CONV_DTYPE": Variable(
+        "sglang", "", "text", "the dtype of convolution states", "sglang 0.5.9 and 0.5.23 srt/configs/mamba_utils.py",
+        (0, 5), None, _has_states, usual=("", "bfloat16"),
+    ),
+    "SGLANG_VLM_CACHE_SIZE_MB": Variable(
+        "sglang", "", "size", "the MiB set aside for images", "sglang 0.5.23 srt/mem_cache/kv_cache_configurator.py",
+        (0, 5), None, _has_images, usual=("100",),
+    ),
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": Variable(
+        "sglang", "", "on", "1 sizes the pool after the graphs are captured",
+        "sglang 0.5.23 srt/arg_groups/overrides.py", (0, 5), None, lambda spec, args: True,
+    ),
+}  # fmt: skip

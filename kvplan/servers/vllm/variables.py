@@ -1,0 +1,64 @@
+"""Environment variables of vLLM that change its memory."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvplan.models.spec import ChunkedAttention, ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.environment import Variable
+
+
+def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:
+    return spec.is_mla
+
+
+def _has_stages(spec: ModelSpec, args: EngineArgs) -> bool:
+    return args.pipeline_parallel_size > 1
+
+
+def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
+    return ChunkedAttention in spec.cache_kinds
+
+
+VARIABLES: Final[Mapping[str, Variable]] = {
+    "VLLM_USE_V1": Variable(
+        "vllm", "first_engine", "off", "0 runs the first engine, with its own batches and sampler",
+        "vLLM 0.8.5, 0.9.2, 0.10.2 engine/arg_utils.py; 0.11 has the second engine alone", (0, 8), (0, 11),
+    ),
+    "VLLM_USE_FLASHINFER_SAMPLER": Variable(
+        "vllm", "flashinfer", "on", "1 samples without a sort",
+        "vLLM 0.8.5, 0.9.2, 0.10.2, 0.11.0, 0.14.0, 0.16.0 v1/sample/ops/topk_topp_sampler.py", (0, 8), (0, 17),
+    ),
+    "VLLM_USE_V2_MODEL_RUNNER": Variable(
+        "vllm", "runner_v2", "on", "which model runner profiles and samples", "vLLM 0.22 to 0.33 config/vllm.py",
+        (0, 22),
+    ),
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS": Variable(
+        "vllm", "estimates_graphs", "on", "0 takes no estimate of the CUDA graphs off the budget",
+        "vLLM 0.20 to 0.33 v1/worker/gpu_worker.py; 0.18 and 0.19 have it off by default", (0, 20),
+    ),
+    "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB": Variable(
+        "vllm", "indexer_logits_mib", "size", "MiB of logits that a sparse indexer makes in the profile run",
+        "vLLM 0.19 to 0.33 model_executor/layers/sparse_attn_indexer.py", (0, 19),
+    ),
+    "VLLM_ATTENTION_BACKEND": Variable(
+        "vllm", "attention_backend", "text", "the attention backend, as --attention-backend",
+        "vLLM 0.8.5 to 0.14.0 envs.py; 0.16 reads it no more", (0, 6), (0, 16),
+    ),
+    "VLLM_FUSED_MOE_CHUNK_SIZE": Variable(
+        "vllm", "expert_tokens", "size", "tokens that go through fused experts at once",
+        "vLLM 0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17 envs.py; 0.18 has it no more", (0, 8), (0, 18),
+    ),
+    "VLLM_MLA_DISABLE": Variable(
+        "vllm", "", "on", "1 keeps full keys and values of every head in place of latents",
+        "vLLM 0.8.5 to 0.33 config/model.py", (0, 7), None, _has_mla,
+    ),
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE": Variable(
+        "vllm", "", "on", "whether layers of chunked attention keep no more than the chunk",
+        "vLLM 0.10.2 to 0.32 config/vllm.py and envs.py", (0, 10), None, _has_chunks, usual=(),
+    ),
+    "VLLM_PP_LAYER_PARTITION": Variable(
+        "vllm", "", "text", "the layers of each pipeline stage", "vLLM 0.8.5 to 0.33 distributed/utils.py", (0, 6),
+        None, _has_stages,
+    ),
+}  # fmt: skip
