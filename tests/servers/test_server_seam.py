@@ -16,6 +16,7 @@ NAMED = {
     "cli/run_options.py": 2,
     "cli/why.py": 3,
     "measure/server_metrics.py": 33,
+    "measure/usage.py": 1,
     "measure/why_words.py": 7,
     "planning/cures.py": 12,
     "sizing/weights.py": 1,
