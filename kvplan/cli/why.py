@@ -36,6 +36,8 @@ LAST_LINES: Final = 20_000
 def why(options: WhyOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where the log shows a failure."""
     lines = followed(options) if options.follow else text_of(options).splitlines()
+    if not options.follow and not any(line.strip() for line in lines):
+        raise InvalidInputError("LOG", "is empty", "give the server's log, from its first line on")
     diagnosis = diagnose(options, lines)
     failed = diagnosis.failure.outcome in ("failed", "died")
     if not options.follow or failed:
@@ -102,10 +104,13 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     """What happened, and what cures it."""
     failure = read_failure(lines)
     log = failure.log or parse_log("\n".join(lines), bare=True)
-    server = failure.server or log.engine
+    named = "sglang" if (failure.cause or "").startswith("sglang") else None
+    server = failure.server or named or log.engine
     setup = Setup(options, failure, log, server)
     request = setup.request() if failure.cause is not None else None
-    case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known, args=shares_of(log))
+    case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known, args=shares_of(log),
+        evidence=" ".join(each.text for each in failure.evidence),
+    )  # fmt: skip
     base, anchor, differs = None, planning.Anchor({}), setup.problem
     if request is not None:
         differs = disagreement(failure, request)
@@ -286,7 +291,7 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
     if not cure.args:
         return None
     changes = {name: planning.flag_text(case.server, name, value).split() for name, value in cure.args.items()}
-    if words is not None:
+    if words is not None and (None not in cure.args.values() or any("quantization" in word for word in words)):
         return shlex.join(changed(words, "sglang" if case.server == "sglang" else "vllm", changes))
     if cure.plan is not None:
         return shlex.join(serve_command(cure.plan))

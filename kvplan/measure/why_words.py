@@ -33,8 +33,10 @@ def unknown(name: str, failure: Failure) -> str:
     if failure.outcome == "started":
         return f"{name} started: the log shows no failure."
     stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
+    if stopped is None and failure.log is not None:
+        return "The log shows no failure that kvplan knows, and ends before the server listens."
     if stopped is None:
-        return "The log shows no failure that kvplan knows, and no start."
+        return "The text shows no failure that kvplan knows."
     return f"{stopped}, and the cause is not in this text."
 
 
@@ -84,13 +86,13 @@ def out_of_memory(phase: str) -> Callable[[Figures], str]:
         text = f"the GPU ran out of memory {phase}"
         if figures.tried_bytes is None:
             return text
-        text += f", which asked for {size(figures.tried_bytes)}"
+        text += f": it asked for {size(figures.tried_bytes)}"
         if figures.free_bytes is None:
             return text
         of = "" if figures.total_bytes is None else f" of {size(figures.total_bytes)}"
-        text += f" with {size(figures.free_bytes)}{of} free"
+        text += f" and {size(figures.free_bytes)}{of} were free"
         if figures.tried_bytes.bytes <= figures.free_bytes.bytes:
-            text += ": there was room, so a limit of the driver or of WSL may be what refused it"
+            text += ", so a limit of the driver or of WSL may be what refused it"
         return text
 
     return reason
@@ -140,7 +142,7 @@ def capability(figures: Figures) -> str:
     has = "" if figures.capability is None else f" (compute capability {figures.capability}"
     needs = "" if figures.required_capability is None else f", needed {figures.required_capability}"
     gpu = "this GPU" if figures.gpu is None else figures.gpu
-    return f"{gpu} does not have {what}" + (f"{has}{needs})" if has else "")
+    return f"{gpu} lacks {what} that was asked for" + (f"{has}{needs})" if has else "")
 
 
 def kv_dtype(figures: Figures) -> str:
@@ -194,6 +196,6 @@ REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
     "sglang_oom_decode_retract": retract,
     "sglang_cuda_graph_failed": out_of_memory("capturing CUDA graphs"),
     "lora_memory": out_of_memory("making room for LoRA adapters"),
-    "quantization_mismatch": says("the quantization that was asked for is not that of the checkpoint"),
+    "quantization_mismatch": says("the quantization does not fit the checkpoint, or how it is split"),
     "not_memory": says("an error that is not about memory"),
 }

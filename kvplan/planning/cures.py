@@ -5,6 +5,7 @@ and a change of flags moves it by what that change moves of the model. Where no 
 change, with the value that the line itself states if any, and says that nobody checked it.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor
@@ -66,6 +67,7 @@ class Case:
     pool     bytes that the log says were free for the KV cache on a rank; None: not stated, the plan's own is taken
     gpu_known  whether the request's GPU is that of the server: else only what does not depend on it is said
     args     what the log says of its arguments, where there is no request
+    evidence the lines that show the cause
     """
 
     server: str
@@ -75,6 +77,7 @@ class Case:
     pool: int | None = None
     gpu_known: bool = True
     args: Args | None = None
+    evidence: str = ""
 
     @property
     def lacking(self) -> int:
@@ -446,8 +449,8 @@ BEFORE_POOL: Final = ("weights", "buffers", "activations", "non_torch", "lora") 
 CONTEXT = Move("max_model_len", contexts, "a shorter request needs less KV cache")
 SHARE_UP = Move("share", shares_up, "gives the server a larger share of the GPU", "raise", shorter=True)
 SHARE_DOWN = Move("share", shares_down, "leaves more memory beside the KV cache", shorter=True)
-SHARE_FREE = Move("share", free_shares, "asks for no more than is free", shorter=True)
-FP8 = Move("kv_cache_dtype", fp8_cache, "half the bytes per token", "change", shorter=True)
+SHARE_FREE = Move("share", free_shares, "no more than is free", shorter=True)
+FP8 = Move("kv_cache_dtype", fp8_cache, "half the bytes per token, where the GPU reads them", "change", shorter=True)
 RANKS_UP = Move("tensor_parallel_size", more_ranks, "splits weights and KV cache over more GPUs", "raise")
 RANKS_LOAD = replace(RANKS_UP, rows=("weights",))
 RANKS_PROFILE = replace(RANKS_UP, rows=BEFORE_POOL)
@@ -462,17 +465,18 @@ OFFLOAD = Move("cpu_offload_gb", nothing, "moves a part of the weights to host m
 GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs take less memory")
 GRAPHS_SGLANG = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs take less memory")
 KV_AUTO = Move("kv_cache_dtype", only("auto"), "keeps the KV cache in the model's own type", "change")
-ITEM = Move("max_num_batched_tokens", item_tokens, "has room for the largest image or video", "raise")
-STATES = Move("max_num_seqs", state_blocks, "leaves each sequence a block for its state")
-OWN_CONTEXT = Move("max_model_len", derived_contexts, "is the longest request of the model")
-HEADS = Move("tensor_parallel_size", fewer_ranks, "divides the attention heads", "change")
-MORE_HEADS = Move("tensor_parallel_size", next_ranks, "divides the attention heads", "raise")
+ITEM = Move("max_num_batched_tokens", item_tokens, "room for the largest image or video", "raise")
+STATES = Move("max_num_seqs", state_blocks, "a block for the state of each sequence")
+OWN_CONTEXT = Move("max_model_len", derived_contexts, "the model's own longest request")
+WHOLE_BLOCKS = Move("tensor_parallel_size", nothing, "each rank's slice is then whole blocks of the quantization")
+HEADS = Move("tensor_parallel_size", fewer_ranks, "a number that divides the attention heads", "lower")
+MORE_WHOLE_BLOCKS = Move("tensor_parallel_size", nothing, "each rank's slice is then whole blocks of the quantization")
+HEADS = Move("tensor_parallel_size", next_ranks, "a number that divides the attention heads", "raise")
 GPUS = Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs")
 HALF = Move("dtype", only("float16"), "a type that older GPUs compute in", "change")
 RETRACT = Move("max_num_seqs", fewer_seqs, "fewer requests at once: those that run are not sent back")
 SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
 LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
-SHM = Move("shm_size", nothing, "gives the container more shared memory, or add --ipc=host", "raise")
 
 # Of each cause what helps, the best first.
 MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
@@ -491,7 +495,7 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "too_few_gpus": (GPUS,),
     "dtype_or_capability": (HALF,),
     "kv_dtype_unsupported": (KV_AUTO,),
-    "host_memory_or_shm": (SHM,),
+    "quantization_mismatch": (WHOLE_BLOCKS,),
     "sglang_not_enough_memory": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
     "sglang_oom_decode_retract": (SHARE_UP, RETRACT, FP8, SLOWER),
     "sglang_oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
@@ -502,8 +506,12 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
 
 def moves(case: Case) -> Sequence[Move]:
     """What helps in a case: what its pool lacks wants a larger share, what lies beside the pool a smaller one."""
+    if case.cause == "quantization_mismatch" and "divisible" not in case.evidence:
+        return ()
     if case.cause == "sglang_oom_prefill" and case.figures.tried_tokens is not None:
         return (SHARE_UP, SEQS, BATCH)
+    if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
+        return ()  # the share was free; what was measured changed
     return MOVES.get(case.cause, ())
 
 
@@ -530,12 +538,15 @@ def actions(case: Case) -> Iterator[Cure]:
     if spare is not None and case.lacking and spare.bytes > max(GIB // 2, case.lacking):
         text = f"{format_gib(spare.bytes)} of torch's memory lie in pieces too small: it joins them"
         yield Cure("environment", {}, (EXPANDABLE,), text, "add", None)
-    if case.cause == "quantization_mismatch":
+    if case.cause == "quantization_mismatch" and re.search("uantization (?:method|argument)", case.evidence):
         yield Cure("quantization", {"quantization": None}, ("--quantization",), QUANTIZED_OWN, "leave out", None)
     if case.cause == "nccl_or_multiprocess":
         yield _action("set NCCL_DEBUG=INFO and start again: its lines name the link or the library that fails")
-    if case.cause == "host_memory_or_shm":
-        yield _action("give the container more memory: host memory, not the GPU's, was short")
+    if case.cause == "host_memory_or_shm" and re.search("shm|shared memory", case.evidence):
+        text = "of `docker run`, or --ipc=host: the processes of the server share memory of the host"
+        yield Cure("shm_size", {}, ("--shm-size 16g",), text, "add", None)
+    elif case.cause == "host_memory_or_shm":
+        yield _action("give the container more memory: the host's, not the GPU's, was short")
 
 
 QUANTIZED_OWN: Final = "the checkpoint says how it is quantized"
@@ -641,6 +652,8 @@ def stated_value(case: Case, move: Move) -> Any:
             return figures.derived_max_len
         case "max_num_seqs", "mamba_blocks_below_max_num_seqs":
             return figures.blocks
+        case "max_num_seqs", "oom_sampler_warmup":
+            return sampled_seqs(figures)
         case "max_num_batched_tokens", "encoder_cache_too_small":
             return figures.item_tokens
         case "tensor_parallel_size", "too_few_gpus":
@@ -655,6 +668,10 @@ def stated_value(case: Case, move: Move) -> Any:
             return "float16"
         case "kv_cache_dtype", "kv_dtype_unsupported":
             return "auto"
+        case "kv_cache_dtype", _:
+            return "fp8"
+        case "tensor_parallel_size", "heads_not_divisible_by_tp":
+            return dividing(figures, more=move is MORE_HEADS)
         case "enforce_eager", _:
             return True
         case _:
@@ -672,6 +689,23 @@ def proportional_len(figures: Figures) -> int | None:
     if needed is None or available is None or context is None or needed.high <= 0 or available.low <= 0:
         return None
     return context * available.low // needed.high // 16 * 16 or None
+
+
+def sampled_seqs(figures: Figures) -> int | None:
+    """Sequences whose logits the free memory holds: what the sampler takes grows with them."""
+    seqs, tried, free = figures.dummy_requests, figures.tried_bytes, figures.free_bytes
+    if not seqs or tried is None or free is None or tried.bytes <= 0:
+        return None
+    return next((count for count in SEQS_TRIED if count < seqs and count * tried.bytes <= seqs * free.bytes), None)
+
+
+def dividing(figures: Figures, *, more: bool) -> int | None:
+    """The nearest number of ranks, below or above the one asked for, that divides the heads."""
+    heads, ranks = figures.heads, figures.tensor_parallel_size
+    if not heads or not ranks:
+        return None
+    counts = [count for count in (1, *RANKS) if heads % count == 0 and (count > ranks if more else count < ranks)]
+    return (counts[0] if more else counts[-1]) if counts else None
 
 
 def turned_share(case: Case, move: Move) -> float | None:

@@ -11,6 +11,9 @@ from kvplan.report.lines import COMMAND, Line, line
 ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "unattributed")
 
 
+WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes of which no plan says more
+
+
 def why_lines(doc: DiagnosisDocument, *, blocks: bool = True) -> list[Line]:
     """The document as lines; `blocks`: bars of block characters, else of #."""
     style = "bold" if doc["outcome"] == "started" else "bold red"
@@ -113,6 +116,7 @@ def rest_lines(doc: DiagnosisDocument) -> list[Line]:
     lines += [line(f"Note: {printable(note, 400)}") for note in doc["notes"]]
     if doc["needs"]:
         lines.append(line(f"To tell the cause, add {'; '.join(printable(need, 300) for need in doc['needs'])}."))
-    if doc["missing"] and doc["cause"] is not None and doc["memory_question"] is not False:
+    has_flags = any(cure["flags"] for cure in doc["cures"])
+    if doc["missing"] and doc["memory_question"] and doc["cause"] not in WITHOUT_FIGURES and has_flags:
         lines.append(line(f"Cures with figures: add {' '.join(doc['missing'])}."))
     return lines

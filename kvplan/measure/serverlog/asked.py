@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Final
 
 from kvplan.core.errors import KvplanError
@@ -21,7 +22,7 @@ LIST: Final = "non-default args: {"
 LEFT_OUT: Final = frozenset(
     {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
 )
-MOST_PLAIN: Final = 4  # words in front of the first flag
+MOST_PLAIN: Final = 3  # words in front of the first flag: `vllm serve MODEL`
 MOST_JOINED: Final = 40  # lines of one command that end in a backslash
 
 
@@ -52,6 +53,8 @@ def _quoted(lines: Sequence[str], number: int, phrase: str) -> list[str] | None:
         return None
     if "..." in words or not any(word.startswith("--") or "/" in word for word in words[2:]):
         return None
+    if sum(1 for _ in takewhile(is_value, words)) > MOST_PLAIN:
+        return None  # a sentence that begins like a command
     words = _without_prose(words)
     variables = [f"{name}={value}" for name, value in variables_before(text, phrase).items()]
     return [*variables, *(["python"] if words[0] == "-m" else []), *words]
