@@ -1,8 +1,10 @@
 """`kvplan models` and `kvplan gpus`: lists as a quick reference, and everything known of one entry."""
 
+from __future__ import annotations
+
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, assert_never
 
 from kvplan.cli import output
 from kvplan.cli.options import GpusOptions, ModelsOptions, SchemaOptions
@@ -13,6 +15,7 @@ from kvplan.core.table import Table
 from kvplan.core.units import GB, format_count, format_gib, format_size
 from kvplan.hardware.gpu import gpu, gpu_names
 from kvplan.models import catalog
+from kvplan.models.catalog import Facts
 from kvplan.models.spec import (
     ChunkedAttention,
     CompressedLatent,
@@ -33,7 +36,10 @@ from kvplan.report.lines import Line, Part
 from kvplan.sizing.disk import stored_dtype
 from kvplan.sizing.weights import num_params
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from kvplan.documents.listing import GpuRow, ModelDocument, ModelFacts, ModelRow
+
+Row = Mapping[str, object]
 _PARAMS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([KMBT]?)", re.IGNORECASE)
 _SCALES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -73,7 +79,7 @@ def one_model(name: str, options: ModelsOptions) -> int:
     refuse_family(name)
     spec, facts = catalog.load(name), catalog.facts(name)
     row = tables.model_row(spec.name, spec)
-    document = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
+    document: ModelDocument = {"schema": "kvplan/model@1", **row, **json_details(spec, facts)}
     parts = fact_lines(model_details(spec, facts, row))
     output.answer(listed([row], "models", lambda: parts, document), options.format, options.color)
     return 0
@@ -91,7 +97,7 @@ def refuse_family(name: str) -> None:
         )
 
 
-def model_details(spec: ModelSpec, facts: dict[str, Any], row: Row) -> list[tuple[str, str]]:
+def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[str, str]]:
     groups = ", ".join(f"{group} {count:,}" for group, count in sorted(num_params(spec).items()) if count)
     found = [
         ("name", spec.name),
@@ -113,7 +119,7 @@ def model_details(spec: ModelSpec, facts: dict[str, Any], row: Row) -> list[tupl
     return found
 
 
-def weights_text(row: Row, spec: ModelSpec) -> str:
+def weights_text(row: ModelRow, spec: ModelSpec) -> str:
     """What the checkpoint weighs, as what, and what the same parameters weigh unquantised."""
     stored, kind = row["stored_bytes"], row["scheme"] or stored_dtype(spec)
     if stored is None:
@@ -163,7 +169,7 @@ def cache_text(cache: LayerCache) -> str:
             assert_never(cache)
 
 
-def json_details(spec: ModelSpec, facts: dict[str, Any]) -> Row:
+def json_details(spec: ModelSpec, facts: Facts) -> ModelFacts:
     return {
         "id": facts["id"],
         "aliases": list(facts.get("aliases", ())),
@@ -191,7 +197,7 @@ def gpus(options: GpusOptions) -> int:
     return 0
 
 
-def gpu_details(row: Row, name: str) -> list[tuple[str, str]]:
+def gpu_details(row: GpuRow, name: str) -> list[tuple[str, str]]:
     spec = gpu(name)
     spread = "" if spec.total_memory_low == spec.total_memory_high else (
         f", {format_gib(spec.total_memory_low)} to {format_gib(spec.total_memory_high)} seen or possible"

@@ -1,10 +1,11 @@
 """`kvplan trace`: what a trace looks like, in another form, or a part of it; and the workloads known by name."""
 
+from __future__ import annotations
+
 import gzip
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
 from kvplan.cli.trace_options import (
@@ -25,7 +26,11 @@ from kvplan.workloads.profiles import POINTS, Profile, has_profile, parse_rate, 
 from kvplan.workloads.stats import LengthStats, TraceStats, trace_stats
 from kvplan.workloads.trace import WRITERS, Trace, read
 
-Document = dict[str, Any]
+if TYPE_CHECKING:
+    from kvplan.documents import trace as typed
+    from kvplan.documents.listing import WorkloadRow
+
+Document = Mapping[str, object]
 DEFAULT_REQUESTS = 1000  # of a profile
 MAX_DRAWN = 5_000_000  # requests; as many as a file may hold, within a minute
 
@@ -189,24 +194,70 @@ def flat(document: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield path, document
 
 
-def stats_document(of: TraceStats, notes: tuple[str, ...]) -> Document:
+def stats_document(of: TraceStats, notes: tuple[str, ...]) -> typed.TraceDocument:
     """kvplan/trace@1: seconds, tokens, and shares of all prompt tokens."""
-    document: Document = {"schema": "kvplan/trace@1", **asdict(of), "notes": list(notes)}
-    if of.prefix is not None:
-        document["prefix"]["curve"] = [{"tokens": tokens, "share": share} for tokens, share in of.prefix.curve]
-    return document
+    arrivals, prefix = of.arrivals, of.prefix
+    return {
+        "schema": "kvplan/trace@1",
+        "source": of.source,
+        "num_requests": of.num_requests,
+        "arrivals": None
+        if arrivals is None
+        else {
+            "span_s": arrivals.span_s,
+            "rate_per_s": arrivals.rate_per_s,
+            "interarrival_cv": arrivals.interarrival_cv,
+            "peak_minute_per_s": arrivals.peak_minute_per_s,
+            "peak_second": arrivals.peak_second,
+        },
+        "prompt": _lengths(of.prompt),
+        "output": _lengths(of.output),
+        "rank_correlation": of.rank_correlation,
+        "prefix": None
+        if prefix is None
+        else {
+            "block": prefix.block,
+            "distinct_tokens": prefix.distinct_tokens,
+            "repeated": prefix.repeated,
+            "curve": [{"tokens": tokens, "share": share} for tokens, share in prefix.curve],
+        },
+        "notes": list(notes),
+    }
 
 
-def profile_document(of: Profile) -> Document:
+def _lengths(of: LengthStats) -> typed.Lengths:
+    return {"mean": of.mean, "p50": of.p50, "p90": of.p90, "p99": of.p99, "most": of.most}
+
+
+def profile_document(of: Profile) -> typed.WorkloadDocument:
     """kvplan/workload@1: what is published, and lengths at percent of the requests."""
-    document: Document = {"schema": "kvplan/workload@1", **asdict(of)}
-    for name in ("prompt", "output"):
-        document[name] = [{"percent": point, "tokens": n} for point, n in zip(POINTS, document[name], strict=True)]
-    return document | {
+    return {
+        "schema": "kvplan/workload@1",
+        "name": of.name,
+        "kind": of.kind,
+        "summary": of.summary,
+        "source": of.source,
+        "licence": of.licence,
+        "num_requests": of.num_requests,
+        "prompt": _points(of.prompt),
+        "output": _points(of.output),
+        "prompt_mean": of.prompt_mean,
+        "output_mean": of.output_mean,
         "joint": [list(row) for row in of.joint],
+        "rank_correlation": of.rank_correlation,
+        "rate_per_s": of.rate_per_s,
+        "span_s": of.span_s,
+        "interarrival_cv": of.interarrival_cv,
+        "peak_minute_per_s": of.peak_minute_per_s,
+        "peak_second": of.peak_second,
+        "shared_prefix": of.shared_prefix,
         "prefix_requests": list(of.prefix_requests),
         "notes": list(of.notes),
     }
+
+
+def _points(lengths: Sequence[int]) -> list[typed.Point]:
+    return [{"percent": point, "tokens": tokens} for point, tokens in zip(POINTS, lengths, strict=True)]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -311,7 +362,7 @@ def prefix_text(tokens: int, sharers: tuple[int, ...]) -> str:
     return f"{tokens:,} tokens, one of {len(sharers)} beginnings ({parts} of the requests)"
 
 
-def profile_row(of: Profile) -> Document:
+def profile_row(of: Profile) -> WorkloadRow:
     middle = POINTS.index(50)
     return {
         "name": of.name,
@@ -330,7 +381,7 @@ def profile_row(of: Profile) -> Document:
     }
 
 
-def profiles_lines(rows: list[Document]) -> list[Part]:
+def profiles_lines(rows: list[WorkloadRow]) -> list[Part]:
     headers = ("name", "rate/s", "prompt", "most", "output", "most", "prefix", "")
     is_assumed = {"published": "", "assumed": " (assumed)"}
     cells = [

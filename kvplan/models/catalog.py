@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from kvplan.core import entries
 from kvplan.core.errors import UnknownNameError
@@ -16,6 +16,23 @@ from kvplan.models import hf_config
 from kvplan.models.spec import ModelSpec
 
 FILE_NAME = "models.yaml"
+
+
+class Entry(TypedDict):
+    """An entry of models.yaml that every model has."""
+
+    id: str
+    source: str
+    config: dict[str, Any]
+
+
+class Facts(Entry, total=False):
+    """A model's entry as written."""
+
+    aliases: list[str]
+    note: str
+
+
 # Models that people ask for and that are not in the catalog: the beginnings of their names, and why they are missing.
 MISSING = {
     "deepseek-v4.1": "its type (deepseek_v41) has no reader yet: layers read the compressed cache of another, and its "
@@ -54,12 +71,12 @@ def unknown(name: str) -> UnknownNameError:
     return entries.unknown(path(), "model", name)
 
 
-def facts(name: str) -> dict[str, Any]:
+def facts(name: str) -> Facts:
     """A model's entry as written: id, source, config and, where they are known, aliases and parameters."""
     own = find(name)
     if own is None:
         raise unknown(name)
-    return entries.entry(path(), own)
+    return cast(Facts, entries.entry(path(), own))
 
 
 def load(name: str, *, text_only: bool = False) -> ModelSpec:

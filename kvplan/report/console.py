@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
@@ -24,6 +24,7 @@ from kvplan.sizing.layout import bytes_per_token, constant_bytes, token_bytes
 from kvplan.sizing.weights import num_params
 
 if TYPE_CHECKING:
+    from kvplan.documents.listing import GpuRow, ModelRow
     from kvplan.documents.plan import Assumption, Fix, KvCache, Memory, PlanDocument, Refusal
 
 BAR = 26
@@ -506,7 +507,7 @@ def fits_text(doc: PlanDocument) -> str:
 # --- listings ---------------------------------------------------------------------------------------------------------
 
 
-def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
+def model_row(name: str, spec: ModelSpec) -> ModelRow:
     """The quick reference of a model: KV in bf16 on one rank, windows counted as if nothing left them."""
     windows = sum(
         token_bytes(cache, "bfloat16", 1)
@@ -531,7 +532,7 @@ def model_row(name: str, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def model_parts(rows: Sequence[dict[str, Any]]) -> list[Part]:
+def model_parts(rows: Sequence[ModelRow]) -> list[Part]:
     """The rows of `model_row` as the quick reference people keep in notes."""
     headers = ("model", "stored as", "parameters", "stored GB", "KiB/token", "of windows", "state MiB", "context")
     cells = [
@@ -556,7 +557,7 @@ def model_parts(rows: Sequence[dict[str, Any]]) -> list[Part]:
     return lines
 
 
-def gpu_row(gpu: GpuSpec) -> dict[str, Any]:
+def gpu_row(gpu: GpuSpec) -> GpuRow:
     """What is known of a GPU: bytes, bytes/s, dense FLOP/s."""
     return {
         "name": gpu.name,
@@ -574,7 +575,7 @@ def gpu_row(gpu: GpuSpec) -> dict[str, Any]:
     }
 
 
-def gpu_list(rows: Sequence[dict[str, Any]]) -> Table:
+def gpu_list(rows: Sequence[GpuRow]) -> Table:
     """The rows of `gpu_row` as a table."""
     headers = ("GPU", "total", "GiB", "range", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "capability")
     cells = [

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
@@ -43,7 +43,7 @@ class Profile:
     """
 
     name: str
-    kind: str
+    kind: Literal["published", "assumed"]
     summary: str
     source: str
     licence: str

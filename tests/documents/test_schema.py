@@ -49,6 +49,11 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt", "--interval", "630s"),
         ("rightsize", "examples/metrics.1.txt", "examples/metrics.2.txt"),
     ),
+    "model": (("models", "llama-3.1-8b"), ("models", "qwen3-next-80b-a3b"), ("models", "gpt-oss-20b")),
+    "models": (("models",),),
+    "gpu": (("gpus", "a100-80g"), ("gpus", "mi300x")),
+    "gpus": (("gpus",),),
+    "workloads": (("trace", "profiles"),),
     "sweep": (
         ("sweep", "llama-3.1-8b", "llama-3.1-70b", "--gpu", "l4,h100-80g", "--ctx", "8k,32k", "--tp", "1,2"),
         ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),

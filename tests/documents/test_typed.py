@@ -1,0 +1,80 @@
+"""Reports and commands look into typed documents only: mypy knows the type behind every literal key."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.untyped import untyped_lookups
+
+ROOT = Path(__file__).resolve().parents[2]
+# Lookups by a literal key in a mapping of Any that are left, by file. A number may fall; no file may be added.
+LEFT = {
+    "kvplan/cli/asked.py": 1,
+    "kvplan/cli/check.py": 2,
+    "kvplan/cli/check_evidence.py": 12,
+    "kvplan/cli/diff.py": 1,
+    "kvplan/cli/listing.py": 1,
+    "kvplan/cli/live.py": 13,
+    "kvplan/cli/options.py": 3,
+    "kvplan/cli/profile.py": 4,
+    "kvplan/cli/recommend.py": 1,
+    "kvplan/cli/reconcile.py": 2,
+    "kvplan/cli/reconcile_log.py": 9,
+    "kvplan/cli/watch.py": 3,
+    "kvplan/cli/why.py": 3,
+    "kvplan/report/perfetto.py": 3,
+    "kvplan/report/run_contexts.py": 3,
+    "kvplan/report/run_data.py": 1,
+    "kvplan/report/run_figures.py": 21,
+    "kvplan/report/run_html.py": 1,
+    "kvplan/report/run_record.py": 12,
+    "kvplan/report/run_sentences.py": 14,
+    "kvplan/report/run_tables.py": 12,
+    "kvplan/report/sarif.py": 2,
+}
+
+PLANTED = """from collections.abc import Mapping
+from typing import Any, TypedDict
+
+class Memory(TypedDict):
+    total: int
+
+class Doc(TypedDict):
+    memory: Memory
+
+def f(doc: Doc, loose: dict[str, Any], mapping: Mapping[str, Any], sizes: dict[str, int], any: Any) -> None:
+    print(doc["memory"]["total"], sizes["total"], f"{doc['memory']['total']:,}")
+    print(loose["total"])
+    print(f"{mapping['memory']['total']:,}")
+    print(any.get("total"))
+    loose["total"] = 1
+    print(any.total, loose.get(str(doc["memory"]["total"])), loose)
+"""
+
+
+def test_a_lookup_in_an_untyped_mapping_is_found(tmp_path: Path) -> None:
+    """`mapping['memory']` is untyped, and so is what it gives."""
+    file = tmp_path / "planted.py"
+    file.write_text(PLANTED, encoding="utf-8")
+    work = tmp_path / "work"
+    work.mkdir()
+    assert [where.partition(": ")[2] for where in untyped_lookups([file], tmp_path, work)] == [
+        "print(reveal_type(loose)['total'])",
+        "print(str((reveal_type(reveal_type(mapping)['memory'])['total'],)))",
+        "print(str((reveal_type(reveal_type(mapping)['memory'])['total'],)))",
+        "print(reveal_type(any).get('total'))",
+        "reveal_type(loose)['total'] = 1",
+    ]
+
+
+@pytest.mark.full
+def test_reports_and_commands_index_no_untyped_mapping(tmp_path: Path) -> None:
+    """By mypy, which reads all of kvplan for it: half a minute."""
+    files = [file for room in ("report", "cli") for file in sorted((ROOT / "kvplan" / room).glob("*.py"))]
+    places = list(untyped_lookups(files, ROOT, tmp_path))
+    counts: dict[str, int] = {}
+    for place in places:
+        name = place.partition(":")[0]
+        counts[name] = counts.get(name, 0) + 1
+    more = {name: count for name, count in counts.items() if count > LEFT.get(name, 0)}
+    assert more == {}, "\n".join(place for place in places if place.partition(":")[0] in more)
