@@ -166,7 +166,7 @@ _WRAPPING_TYPES: Final = re.compile(
 _EXCEPTION: Final = re.compile(
     r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception))(?:: (?=\S)|:?[\s`]{0,4}$)"
 )
-_MAYBE_MEMORY: Final = re.compile(r"(?i)memory|kv-?cache|\boom\b|notenough|insufficient")
+_MAYBE_MEMORY: Final = re.compile(r"(?i)memory|kv[- ]?cache|\boom\b|notenough|insufficient")
 _OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
 _WORDS: Final = Wording(None, "", "any", "a person's words")
 
@@ -304,10 +304,13 @@ class _Reading:
         return next((part for part in parts if self._cause_in(part)[0] is not None), None)
 
     def _part_by_marks(self, hit: _Hit) -> _Part | None:
-        """By the healthy lines before it."""
+        """By the healthy lines before it; of a title, by those of the log below that goes on to an error."""
         if ready := [start for start in self._ready if start < hit.start]:
             return _Part("serving", self.text.line_of(ready[-1]))
         marks = [mark for mark in self._marks if mark[0] < hit.start]
+        if not marks and not self.text.rank(hit.line) and not self._ready and self._marks:
+            last = self._marks[-1][0]
+            marks = self._marks if any(start > last for start in self.text.errors) else []
         if not marks or marks[-1][1] == "pool":  # behind the pool stand its allocation, warm-up and capture
             return None
         start, phase = marks[-1]
@@ -317,7 +320,13 @@ class _Reading:
     def _part_by_size(self, hit: _Hit) -> _Part | None:
         """By the size that was tried after graphs were captured: the warm-up's sort has one of its own."""
         figures = self._figures(hit)
-        if self.server == "vllm" and figures.private_pools_bytes and vllm.is_sampler_sort(figures.tried_bytes):
+        index = bisect_left(self._frame_starts, hit.start)
+        is_traced = any(frame.name in vllm.SORTS for frame in self.text.frames[max(0, index - TRACE) : index])
+        if (
+            self.server == "vllm"
+            and figures.private_pools_bytes
+            and vllm.is_sampler_sort(figures.tried_bytes, is_traced)
+        ):
             return _Part("oom_sampler_warmup", hit.line)
         return None
 

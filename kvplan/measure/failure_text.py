@@ -127,6 +127,11 @@ class LogText:
             return False
         return self._levels[index][1] in HEALTHY
 
+    @property
+    def errors(self) -> list[int]:
+        """Where the logger wrote an error."""
+        return [start for start, level in self._levels if level in ("ERROR", "CRITICAL")]
+
     def rank(self, line: int) -> str:
         return rank_of(self.lines[line][:300])
 

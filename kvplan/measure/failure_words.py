@@ -19,7 +19,7 @@ _BEFORE_A_PHASE: Final = (
 _SAMPLER: Final = re.compile(r"(?i)sampler[- ]warm|warm\w{0,7}[- ]up (?:the )?sampler")
 _CAPTURE: Final = re.compile(
     r"(?i)(?:during|at|in|by|while|when|phase|large|caus\w{1,3})\b.{0,30}"
-    r"(?:cuda[- ]?graphs? captur|captur\w{1,4} (?:the |of )?(?:cuda|model)|graph[- ]captur)"
+    r"(?:cuda[- ]?graphs? captur|captur\w{1,4} (?:the |of )?(?:cuda|model)|graph[- ]captur)|graph[- ]capture[- ]oom"
 )
 _EAGER: Final = re.compile(
     r"(?i)\bworks? (?:fine )?(?:with|when|if|using)\b.{0,40}(?:enforce[-_ ]eager|eager mode|disable-cuda-graph)"
@@ -43,7 +43,9 @@ _KV_DTYPE: Final = re.compile(
     rf"(?:kv[-_ ]cache[-_ ]dtype|kv[-_ ]?cache fp8|fp8 kv[-_ ]?cache)\b.{{0,40}}{_FAILS}"
 )
 # A shell's word, in English and Chinese, or a person's; ray lists the killer among its "potential root causes".
-_KILLED: Final = re.compile(r"(?i)^(?!.*root causes).*\boom[- ]killer\b|(?:^|[\]\s])(?:Killed|\u5df2\u6740\u6b7b)\s*$")
+_KILLED: Final = re.compile(
+    r"(?i)^(?!.*(?:root causes|SIGSEGV|SIGKILL)).*\boom[- ]killer\b|(?:^|[\]\s])(?:Killed|\u5df2\u6740\u6b7b)\s*$"
+)
 
 
 def tells_of_a_kill(line: str) -> bool:

@@ -324,6 +324,23 @@ MiB allocated in private pools (e.g., CUDA Graphs)"
     assert read(f"(VllmWorker rank=1 pid=2) {text.replace('1.74', '1.54')}").cause is None
 
 
+def test_a_title_with_the_error_goes_with_the_log_below_that_ends_in_an_error() -> None:
+    title = "[Bug]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB."
+    capturing = "INFO 02-11 10:00:00 [model_runner.py:1434] Capturing cudagraphs for decoding."
+    assert read(f"{title}\n{capturing}\nERROR 02-11 10:00:09 [worker_base.py:620] Error exec").cause == (
+        "oom_cuda_graph_capture"
+    )
+    assert read(f"{title}\nvllm\n{capturing}").cause is None  # a start that goes well, of another release perhaps
+
+
+def test_a_sort_of_the_warm_up_s_size_in_a_trace_through_the_sampler_is_the_warm_up() -> None:
+    # 256 requests x 152,064 tokens x 8 bytes of places = 297 MiB, which torch rounds up to 298.
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 298.00 MiB. GPU 0 has 98.25 MiB free, with \
+66.00 MiB allocated in private pools (e.g., CUDA Graphs)"
+    assert read(vllm_trace("forward_native", "apply_top_k_top_p", error=error)).cause == "oom_sampler_warmup"
+    assert read(vllm_trace("forward_native", error=error)).cause is None
+
+
 def test_an_error_of_another_kind_below_out_of_memory_is_not_its_cause() -> None:
     failure = read(f"vllm serve m\n{OOM}\nRuntimeError: CUDA error: an illegal memory access was encountered")
     assert (failure.cause, failure.memory_question) == (None, True)
@@ -337,6 +354,11 @@ def test_an_error_of_another_kind_below_out_of_memory_is_not_its_cause() -> None
     [
         ("vllm crashes during CUDA graph capture, OOM", "oom_cuda_graph_capture"),
         ("vllm: OOM while loading the model weights", "oom_loading_weights"),
+        ("Fix CUDA graph capture OOM in vllm", "oom_cuda_graph_capture"),
+        ("vllm: CUDA OOM during sampler warmup", "oom_sampler_warmup"),
+        ("vllm: OOM during memory profiling", "oom_profile_run"),
+        ("the vllm container is killed by Kubernetes when memory crosses the limit", "host_memory_or_shm"),
+        ("vllm does not support FA3 with kv cache dtype fp8", "kv_dtype_unsupported"),
         ("sglang: prefill OOM with long prompts", "sglang_oom_prefill"),
         ("vllm serve fails: fp8 kv cache not supported", "kv_dtype_unsupported"),
         ("I get out of memory with vllm, please help", None),
@@ -354,6 +376,30 @@ def test_a_title_that_says_oom_and_a_trace_whose_last_line_is_cut_go_together() 
     text = vllm_trace("determine_available_memory", "profile_run", error="    return func(*args)")
     assert read(f"[Bug]: OOM on three cards\n{text}").cause == "oom_profile_run"
     assert read(text).cause is None
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("vllm serve m\nLoading checkpoint shards:  75% 3/4 [00:08<00:02,  2.83s/it]Killed", "host_memory_or_shm"),
+        ("vllm serve m\nTraceback (most recent call last):\nKilled", None),
+        (
+            "vllm\nThe process is killed by SIGKILL by OOM killer due to high memory usage. (2) ray stop is called.",
+            None,
+        ),
+        ("sglang: max_total_tokens=131072 is larger than the profiled value -561981.", "sglang_not_enough_memory"),
+        ("sglang: max_total_tokens=131072 is larger than the profiled value 61981.", None),
+        ("vllm\nRuntimeError: No available KV cache blocks", None),  # no server's words
+        (
+            "('Quantization scheme is not supported for ', 'the current GPU. vllm Min capability: 80')",
+            "dtype_or_capability",
+        ),
+        ("vllm\nFatal error: exitcode: -9 (pid 5)", "host_memory_or_shm"),
+        ("sglang\nKeyError: 'x'\nScheduler or DataParallelController 7 terminated with -9", "not_memory"),
+    ],
+)
+def test_signs_count_where_no_error_is(text: str, cause: str | None) -> None:
+    assert read(text).cause == cause
 
 
 # --- running

@@ -31,6 +31,10 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "sglang_not_enough_memory", "Not enough memory. Please try to increase --mem-fraction-static", "0.2-0.5.23",
         _RUNNER, "pool", r"mem_fraction_static=<mem_fraction>",
     ),
+    Wording(  # a pool of less than nothing: the error follows
+        "sglang_not_enough_memory", "is larger than the profiled value", "0.2-0.5.23", f"SGLang {_RUNNER}",
+        needs="profiled value -[0-9]", phase="pool", strength="hint",
+    ),
     _row(
         "sglang_not_enough_memory", "Loaded weights leave no GPU memory for the KV cache", "0.5.23",
         "srt/mem_cache/kv_cache_configurator.py", "pool", r"--mem-fraction-static=<mem_fraction>\.?",

@@ -149,6 +149,12 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         r"(?:Minimum|Min|Required) capability: <required_capability>\.(?: |C)",
         r"Current capability: <capability>(?:\.|$|[^0-9])",
     ),
+    _row(
+        "dtype_or_capability", "Quantization scheme is not supported", "0.6-0.33",
+        "model_executor/layers/quantization/compressed_tensors/compressed_tensors.py", "load",
+        r"(?:Min|Required) capability: <required_capability>\.[ ,]{0,3}C",
+        r"Current capability: <capability>(?:\.|$|[^0-9])",
+    ),
     _row("dtype_or_capability", "is not supported for quantization method", "0.3-0.33", "config/vllm.py", "arguments"),
     _row("dtype_or_capability", "No compiled cutlass_scaled_mm for", "0.7-0.33", "csrc/quantization/cutlass_w8a8"),
     _row("dtype_or_capability", "does not support float16. Reason", "0.9-0.33", "config/model.py", "arguments"),
@@ -178,6 +184,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         phase="load", strength="general",
     ),
     _row("quantization_mismatch", "Unknown quantization method", "0.2-0.33", "config/model.py", "arguments"),
+    _row("quantization_mismatch", "Found unknown quantization", "0.10-0.33", "transformers_utils/configs/mistral.py"),
     _row("quantization_mismatch", "Cannot find the config file for", "0.2-0.33", "model_executor/model_loader"),
     # running: the pool is full and requests wait
     Wording(
@@ -265,19 +272,23 @@ READY: Final = (
 )
 STARTS: Final = ("vLLM API server version", "█ version")
 
-DUMMY_REQUESTS: Final = 1024  # of the sampler's warm-up with V1's default of sequences on large GPUs
+DUMMY_REQUESTS: Final = (1024, 256)  # of the sampler's warm-up: V1's defaults of sequences on large and small GPUs
+SORTS: Final = frozenset({"apply_top_k_top_p", "apply_top_k_top_p_pytorch"})  # frames of the sampler's sort
 # Of the families that most servers run: Qwen 2 to 3.5, Llama 3, DeepSeek V3, Gemma 2 to 4, gpt-oss, Mistral, Phi 3.
 VOCABULARIES: Final = (
     152_064, 151_936, 248_320, 128_256, 129_280, 256_000, 262_144, 262_208, 201_088, 131_072, 32_768, 32_064, 32_000
 )  # fmt: skip
 
 
-def is_sampler_sort(tried: Size | None) -> bool:
-    """Whether a size is that of top-k and top-p's sort in the warm-up: float32 logits and int64 places of each token.
+def is_sampler_sort(tried: Size | None, is_traced: bool) -> bool:
+    """Whether a size is one of top-k and top-p's sort in the warm-up: float32 logits, int64 places, or both.
 
-    torch rounds what it asks the driver for up to 2 MiB.
+    Without a trace through the sort only the rarest of them is taken for it: both, of the most requests. torch rounds
+    what it asks the driver for up to 2 MiB.
     """
     if tried is None:
         return False
-    sizes = (-(-DUMMY_REQUESTS * vocabulary * (4 + 8) // (2 * MIB)) * 2 * MIB for vocabulary in VOCABULARIES)
+    kinds = [(rows, width) for rows in DUMMY_REQUESTS for width in (4, 8, 12)] if is_traced else [(1024, 12)]
+    elements = [(rows * vocabulary, width) for rows, width in kinds for vocabulary in VOCABULARIES]
+    sizes = (-(-count * width // (2 * MIB)) * 2 * MIB for count, width in elements)
     return any(tried.low <= size <= tried.high for size in sizes)
