@@ -54,7 +54,7 @@ def test_a_file_is_scored_by_what_its_texts_hold(
     monkeypatch.setattr("sys.argv", ["diagnoses.py", str(file), "--json", str(out), "--show"])
     assert diagnoses.main() == 0
     document = json.loads(out.read_text())
-    assert document["groups"] == {
+    assert {group: counts for group, counts in document["groups"].items() if "cures" not in group} == {
         "log, decisive": {"right": 2},
         "words, not decisive": {"none": 1},
         "all": {"right": 2, "none": 1},
