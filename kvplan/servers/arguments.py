@@ -294,6 +294,15 @@ class EngineArgs:
     enforce_eager: Annotated[
         bool, Argument("flag", "Run without CUDA graphs.", sglang=Flag(("disable_cuda_graph",), on=True))
     ] = False
+    max_cudagraph_capture_size: Annotated[
+        int | None,
+        Argument(
+            "count",
+            "vLLM: tokens of the largest CUDA graph; none: twice the sequences, 512 at most.",
+            "TOKENS",
+            vllm=Flag(since="graph_size_flag"),
+        ),
+    ] = None
     language_model_only: Annotated[bool, Argument("flag", "Take text alone: load no encoder for images.")] = False
     limit_mm_per_prompt: Annotated[
         str | None,

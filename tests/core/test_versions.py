@@ -377,7 +377,7 @@ class TestTheTableOfChanges:
         """An entry that nothing reads would be a claim without an effect."""
         asked = set[str]()
         for path in PACKAGE.rglob("*.py"):
-            asked |= set(re.findall(r"""(?:\.has|since)\("(\w+)"\)""", path.read_text(encoding="utf-8")))
+            asked |= set(re.findall(r"""(?:(?:\.has|since)\(|since=)"(\w+)"[,)]""", path.read_text(encoding="utf-8")))
         assert set(CHANGES) <= asked
 
     def test_every_change_says_what_was_read_of_it(self) -> None:

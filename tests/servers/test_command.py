@@ -73,6 +73,10 @@ def test_no_flag_of_a_list_is_an_argument_of_the_table() -> None:
         (f"vllm serve {MODEL} --served-model-name a b c --max-num-seqs 64", MODEL, {"max_num_seqs": 64}),
         (f"vllm serve '{MODEL}' --override-generation-config '{{\"max_new_tokens\": 4096}}'", MODEL, {}),
         (f"vllm serve {MODEL} --cpu-offload-gb 0", MODEL, {}),
+        (f"vllm serve {MODEL} --max-cudagraph-capture-size 64", MODEL, {"max_cudagraph_capture_size": 64}),
+        (f"vllm serve {MODEL} -cc.max_cudagraph_capture_size=64", MODEL, {"max_cudagraph_capture_size": 64}),
+        (f"vllm serve {MODEL} -cc '{{\"mode\": 3, \"max_cudagraph_capture_size\": 8}}'", MODEL, {
+            "max_cudagraph_capture_size": 8}),
         (f"vllm serve {MODEL} --performance-mode throughput", MODEL, {"performance_mode": "throughput"}),
         (f"vllm serve {MODEL} --async-scheduling", MODEL, {"async_scheduling": True}),
         # a line of a shell, of which one command starts the server

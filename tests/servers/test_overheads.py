@@ -486,3 +486,21 @@ def rows_of_experts(number: tuple[int, int], stated: int | None) -> str:
     release = Version(number, expert_tokens=stated)
     answer = plan(Request(catalog.load("qwen3-30b-a3b"), gpus.gpu("h100"), args, release=release))
     return answer.estimates["buffers"].formula
+
+
+@pytest.mark.parametrize(
+    ("largest", "tokens", "num_sizes"),
+    # what vLLM 0.33's own config counts for Qwen3-8B on an H100 with --max-cudagraph-capture-size
+    [(1, 8192, 1), (16, 8192, 5), (100, 8192, 15), (256, 8192, 35), (400, 8192, 44), (1024, 8192, 83), (512, 300, 38)],
+)
+def test_the_largest_graph_may_be_stated(largest: int, tokens: int, num_sizes: int) -> None:
+    assert len(overheads.sizes_to(largest, tokens)) == num_sizes
+    args = EngineArgs(8192, max_cudagraph_capture_size=largest, max_num_batched_tokens=tokens, max_num_seqs=64)
+    spec, settings, args, _ = case("qwen3-8b", "h100", (0, 33), args)
+    full = len([size for size in overheads.sizes_to(largest, tokens) if size <= 64])
+    assert f" {num_sizes + full} graphs " in overheads.cuda_graphs(spec, settings, args, settings.version).formula
+
+
+def test_a_release_without_the_flag_refuses_it() -> None:
+    with pytest.raises(UsageError, match="does not know it; leave it out, or use vllm"):
+        case("qwen3-8b", "h100", (0, 11), EngineArgs(8192, max_cudagraph_capture_size=64))

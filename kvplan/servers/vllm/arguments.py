@@ -108,8 +108,8 @@ REFUSED: Final = {
     """,
     "shortens the context to the window, which is not modeled; give --max-model-len instead": "disable_sliding_window!",
     "names a backend and more; give --attention-backend instead": "attention_config",
-    "changes which CUDA graphs are captured, which is not modeled; give --max-num-seqs, or leave it out": """
-        cudagraph_capture_sizes cuda_graph_sizes max_cudagraph_capture_size specialize_active_lora!
+    "changes which CUDA graphs are captured, which is not modeled; give --max-cudagraph-capture-size": """
+        cudagraph_capture_sizes cuda_graph_sizes specialize_active_lora!
     """,
     "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
         all2all_backend=allgather_reducescatter|naive enable_dbo! ubatch_size=0|1 enable_elastic_ep!

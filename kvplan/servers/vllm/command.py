@@ -62,6 +62,7 @@ USUAL_COMPILATION: Final[Mapping[str, tuple[str, ...] | None]] = {
     "debug_dump_path": None,
     "compile_cache_save_format": None,
 }
+LARGEST_GRAPH: Final = "max_cudagraph_capture_size"  # a flag of its own, too
 COMPILED: Final = "changes what is compiled and captured, which is not modeled; leave it out"
 SHORTS: Final = SHORT | {
     "cc": "compilation_config", "sc": "speculative_config", "ac": "attention_config", "dc": "diffusion_config",
@@ -187,6 +188,9 @@ def parse(words: list[str]) -> ServeCommand:
             speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
         elif head in COMPILATION:
             stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
+            largest = stated.pop(LARGEST_GRAPH, None)
+            if largest is not None:
+                take_argument(found, LARGEST_GRAPH, [str(largest)], option_of(word), negated=False)
             compilation |= stated
             if not without_graphs(stated) and not changes_nothing(stated):
                 found.refused.setdefault(flag_text(word), COMPILED)
@@ -197,6 +201,10 @@ def parse(words: list[str]) -> ServeCommand:
         found.args["enforce_eager"] = True
         found.notes.append("--from-command: no CUDA graphs are asked for; sized as with --enforce-eager")
     return found
+
+
+def option_of(word: str) -> str:
+    return f"--from-command {printable(flag_text(word), 60)}"
 
 
 def stray(word: str, before: str) -> UsageError:
@@ -212,7 +220,7 @@ def stray(word: str, before: str) -> UsageError:
 def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
     """Put one flag where it belongs."""
     flag = flag_text(word)
-    option = f"--from-command {printable(flag, 60)}"
+    option = option_of(word)
     plain, negated = plain_name(name)
     if plain in ARGUMENTS:
         take_argument(found, plain, values, option, negated=negated)
@@ -259,7 +267,7 @@ def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> 
 
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     """The parts of a config given as one JSON object, or with a key as one of its values."""
-    option = f"--from-command {printable(flag_text(word), 60)}"
+    option = option_of(word)
     text = literal(one(values, option), option.removeprefix("--from-command "))
     if key:
         return {key.replace("-", "_"): text}

@@ -522,6 +522,21 @@ def num_graphs_drafting(seqs: int, largest: int, query: int, tokens: int, *, uni
     return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
 
 
+def sizes_to(largest: int, tokens: int) -> list[int]:
+    """Batch sizes captured where --max-cudagraph-capture-size says the largest, in tokens.
+
+    Source: vLLM 0.33 config/vllm.py (_set_cudagraph_sizes); they are as many as its own code has.
+    """
+    every = {1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16), tokens}
+    return sorted(size for size in every if size <= min(largest, tokens))
+
+
+def num_graphs_to(largest: int, seqs: int, query: int, tokens: int) -> int:
+    """Graphs captured up to a stated size: piecewise ones, and full ones of sequences that decode `query` tokens."""
+    sizes = sizes_to(largest, tokens)
+    return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
+
+
 def largest_graph(number: tuple[int, int], sm: int) -> int:
     return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
 
@@ -601,7 +616,10 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     if args.enforce_eager:
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
     largest = largest_graph(release.number, sm)
-    if args.num_speculative_tokens:
+    if args.max_cudagraph_capture_size is not None:
+        query, tokens = 1 + args.num_speculative_tokens, settings.max_num_batched_tokens
+        graphs = num_graphs_to(args.max_cudagraph_capture_size, settings.max_num_seqs, query, tokens)
+    elif args.num_speculative_tokens:
         graphs = num_graphs_drafting(
             settings.max_num_seqs, largest, 1 + args.num_speculative_tokens, settings.max_num_batched_tokens,
             uniform=release.has("uniform_decode_graphs"),

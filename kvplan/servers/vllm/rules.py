@@ -537,6 +537,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
             f"use vllm@0.{LATENT_KEPT[1]} or newer",
         )
     check_mm_flags(args, release)
+    if args.max_cudagraph_capture_size is not None and not release.has("graph_size_flag"):
+        raise unknown_flag("--max-cudagraph-capture-size", release, since("graph_size_flag"))
     default_tokens, default_seqs = scheduler_defaults(gpu, args.usage, release)
     if is_v0(release, gpu.sm):
         default_tokens, default_seqs = v0_defaults(context)
