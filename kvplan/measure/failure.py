@@ -396,7 +396,9 @@ class _Reading:
                 or self._first(list(self._other_errors()))
                 or self._first([one for one in hits if one.wording.strength == "hint"])
             )
-        hit = hit or self._told(unresolved)
+        if hit is None and (told := self._told(unresolved)) is not None:
+            # A sentence tells the part of start-up of an error whose line has the figures.
+            hit = replace(unresolved[0], cause=told.cause, phase=told.phase, proof=told.line) if unresolved else told
         if hit is not None:
             return self._answer(hit, [other for other in hits if other.cause == hit.cause or _echoes(other, hit)])
         return self._unanswered(unresolved)

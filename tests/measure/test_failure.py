@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.measure.failure import Failure, read_failure
-from kvplan.servers.failures import MEMORY_CAUSES
+from kvplan.servers.failures import MEMORY_CAUSES, Size
 from tests.support.oracle_data import DATA, needs_oracle_data
 
 GIB = 1 << 30
@@ -372,6 +372,13 @@ def test_words_name_a_cause_only_where_they_leave_no_doubt(text: str, cause: str
     assert bool(failure.needs) is (cause is None)
 
 
+def test_a_sentence_tells_the_part_of_start_up_and_the_error_s_line_the_figures() -> None:
+    failure = read(f"[Bug]: OOM during weight loading\n(EngineCore_DP0 pid=5) {OOM}")
+    assert failure.cause == "oom_loading_weights"
+    assert [line.line for line in failure.evidence] == [1, 2]
+    assert failure.figures == read(f"(EngineCore_DP0 pid=5) {OOM}").figures
+
+
 def test_a_title_that_says_oom_and_a_trace_whose_last_line_is_cut_go_together() -> None:
     text = vllm_trace("determine_available_memory", "profile_run", error="    return func(*args)")
     assert read(f"[Bug]: OOM on three cards\n{text}").cause == "oom_profile_run"
@@ -436,6 +443,37 @@ def test_public_threads_get_their_cause_and_seldom_a_wrong_one() -> None:
     right = [pair for pair in causes if pair[0] in (pair[1], "unknown" if pair[1] is None else pair[1])]
     assert len(right) >= 0.9 * len(logs), set(causes) - set(right)
     assert len(wrong) <= 0.04 * len(logs), wrong
+
+
+# A figure's name in the labels -> here. Labels have two decimals at least.
+LABELED = {
+    "needed_kv_gib": "needed_bytes", "available_kv_gib": "available_bytes", "tried_to_allocate_gib": "tried_bytes",
+    "free_gib": "free_bytes", "total_gib": "total_bytes", "in_use_gib": "in_use_bytes",
+    "max_seq_len": "context", "estimated_max_len": "estimated_max_len", "dummy_requests": "dummy_requests",
+    "mamba_blocks": "blocks", "max_num_seqs": "max_num_seqs", "world_size": "world_size",
+    "local_world_size": "world_size", "visible_devices": "gpus", "mem_fraction_static": "mem_fraction",
+    "item_tokens": "item_tokens", "encoder_cache_tokens": "encoder_cache_tokens", "initial_free_gib":
+    "initial_free_bytes", "current_free_gib": "current_free_bytes",
+}  # fmt: skip
+
+
+@needs_oracle_data
+def test_figures_that_people_read_in_public_threads_are_the_figures_read() -> None:
+    equal, different = 0, []
+    for line in (DATA / "server_failures.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        figures = read_failure(record["verbatim"]).figures
+        for name, labeled in (record["figures"] or {}).items():
+            stated = getattr(figures, LABELED[name]) if name in LABELED else None
+            if stated is None:  # of another line, or of words
+                continue
+            number = stated.bytes / GIB if isinstance(stated, Size) else stated
+            if abs(number - labeled) <= (0.0055 if isinstance(stated, Size) else 0):
+                equal += 1
+            else:
+                different.append((record["id"], name, labeled, number))
+    assert not different
+    assert equal >= 70
 
 
 @needs_oracle_data
