@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kvplan.cli import asked, output
 from kvplan.cli.options import PlanOptions
-from kvplan.cli.reconcile_log import ENOUGH_MEMORY, NEWEST_ENGINE, completed, in_its_environment, machines_of
+from kvplan.cli.reconcile_log import ENOUGH_MEMORY, completed, in_its_environment, machines_of
 from kvplan.cli.why_options import WhyOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import printable
@@ -22,10 +22,13 @@ from kvplan.measure.failure import Failure, read_failure
 from kvplan.measure.serverlog.asked import asked_words, changed
 from kvplan.measure.serverlog.log import MAX_BYTES, ServerLog, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
+from kvplan.measure.serverlog.wordings import Engine
 from kvplan.planning import cures as planning
 from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.base import SERVERS
+from kvplan.servers.engines import parse_engine
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
 COMMAND_SECONDS: Final = 120
@@ -104,7 +107,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     """What happened, and what cures it."""
     failure = read_failure(lines)
     log = failure.log or parse_log("\n".join(lines), bare=True)
-    named = "sglang" if (failure.cause or "").startswith("sglang") else None
+    named = next((name for name in SERVERS if (failure.cause or "").startswith(name)), None)
     server = failure.server or named or log.engine
     setup = Setup(options, failure, log, server)
     request = setup.request() if failure.cause is not None else None
@@ -257,9 +260,9 @@ class Setup:
         logged = engine_of(self.log) if self.log.text("version") else None
         if logged is not None:
             return logged
-        newest = "sglang" if self.server == "sglang" else NEWEST_ENGINE
+        newest = parse_engine(self.server).label
         self.inferred.append(Inference("engine", newest, "the log states no release: the newest known is taken"))
-        self.missing.append("--engine vllm@RELEASE" if self.server == "vllm" else "--engine sglang@RELEASE")
+        self.missing.append(f"--engine {self.server}@RELEASE")
         return newest
 
     def machine(self) -> GpuSpec | None:
@@ -292,7 +295,7 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
         return None
     changes = {name: planning.flag_text(case.server, name, value).split() for name, value in cure.args.items()}
     if words is not None and (None not in cure.args.values() or any("quantization" in word for word in words)):
-        return shlex.join(changed(words, "sglang" if case.server == "sglang" else "vllm", changes))
+        return shlex.join(changed(words, cast(Engine, case.server), changes))
     if cure.plan is not None:
         return shlex.join(serve_command(cure.plan))
     return None

@@ -21,6 +21,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import blocks_per_user, log_differs
+from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
 from kvplan.planning.plan import Plan
 from kvplan.servers.base import Sources, server_of, terms_of
 from kvplan.servers.vllm.overheads import Kind
@@ -48,6 +49,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "kv": kv,
         "concurrency": concurrency,
         "host_memory": _host_memory(plan),
+        "host": _host(plan),
         "parameters": _parameters(plan.request.spec),
         "limits": _limits(plan),
         "fixes": _fixes(plan),
@@ -241,6 +243,25 @@ def _host_memory(plan: Plan) -> typed.HostMemory:
     block = args.tensor_parallel_size * sum(plan.pool.stage_bytes)
     blocks = args.kv_offloading_size // block
     return {"kv_offloading": args.kv_offloading_size, "blocks": blocks, "users": blocks // capacity.blocks_per_request}
+
+
+def _host(plan: Plan) -> typed.Host:
+    rows = host_rows(plan)
+    return {
+        "per_rank": rank_bytes(rows),
+        "rows": [
+            {
+                "name": row.name,
+                "bytes": row.size,
+                "per": row.per,
+                "formula": row.formula,
+                "source": row.source,
+                "compared": row.compared,
+            }
+            for row in rows
+        ],
+        "not_modeled": NOT_MODELED,
+    }
 
 
 @lru_cache(maxsize=1024)

@@ -211,6 +211,25 @@ class HostMemory(TypedDict):
     users: Count
 
 
+class HostRow(TypedDict):
+    """Host memory of each rank, or once of each replica; `compared` is empty where nothing was compared with it."""
+
+    name: Literal["swap_space", "kv_offloading", "shared_memory", "checkpoint"]
+    bytes: Count
+    per: Literal["rank", "replica"]
+    formula: str
+    source: str
+    compared: str
+
+
+class Host(TypedDict):
+    """Host memory that is modeled, and what is not; `per_rank` adds up the rows of a rank."""
+
+    per_rank: Count
+    rows: list[HostRow]
+    not_modeled: str
+
+
 class Parameters(TypedDict):
     """The model's parameters; `active` counts of the experts those a token uses."""
 
@@ -271,6 +290,7 @@ class PlanDocument(TypedDict):
     kv: KvCache
     concurrency: Concurrency
     host_memory: HostMemory
+    host: Host
     parameters: Parameters
     limits: Annotated[list[Limit], "What limits the answer, the first one first."]
     fixes: Annotated[

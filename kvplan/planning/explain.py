@@ -20,6 +20,7 @@ from kvplan.models.spec import (
     SparseIndexer,
     WindowLatent,
 )
+from kvplan.planning.host import NOT_MODELED, host_rows
 from kvplan.servers.base import Explanation, server_of, terms_of
 from kvplan.servers.base import Section as Section
 from kvplan.servers.plans import Plan
@@ -43,6 +44,7 @@ def explain(plan: Plan) -> list[Section]:
         Section("From total to KV cache", own.budget),
         Section("Users", own.users),
         *own.more,
+        Section("Host memory (modeled; not the GPU's)", tuple(_host(plan))),
     ]
     if notes := plan.request.spec.notes:
         sections.append(Section("What was read into the config", notes))
@@ -53,6 +55,13 @@ def explain(plan: Plan) -> list[Section]:
         texts = tuple(f"{name}: {source}" for name, (_, source) in said.items())
         sections.append(Section("What the facts and rules rest on", texts))
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
+
+
+def _host(plan: Plan) -> Iterator[str]:
+    for row in host_rows(plan):
+        compared = f"compared with {row.compared}" if row.compared else "compared with nothing"
+        yield f"{row.name}: {format_gib(row.size)} per {row.per}: {row.formula} [{row.source}; {compared}]"
+    yield f"not modeled: {NOT_MODELED}"
 
 
 def _release(number: tuple[int, ...]) -> str:

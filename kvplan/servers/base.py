@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.environment import Variable
+    from kvplan.servers.host import HostRow
     from kvplan.servers.plans import Plan, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.standing import Other
@@ -147,6 +148,7 @@ class Server(Protocol):
     kept_back  bytes of each GPU that must stay free beside what the plan's rows say, for peaks it does not plan
     launch     the words of the command that starts what was planned
     explain    the formulas behind a plan
+    host       what it takes of the host's memory
     """
 
     @property
@@ -172,6 +174,7 @@ class Server(Protocol):
     def kept_back(self, plan: "Plan") -> int: ...
     def launch(self, plan: "Plan") -> list[str]: ...
     def explain(self, plan: "Plan") -> Explanation: ...
+    def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
 
 
 def _vllm() -> Server:

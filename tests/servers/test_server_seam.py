@@ -14,7 +14,6 @@ NAMED = {
     "api.py": 1,
     "cli/options.py": 2,
     "cli/run_options.py": 2,
-    "cli/why.py": 3,
     "measure/server_metrics.py": 33,
     "measure/usage.py": 1,
     "measure/why_words.py": 7,

@@ -8,6 +8,7 @@ It has words of its own in every place where a server's words are printed, and n
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.environment import Variable
+from kvplan.servers.host import HostRow
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
@@ -111,6 +112,10 @@ def kept_back(plan: Plan) -> int:
 def launch(plan: Plan) -> list[str]:
     seqs = str(plan.settings.max_num_seqs)
     return ["acme", model_id(plan.request.spec), "--ctx-size", str(plan.capacity.max_model_len), "--slots", seqs]
+
+
+def host(plan: Plan) -> tuple[HostRow, ...]:
+    return ()
 
 
 def explain(plan: Plan) -> Explanation:

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.servers.environment import Variable
+    from kvplan.servers.host import HostRow
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair",
+    "context", "drafter", "explain", "flags", "host", "kept_back", "labels", "launch", "name", "parse", "read_pair",
     "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
@@ -65,6 +66,10 @@ def kept_back(plan: Plan) -> int:
     """What its rule of thumb keeps back for activations and graphs (server_args.py, _handle_gpu_memory_settings)."""
     request = plan.request
     return int(rules.reserved_mib(request.spec, request.gpu, request.args, request.release) * MIB)
+
+
+def host(plan: Plan) -> "tuple[HostRow, ...]":
+    return ()
 
 
 def explain(plan: Plan) -> Explanation:

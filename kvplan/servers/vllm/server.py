@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.servers.environment import Variable
+    from kvplan.servers.host import HostRow
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "flags", "kept_back", "labels", "launch", "name", "parse", "read_pair",
+    "context", "drafter", "explain", "flags", "host", "kept_back", "labels", "launch", "name", "parse", "read_pair",
     "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
@@ -63,6 +64,12 @@ def settings(request: Request) -> Settings:
 def kept_back(plan: Plan) -> int:
     """None: its profile run measures the peak, and its budget has a row for it."""
     return 0
+
+
+def host(plan: Plan) -> "tuple[HostRow, ...]":
+    from kvplan.servers.vllm.host import rows  # of no account unless asked for
+
+    return tuple(rows(plan))
 
 
 def explain(plan: Plan) -> Explanation:

@@ -1,0 +1,71 @@
+"""Host memory of a plan: each row has its source, and says what it was compared with."""
+
+import pytest
+
+from kvplan.documents.artifact import plan_document
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.explain import explain
+from kvplan.planning.host import host_rows
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.vllm.rules import EngineArgs
+
+GIB = 2**30
+
+
+def planned(model: str, engine: str, machine: str = "h100-80g", **args: int) -> Plan:
+    return plan(Request(catalog.load(model), gpu(machine), EngineArgs(**args), parse_engine(engine)))  # type: ignore[arg-type] # all are integers
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "logged"),
+    [
+        # "# GPU blocks: ..., # CPU blocks: N" of logs that users posted, all with the 4 GiB of the default --swap-space
+        (
+            "llama-3.1-8b",
+            1,
+            2048,
+        ),  # vllm-project/vllm, Llama-3-8B: 32 layers x 8 heads x 128 x 2 x 2 B x 16 tokens = 2 MiB
+        ("qwen2.5-7b", 1, 4681),  # 28 x 4 x 128 x 2 x 2 x 16 B = 896 KiB
+        ("qwen2.5-0.5b", 1, 21845),  # 24 x 2 x 64 x 2 x 2 x 16 B = 192 KiB
+        ("qwen2.5-1.5b", 1, 9362),  # 28 x 2 x 128 x 2 x 2 x 16 B = 448 KiB
+        ("llama-3.1-70b", 2, 1638),  # 80 x 4 x 128 x 2 x 2 x 16 B = 2.5 MiB on each of two ranks
+    ],
+)
+def test_the_first_engine_s_swap_space_is_the_cpu_blocks_of_its_log(model: str, tp: int, logged: int) -> None:
+    answer = planned(model, "vllm@0.6+v0", "h200", tensor_parallel_size=tp, max_model_len=4096)
+    swap = next(row for row in host_rows(answer) if row.name == "swap_space")
+    assert swap.size == logged * answer.capacity.bytes_per_block
+    assert f"{logged:,}" in swap.formula
+
+
+def test_later_engines_swap_nothing() -> None:
+    assert [row.name for row in host_rows(planned("llama-3.1-8b", "vllm@0.33", max_model_len=4096))] == ["checkpoint"]
+
+
+def test_an_offloaded_cache_is_divided_over_the_ranks() -> None:
+    answer = planned(
+        "llama-3.1-8b", "vllm@0.33", tensor_parallel_size=2, max_model_len=4096, kv_offloading_size=8 * GIB
+    )
+    host = plan_document(answer)["host"]
+    first = host["rows"][0]
+    assert (first["name"], first["bytes"], first["per"]) == ("kv_offloading", 4 * GIB, "rank")
+    assert host["per_rank"] == 4 * GIB
+
+
+def test_queues_between_processes_are_those_of_vllm_s_code() -> None:
+    """10 chunks of 16 MiB and of 24 MiB for each of 8 ranks, 6 of 4 MiB for the group; a byte of state for the writer
+    and each reader of a chunk."""
+    answer = planned("llama-3.1-70b", "vllm@0.33", tensor_parallel_size=8, max_model_len=4096)
+    queues = next(row for row in host_rows(answer) if row.name == "shared_memory")
+    mib = 2**20
+    assert queues.size == 10 * (16 * mib + 9) + 8 * 10 * (24 * mib + 2) + 6 * (4 * mib + 8)
+    assert queues.compared == ""
+
+
+def test_explain_says_what_was_compared_and_what_is_not_modeled() -> None:
+    answer = planned("llama-3.1-8b", "vllm@0.33", tensor_parallel_size=2, max_model_len=4096)
+    section = next(section for section in explain(answer) if section.title.startswith("Host memory"))
+    assert "compared with nothing" in section.lines[0]
+    assert section.lines[-1].startswith("not modeled: the processes themselves")
