@@ -21,6 +21,7 @@ from kvplan.measure.failure_words import (
     tells_of_kv_dtype,
     tells_of_memory,
     tells_of_retraction,
+    tells_of_the_host,
 )
 from kvplan.measure.serverlog.log import ServerLog, parse_log
 from kvplan.servers.failures import (
@@ -367,6 +368,8 @@ class _Reading:
             if self.server != "vllm" and tells_of_retraction(line):
                 return _Hit(_WORDS, "sglang_oom_decode_retract", start, index, phase="serving")
             if not unresolved and not self._has_a_crash and tells_of_a_kill(line):
+                return _Hit(_WORDS, "host_memory_or_shm", start, index)
+            if not unresolved and tells_of_the_host(line):
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
             if tells_of_kv_dtype(line):
                 return _Hit(_WORDS, "kv_dtype_unsupported", start, index, phase="load")

@@ -46,11 +46,20 @@ _KV_DTYPE: Final = re.compile(
 _KILLED: Final = re.compile(
     r"(?i)^(?!.*(?:root causes|SIGSEGV|SIGKILL)).*\boom[- ]killer\b|(?:^|[\]\s])(?:Killed|\u5df2\u6740\u6b7b)\s*$"
 )
+_HOST: Final = re.compile(
+    r"(?i)\b(?:ram|cpu(?: memory| ram)?|host(?: memory| ram)?|system (?:memory|ram))[- ](?:oom|out[- ]of[- ]memory)\b|"
+    r"\b(?:runs?|ran|running) out of (?:host|system|cpu) (?:memory|ram)\b"
+)
 
 
 def tells_of_a_kill(line: str) -> bool:
     """Whether a line says that the system killed a process, as it does where the host's memory ends."""
     return _KILLED.search(line) is not None
+
+
+def tells_of_the_host(line: str) -> bool:
+    """Whether a line says that the host's memory ran out, not the GPU's."""
+    return _HOST.search(line) is not None
 
 
 def tells_of_memory(line: str) -> bool:

@@ -401,6 +401,10 @@ def test_a_title_that_says_oom_and_a_trace_whose_last_line_is_cut_go_together() 
             "('Quantization scheme is not supported for ', 'the current GPU. vllm Min capability: 80')",
             "dtype_or_capability",
         ),
+        ("vllm: INFO # cuda blocks: 0, # CPU blocks: 4681", "no_kv_memory"),
+        ("vllm: INFO # cuda blocks: 10, # CPU blocks: 4681", None),
+        ("INFO 02-11 10:00:00 [gpu_worker.py:298] Available KV cache memory: -0.33 GiB", "no_kv_memory"),
+        ("[Bug]: RAM OOM error loading a model of 480 GB with vllm", "host_memory_or_shm"),
         ("vllm\nFatal error: exitcode: -9 (pid 5)", "host_memory_or_shm"),
         ("sglang\nKeyError: 'x'\nScheduler or DataParallelController 7 terminated with -9", "not_memory"),
     ],
@@ -478,7 +482,7 @@ def test_figures_that_people_read_in_public_threads_are_the_figures_read() -> No
 
 @needs_oracle_data
 def test_lines_of_servers_that_started_are_no_failure() -> None:
-    refusals = ("can be stored in KV cache", "exceeds available Mamba cache blocks")
+    refusals = ("can be stored in KV cache", "exceeds available Mamba cache blocks", "KV cache memory: -")
     for line in (DATA / "log_lines.jsonl").read_text().splitlines():
         record = json.loads(line)
         refused = any(words in text for words in refusals for text in record["lines"])

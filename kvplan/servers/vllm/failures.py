@@ -32,6 +32,13 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "worker/worker.py", "pool", r"can be stored in KV cache \(<kv_tokens>\)", r"max seq len \(<context>\)",
     ),
     _row("no_kv_memory", "No available memory for the cache blocks", "0.2-0.33", _POOL, "pool"),
+    Wording(  # the error follows both
+        "no_kv_memory", "blocks: 0, # CPU blocks", "0.2-0.10 (V0)", "vllm#13882", phase="pool", strength="hint"
+    ),
+    Wording(
+        "no_kv_memory", "Available KV cache memory: -", "0.9-0.33", "vLLM, of a size below zero", phase="pool",
+        strength="hint",
+    ),
     _row("no_kv_memory", "Cannot auto-fit max_model_len: not enough", "0.14-0.33", _POOL, "pool"),
     _row(
         "mamba_blocks_below_max_num_seqs", "exceeds available Mamba cache blocks", "0.20-0.33",
