@@ -28,6 +28,11 @@ def difference(component: str, whole: Reading, part: Reading, note: str) -> Figu
     return Figure(component, "bytes", whole.size - part.size, whole.rounding + part.rounding, note)
 
 
+def counted(component: str, value: float | None, source: Source, rounding: float = 0.0) -> Figure:
+    """A logged number of blocks, tokens or requests."""
+    return Figure(component, UNITS[component], value, rounding, not_in(source) if value is None else "")
+
+
 def missing(component: str, why: str) -> Figure:
     return Figure(component, UNITS.get(component, "bytes"), None, note=why)
 

@@ -8,11 +8,11 @@ from typing import Final
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
-from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
+from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.pools import KVPool, first_of, pool_tokens, ranks_by_stage, smallest_pool, states
 from kvplan.measure.serverlog.request import has_dp_attention
-from kvplan.measure.serverlog.rows import RUNNING, missing, sized
+from kvplan.measure.serverlog.rows import RUNNING, counted, missing, sized
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang.pool import SglangPool
@@ -164,9 +164,9 @@ def _pool_rows(log: ServerLog, request: Request, *, gpu_known: bool) -> tuple[Ro
     made = planned(log, request) if gpu_known else _laid_out(log, request)
     pools = _pools(log, request, made)
     share = request.args.mem_fraction_static
-    tokens = Figure("tokens", "tokens", pool_tokens(log, windows=has_windows(made)), note=not_in(log.called))
+    tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
     # 0.4 logs the slot that it never gives out, too.
-    running = Figure(RUNNING, "requests", _count(log.least("max_running")), 1.0, note=not_in(log.called))
+    running = counted(RUNNING, _count(log.least("max_running")), log.called, 1.0)
     answer = made if isinstance(made, str) else _from_plan(log, made) if gpu_known else _from_free(log, made, share)
     if isinstance(answer, str) or isinstance(made, str):
         size = min((pool.size for _, pool in pools if not pool.missing), default=None)
@@ -319,7 +319,7 @@ def given_pool(log: ServerLog, request: Request) -> tuple[int, KVPool] | None:
 
 def sglang_given(log: ServerLog, request: Request) -> tuple[Row, ...]:
     made, given = _laid_out(log, request), given_pool(log, request)
-    tokens = Figure("tokens", "tokens", pool_tokens(log, windows=has_windows(made)), note=not_in(log.called))
+    tokens = counted("tokens", pool_tokens(log, windows=has_windows(made)), log.called)
     if isinstance(made, str) or given is None:
         nothing = f"the pool's bytes are not {WHERE[log.called]}"
         part = next((pool.missing for _, pool in _pools(log, request, made)), nothing)

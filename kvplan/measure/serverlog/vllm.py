@@ -10,13 +10,13 @@ from typing import Final, Literal
 
 from kvplan.core.files import printable
 from kvplan.core.units import GIB
-from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, not_in, reconcile
+from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.request import is_drafting
 from kvplan.measure.serverlog.rows import (
     POOL,
-    UNITS,
     activation_peak,
+    counted,
     difference,
     loaded_weights,
     missing,
@@ -163,11 +163,7 @@ def pool_figures(log: ServerLog, left_out: str = "") -> tuple[Figure, ...]:
         "tokens": (None if tokens is None else tokens.count, 0.0),
         "concurrency": (None, 0.0) if concurrency is None else (concurrency.value, concurrency.half_digit),
     }
-    return tuple(
-        missing(name, not_in(log.called)) if value is None else Figure(name, UNITS[name], value, half)
-        for name, (value, half) in figures.items()
-        if name != left_out
-    )
+    return tuple(counted(name, value, log.called, half) for name, (value, half) in figures.items() if name != left_out)
 
 
 def _pool(made: Plan) -> dict[str, float]:
