@@ -213,8 +213,8 @@ class ReportFile:
         self._refuse_input()
 
     def _refuse_input(self) -> None:
-        message = f"{self.flag} {self.shown}: is an input of this command; name another file"
-        files.announce_output(self.target, message)
+        refusal = UsageError(f"{self.flag} {self.shown}", "is an input of this command", "name another file")
+        files.announce_output(self.target, refusal)
 
     def save(self, content: str | bytes | Iterable[bytes]) -> None:
         """Put `content` in place of what is there; on failure the old file stays as it was."""

@@ -99,8 +99,10 @@ def answered(options: RecommendOptions) -> RecommendationDocument:
         raise UsageError("--engine", "recommend searches vLLM's flags only", "`kvplan sweep --engine` compares servers")
     if not is_fixed:
         found = recommend(question, asked.requests)
-        if not found.placements and all(one.refused for one in found.failures):
-            raise UsageError(found.failures[0].reason)  # on none of the GPUs it can be
+        errors = [failure.error for failure in found.failures if failure.error is not None]
+        if not found.placements and errors and len(errors) == len(found.failures):
+            reason = errors[0]  # on none of the GPUs it can be
+            raise UsageError(reason.subject, reason.problem, reason.remedy)
         return text.document(question, first, source, found, None)
     request, replicas = given_gpus(options, first, stated)
     return text.document(question, request, source, None, fit(question, request, replicas))

@@ -72,8 +72,8 @@ def check_sources(options: ReconcileOptions) -> None:
     sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
-        said = f"{' and '.join(given)}: are given together" if given else "RUN_DIR: is missing"
-        raise UsageError(f"{said}; give one of RUN_DIR, --log FILE and --metrics URL")
+        problem = "are given together" if given else "is missing"
+        raise UsageError(" and ".join(given) or "RUN_DIR", problem, "give one of RUN_DIR, --log FILE and --metrics URL")
     if given != ["RUN_DIR"] and options.calibrate is not None:
         raise UsageError("--calibrate", f"needs a run, {given[0]} has no samples", "give RUN_DIR")
     if given == ["RUN_DIR"]:

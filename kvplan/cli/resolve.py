@@ -9,6 +9,7 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.core.units import format_gib
 from kvplan.models import catalog
+from kvplan.models.families.config import Oddity
 from kvplan.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 WEIGHT_SUFFIXES = (".gguf", ".safetensors")
 FAR_OFF = 0.02  # headers hold a few buffers that are no parameters; beyond this the config and the files disagree
 # What a reader says when it met something odd and went on: worth a warning, where the rest are facts it derived.
-ODD = (" differs between ", " is written ", " is unknown: ")
 
 
 TEXT_ONLY_WARNING = "--text-only: the vision or audio tower is left out; a server that loads it holds more"
@@ -76,7 +76,7 @@ def resolve(ref: str, source: Source) -> Resolved:
     hub_id = catalog.facts(known)["id"] if known else ref
     found = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
     for note in found.spec.notes:
-        (found.warnings if any(mark in note for mark in ODD) else found.notes).append(note)
+        (found.warnings if isinstance(note, Oddity) else found.notes).append(note)
     say_text_only(found, source)
     return found
 

@@ -161,7 +161,7 @@ def refuse_unusable(grid: Grid) -> None:
     """A value that no combination can use is a slip of the pen, not a row."""
     reasons = unusable(grid)
     if reasons:
-        raise UsageError(reasons[0])
+        raise UsageError(reasons[0].subject, reasons[0].problem, reasons[0].remedy)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

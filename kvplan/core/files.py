@@ -95,7 +95,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 # Files are told apart by device and number, whatever path leads to them.
 _inputs: set[tuple[int, int]] = set()  # read by this command
-_outputs: dict[tuple[int, int], str] = {}  # to be replaced by this command, and what is wrong where it reads one
+_outputs: dict[tuple[int, int], UsageError] = {}  # to be replaced by this command, and what is wrong where it reads one
 
 
 def start_command() -> None:
@@ -104,12 +104,12 @@ def start_command() -> None:
     _outputs.clear()
 
 
-def announce_output(path: Path, refusal: str) -> None:
+def announce_output(path: Path, refusal: UsageError) -> None:
     """Say that an existing file will be replaced. Raises UsageError where this command has read it; what reads it later
     raises the same."""
     _outputs[_identity(path)] = refusal
     if _identity(path) in _inputs:
-        raise UsageError(refusal)
+        raise refusal
 
 
 def forget_output(path: Path) -> None:
@@ -125,7 +125,7 @@ def _identity(path: Path) -> tuple[int, int]:
 def _note_input(path: Path) -> None:
     _inputs.add(_identity(path))
     if refusal := _outputs.get(_identity(path)):
-        raise UsageError(refusal)
+        raise refusal
 
 
 def _refuse_irregular(where: str, mode: int) -> None:

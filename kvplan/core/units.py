@@ -190,7 +190,7 @@ def parse_context(text: str, option: str, *, vllm: bool = False) -> int | AutoFi
     try:
         return parse_tokens_vllm(text, option) if vllm else parse_tokens(text, option)
     except UsageError as error:
-        raise UsageError(f"{error}, or auto (also -1) to fit the memory") from None
+        raise error.changed(remedy=f"{error.remedy}, or auto (also -1) to fit the memory") from None
 
 
 def parse_contexts(text: str, option: str) -> tuple[int | AutoFit, ...]:

@@ -36,25 +36,27 @@ ARGUMENT_VERSION_MISMATCH = 25
 _LOST = (GPU_IS_LOST, RESET_REQUIRED)
 _CURE_PERMISSION = "give this user access to /dev/nvidia*, in a container run with `--gpus all`"
 _CURE_LOST = "`dmesg | grep Xid` says why; reset the GPU (`nvidia-smi -r`) or reboot"
-_INIT_FAULTS: dict[int, tuple[Reason, str]] = {
+_INIT_FAULTS: dict[int, tuple[Reason, str, str]] = {
     LIBRARY_NOT_FOUND: (
         "absent",
-        "NVIDIA driver: not found (no libnvidia-ml.so.1); install it, in a container run with `--gpus all`",
+        "not found (no libnvidia-ml.so.1)",
+        "install it, in a container run with `--gpus all`",
     ),
     LIB_RM_VERSION_MISMATCH: (
         "mismatch",
-        "NVIDIA driver: its library and its kernel module are of different versions (as after an update); "
+        "its library and its kernel module are of different versions (as after an update)",
         "reload the kernel module or reboot",
     ),
     DRIVER_NOT_LOADED: (
         "not_loaded",
-        "NVIDIA driver: installed, but its kernel module is not loaded; run `sudo modprobe nvidia` or reboot",
+        "installed, but its kernel module is not loaded",
+        "run `sudo modprobe nvidia` or reboot",
     ),
-    NO_PERMISSION: ("permission", f"NVIDIA driver: permission denied; {_CURE_PERMISSION}"),
-    OPERATING_SYSTEM: ("permission", f"NVIDIA driver: the operating system blocks it; {_CURE_PERMISSION}"),
-    FUNCTION_NOT_FOUND: ("other", "NVIDIA driver: too old, it lacks what NVML starts with; update the driver"),
-    GPU_IS_LOST: ("lost", f"NVIDIA driver: a GPU is lost; {_CURE_LOST}"),
-    RESET_REQUIRED: ("lost", f"NVIDIA driver: a GPU needs a reset; {_CURE_LOST}"),
+    NO_PERMISSION: ("permission", "permission denied", f"{_CURE_PERMISSION}"),
+    OPERATING_SYSTEM: ("permission", "the operating system blocks it", f"{_CURE_PERMISSION}"),
+    FUNCTION_NOT_FOUND: ("other", "too old, it lacks what NVML starts with", "update the driver"),
+    GPU_IS_LOST: ("lost", "a GPU is lost", f"{_CURE_LOST}"),
+    RESET_REQUIRED: ("lost", "a GPU needs a reset", f"{_CURE_LOST}"),
 }
 # Drivers 535.43 to 535.85 fill a longer record for each process than any later library reads: pids and sizes come out
 # shifted (wookayin/gpustat#161).
@@ -177,8 +179,8 @@ def _library() -> Any:
 
 def _init_problem(error: Any) -> DeviceError:
     if error.value in _INIT_FAULTS:
-        reason, message = _INIT_FAULTS[error.value]
-        return DeviceError(message, reason=reason)
+        reason, problem, remedy = _INIT_FAULTS[error.value]
+        return DeviceError("NVIDIA driver", problem, remedy, reason=reason)
     return DeviceError("NVIDIA driver", f"NVML does not start ({error})", "see what `nvidia-smi` says, or reboot")
 
 

@@ -66,6 +66,7 @@ class Reconciliation:
     held_before  bytes of others on the device before the run
     calibration  the file whose constants stand for rows that have no formula; None: none was used
     gaps         what could not be compared, and why
+    ended        the one of the gaps that says how an incomplete run ended; "" of a complete one
     """
 
     run: Run
@@ -78,6 +79,7 @@ class Reconciliation:
     unreached: int = 0
     held_before: int = 0
     calibration: str | None = None
+    ended: str = ""
 
     @property
     def total(self) -> Row:
@@ -137,10 +139,11 @@ def reconcile_run(run: Run, calibration: Calibration | None = None) -> Reconcili
     predictions = {name: Prediction(_predicted(name, predicted, known, run)) for name in COMPONENTS}
     rows = reconcile(predictions, measured.measurement)
     of_pool = reconcile(capacity_predictions(run, predicted), capacity(run))
-    gaps += [*elsewhere(run), *([] if run.status == "complete" else [f"the run {ending(run)}"])]
+    ended = "" if run.status == "complete" else f"the run {ending(run)}"
+    gaps += [*elsewhere(run), *([ended] if ended else [])]
     return Reconciliation(
         run, spec.name, str(manifest["device"]), rows, measured.reported, of_pool, tuple(gaps),
-        measured.unreached, measured.held_before, None if calibration is None else calibration.origin,
+        measured.unreached, measured.held_before, None if calibration is None else calibration.origin, ended,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.core.errors import InvalidInputError, UnsupportedModelError
 from kvplan.core.files import load_json, os_problem, printable
 from kvplan.models.families import towers
-from kvplan.models.families.config import Config
+from kvplan.models.families.config import Config, Oddity
 from kvplan.models.families.draft import SpecDraft
 from kvplan.models.families.speculators import flattened
 from kvplan.models.families.stages import placed
@@ -78,7 +78,8 @@ def inner_config(outer: Config) -> Config:
         inner = config.values[key]
         for shared in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads", "num_key_value_heads"):
             if shared in inner and shared in config.values and inner[shared] != config.values[shared]:
-                outer.notes.append(f"{shared} differs between {key} ({inner[shared]}) and the outer config; {key} wins")
+                note = f"{shared} differs between {key} ({inner[shared]}) and the outer config; {key} wins"
+                outer.notes.append(Oddity(note))
         upper = {k: v for k, v in config.values.items() if k not in NESTED and not k.endswith("_config")}
         config = Config({**upper, **inner}, f"{config.where}: {key}", outer.notes)
     return config
@@ -93,7 +94,7 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
         if kind in MODULE_OF:
             return reader_of(kind), kind
     if not kinds:
-        raise outer.fail("model_type", "is missing; kvplan sizes a model by its type")
+        raise outer.fail("model_type", "is missing", "kvplan sizes a model by its type")
     raise UnsupportedModelError(
         outer.where,
         f"model_type {printable(repr(kinds[0]), 60)} is not one kvplan can size",
@@ -160,13 +161,14 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
         if kind not in LAYER_WORDS:
             known = ", ".join(LAYER_WORDS)
             raise inner.fail(
-                "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}; not modeled"
+                "layer_types", f"layer {i} is {printable(repr(kind), 60)}, not one of {known}", "not modeled"
             )
         if caches and not any(isinstance(cache, LAYER_WORDS[kind]) for cache in caches):
             held = " and ".join(type(cache).__name__ for cache in caches)
             raise inner.fail(
                 "layer_types",
-                f"layer {i} is {kind!r}, but by its other keys it keeps {held}; correct the config",
+                f"layer {i} is {kind!r}, but by its other keys it keeps {held}",
+                "correct the config",
             )
 
 
@@ -213,9 +215,8 @@ def read_config(
             raise
         check_dense(inner)
         reader, model_type = reader_of("llama"), "llama"
-        outer.notes.append(
-            f"model_type {outer.values.get('model_type')!r} is unknown: sized as a plain dense transformer"
-        )
+        named = outer.values.get("model_type")
+        outer.notes.append(Oddity(f"model_type {named!r} is unknown: sized as a plain dense transformer"))
     draft = reader(inner, model_type)
     check_size(draft, where)
     if not is_head(values):  # whose layers are read beside its target

@@ -106,7 +106,7 @@ def resolve_model(ref: str, *, revision: str | None = None, offline: bool = Fals
         if cached is None:
             raise problem from error
         if server_answered:
-            raise EnvironmentProblem(f"{problem} (or use the cached copy with --offline)") from error
+            raise problem.changed(remedy=f"{problem.remedy} (or use the cached copy with --offline)") from error
         return ResolvedModel(cached, (f"{problem}; the cached copy {cached.name[:12]} is used",))
     return ResolvedModel(config.parent, _fetch_index(library, model_id, revision))
 
@@ -193,29 +193,29 @@ def _problem(library: ModuleType, model_id: str, revision: str, error: BaseExcep
         case KvplanError():
             return error, True
         case errors.GatedRepoError():
-            cure = f"gated: accept the license at https://huggingface.co/{model_id} and set HF_TOKEN"
+            fault = "gated", f"accept the license at https://huggingface.co/{model_id} and set HF_TOKEN"
         case errors.RevisionNotFoundError():
-            cure = f"no revision {printable(revision)}; check it at https://huggingface.co/{model_id}/tree/main"
+            fault = f"no revision {printable(revision)}", f"check it at https://huggingface.co/{model_id}/tree/main"
         case errors.RepositoryNotFoundError():
-            cure = "not found on the Hub, or private; check the name, or set HF_TOKEN to a token that may read it"
+            fault = "not found on the Hub, or private", "check the name, or set HF_TOKEN to a token that may read it"
         case errors.LocalEntryNotFoundError():
             cause = error.__cause__
             if cause is not None:
                 return _problem(library, model_id, revision, cause)
             return _offline_problem(library, model_id, error), False
         case errors.EntryNotFoundError():
-            cure = (
-                f"has no config.json at {printable(revision)}; pass the model it was made from, or a local config.json"
-            )
+            cure = "pass the model it was made from, or a local config.json"
+            fault = f"has no config.json at {printable(revision)}", cure
         case _ if status in (401, 403):
-            cure = f"access denied ({status}); check HF_TOKEN and your access at https://huggingface.co/{model_id}"
+            cure = f"check HF_TOKEN and your access at https://huggingface.co/{model_id}"
+            fault = f"access denied ({status})", cure
         case _ if status == 429:
             return EnvironmentProblem(model_id, "the Hub's rate limit is reached (429)", f"{_retry(error)}"), False
         case errors.HfHubHTTPError():
             return EnvironmentProblem(model_id, f"the Hub failed ({status})", "retry in a few minutes"), False
         case _:
             return _offline_problem(library, model_id, error), False
-    return EnvironmentProblem(f"{model_id}: {cure}"), True
+    return EnvironmentProblem(model_id, *fault), True
 
 
 def _retry(error: Any) -> str:

@@ -59,7 +59,7 @@ def by_method(config: Config, inner: Config, method: str, kv_dtype: str | None) 
         case "none" | "":
             return None
         case _:
-            raise UnsupportedModelError("no reader")
+            raise UnsupportedModelError("", "no reader")
 
 
 def stated_kv_dtype(config: Config) -> str | None:
@@ -77,7 +77,7 @@ def block_shape(config: Config, key: str) -> tuple[int, int] | None:
     if block is None:
         return None
     if len(block) != 2 or min(block) < 1:
-        raise config.fail(key, f"must be two positive integers ({block}); correct the config")
+        raise config.fail(key, f"must be two positive integers ({block})", "correct the config")
     return block[0], block[1]
 
 
@@ -85,7 +85,7 @@ def four_bit_group(config: Config) -> int | None:
     """The group size of AWQ and GPTQ; None for one group per column. Only 4-bit layouts are modelled."""
     bits = config.count("bits", "w_bit", default=4)
     if bits != 4:
-        raise UnsupportedModelError(f"{bits}-bit AWQ/GPTQ")
+        raise UnsupportedModelError("", f"{bits}-bit AWQ/GPTQ")
     group = config.values.get("group_size", config.values.get("q_group_size"))
     if group is None:
         return 128
@@ -201,14 +201,14 @@ def compressed_scheme(config: Config) -> Scheme:
         case ("float", 4, _):
             wide = config.values.get("input_activations") is None
             return Scheme("nvfp4", group or 16, variant=WEIGHT_ONLY if wide else "")
-    raise UnsupportedModelError(f"{bits}-bit {printable(kind, 20)} by {printable(strategy, 20)}")
+    raise UnsupportedModelError("", f"{bits}-bit {printable(kind, 20)} by {printable(strategy, 20)}")
 
 
 def compressed_tensors(config: Config, kv_dtype: str | None) -> Quantization:
     """llm-compressor's format: groups of targets, each with a scheme, and an ignore list."""
     groups = config.sub("config_groups")
     if not groups.values:
-        raise UnsupportedModelError("no config_groups")
+        raise UnsupportedModelError("", "no config_groups")
     default: Scheme | None = None
     names, patterns = exceptions(names_of(config, "ignore"))
     targeted: dict[str, Scheme | None] = dict(names)
@@ -243,7 +243,7 @@ MODELOPT = {
 
 def modelopt_scheme(config: Config, algo: str) -> Scheme:
     if algo.upper() not in MODELOPT:
-        raise UnsupportedModelError(printable(algo, 40))
+        raise UnsupportedModelError("", printable(algo, 40))
     return MODELOPT[algo.upper()]
 
 
@@ -263,7 +263,7 @@ def listed_layers(config: Config) -> dict[str, Scheme | None]:
     known: dict[object, Scheme] = {}
     for name, entry in layers.values.items():
         if not isinstance(entry, dict):
-            raise layers.fail(name, "must be an object; correct the config")
+            raise layers.fail(name, "must be an object", "correct the config")
         algo = entry.get("quant_algo")
         if not isinstance(algo, str) or algo not in known:
             known[algo] = modelopt_scheme(layers, Config(entry, layers.where).text("quant_algo"))

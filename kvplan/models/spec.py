@@ -464,7 +464,7 @@ TEXT_ONLY = " (text only)"  # ends the name of a model that was sized without it
 
 
 def _not_read() -> Decoder:
-    raise UnsupportedModelError("this model was described by its sizes only; the engine needs its config.json")
+    raise UnsupportedModelError("this model", "was described by its sizes only", "the engine needs its config.json")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

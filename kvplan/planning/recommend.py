@@ -86,15 +86,19 @@ class Placement:
 class Failure:
     """Why one server on so many of these GPUs holds nobody.
 
-    refused     it cannot be, whatever the memory
+    error       why it cannot be, whatever the memory; None: the memory is why
     has_room    one user would fit, and the server does not start all the same
     """
 
     gpu: str
     num_gpus: int
     reason: str
-    refused: bool
+    error: KvplanError | None
     has_room: bool
+
+    @property
+    def refused(self) -> bool:
+        return self.error is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,10 +435,10 @@ def failure(question: Question, request: Request) -> Failure:
     """Why one such server holds nobody."""
     found = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
     if not isinstance(found, Plan):
-        return Failure(request.gpu.name, num_ranks(request), str(found), refused=True, has_room=False)
+        return Failure(request.gpu.name, num_ranks(request), str(found), found, has_room=False)
     refusal = start_refusal(question, found)
     text = shortage(question, found) if refusal is None else refusal
-    return Failure(request.gpu.name, num_ranks(request), text, refused=False, has_room=refusal is not None)
+    return Failure(request.gpu.name, num_ranks(request), text, None, has_room=refusal is not None)
 
 
 def start_refusal(question: Question, found: Plan) -> str | None:

@@ -345,18 +345,18 @@ def portable(grid: Grid) -> Grid:
 # --- values that no combination can use -------------------------------------------------------------------------------
 
 
-def unusable(grid: Grid) -> list[str]:
+def unusable(grid: Grid) -> list[KvplanError]:
     """Why, for each value of an axis that every combination with it is impossible for; empty where all can be used.
 
     Combinations of a value are tried in a scattered order, so that one success is found soon.
     """
-    reasons = []
+    reasons = list[KvplanError]()
     for axis, size in enumerate(grid.sizes):
         reasons += [reason for value in range(size) if (reason := _unusable(grid, axis, value)) is not None]
-    return list(dict.fromkeys(reasons))
+    return list({str(reason): reason for reason in reasons}.values())
 
 
-def _unusable(grid: Grid, axis: int, value: int) -> str | None:
+def _unusable(grid: Grid, axis: int, value: int) -> KvplanError | None:
     inner = prod(grid.sizes[axis + 1 :])
     others = grid.count // grid.sizes[axis]
     first = None
@@ -366,7 +366,7 @@ def _unusable(grid: Grid, axis: int, value: int) -> str | None:
         try:
             plan(replace(request, load=replace(request.load, lengths=None)))
         except KvplanError as error:
-            first = first or str(error)
+            first = first or error
         else:
             return None
     return first

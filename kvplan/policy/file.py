@@ -340,7 +340,7 @@ def _command(node: Node | None, what: str) -> Scalar | None:
         return None
     found = strict_yaml.scalar(node, what)
     if len(found.text) > MAX_COMMAND_CHARS:
-        raise wrong(found.mark, f"{what}: {too_long(found.text)}")
+        raise wrong(found.mark, what, *too_long(found.text))
     return found
 
 

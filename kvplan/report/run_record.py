@@ -103,7 +103,7 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
     try:
         if not unsampled:
             result = reconcile_run(run)
-            return result, [gap for gap in result.gaps if not gap.startswith("the run is ")]
+            return result, [gap for gap in result.gaps if gap != result.ended]
         result = reconcile_run(replace(run, manifest={**run.manifest, "peaks": {"before": {}}}))
     except KvplanError as error:
         return None, [str(error.renamed(shown(run.path), ""))]

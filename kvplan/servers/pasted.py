@@ -15,8 +15,9 @@ from kvplan.servers.words import ServeCommand, refuse
 MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
 
 
-def too_long(text: str) -> str:
-    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,}); paste the server's command alone"
+def too_long(text: str) -> tuple[str, str]:
+    """What is wrong with a text of more than MAX_COMMAND_CHARS, and the remedy."""
+    return f"is longer than {MAX_COMMAND_CHARS:,} characters ({len(text):,})", "paste the server's command alone"
 
 
 def read_command(text: str) -> ServeCommand:
@@ -33,7 +34,7 @@ def read_command(text: str) -> ServeCommand:
 def parse(text: str) -> ServeCommand:
     """The same, with the flags that are refused listed in it."""
     if len(text) > MAX_COMMAND_CHARS:
-        raise UsageError(f"--from-command: {too_long(text)}")
+        raise UsageError("--from-command", *too_long(text))
     from kvplan.servers import container, snippet  # of no account for most commands
 
     if snippet.is_snippet(text):

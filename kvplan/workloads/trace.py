@@ -125,8 +125,8 @@ class _Rows:
     num_empty: int = 0
     num_ids: int = 0
 
-    def fault(self, number: int, what: str) -> InvalidInputError:
-        return InvalidInputError(f"{self.where}: {self.noun} {number}: {what}")
+    def fault(self, number: int, what: str, cure: str = "") -> InvalidInputError:
+        return InvalidInputError(f"{self.where}: {self.noun} {number}", what, cure)
 
     def bad_value(self, number: int, what: str, value: str, cure: str) -> InvalidInputError:
         return InvalidInputError(f"{self.where}: {self.noun} {number}", f"{what} ({value})", cure, public=what)
@@ -137,14 +137,15 @@ class _Rows:
             self.num_empty += 1
             return
         if prompt == 0:
-            raise self.fault(number, "a prompt of 0 tokens; remove the row")
+            raise self.fault(number, "a prompt of 0 tokens", "remove the row")
         if prompt + output > MAX_TOKENS:
-            raise self.fault(number, f"a request of more than {MAX_TOKENS:,} tokens ({prompt + output}); correct it")
+            raise self.fault(number, f"a request of more than {MAX_TOKENS:,} tokens ({prompt + output})", "correct it")
         self.num_ids += len(ids)
         if len(self.requests) >= MAX_REQUESTS or self.num_ids > MAX_PREFIX_IDS:
             raise self.fault(
                 number,
-                f"more than {MAX_REQUESTS:,} requests or {MAX_PREFIX_IDS:,} prefix ids; give a part of the file",
+                f"more than {MAX_REQUESTS:,} requests or {MAX_PREFIX_IDS:,} prefix ids",
+                "give a part of the file",
             )
         self.requests.append(TraceRequest(at, prompt, output, ids))
 
@@ -189,9 +190,11 @@ def _read_csv(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, st
     for number, line in lines:
         fields = _fields(rows, number, line)
         if len(fields) <= last:
-            raise rows.fault(number, f"too few columns ({len(fields)} of {len(names)}); correct the row")
+            raise rows.fault(number, f"too few columns ({len(fields)} of {len(names)})", "correct the row")
         if len(fields) > len(names):
-            raise rows.fault(number, f"more columns than the header ({len(fields)}, not {len(names)}); correct the row")
+            raise rows.fault(
+                number, f"more columns than the header ({len(fields)}, not {len(names)})", "correct the row"
+            )
         at = seconds_of(fields[time[0]], number) if time else 0.0
         rows.add(number, at, _tokens(rows, number, fields[prompt]), _tokens(rows, number, fields[output]))
     return rows.trace(has_arrivals=time is not None)
@@ -199,13 +202,13 @@ def _read_csv(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, st
 
 def _fields(rows: _Rows, number: int, line: str) -> list[str]:
     if len(line) > MAX_LINE_BYTES:
-        raise rows.fault(number, f"longer than {MAX_LINE_BYTES:,} characters; is it a trace?")
+        raise rows.fault(number, f"longer than {MAX_LINE_BYTES:,} characters", "is it a trace?")
     if '"' not in line:
         return line.split(",")
     try:
         return next(csv.reader([line], strict=True))
     except csv.Error as error:
-        raise rows.fault(number, f"is not CSV ({error}); correct the line") from None
+        raise rows.fault(number, f"is not CSV ({error})", "correct the line") from None
 
 
 def _length_columns(rows: _Rows, number: int, names: list[str]) -> tuple[int, int]:
@@ -298,13 +301,13 @@ class _Clock:
 def _read_json(rows: _Rows, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Trace:
     number, line = first
     if line.lstrip().startswith("["):
-        raise rows.fault(number, "a JSON list; write one object per line (jq -c '.[]' does)")
+        raise rows.fault(number, "a JSON list", "write one object per line (jq -c '.[]' does)")
     if line.strip() == "{":  # indented: the object ends at the end of the file
         return _read_result(rows, parse_json(_rest(rows, line, lines), rows.where))
     record = _record(rows, number, line)
     if "input_lens" in record or "total_input_tokens" in record:
         if (more := next(lines, None)) is not None:
-            raise rows.fault(more[0], "more after the first result; give one result per file")
+            raise rows.fault(more[0], "more after the first result", "give one result per file")
         return _read_result(rows, record)
     return _read_records(rows, number, record, lines)
 
@@ -314,7 +317,7 @@ def _rest(rows: _Rows, line: str, lines: Iterator[tuple[int, str]]) -> str:
     for number, part in lines:
         size += len(part)
         if size > MAX_DOCUMENT_BYTES:
-            raise rows.fault(number, f"more than {MAX_DOCUMENT_BYTES:,} characters of one JSON object; shorten it")
+            raise rows.fault(number, f"more than {MAX_DOCUMENT_BYTES:,} characters of one JSON object", "shorten it")
         parts.append(part)
     return "\n".join(parts)
 
@@ -350,7 +353,7 @@ def _read_records(rows: _Rows, number: int, record: dict[str, Any], lines: Itera
     form.add(rows, number, record)
     for later, line in lines:
         if len(line) > MAX_LINE_BYTES:
-            raise rows.fault(later, f"longer than {MAX_LINE_BYTES:,} characters; is it a trace?")
+            raise rows.fault(later, f"longer than {MAX_LINE_BYTES:,} characters", "is it a trace?")
         form.add(rows, later, _record(rows, later, line))
     return rows.trace(has_arrivals=form.time is not None, prefix_block=form.block if rows.num_ids else None)
 
@@ -385,22 +388,22 @@ class _Form:
             return _Form(*pair, time, unit, block, is_bailian)
         stated = _count(rows, number, record, "block_size")
         if not 1 <= stated <= MAX_TOKENS:
-            raise rows.fault(number, f"block_size: must be at least 1 token ({stated}); correct it")
+            raise rows.fault(number, f"block_size: must be at least 1 token ({stated})", "correct it")
         return _Form(*pair, time, unit, stated, True)
 
     def add(self, rows: _Rows, number: int, record: dict[str, Any]) -> None:
         prompt, output = _count(rows, number, record, self.prompt), _count(rows, number, record, self.output)
         if record.get("block_size", self.block) != self.block:
-            raise rows.fault(number, "another block_size than in the lines before; give one form per file")
+            raise rows.fault(number, "another block_size than in the lines before", "give one form per file")
         if record.get("delay") is not None:  # AIPerf's: turns of a session, whose lengths leave out what came before
             raise rows.fault(
-                number, "delay: a time after another request; give each request its timestamp and its length"
+                number, "delay: a time after another request", "give each request its timestamp and its length"
             )
         at = 0.0
         if self.time is not None:
             at = _seconds(rows, number, record.get(self.time), self.time, self.unit)
         elif any(name in record for name in (*TIMES, "timestamp")):
-            raise rows.fault(number, "has a time, which the first line lacks; give all lines one or none")
+            raise rows.fault(number, "has a time, which the first line lacks", "give all lines one or none")
         rows.add(number, at, prompt, output, self._ids(rows, number, record, prompt))
 
     def _ids(self, rows: _Rows, number: int, record: dict[str, Any], prompt: int) -> tuple[int, ...]:
@@ -408,14 +411,14 @@ class _Form:
         if ids is None:
             return ()
         if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            raise rows.fault(number, "hash_ids: not a list of whole numbers; correct the line")
+            raise rows.fault(number, "hash_ids: not a list of whole numbers", "correct the line")
         runs = -(-prompt // self.block)
         least = 0 if self.is_stated or not ids else prompt // self.block
         if not least <= len(ids) <= runs:
             raise rows.fault(
                 number,
-                f"hash_ids: {len(ids):,} of them do not go with {prompt:,} tokens in runs of {self.block:,} "
-                f'({runs:,}); state the runs\' length: "block_size": N in each line',
+                f"hash_ids: {len(ids):,} of them do not go with {prompt:,} tokens in runs of {self.block:,} ({runs:,})",
+                'state the runs\' length: "block_size": N in each line',
             )
         return tuple(ids)
 

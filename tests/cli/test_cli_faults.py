@@ -346,8 +346,8 @@ def test_21_a_model_that_is_not_cached_is_code_3_offline(run: Run) -> None:
 @pytest.mark.parametrize(
     ("status", "code", "cure"),
     [
-        (401, "GatedRepo", "gated: accept the license at https://huggingface.co/org/tiny-model and set HF_TOKEN"),
-        (403, "GatedRepo", "gated: accept the license"),
+        (401, "GatedRepo", "gated; accept the license at https://huggingface.co/org/tiny-model and set HF_TOKEN"),
+        (403, "GatedRepo", "gated; accept the license"),
         (401, "RepoNotFound", "not found on the Hub, or private"),
         (404, "RepoNotFound", "not found on the Hub"),
         (403, "", "access denied (403)"),

@@ -221,12 +221,12 @@ def test_a_model_without_an_index_is_fine(hub: Hub) -> None:
         (
             401,
             {"X-Error-Code": "GatedRepo"},
-            f"{MODEL}: gated: accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN",
+            f"{MODEL}: gated; accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN",
         ),
         (
             403,
             {"X-Error-Code": "GatedRepo"},
-            f"{MODEL}: gated: accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN",
+            f"{MODEL}: gated; accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN",
         ),
         (
             403,
@@ -380,7 +380,7 @@ def test_the_cached_copy_stands_in_where_the_network_fails(
 def test_the_cached_copy_is_offered_but_not_taken_where_the_hub_says_no(hub: Hub, cached: ResolvedModel) -> None:
     hub.status, hub.headers = 401, {"X-Error-Code": "GatedRepo"}
     assert refusal() == (
-        f"{MODEL}: gated: accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN "
+        f"{MODEL}: gated; accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN "
         "(or use the cached copy with --offline)"
     )
 
@@ -441,7 +441,7 @@ def test_the_environment_decides_endpoint_cache_and_offline(hub: Hub, tmp_path: 
     assert (offline.returncode, offline.stdout, offline.stderr) == (0, said, "")
     hub.status, hub.headers = 401, {"X-Error-Code": "GatedRepo"}
     gated = run({"HF_HOME": str(tmp_path / "other"), "HF_ENDPOINT": hub.url})
-    said = f"{MODEL}: gated: accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN\n"
+    said = f"{MODEL}: gated; accept the license at https://huggingface.co/{MODEL} and set HF_TOKEN\n"
     assert (gated.returncode, gated.stdout, gated.stderr) == (3, said, "")
 
 

@@ -200,7 +200,7 @@ def test_too_many_combinations_are_refused_before_the_work() -> None:
 def test_a_value_is_unusable_only_where_no_combination_can_use_it() -> None:
     # 3 divides neither 32 nor 64 heads; 100,000 tokens are within both models' 131,072.
     (reason,) = unusable(grid())
-    assert reason.startswith("tensor_parallel_size 3")
+    assert reason.subject.startswith("tensor_parallel_size 3")
     assert unusable(grid(arguments={"tensor_parallel_size": (1, 2)})) == []
 
 

@@ -12,6 +12,12 @@ MAX_LAYERS = 4096  # far above any published model; a larger count is a damaged 
 _MISSING = object()
 
 
+class Oddity(str):
+    """A note of a config that contradicts itself, or of what was guessed from it: a warning."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Config:
     """A config.json (or the part of it that describes the language model) and where it came from.
@@ -33,18 +39,18 @@ class Config:
                 return key, self.values[key]
         return keys[0], None
 
-    def fail(self, key: str, problem: str) -> InvalidInputError:
-        return InvalidInputError(f"{self.where}: {key}: {problem}")
+    def fail(self, key: str, problem: str, remedy: str = "") -> InvalidInputError:
+        return InvalidInputError(f"{self.where}: {key}", problem, remedy)
 
     def whole(self, key: str, value: Any, low: int = 1, high: int = MAX_DIM) -> int:
         """`value` as an integer in [low, high], or the error that names the key."""
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
-            self.notes.append(f"{key} is written {value}; read as {int(value)}")
+            self.notes.append(Oddity(f"{key} is written {value}; read as {int(value)}"))
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"must be an integer ({value!r:.60}); correct the config")
+            raise self.fail(key, f"must be an integer ({value!r:.60})", "correct the config")
         if not low <= value <= high:
-            raise self.fail(key, f"must be between {low} and {high} ({value}); correct the config")
+            raise self.fail(key, f"must be between {low} and {high} ({value})", "correct the config")
         return value
 
     def count(self, *keys: str, default: Any = _MISSING, low: int = 1, high: int = MAX_DIM) -> int:
@@ -52,7 +58,7 @@ class Config:
         key, value = self.first(keys)
         if value is None:
             if default is _MISSING:
-                raise self.fail(keys[0], "is missing; kvplan cannot size the model without it")
+                raise self.fail(keys[0], "is missing", "kvplan cannot size the model without it")
             return int(default)
         return self.whole(key, value, low, high)
 
@@ -67,17 +73,17 @@ class Config:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise self.fail(key, "is missing; kvplan cannot size the model without it")
+                raise self.fail(key, "is missing", "kvplan cannot size the model without it")
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(key, f"must be a finite number ({value!r:.60}); correct the config")
+            raise self.fail(key, f"must be a finite number ({value!r:.60})", "correct the config")
         return float(value)
 
     def ratio(self, key: str, default: float, high: float = 1024) -> float:
         """A factor in (0, high] that widths are multiplied by."""
         value = self.number(key, default)
         if not 0 < value <= high:
-            raise self.fail(key, f"must be above 0 and at most {high:g} ({value}); correct the config")
+            raise self.fail(key, f"must be above 0 and at most {high:g} ({value})", "correct the config")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -85,17 +91,17 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.fail(key, f"must be true or false ({value!r:.60}); correct the config")
+            raise self.fail(key, f"must be true or false ({value!r:.60})", "correct the config")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise self.fail(key, "is missing; kvplan cannot size the model without it")
+                raise self.fail(key, "is missing", "kvplan cannot size the model without it")
             return default
         if not isinstance(value, str):
-            raise self.fail(key, f"must be text ({value!r:.60}); correct the config")
+            raise self.fail(key, f"must be text ({value!r:.60})", "correct the config")
         return value
 
     def items(self, key: str) -> list[Any] | None:
@@ -104,7 +110,7 @@ class Config:
         if value is None:
             return None
         if not isinstance(value, list):
-            raise self.fail(key, f"must be a list ({type(value).__name__}); correct the config")
+            raise self.fail(key, f"must be a list ({type(value).__name__})", "correct the config")
         return value
 
     def ints(self, key: str) -> list[int] | None:
@@ -119,7 +125,7 @@ class Config:
             return None
         for i, value in enumerate(values):
             if not isinstance(value, str):
-                raise self.fail(f"{key}[{i}]", f"must be text ({value!r:.60}); correct the config")
+                raise self.fail(f"{key}[{i}]", f"must be text ({value!r:.60})", "correct the config")
         return values
 
     def sub(self, key: str) -> "Config":
@@ -128,7 +134,7 @@ class Config:
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise self.fail(key, f"must be an object ({type(value).__name__}); correct the config")
+            raise self.fail(key, f"must be an object ({type(value).__name__})", "correct the config")
         return Config(value, f"{self.where}: {key}", self.notes)
 
     def num_layers(self) -> int:
@@ -138,5 +144,5 @@ class Config:
         """A list of one name per layer; another length is an error."""
         names = self.names(key)
         if names is not None and len(names) != num_layers:
-            raise self.fail(key, f"has {len(names)} entries for {num_layers} layers; correct the config")
+            raise self.fail(key, f"has {len(names)} entries for {num_layers} layers", "correct the config")
         return names

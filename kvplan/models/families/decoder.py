@@ -133,7 +133,9 @@ def _check_known(config: Config, model_type: str) -> None:
     """Refuse what is computed differently from how the engine does, and what two readers would fill differently."""
     for key in STATED.get(model_type, ()):
         if key not in config.values:
-            raise config.fail(key, "is missing: transformers has a number of its own, kvplan's sizes another; state it")
+            raise config.fail(
+                key, "is missing: transformers has a number of its own, kvplan's sizes another", "state it"
+            )
     for key, known in {**ONLY_EVERYWHERE, **ONLY.get(model_type, {})}.items():
         value = config.values.get(key)
         if value is not None and value not in known:
@@ -269,7 +271,7 @@ def _check_routing(config: Config, experts: MoeMlp) -> MoeMlp:
         (experts.top_k <= choice, "num_experts_per_tok", f"must be at most {choice} ({experts.top_k})"),
     ):
         if not good:
-            raise config.fail(key, f"{problem}; correct the config")
+            raise config.fail(key, f"{problem}", "correct the config")
     return experts
 
 

@@ -39,7 +39,7 @@ def read_rotary(
     config  with rope_theta and max_position_embeddings filled in where the family has a default
     """
     if dim % 2:
-        raise config.fail("head_dim", f"must be even where positions rotate ({dim}); correct the config")
+        raise config.fail("head_dim", f"must be even where positions rotate ({dim})", "correct the config")
     settings = rope_settings(config, model_type, kind)
     return Rotary(dim, _theta(config, settings, model_type, kind), _scaling(config, settings), interleaved)
 
@@ -65,7 +65,8 @@ def rope_settings(config: Config, model_type: str, kind: Kind) -> Config:
         if parameters.values and not nested:
             raise config.fail(
                 "rope_parameters",
-                f"must have an entry for each kind of layer ({' and '.join(KINDS)}); correct the config",
+                f"must have an entry for each kind of layer ({' and '.join(KINDS)})",
+                "correct the config",
             )
         own = parameters.sub(kind)
         return own if kind == "sliding_attention" else Config({**own.values, **old.values}, own.where, own.notes)
@@ -92,7 +93,7 @@ def yarn_mscale(factor: float, weight: float = 1.0) -> float:
 def positive(config: Config, key: str) -> float:
     value = config.number(key)
     if value <= 0:
-        raise config.fail(key, f"must be above 0 ({value:g}); correct the config")
+        raise config.fail(key, f"must be above 0 ({value:g})", "correct the config")
     return value
 
 

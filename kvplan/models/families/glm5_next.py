@@ -43,7 +43,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
     heads, kv_heads = config.count("num_attention_heads"), config.maybe_count("num_key_value_heads")
     if kv_heads not in (None, heads):
         raise config.fail(
-            "num_key_value_heads", f"must be the {heads} attention heads ({kv_heads}); correct the config"
+            "num_key_value_heads", f"must be the {heads} attention heads ({kv_heads})", "correct the config"
         )
     nested = config.sub("linear_attn_config")
     keys = {key: config.values.get(flat) for key, flat in STATE_KEYS.items()}
@@ -62,7 +62,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         full += pooled_indexer(config, hidden)
     types = config.per_layer_names("layer_types", num_layers)
     if types is None:
-        raise config.fail("layer_types", "is missing; kvplan cannot tell which layers are attention")
+        raise config.fail("layer_types", "is missing", "kvplan cannot tell which layers are attention")
     mixers = {True: (stored_wide(delta), (state,)), False: (stored_wide(full), latent)}
     streams = hyper_connections(hidden, config.count("hc_mult")) if config.flag("mhc", True) else ()
     base = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden), *streams)

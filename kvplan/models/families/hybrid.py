@@ -309,7 +309,7 @@ def read_granite(config: Config, model_type: str) -> SpecDraft:
     heads = heads_of(config)
     types = config.per_layer_names("layer_types", num_layers) or config.per_layer_names("layers_block_type", num_layers)
     if types is None:
-        raise config.fail("layer_types", "is missing; kvplan cannot tell which layers are attention")
+        raise config.fail("layer_types", "is missing", "kvplan cannot tell which layers are attention")
     full = attention(hidden, heads, qkv_bias=config.flag("attention_bias")), (attention_cache(heads, None),)
     mixers: dict[str, Layer] = {"attention": full, "full_attention": full}
     if "mamba" in types:
@@ -444,7 +444,7 @@ def lfm2_full_layers(config: Config, num_layers: int) -> list[bool]:
         return [kind == "full_attention" for kind in types]
     chosen = config.ints("full_attn_idxs")
     if chosen is None:
-        raise config.fail("layer_types", "is missing and full_attn_idxs too; kvplan cannot tell which layers attend")
+        raise config.fail("layer_types", "is missing and full_attn_idxs too", "kvplan cannot tell which layers attend")
     return [i in chosen for i in range(num_layers)]
 
 

@@ -115,7 +115,9 @@ def sparse_layers(config: Config, num_layers: int) -> list[bool]:
     if isinstance(config.values.get("moe_layer_freq"), list):
         flags = config.ints("moe_layer_freq") or []
         if len(flags) != num_layers:
-            raise config.fail("moe_layer_freq", f"has {len(flags)} entries for {num_layers} layers; correct the config")
+            raise config.fail(
+                "moe_layer_freq", f"has {len(flags)} entries for {num_layers} layers", "correct the config"
+            )
         return [bool(flag) for flag in flags]
     if "first_k_dense_replace" in config:
         first = config.count("first_k_dense_replace", low=0)
@@ -219,7 +221,7 @@ def llama4_attention(
         step = config.count("no_rope_layer_interval", default=4)
         rotary = [int((i + 1) % step != 0) for i in range(num_layers)]
     if len(rotary) != num_layers:
-        raise config.fail("no_rope_layers", f"has {len(rotary)} entries for {num_layers} layers; correct the config")
+        raise config.fail("no_rope_layers", f"has {len(rotary)} entries for {num_layers} layers", "correct the config")
     full = FullAttention(heads.num_kv_heads, heads.head_dim, heads.head_dim_v)
     chunked = ChunkedAttention(heads.num_kv_heads, heads.head_dim, heads.head_dim_v, chunk)
     weights = attention_layer(config, traits, hidden, heads)

@@ -21,7 +21,7 @@ def ffn_width(config: Config, ffn: Config, hidden: int) -> int:
 
 def block(config: Config, at: int, entry: Any) -> tuple[Config, Config]:
     if not isinstance(entry, dict):
-        raise config.fail(f"block_configs[{at}]", "must be an object; correct the config")
+        raise config.fail(f"block_configs[{at}]", "must be an object", "correct the config")
     one = Config(entry, f"{config.where}: block_configs[{at}]", config.notes)
     return one.sub("attention"), one.sub("ffn")
 
@@ -43,7 +43,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         attn, ffn = block(config, at, entry)
         for part, name in ((attn, "attention"), (ffn, "ffn")):
             if part.flag("replace_with_linear"):
-                raise config.fail(f"block_configs[{at}].{name}", "is replaced with a linear layer; not modeled")
+                raise config.fail(f"block_configs[{at}].{name}", "is replaced with a linear layer", "not modeled")
         tensors: tuple[Weight, ...] = ()
         caches: tuple[LayerCache, ...] = ()
         if not attn.flag("no_op"):

@@ -116,7 +116,7 @@ def channel_pair(config: Config, key: str) -> tuple[int, int]:
     if pair is None:
         return 128, 32
     if len(pair) != 2:
-        raise config.fail(key, f"must name two channel counts ({len(pair)}); correct the config")
+        raise config.fail(key, f"must name two channel counts ({len(pair)})", "correct the config")
     return pair[0], pair[1]
 
 

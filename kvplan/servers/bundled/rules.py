@@ -125,7 +125,9 @@ def kind_of(caches: tuple[LayerCache, ...]) -> tuple[str, int]:
             return "window", window
         case _:
             kinds = " and ".join(type(cache).__name__ for cache in caches) or "no cache"
-            raise UnsupportedModelError(f"the bundled engine does not run layers with {kinds}; profile another model")
+            raise UnsupportedModelError(
+                "the bundled engine", f"does not run layers with {kinds}", "profile another model"
+            )
 
 
 def group_sizes(spec: ModelSpec) -> list[int]:

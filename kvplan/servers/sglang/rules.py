@@ -81,13 +81,15 @@ def version(number: tuple[int, ...]) -> Version:
 DP_ATTENTION = "SGLang's DP attention is not modeled"
 QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
 CURES = {  # of arguments that SGLang lacks
-    "gpu_memory_utilization": "SGLang divides memory by --mem-fraction-static; give that",
-    "kv_cache_memory_bytes": "SGLang has no such flag; --engine-arg max_total_tokens=N sets its pool",
-    "num_gpu_blocks_override": "SGLang counts tokens; --engine-arg max_total_tokens=N sets its pool",
-    "attention_backend": "SGLang has one for each phase here; give --prefill-attention-backend and "
-    "--decode-attention-backend",
-    "max_loras": "adapters in SGLang are not modeled; leave them out",
-    "kv_offloading_size": "SGLang's hierarchical cache is not modeled; leave it out",
+    "gpu_memory_utilization": ("SGLang divides memory by --mem-fraction-static", "give that"),
+    "kv_cache_memory_bytes": ("SGLang has no such flag", "--engine-arg max_total_tokens=N sets its pool"),
+    "num_gpu_blocks_override": ("SGLang counts tokens", "--engine-arg max_total_tokens=N sets its pool"),
+    "attention_backend": (
+        "SGLang has one for each phase here",
+        "give --prefill-attention-backend and --decode-attention-backend",
+    ),
+    "max_loras": ("adapters in SGLang are not modeled", "leave them out"),
+    "kv_offloading_size": ("SGLang's hierarchical cache is not modeled", "leave it out"),
 }
 
 
@@ -97,7 +99,7 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
         if getattr(args, name) != DEFAULTS[name]:
             flag = f"--{name.replace('_', '-')}"
             if name in CURES:
-                raise UsageError(f"{flag}: {CURES[name]}")
+                raise UsageError(flag, *CURES[name])
             raise UsageError(flag, "SGLang has no such flag", "leave it out")
     if args.quantization is not None and spec.quantization is None and args.quantization not in QUANTIZED_WHILE_LOADING:
         raise UsageError(
