@@ -56,9 +56,10 @@ class CureDocument(TypedDict):
 class Memory(TypedDict):
     """Where the memory of one rank went, in bytes, by the plan of what was asked for; the log's own figure of what was
     free for the KV cache is in it. The rows from `weights` to `kv_available` and `unused`, less `missing`, add up to
-    `total`.
+    `total`. By the log alone there is no row between them, and `unused` is the rest.
     """
 
+    basis: Literal["plan", "log"]
     total: int
     weights: int
     buffers: int
@@ -101,6 +102,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
     failure, plan = diagnosis.failure, diagnosis.plan
     request = diagnosis.request
     args = None if request is None else request.args
+    unattributed = diagnosis.anchor.unattributed
     gpu = None if request is None or not diagnosis.case.gpu_known else request.gpu.name
     return {
         "schema": "kvplan/diagnosis@1",
@@ -116,7 +118,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
         "summary": summary(failure),
         "evidence": [{"line": each.line, "text": each.text} for each in failure.evidence],
         "figures": stated(failure.figures),
-        "memory": None if plan is None or gpu is None else memory_of(plan, diagnosis.anchor.unattributed),
+        "memory": logged_memory(diagnosis) if plan is None or gpu is None else memory_of(plan, unattributed),
         "cures": [
             cure_document(cure, command) for cure, command in zip(diagnosis.cures, diagnosis.commands, strict=True)
         ],
@@ -147,11 +149,38 @@ def stated(figures: Figures) -> dict[str, Value]:
     }
 
 
+def logged_memory(diagnosis: Diagnosis) -> Memory | None:
+    """What the log itself says of a GPU's memory, where no plan can be made: its total, weights and KV cache."""
+    figures, log = diagnosis.failure.figures, diagnosis.log
+    total, weights, pool = log.first("total_memory"), log.first("weights"), log.least("available_kv")
+    size = figures.total_bytes.bytes if figures.total_bytes is not None else 0 if total is None else total.size
+    free = figures.available_bytes.bytes if figures.available_bytes is not None else 0 if pool is None else pool.size
+    if size <= 0 or weights is None:
+        return None
+    left = size - weights.size - max(0, free)
+    return {
+        "basis": "log",
+        "total": size,
+        "weights": weights.size,
+        "buffers": 0,
+        "activations": 0,
+        "cuda_graphs": 0,
+        "non_torch": 0,
+        "lora": 0,
+        "unattributed": 0,
+        "kv_available": max(0, free),
+        "kv_needed": 0 if figures.needed_bytes is None else figures.needed_bytes.bytes,
+        "unused": max(0, left),
+        "missing": max(0, -left),
+    }
+
+
 def memory_of(plan: Plan, unattributed: int) -> Memory:
     memory = plan.memory
     kv_available = max(0, plan.available)
     left = memory.total - sum(getattr(memory, name) for name in TAKEN) - kv_available
     return {
+        "basis": "plan",
         "total": memory.total,
         "weights": memory.weights,
         "buffers": memory.buffers,

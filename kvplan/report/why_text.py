@@ -11,6 +11,7 @@ from kvplan.report.lines import COMMAND, Line, line
 ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "unattributed")
 
 
+RANKS = "tensor_parallel_size"
 WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes of which no plan says more
 
 
@@ -49,17 +50,19 @@ def memory_lines(doc: DiagnosisDocument, *, blocks: bool) -> list[Line]:
     total = memory["total"]
     several = (doc["num_gpus"] or 1) > 1
     title = "Where each GPU's memory goes" if several else "Where the memory goes"
+    by_log = memory["basis"] == "log"
     where = f"{doc['num_gpus']} x {doc['gpu']}" if several else str(doc["gpu"])
-    lines = [line(f"{title} ({printable(doc['model'] or '')} on {where})", "bold")]
+    about = "by the log alone" if by_log else f"{printable(doc['model'] or '')} on {where}"
+    lines = [line(f"{title} ({about})", "bold")]
     for name, size in sizes.items():
         if size:
             lines.append(_row(LABELS.get(name, name), size, total, STYLES.get(name, "yellow"), "", blocks=blocks))
-    needed = f"  one request needs {memory['kv_needed'] / GIB:,.2f}"
+    needed = f"  one request needs {memory['kv_needed'] / GIB:,.2f}" if memory["kv_needed"] else ""
     free = memory["kv_available"]
     lines.append(_row(LABELS["kv_cache"], free, total, STYLES["kv_cache"], needed, blocks=blocks))
-    last = "missing" if memory["missing"] else "unused"
+    last = "missing" if memory["missing"] else "the rest" if by_log else "unused"
     size = int(memory["missing"] or memory["unused"])
-    note = "  more than the GPU has" if memory["missing"] else "  outside the server's share"
+    note = "  more than the GPU has" if memory["missing"] else "" if by_log else "  outside the server's share"
     lines.append(_row(last, size, total, "dim", note, blocks=blocks, drawn=not memory["missing"]))
     lines.append(_row("total", total, total, "", "", blocks=blocks, drawn=False))
     return lines
@@ -100,11 +103,13 @@ def cure_text(cure: CureDocument) -> str:
     if effect is None:
         way = "" if any(" " in flag for flag in cure["flags"]) or cure["way"] == "add" else f"{cure['way']} "
         return f"{way}{flags}: {cure['text']}"
+    ranks = next((flag.split()[-1] for flag in cure["flags"] if cure["kind"] == RANKS and " " in flag), None)
+    on = "" if ranks in (None, "1") else f" on {ranks} GPUs"
     users = f"{effect['users']:,.1f}" if effect["users"] < 100 else f"{effect['users']:,.0f}"
     if 0.95 <= effect["users"] < 1.05:
         length = "that length" if len(cure["flags"]) == 1 and cure["kind"] == "max_model_len" else ""
-        return f"{flags}: 1 user at {length or format(effect['max_model_len'], ',') + ' tokens'}"
-    return f"{flags}: {users} users at {effect['max_model_len']:,} tokens"
+        return f"{flags}: 1 user at {length or format(effect['max_model_len'], ',') + ' tokens'}{on}"
+    return f"{flags}: {users} users at {effect['max_model_len']:,} tokens{on}"
 
 
 def rest_lines(doc: DiagnosisDocument) -> list[Line]:

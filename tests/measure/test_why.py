@@ -338,3 +338,25 @@ def test_every_cure_with_a_plan_starts() -> None:
         for cure in planned(cause, "qwen3-8b", "rtx-4090", engine, figures, max_model_len=16384):
             assert cure.plan is None or (cure.plan.fits and cure.starts)
             assert cure.plan is None or cure.flags
+
+
+def test_without_a_model_the_memory_is_the_log_s_own(run: Run, tmp_path: Path) -> None:
+    """20.64 GiB of weights and 21.20 GiB of KV cache of 44.53 GiB, as a user's log states them."""
+    text = (
+        "INFO 03-27 10:28:03 [model_runner.py:1115] Loading model weights took 20.6400 GB\n"
+        "INFO 03-27 10:28:43 [worker.py:267] the current vLLM instance can use total_gpu_memory (44.53GiB) x "
+        "gpu_memory_utilization (0.98) = 43.64GiB\n"
+        "INFO 03-27 10:29:03 [model_runner.py:1442] Capturing cudagraphs for decoding.\n"
+        '  File "vllm/worker/model_runner.py", line 1500, in capture_model\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB. GPU 6 has a total capacity of 44.53 "
+        "GiB of which 448.00 KiB is free.\n"
+    )
+    memory = document(run, tmp_path, text)["memory"]
+    assert memory["basis"] == "log"
+    assert (memory["weights"], memory["total"]) == (round(20.64 * GIB), round(44.53 * GIB))
+    assert memory["weights"] + memory["kv_available"] + memory["unused"] == memory["total"]
+
+
+def test_nothing_is_no_log(run: Run, tmp_path: Path) -> None:
+    assert why(run, tmp_path, " \n").code == 2
+    assert why(run, tmp_path, "hello").code == 0
