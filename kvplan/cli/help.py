@@ -23,7 +23,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "reconcile": "kvplan reconcile --log server.log --gpu a100-80g",
         "report": "kvplan report runs/smollm2-135m-1",
     },
-    "Mend": {
+    "Fix": {
         "why": "kvplan why server.log",
     },
     "Look": {
