@@ -15,7 +15,7 @@ from kvplan.measure.serverlog.log import rank_of
 from kvplan.measure.serverlog.text import unwrapped
 from kvplan.servers.failures import squeezed
 
-MOST_LINES: Final = 60_000  # of a longer log the first quarter and the last three
+MOST_LINES: Final = 40_000  # of a longer log the first quarter and the last three
 MOST_CHARACTERS: Final = 4_000  # of a line
 MOST_FRAMES: Final = 20_000
 
@@ -78,7 +78,7 @@ class LogText:
         self.lines: list[str] = []
         self.numbers: list[int] = []
         for number, line in _bounded(lines):
-            for part in unwrapped(line) or [""]:
+            for part in (unwrapped(line) or [""]) if _may_be_wrapped(line) else [line]:
                 self.lines.append(_ANSI.sub("", part[:MOST_CHARACTERS]))
                 self.numbers.append(number)
         self.starts: list[int] = []
@@ -137,6 +137,11 @@ class LogText:
 
     def evidence(self, line: int) -> Evidence:
         return Evidence(self.numbers[line], printable(self.lines[line].strip(), 600))
+
+
+def _may_be_wrapped(line: str) -> bool:
+    """Whether a collector may have put a line into a record, or a progress bar over another."""
+    return line[:1].isdigit() or "{" in line[:8] or "\r" in line or "\n" in line
 
 
 def _bounded(lines: Iterable[str]) -> Iterable[tuple[int, str]]:

@@ -10,7 +10,7 @@ from typing import Final
 LONGEST_SENTENCE: Final = 1_500  # a longer line is a log of which the newlines were lost
 
 _OOM: Final = re.compile(
-    r"(?i)(?<![a-z0-9_])oom(?:s|ed|ing|'s)?(?![a-z0-9_])|OutOfMemory|"
+    r"(?i)(?<![a-z0-9_])oom(?:s|ed|ing|'s)?(?![a-z0-9_]|[- ]killer|-prevention)|OutOfMemory|"
     r"out[- ]of[- ]?(?:gpu |cuda |device |v?ram )?memory|insufficient (?:free |gpu )?memory"
 )
 _BEFORE_A_PHASE: Final = (
