@@ -19,6 +19,7 @@ from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec, with_memory
 from kvplan.measure.measurement import Row, exceeds
 from kvplan.measure.serverlog.compare import LogReconciliation, document, reconcile_log
+from kvplan.measure.serverlog.drafts import with_draft
 from kvplan.measure.serverlog.log import ServerLog, parse_log, read_log, read_text
 from kvplan.measure.serverlog.request import (
     agrees,
@@ -26,7 +27,6 @@ from kvplan.measure.serverlog.request import (
     check_model,
     derived_context,
     development_notes,
-    draft_of,
     engine_of,
     environment_of,
     flags_of,
@@ -45,7 +45,6 @@ from kvplan.report.lines import Part, line
 from kvplan.report.page import Block, bullets, heading
 from kvplan.servers import environment
 from kvplan.servers.arguments import ARGUMENTS, SHORT
-from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.rules import NEWEST
 
 NEWEST_ENGINE = f"vllm@{NEWEST[0]}.{NEWEST[1]}"
@@ -107,6 +106,7 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
             raise UsageError("--ctx", "names several contexts", "a server has one")
         request, context_notes = at_its_context(wanted, found.requests[0])
         request, variable_notes = in_its_environment(log, request)
+        request, draft_notes = with_draft(log, request)
         check_model(log, request.spec)
         machines, warnings, gpu_notes = machines_of(options, log)
         measured = [(one, asked.measured_on(wanted.options, one)) for one in machines or sample_gpus()]
@@ -122,6 +122,7 @@ def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
     notes = [
         *result.notes,
         *wanted.notes,
+        *draft_notes,
         *contradictions(options, log, request),
         *variable_notes,
         *context_notes,
@@ -172,9 +173,6 @@ def completed(options: PlanOptions, log: ServerLog) -> Wanted:
     if plain["max_model_len"] is None and not is_said(options, "max_model_len"):
         derived = derived_context(log)
         plain["max_model_len"] = None if derived is None else [str(derived[0])]
-    if draft_of(log) and options.draft_model is None:
-        method = printable(draft_of(log).get("method", draft_of(log).get("model", "speculation")), 40)
-        notes.append(f"the server drafts tokens ({method}); {terms_of(log.engine).drafts}")
     return Wanted(PlanOptions(**plain), taken, notes, derived)
 
 

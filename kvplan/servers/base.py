@@ -59,7 +59,6 @@ class Terms:
     checks_start       whether it looks for free memory and state blocks, and refuses to start without
     keeps_share        whether a share of memory is kept back for what is not planned row by row
     outside            what the memory outside the budget is
-    drafts             what helps where a log says that drafts are made
     uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
     """
 
@@ -80,7 +79,6 @@ class Terms:
     checks_start: bool
     keeps_share: bool
     outside: str
-    drafts: str
     uncompared: tuple[str, str]
     sources: Sources
 

@@ -41,6 +41,26 @@ def test_a_draft_layer_explains_a_pool(run: Run, log: Log) -> None:
     assert row["why"] == "the draft (MTP) layer keeps KV too: 33 layers, not 32"
 
 
+MTP = ", 'kv_cache_dtype': 'fp8', 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 1}"
+
+
+def test_layers_of_multi_token_prediction_are_sized_with_their_model(run: Run, log: Log) -> None:
+    """A published log of Qwen3.5-122B-A10B with MTP on one GPU: 24.05 GiB held 482,080 tokens, 6.42 times 262,144.
+
+    Without them the same pool would hold 522,000 tokens, or 7.62 times.
+    """
+    more = f"{MTP}, 'enable_prefix_caching': True"
+    served = "Maximum concurrency for 262,144 tokens per request: 6.42x\n"
+    text = QWEN.replace("0.10.1", "0.19.0").format(
+        model="Qwen/Qwen3.5-122B-A10B", context=262_144, kv="24.05", tokens=482_080, more=more, lines=served
+    )
+    ran = run("reconcile", "--log", log(text), "--gpu", "b200", "--tp", "1", "--format", "json")
+    rows = rows_of(ran.json, "given")
+    assert "the server drafts tokens (mtp), which is sized as the log says it" in ran.err
+    assert (rows["tokens"]["predicted"], rows["tokens"]["exact"]) == (482_080, True)
+    assert rows["concurrency"]["exact"] is True
+
+
 def test_the_smallest_rank_explains_a_pool(run: Run, log: Log) -> None:
     more = ", 'tensor_parallel_size': 2"
     row = why(run, log, model="llama-3.1-8b", kv="10.00", tokens=161_600, more=more)  # 10 GiB / 65,536: 163,840
@@ -72,7 +92,8 @@ def test_a_server_that_drafts_is_said_to(run: Run, log: Log) -> None:
     more = ", 'speculative_config': {'method': 'eagle', 'num_speculative_tokens': 3}"
     text = QWEN.format(model="llama-3.1-8b", context=4096, kv="10.00", tokens=81_920, more=more, lines="")
     ran = run("reconcile", "--log", log(text), "--gpu", "a100-80g")
-    assert "the server drafts tokens (eagle); add --draft-model" in ran.err
+    assert "the server drafts tokens (eagle), which is not sized: speculative method eagle: needs a draft" in ran.err
+    assert "name one with --draft-model" in ran.err
     assert "drafts tokens" not in run("reconcile", "--log", log(text), "--gpu", "a100-80g", "-q").err
 
 

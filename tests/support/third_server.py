@@ -29,7 +29,7 @@ terms = Terms(
     logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size",
     share_argument="gpu_memory_utilization", slots_flag=None,
     risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
-    keeps_share=True, outside="left to Acme", drafts="drafts are not sized",
+    keeps_share=True, outside="left to Acme",
     uncompared=("{label} by its manual", "Acme's manual"),
     sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
 )  # fmt: skip

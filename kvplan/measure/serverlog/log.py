@@ -169,7 +169,7 @@ FLAGS: Final = frozenset(
     {
         *MODEL_FLAGS, *listed_names(), *variables(), "attn_dp_size", "chunked_prefill_enabled", "cpu_offload_gb",
         "device", "enable_dp_attention", "max_seq_len", "num_speculative_tokens", "revision", "speculative_algorithm",
-        "speculative_config", "speculative_model",
+        "speculative_config", "speculative_draft_model_path", "speculative_model",
     }
 )  # fmt: skip
 

@@ -28,8 +28,13 @@ EXPERTS: Final = "enable_expert_parallel"  # a number of ranks in SGLang's list
 SGLANG_NAMES: Final = {name: argument for name, argument in spellings("sglang").items() if argument != EXPERTS}
 # What a server resolved, under other names.
 RESOLVED_NAMES: Final = {"max_seq_len": "max_model_len", "chunked_prefill_enabled": "enable_chunked_prefill"}
-# Not taken from a log: it says them for any server, asked for or not.
-NOT_ASKED: Final = frozenset({"quantization", "max_loras", "max_lora_rank", "num_speculative_tokens"})
+# Not taken from a log: it says them for any server, asked for or not. Drafts: serverlog/drafts.py.
+NOT_ASKED: Final = frozenset(
+    {
+        "quantization", "max_loras", "max_lora_rank", "num_speculative_tokens", "speculative_method",
+        "speculative_eagle_topk", "speculative_num_draft_tokens",
+    }
+)  # fmt: skip
 ONLY_BYTES: Final = "custom"  # a GPU of which nothing but its memory is known
 SAMPLE_GPUS: Final = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
 

@@ -88,7 +88,7 @@ def _weights_why(log: ServerLog, found: Plan, row: Row) -> str:
         return row.why
     if "cpu_offload_gb" in log.flags and log.flags["cpu_offload_gb"] not in ("0", "0.0"):
         return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modeled"
-    if row.error is not None and row.error < 0 and is_drafting(log):
+    if row.error is not None and row.error < 0 and is_drafting(log) and found.request.draft is None:
         return "the draft model that speculates is loaded too"
     if found.request.spec.multimodal and row.error is not None and row.error > 0:
         return "a server without image or audio inputs does not load their towers"
@@ -249,7 +249,7 @@ def _known_factors(log: ServerLog, found: Plan) -> Iterable[tuple[float, str]]:
     padding = log.first("padding_layers")
     if padding is not None and 0 < padding.count < 1000:
         yield layers / (layers + padding.count), f"the server adds {padding.count} padding layers to {layers}"
-    if is_drafting(log):
+    if is_drafting(log) and found.request.draft is None:
         yield layers / (layers + 1), f"the draft (MTP) layer keeps KV too: {layers + 1} layers, not {layers}"
     parallel = log.first("context_parallel")
     if parallel is not None and found.request.args.decode_context_parallel_size == 1:

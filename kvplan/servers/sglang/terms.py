@@ -23,7 +23,6 @@ TERMS = Terms(
     checks_start=False,
     keeps_share=True,
     outside="kept back for activations and graphs",
-    drafts="what drafts is not sized",
     uncompared=(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
         f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",

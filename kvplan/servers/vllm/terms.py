@@ -23,7 +23,6 @@ TERMS = Terms(
     checks_start=True,
     keeps_share=False,
     outside="outside budget",
-    drafts="add --draft-model to size what drafts",
     uncompared=(
         "{label} by wheels, notes, issues and logs; not compared with its own answers",
         f"{{label}} as its {DESCRIBED}; not compared with that release's own code",
