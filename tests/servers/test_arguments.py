@@ -1,0 +1,80 @@
+"""A row of the table of arguments is all that an argument needs: every place that names one reads it there."""
+
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+
+from kvplan.cli.help import panel_of
+from kvplan.cli.options import EstimateOptions, PlanOptions, engine_args
+from kvplan.documents.plan import engine_args as args_schema
+from kvplan.documents.policy_file import ENGINE
+from kvplan.measure.serverlog.log import FLAGS
+from kvplan.policy.file import ENGINE_KEYS
+from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, EngineArgs, Panel, flag_words, lacking, spellings
+from kvplan.servers.base import SERVERS
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.pasted import parse
+from kvplan.servers.standing import standings
+
+TEXTS = {"context": "8192", "tokens": "4096", "count": "8", "bytes": "17179869184", "gib": "2", "fraction": "0.5",
+         "ratio": "0.5", "text": "fp8", "limits": "image=2"}  # fmt: skip
+STARTS = {"vllm": "vllm serve a/b --enable-lora", "sglang": "python -m sglang.launch_server --model-path a/b --tp 8"}
+# Read together with others: drafts, which program it is, a number of ranks.
+NOT_ALONE = (
+    *(name for name in ARGUMENTS if "speculative" in name),
+    "usage",
+    "enable_expert_parallel",
+    "tensor_parallel_size",
+)
+
+
+def text_of(name: str) -> str:
+    row = ARGUMENTS[name]
+    return row.choices[-1] if row.choices else TEXTS[row.kind]
+
+
+@pytest.mark.parametrize("name", list(ARGUMENTS))
+def test_an_argument_is_known_in_every_place(name: str) -> None:
+    common = frozenset(option.name for option in fields(PlanOptions))
+    assert name in common
+    assert panel_of(name, common) in get_args(Panel)
+    assert name in ENGINE_KEYS
+    assert name in ENGINE
+    assert name in args_schema({})["properties"]
+    assert hasattr(EngineArgs(), name)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ARGUMENTS.items() if row.kind != "flag"])
+def test_an_option_and_an_engine_argument_say_the_same(name: str) -> None:
+    text = text_of(name)
+    stated: dict[str, Any] = {name: [text] if ARGUMENTS[name].many else text}
+    option = EstimateOptions(**stated)
+    pair = engine_args(EstimateOptions(engine_arg=[f"{name}={text}"]), None)
+    assert getattr(pair, name) != DEFAULTS[name]
+    assert ARGUMENTS[name].many or engine_args(option, None) == pair
+
+
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [(server, name) for server in SERVERS for name in sorted({*spellings(server).values()}) if name not in NOT_ALONE],
+)
+def test_an_argument_is_read_from_a_command_and_printed_in_one(server: str, name: str) -> None:
+    row = ARGUMENTS[name]
+    flag = row.flag(server)
+    assert flag is not None
+    spelling = "--" + (flag.names or (name,))[0].replace("_", "-")
+    words = spelling if row.kind == "flag" else f"{spelling} {text_of(name)}"
+    value = parse(f"{STARTS[server]} {words}").args[name]
+    printed = flag_words(server, parse_engine(server), EngineArgs(**{name: value}), {})
+    if value != DEFAULTS[name]:
+        assert spelling in printed
+    assert (flag.names or (name,))[0] in FLAGS  # a log's list
+
+
+def test_what_a_server_lacks_is_no_name_of_its_own() -> None:
+    for server in SERVERS:
+        assert not {*lacking(server)} & {*spellings(server).values()}
+        assert {*spellings(server)} >= {
+            name for name, standing, _ in standings(server) if standing == "modeled" and name in ARGUMENTS
+        } - {"attention_backend", "speculative_method"}
