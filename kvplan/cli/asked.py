@@ -24,16 +24,14 @@ from kvplan.core.units import (
 from kvplan.hardware.gpu import GpuSpec, custom_gpu, gpu, split_count, with_memory
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Load, Request
-from kvplan.servers import environment
 from kvplan.servers.arguments import is_vllm_size, stated_bytes, vllm_size_note
 from kvplan.servers.base import server_of
 from kvplan.servers.engines import DEFAULT, parse_engine
-from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm.rules import EngineArgs
-from kvplan.servers.words import ServeCommand
 
 if TYPE_CHECKING:
     from kvplan.servers.vllm.overheads import Estimate
+    from kvplan.servers.words import ServeCommand
 
 # One of each size that people rent or own, smallest first: the table where no GPU is named.
 COMMON_GPUS = ("rtx-4090", "l40s", "a100-80g", "h100-80g", "h200", "b200")
@@ -60,13 +58,15 @@ LoadOf = Callable[[Context, ModelSpec], Load]  # how long requests are, once the
 
 
 def read(
-    options: PlanOptions, load: LoadOf = lambda context, spec: Load(), command: ServeCommand | None = None
+    options: PlanOptions, load: LoadOf = lambda context, spec: Load(), command: "ServeCommand | None" = None
 ) -> Asked:
     """One request for each context and GPU; raises UsageError and its like for what cannot be read.
 
     command  what options.from_command says, where the caller has read it
     """
     if command is None and options.from_command is not None:
+        from kvplan.servers.pasted import read_command  # of no account unless a command is pasted
+
         command = read_command(options.from_command)
     args = engine_args(options, command)
     release = parse_engine(options.engine or (command.engine if command else None) or DEFAULT)
@@ -83,7 +83,11 @@ def read(
         raise error.changed(keys=("draft_model",)) from error
     stated_in_use = options.memory_in_use
     in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
-    release, args, told = environment.applied(command.environment if command else {}, release, args, model.spec)
+    told = None
+    if command and command.environment:
+        from kvplan.servers import environment
+
+        release, args, told = environment.applied(command.environment, release, args, model.spec)
     splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
@@ -123,7 +127,7 @@ def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
     return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
 
 
-def about_flags(asked: Asked, command: ServeCommand) -> None:
+def about_flags(asked: Asked, command: "ServeCommand") -> None:
     if command.unknown:
         flags = ", ".join(dict.fromkeys(command.unknown))
         asked.warnings.append(f"--from-command: not one kvplan knows: {flags}; answered as without")
@@ -200,7 +204,7 @@ def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
     return [(count, spec) for spec, count in counts.items()]
 
 
-def split_over(args: EngineArgs, count: int | None, options: PlanOptions, command: ServeCommand | None) -> EngineArgs:
+def split_over(args: EngineArgs, count: int | None, options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
     """The arguments for so many GPUs: the layers split over all that --pp and --dp leave."""
     if count is None:
         return args
@@ -214,7 +218,7 @@ def split_over(args: EngineArgs, count: int | None, options: PlanOptions, comman
     return replace(args, tensor_parallel_size=count // others)
 
 
-def stated_arguments(options: PlanOptions, command: ServeCommand | None) -> set[str]:
+def stated_arguments(options: PlanOptions, command: "ServeCommand | None") -> set[str]:
     """Engine arguments that the user gave, wherever."""
     return {*given(options), *engine_pairs(options), *(command.args if command else ())}
 
@@ -257,7 +261,7 @@ def says_gpu(options: PlanOptions) -> bool:
     return options.gpu is not None or options.gpu_memory is not None
 
 
-def model_of(options: PlanOptions, command: ServeCommand | None, args: EngineArgs) -> Resolved:
+def model_of(options: PlanOptions, command: "ServeCommand | None", args: EngineArgs) -> Resolved:
     ref = options.model or (command.model if command else None)
     if ref is None:
         raise UsageError("MODEL", "is missing", MODEL_CURE)

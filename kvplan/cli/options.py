@@ -15,7 +15,9 @@ from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
 from kvplan.servers.base import SERVERS, server_of
-from kvplan.servers.words import EXPERT_RANKS, ServeCommand, over_experts, pair_name, read_pair
+
+if TYPE_CHECKING:
+    from kvplan.servers.words import ServeCommand
 
 Color = Literal["auto", "always", "never"]
 
@@ -303,6 +305,8 @@ def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
 
 def engine_pair(text: str) -> tuple[str, Any]:
     """`--engine-arg k=v`, k being an argument's name or the one that a server has for it."""
+    from kvplan.servers.words import pair_name, read_pair  # of no account unless one is given
+
     if pair_name(text) not in ARGUMENTS:
         pairs = (server_of(server).read_pair(text) for server in SERVERS)
         if pair := next((pair for pair in pairs if pair is not None), None):
@@ -326,7 +330,7 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
     return found
 
 
-def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArgs:
+def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
     """The engine's arguments but for several contexts: a pasted command's, over which --engine-arg and options win.
 
     Raises UsageError where --engine-arg and an option say different things.
@@ -335,7 +339,9 @@ def engine_args(options: PlanOptions, command: ServeCommand | None) -> EngineArg
     for name in pairs.keys() & flags.keys():
         refuse_two(name, pairs[name], flags[name])
     found = (dict(command.args) if command else {}) | pairs | flags
-    if EXPERT_RANKS in pairs:
+    if pairs:
+        from kvplan.servers.words import over_experts
+
         over_experts(found, "--engine-arg ep_size")
     lora_slots(found, options)
     return EngineArgs(**{name: value for name, value in found.items() if name in ARGUMENTS})
