@@ -83,6 +83,7 @@ NEEDS_LOG: Final = "the server's log, not a description of it"
 MOST_HITS: Final = 200  # of one phrase that are looked at
 TRACE: Final = 400  # lines of a traceback above its last line that are looked at
 AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
+NEAR: Final = 12  # lines between a trace's last function and its message
 MOST_WORDS: Final = 300  # lines at either end of a text in which a person's words are looked for
 
 
@@ -395,9 +396,9 @@ class _Reading:
         hit = self._decisive(hits, unresolved)
         if hit is None and not unresolved:
             hit = (
-                self._first([one for one in hits if one.wording.strength == "general"])
+                self._first([other for other in hits if other.wording.strength == "general"])
                 or self._first(list(self._other_errors()))
-                or self._first([one for one in hits if one.wording.strength == "hint"])
+                or self._first([other for other in hits if other.wording.strength == "hint"])
             )
         if hit is None and (told := self._told(unresolved)) is not None:
             # A sentence tells the part of start-up of an error whose line has the figures.
@@ -409,7 +410,7 @@ class _Reading:
     def _decisive(self, hits: list[_Hit], unresolved: list[_Hit]) -> _Hit | None:
         """The first decisive message; none where memory ran out above it, in an unknown part of start-up."""
         decisive = [hit for hit in hits if hit.cause is not None and hit.wording.strength == "decisive"]
-        hit = self._first([one for one in decisive if one.wording.fatal]) or self._first(decisive)
+        hit = self._first([other for other in decisive if other.wording.fatal]) or self._first(decisive)
         if hit is not None and unresolved and hit.cause not in MEMORY_CAUSES and hit.start > unresolved[0].start:
             return None
         return hit
@@ -433,7 +434,8 @@ class _Reading:
         return Failure(
             self.server, self._version, outcome, hit.cause,
             hit.cause is None or hit.cause in MEMORY_CAUSES, hit.phase,
-            tuple(self.text.evidence(line) for line in sorted(lines)), self._figures(hit), tuple(ranks), (), self.log,
+            tuple(self.text.evidence(line) for line in sorted(lines)), self._figures_of(hit, same), tuple(ranks), (),
+            self.log,
         )  # fmt: skip
 
     def _unanswered(self, unresolved: list[_Hit]) -> Failure:
@@ -456,6 +458,12 @@ class _Reading:
     @property
     def _version(self) -> str | None:
         return None if self.log is None else self.log.text("version")
+
+    def _figures_of(self, hit: _Hit, same: list[_Hit]) -> Figures:
+        """What the message states, or the one that follows it for the same cause: a trace ends in the message."""
+        figures = self._figures(hit)
+        following = sorted((other for other in same if 0 < other.line - hit.line <= NEAR), key=_by_start)
+        return self._figures(following[0]) if figures == Figures() and following else figures
 
     def _figures(self, hit: _Hit) -> Figures:
         """What the message states around its phrase."""

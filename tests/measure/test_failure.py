@@ -341,6 +341,27 @@ def test_a_sort_of_the_warm_up_s_size_in_a_trace_through_the_sampler_is_the_warm
     assert read(vllm_trace("forward_native", error=error)).cause is None
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (vllm_trace("init_device", "request_memory", error="    raise ValueError("), "free_memory_below_utilization"),
+        (vllm_trace("init_device", "request_memory", error="    return memory"), None),
+        (vllm_trace("_dummy_sampler_run", error="    raise RuntimeError("), "oom_sampler_warmup"),
+        (vllm_trace("_dummy_sampler_run", error="    raise e"), None),
+        (sglang_trace("alloc_paged_token_slots_extend", error="    raise RuntimeError(error_m"), "sglang_oom_prefill"),
+        (sglang_trace("alloc_paged_token_slots_decode", error="    raise RuntimeError("), "sglang_oom_decode_retract"),
+    ],
+)
+def test_a_function_that_raises_for_one_reason_tells_it_where_the_message_is_cut(text: str, cause: str | None) -> None:
+    assert read(text).cause == cause
+
+
+def test_the_figures_are_those_of_the_message_below_the_function() -> None:
+    message = case("other processes on the GPU")
+    text = vllm_trace("request_memory", error="    raise ValueError(")
+    assert read(f"{text}\n{message}").figures == read(message).figures
+
+
 def test_an_error_of_another_kind_below_out_of_memory_is_not_its_cause() -> None:
     failure = read(f"vllm serve m\n{OOM}\nRuntimeError: CUDA error: an illegal memory access was encountered")
     assert (failure.cause, failure.memory_question) == (None, True)

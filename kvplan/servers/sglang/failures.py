@@ -65,6 +65,16 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "sglang_oom_decode_retract", "Decode out of memory. Try", "0.4.6-0.5.23", _BATCH,
         "serving", *_ALLOCATED,
     ),
+    # functions that raise for one reason alone, where a paste ends before the message
+    Wording(
+        "sglang_oom_prefill", "in alloc_paged_token_slots_extend", "0.4.9-0.5.23", "SGLang's code of these releases",
+        needs="in alloc_paged_token_slots_extend raise RuntimeError", phase="serving",
+    ),
+    Wording(
+        "sglang_oom_decode_retract", "in alloc_paged_token_slots_decode", "0.4.9-0.5.23",
+        "SGLang's code of these releases", needs="in alloc_paged_token_slots_decode raise RuntimeError",
+        phase="serving",
+    ),
     _row(
         "sglang_oom_decode_retract", "Decode out of memory happened", "0.2-0.4.6", "srt/managers/scheduler.py",
         "serving", r"#retracted_reqs: <retracted>", fatal=False,

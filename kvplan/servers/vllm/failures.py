@@ -77,6 +77,15 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "oom_sampler_warmup", "occurred when warming up pooler", "0.9-0.33", "v1/worker/gpu_model_runner.py",
         "warmup", r"with <dummy_requests>dummy", *TORCH_FIGURES,
     ),
+    # functions that raise for one reason alone, where a paste ends before the message
+    Wording(
+        "free_memory_below_utilization", "in request_memory", "0.14-0.33", "vLLM's code of these releases",
+        needs="in request_memory raise ValueError", phase="load",
+    ),
+    Wording(
+        "oom_sampler_warmup", "in _dummy_sampler_run", "0.8-0.33", "vLLM's code of these releases",
+        needs="in _dummy_sampler_run raise RuntimeError", phase="warmup",
+    ),
     # the encoder
     _row(
         "encoder_cache_too_small", "Chunked MM input disabled but max_tokens_per_mm_item", "0.8-0.33",
