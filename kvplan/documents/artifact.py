@@ -22,7 +22,7 @@ from kvplan.planning.explain import stage_of, statements
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import blocks_per_user, log_differs
 from kvplan.planning.host import NOT_MODELED, host_rows, rank_bytes
-from kvplan.planning.plan import Plan
+from kvplan.planning.plan import MemoryBreakdown, Plan
 from kvplan.servers.base import Sources, server_of, terms_of
 from kvplan.servers.vllm.overheads import Kind
 from kvplan.servers.weights import online_scheme
@@ -154,17 +154,10 @@ def _workload(plan: Plan) -> typed.Workload:
 
 def _memory(plan: Plan) -> typed.Memory:
     memory = plan.memory
-    return {
+    document: dict[str, Any] = {
         "total": memory.total,
         "budget": memory.budget,
-        "weights": memory.weights,
-        "buffers": memory.buffers,
-        "activations": memory.activations,
-        "cuda_graphs": memory.cuda_graphs,
-        "non_torch": memory.non_torch,
-        "lora": memory.lora,
-        "kv_cache": memory.kv_cache,
-        "unused": memory.unused,
+        **{name: getattr(memory, name) for name in MemoryBreakdown.ROWS},
         "missing": memory.missing,
         "unused_detail": {
             "context": memory.context,
@@ -180,6 +173,7 @@ def _memory(plan: Plan) -> typed.Memory:
         "available_low": plan.available_low,
         "available_high": plan.available_high,
     }
+    return cast("typed.Memory", document)
 
 
 def _kv(plan: Plan) -> typed.KvCache:

@@ -6,7 +6,7 @@ from math import floor
 
 from kvplan.core.units import MIB
 from kvplan.servers import start
-from kvplan.servers.plans import Budget, Request, Sized, check_load
+from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang import pool as sglang_pool
@@ -52,7 +52,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
             SGLANG_SOURCE,
             "formula",
         ),
-        **dict.fromkeys(("activations", "cuda_graphs", "non_torch", "lora"), none),
+        **{name: none for name in BUDGET_ROWS if name != "buffers"},
         "context": context,
         "in_use": in_use,
     }
