@@ -1,10 +1,12 @@
 """What a profile shows while it runs: bars on a terminal, one line every ten seconds elsewhere."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvplan.cli import output
 from kvplan.core.units import format_gib
@@ -12,9 +14,11 @@ from kvplan.core.units import format_gib
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from kvplan.measure.run_types import Progress
+
 LINE_EVERY_S = 10.0
 REDRAW_EVERY_S = 0.25
-Watch = Callable[[dict[str, Any]], None]
+Watch = Callable[["Progress"], None]
 
 
 @contextmanager
@@ -32,7 +36,7 @@ def live_view(*, quiet: bool) -> Iterator[Watch]:
 def _lines() -> Watch:
     last = time.monotonic()
 
-    def watch(values: dict[str, Any]) -> None:
+    def watch(values: Progress) -> None:
         nonlocal last
         if time.monotonic() - last >= LINE_EVERY_S:
             last = time.monotonic()
@@ -41,7 +45,7 @@ def _lines() -> Watch:
     return watch
 
 
-def described(values: dict[str, Any]) -> list[str]:
+def described(values: Progress) -> list[str]:
     """A sample in words: stage, memory, what the engine does."""
     words = [f"{values['t']:.0f} s", str(values["stage"]).replace("_", " ")]
     used = values.get("device_used")
@@ -54,7 +58,7 @@ def described(values: dict[str, Any]) -> list[str]:
     return words + progress_words(values)
 
 
-def progress_words(values: dict[str, Any]) -> list[str]:
+def progress_words(values: Progress) -> list[str]:
     """How many requests have ended, and the time that is left where it can be told; nothing before there are any."""
     if "num_finished" not in values:
         return []
@@ -74,7 +78,7 @@ def _drawn() -> Iterator[Watch]:
     last = 0.0
     with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
 
-        def watch(values: dict[str, Any]) -> None:
+        def watch(values: Progress) -> None:
             nonlocal last
             if time.monotonic() - last >= REDRAW_EVERY_S:
                 last = time.monotonic()
@@ -83,7 +87,7 @@ def _drawn() -> Iterator[Watch]:
         yield watch
 
 
-def _picture(values: dict[str, Any]) -> "Group":
+def _picture(values: Progress) -> Group:
     """Bars for memory and KV, and a line of figures."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -30,6 +30,7 @@ from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import Device, Nvml, open_nvml
+from kvplan.measure.run_types import Progress
 from kvplan.measure.rundir import RunWriter, Status
 from kvplan.models.spec import ModelSpec
 from kvplan.workloads.lengths import Lengths
@@ -158,7 +159,7 @@ class Recorder(threading.Thread):
     while torch's counters are read, so that each figure of a sample is of the stage it names.
     """
 
-    def __init__(self, probe: Probe, writer: RunWriter, interval_s: float, watch: Callable[[dict[str, Any]], None]):
+    def __init__(self, probe: Probe, writer: RunWriter, interval_s: float, watch: Callable[[Progress], None]):
         super().__init__(name="kvplan-sampler", daemon=True)
         self.probe, self.writer, self.interval_s, self.watch = probe, writer, interval_s, watch
         self.start_s = time.monotonic()
@@ -271,7 +272,7 @@ class Recorder(threading.Thread):
                     self._raise_peaks(values["stage"], values)
             finally:
                 self._write_events()
-        self.watch(values | self._progress())
+        self.watch(cast(Progress, values | self._progress()))
 
     def _read(self) -> dict[str, Any]:
         with self._switching:
@@ -334,7 +335,7 @@ def profile(
     nvml: Nvml | None = None,
     baseline: Literal["contiguous"] | None = None,
     snapshot: bool = False,
-    watch: Callable[[dict[str, Any]], None] = lambda values: None,
+    watch: Callable[[Progress], None] = lambda values: None,
 ) -> Outcome:
     """Run the workload and leave everything measured in the run directory, however it ends.
 

@@ -1,5 +1,6 @@
 """Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -255,9 +256,17 @@ def measured_bytes(run: Run) -> Measured:
     """Bytes by component; `unattributed` closes the sum."""
     memory = run.manifest["memory"]
     peaks = {name: stage for name, stage in (run.manifest.get("peaks") or peaks_of(run)).items() if name != "baseline"}
-    names = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")
-    rows = {name: int(memory.get(name, 0)) for name in names}
-    rows |= {"lora": 0, "non_torch": 0, "allocator_slack": 0, "context": 0}
+    rows = {
+        "weights": memory.get("weights", 0),
+        "buffers": memory.get("buffers", 0),
+        "kv_cache": memory.get("kv_cache", 0),
+        "activations": memory.get("activations", 0),
+        "cuda_graphs": memory.get("cuda_graphs", 0),
+        "lora": 0,
+        "non_torch": 0,
+        "allocator_slack": 0,
+        "context": 0,
+    }
     reserved = max((stage.get("torch_reserved", 0) for stage in peaks.values()), default=0)
     # Libraries keep workspaces in torch's pool, and a graph only its tensors; earlier runs say neither.
     workspaces = int(memory.get("workspaces", 0))
@@ -290,6 +299,7 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     """Largest figures by stage, of a run whose manifest was not finished: from its samples, and from what torch counted
     by itself, which stands with the event that ended the stage."""
     peaks: dict[str, dict[str, int]] = {}
+    found: list[tuple[str, Mapping[str, Any]]]
     found = [(str(sample.get("stage")), sample) for sample in run.samples if not sample.get("is_foreign")]
     for event in run.events:
         ended = event.get("peaks")

@@ -1,11 +1,11 @@
 """What a run's pool held: blocks, tokens and requests, empty slots, and what each allocator served of the workload."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from kvplan.measure import measurement
 from kvplan.measure.measurement import Figure, Measurement
 from kvplan.measure.run_manifest import inputs_of
+from kvplan.measure.run_types import Served as ServedFigures
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import Prediction
 
@@ -18,7 +18,7 @@ class Fragmentation:
     waste: float
 
 
-def fragmentation(run: Run, results: dict[str, Any]) -> Fragmentation | None:
+def fragmentation(run: Run, results: ServedFigures) -> Fragmentation | None:
     """None where a run does not say how many slots were filled: tokens of requests that share blocks do not tell."""
     densest, stats = results.get("densest") or {}, results.get("stats") or {}
     groups, block_size = int(run.manifest.get("groups") or 1), int(run.manifest["inputs"]["block_size"])
@@ -92,7 +92,7 @@ def served(run: Run) -> tuple[Served, ...]:
     return tuple(_served(name, one, run) for name, one in pairs if one)
 
 
-def _served(name: str, results: dict[str, Any], run: Run) -> Served:
+def _served(name: str, results: ServedFigures, run: Run) -> Served:
     found = fragmentation(run, results)
     return Served(
         name,

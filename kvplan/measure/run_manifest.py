@@ -1,6 +1,6 @@
 """What a run's manifest must hold to be compared with a plan: the model that ran, its inputs, and sizes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError
@@ -25,7 +25,7 @@ def check_objects(run: Run) -> None:
 
 def check_manifest(run: Run) -> None:
     """Refuse a run.json whose values are not what a run writes; the error names the first."""
-    manifest = run.manifest
+    manifest: Mapping[str, Any] = run.manifest  # as it was read: nothing is known of it yet
     model, memory, inputs = (manifest.get(name) for name in ("model", "memory", "inputs"))
 
     def need(ok: bool, name: str, what: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, NoReturn, TextIO, cast
 
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
 from kvplan.core.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, shown
+from kvplan.measure.run_types import Engine, Environment, Event, Inputs, Manifest, Memory, Model, Results, Sample
 
 RUN = "kvplan/run@1"
 Status = Literal["running", "complete", "partial", "failed"]
@@ -220,13 +221,43 @@ class Run:
     """
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     status: Status
     cause: str | None
-    samples: list[dict[str, Any]]
-    events: list[dict[str, Any]]
+    samples: list[Sample]
+    events: list[Event]
     recovered: bool = False
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the engine was started with; empty where the run did not come so far, as are the others."""
+        return self.manifest.get("inputs") or {}
+
+    @property
+    def memory(self) -> Memory:
+        return self.manifest.get("memory") or {}
+
+    @property
+    def model(self) -> Model:
+        return self.manifest.get("model") or {}
+
+    @property
+    def engine(self) -> Engine:
+        return self.manifest.get("engine") or {}
+
+    @property
+    def environment(self) -> Environment:
+        return self.manifest.get("environment") or {}
+
+    @property
+    def results(self) -> Results:
+        return self.manifest.get("results") or {}
+
+    @property
+    def peaks(self) -> dict[str, dict[str, int]]:
+        """Largest figures in bytes, by stage."""
+        return self.manifest.get("peaks") or {}
 
 
 def load_run(path: Path) -> Run:
@@ -250,7 +281,10 @@ def load_run(path: Path) -> Run:
         if results != manifest.get("results"):
             manifest["results"] = results
             notes.append("what it served is put together from its samples")
-    return Run(path, manifest, cast(Status, status), cause, samples, events, recovered, tuple(notes))
+    return Run(
+        path, cast(Manifest, manifest), cast(Status, status), cause, cast(list[Sample], samples),
+        cast(list[Event], events), recovered, tuple(notes),
+    )  # fmt: skip
 
 
 def _results(results: Any, samples: list[dict[str, Any]], events: list[dict[str, Any]]) -> Any:

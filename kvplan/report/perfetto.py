@@ -17,7 +17,7 @@ def counters(run: Run) -> str:
     for sample in run.samples:
         at = round(sample["t"] * 1e6)
         events += [
-            {"name": name, "ph": "C", "ts": at, "pid": 1, "args": {"value": sample[name]}}
+            {"name": name, "ph": "C", "ts": at, "pid": 1, "args": {"value": sample.get(name)}}
             for name in COUNTERS
             if isinstance(sample.get(name), int | float)
         ]

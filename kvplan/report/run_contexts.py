@@ -6,7 +6,7 @@ from kvplan.core.errors import KvplanError
 from kvplan.core.table import Column, Table, Value
 from kvplan.measure.run_manifest import inputs_of, spec_of
 from kvplan.measure.rundir import Run
-from kvplan.report.run_record import entry, num_groups, usable_blocks
+from kvplan.report.run_record import num_groups, usable_blocks
 from kvplan.servers.bundled.rules import group_sizes, kind_of
 
 SMALLEST_CONTEXT = 1024
@@ -66,7 +66,7 @@ def windows_of(run: Run) -> list[int]:
     The contiguous allocator keeps every token.
     """
     groups = num_groups(run)
-    if entry(run, "engine").get("allocator") == "contiguous":
+    if run.engine.get("allocator") == "contiguous":
         return [0] * groups
     try:
         spec = spec_of(run)

@@ -7,9 +7,10 @@ from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import printable, shown
 from kvplan.core.table import Column, Table, Value
 from kvplan.measure.reconcile import COMPONENTS, Reconciliation, sources_of
+from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
 from kvplan.report.run_contexts import contexts_table
-from kvplan.report.run_record import Sample, Stage, compared, device_of, entry, number, stages_of, timed
+from kvplan.report.run_record import Stage, compared, device_of, number, stages_of, timed
 from kvplan.report.run_sentences import answer, banner, findings
 from kvplan.report.run_tables import (
     allocators_table,
@@ -98,7 +99,7 @@ def _run_data(run: Run, label: str) -> RunData:
     samples = timed(run.samples)
     stages = stages_of(run, samples)
     memory, gaps = compared(run)
-    model = str(entry(run, "model").get("name") or "unknown model")
+    model = str(run.model.get("name") or "unknown model")
     device = device_of(run)
     built = [
         memory_table(memory),
@@ -151,14 +152,14 @@ def comparison_row(data: RunData) -> tuple[Value, ...]:
     bytes_and_errors: list[Value] = []
     for name in ("weights", "kv_cache", "total"):
         bytes_and_errors += [rows[name][2], rows[name][3]] if name in rows else [None, None]
-    results = entry(data.run, "results")
+    results = data.run.results
     return (
         data.label,
         data.model,
         data.device,
         data.run.status,
         *bytes_and_errors,
-        number(entry(data.run, "memory"), "num_blocks"),
+        number(data.run.memory, "num_blocks"),
         number(results, "most_running"),
         number(results, "output_tokens_per_s"),
     )

@@ -21,16 +21,16 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from kvplan.core.table import text, words
 from kvplan.core.units import format_size
 from kvplan.measure.measurement import Row
+from kvplan.measure.run_types import Sample
 from kvplan.report.run_data import ReportData, RunData
 from kvplan.report.run_record import (
-    Sample,
     Stage,
-    entry,
     having,
     memory_key,
     num_groups,
     number,
     numbers,
+    reading,
     usable_blocks,
 )
 
@@ -245,7 +245,7 @@ def thinned(samples: Sequence[Sample], key: str, points: int) -> list[Sample]:
     most: dict[int, Sample] = {}
     for sample in have[1:-1]:
         bin = int((sample["t"] - start) / span * points)
-        if bin not in most or sample[key] > most[bin][key]:
+        if bin not in most or reading(sample, key) > reading(most[bin], key):
             most[bin] = sample
     return [have[0], *most.values(), have[-1]]
 
@@ -297,7 +297,7 @@ def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
     ax.stackplot(times, *layers.values(), colors=colors, labels=[words(name) for name in names], linewidth=0)
     for name, style in (("torch_reserved", (0, (4, 2))), ("torch_allocated", (0, (1, 1.2)))):
         if is_drawable(shown, name):
-            points = [(sample["t"], sample[name]) for sample in having(shown, name)]
+            points = [(sample["t"], reading(sample, name)) for sample in having(shown, name)]
             ax.plot(*zip(*points, strict=True), color=HEX["ink"], linewidth=1.3, linestyle=style, label=words(name))
     most = max(sum(values) for values in zip(*layers.values(), strict=True))
     ax.set_ylim(0, most * 1.12)
@@ -314,12 +314,12 @@ def stacked(data: RunData, samples: Sequence[Sample], key: str) -> tuple[list[fl
     remains are activations, the allocator's slack and what belongs to no row. The layers add up to what was measured.
     """
     sizes = {} if data.memory is None else {row.component: row.size for row in data.memory.rows}
-    before = 0 if key == "rss" else entry(data.run, "peaks").get("before", {}).get(key, 0)
+    before = 0 if key == "rss" else data.run.peaks.get("before", {}).get(key, 0)
     starts = {stage.name: stage.start for stage in reversed(data.stages)}
     layers: dict[str, list[float]] = {name: [] for name in ALLOCATED_IN if sizes.get(name, 0) > 0}
     rest: list[float] = []
     for sample in samples:
-        left = max(0, sample[key] - before)
+        left = max(0, reading(sample, key) - before)
         for name, values in layers.items():
             stage = ALLOCATED_IN[name]
             has_begun = not stage or sample["t"] >= starts.get(stage, math.inf)
@@ -405,9 +405,9 @@ def filled_key(data: RunData) -> str | None:
 
 def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
     """Requests that run, those that wait if ever one does, and a mark wherever one was preempted."""
-    most = 0
+    most = 0.0
     for key, color, style in (("num_requests_running", "accent", "-"), ("num_requests_waiting", "ink", (0, (3, 2)))):
-        points = [(sample["t"], sample[key]) for sample in thinned(data.samples, key, sheet.points)]
+        points = [(sample["t"], reading(sample, key)) for sample in thinned(data.samples, key, sheet.points)]
         if any(count for _, count in points):
             ax.step(*zip(*points, strict=True), where="post", color=HEX[color], linestyle=style, label=words(key))
             most = max(most, *(count for _, count in points))
@@ -421,9 +421,8 @@ def draw_requests(data: RunData, ax: Axes, sheet: Sheet) -> None:
 def preempted_at(samples: Sequence[Sample], points: int) -> list[float]:
     """Times by which more requests had been preempted than before; of moments too close to tell apart, the last."""
     have = having(samples, "num_preemptions")
-    times = [
-        b["t"] for a, b in pairwise([{"num_preemptions": 0}, *have]) if b["num_preemptions"] > a["num_preemptions"]
-    ]
+    none: Sample = {"num_preemptions": 0}
+    times = [b["t"] for a, b in pairwise([none, *have]) if b["num_preemptions"] > a["num_preemptions"]]
     span = (samples[-1]["t"] - samples[0]["t"]) or 1
     return list({int(t / span * points): t for t in times}.values())
 
@@ -478,7 +477,7 @@ def counted(samples: Sequence[Sample], key: str, start: float) -> list[Counted]:
     found: list[Counted] = []
     count, begun, busy_s, num_steps = 0.0, start, 0.0, number(samples[0], "num_steps")
     for sample in samples:
-        value, now, steps = float(sample[key]), float(sample["t"]), number(sample, "num_steps")
+        value, now, steps = float(reading(sample, key)), float(sample["t"]), number(sample, "num_steps")
         busy = number(sample, "busy_s")
         if value > count:
             worked = math.inf if busy is None else max(0.0, busy - busy_s)
@@ -546,7 +545,7 @@ def draw_gpu(data: RunData, sheet: Sheet) -> Figure | None:
         return None
     figure, axes = new_figure(sheet, 60 + 105 * len(have), [1] * len(have))
     for ax, (key, (label, factor)) in zip(axes, have.items(), strict=True):
-        points = [(sample["t"], sample[key] * factor) for sample in thinned(data.samples, key, sheet.points)]
+        points = [(sample["t"], reading(sample, key) * factor) for sample in thinned(data.samples, key, sheet.points)]
         ax.plot(*zip(*points, strict=True), color=HEX["accent"], linewidth=1.4)
         ax.set_ylim(0, max(value for _, value in points) * 1.25 or 1)
         count_axis(ax.yaxis, 3)

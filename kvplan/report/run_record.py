@@ -1,21 +1,21 @@
 """What a run recorded, as a report reads it: its samples in order, its stages, and the comparison with its plan."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import shown
 from kvplan.measure.reconcile import Reconciliation, reconcile_run
 from kvplan.measure.run_manifest import check_manifest, check_objects
+from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
-
-Sample = dict[str, Any]
 
 ALLOCATED = ("weights", "buffers", "kv_cache", "activations", "cuda_graphs")  # rows the engine measures by itself
 LARGEST = 2**63  # no byte, token or nanosecond count is more; what is computed from such numbers stays finite
 DEVICES = {"cpu": "the CPU"}
+Values = TypeVar("Values", bound=Mapping[str, object])
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,6 @@ class Stage:
     name: str
     start: float
     end: float
-
-
-def entry(run: Run, name: str) -> Sample:
-    """An object of the manifest; empty where there is none."""
-    return run.manifest.get(name) or {}
 
 
 def num_groups(run: Run) -> int:
@@ -42,12 +37,12 @@ def timed(samples: Iterable[Sample]) -> list[Sample]:
     return sorted(having(samples, "t"), key=lambda sample: sample["t"])
 
 
-def having(samples: Iterable[Sample], key: str) -> list[Sample]:
+def having(samples: Iterable[Values], key: str) -> list[Values]:
     """The samples in which a finite number stands at a key."""
     return [sample for sample in samples if number(sample, key) is not None]
 
 
-def number(values: Sample, key: str) -> int | float | None:
+def number(values: Mapping[str, object], key: str) -> int | float | None:
     """A number of a record that can have been measured, else None."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -55,8 +50,15 @@ def number(values: Sample, key: str) -> int | float | None:
     return value if -LARGEST <= value <= LARGEST else None  # neither has NaN
 
 
-def numbers(samples: Iterable[Sample], key: str) -> list[int | float]:
-    return [sample[key] for sample in having(samples, key)]
+def reading(sample: Mapping[str, object], key: str) -> int | float:
+    """A number of a sample that is known to have it."""
+    value = number(sample, key)
+    assert value is not None, key
+    return value
+
+
+def numbers(samples: Iterable[Mapping[str, object]], key: str) -> list[int | float]:
+    return [value for sample in samples if (value := number(sample, key)) is not None]
 
 
 def stages_of(run: Run, samples: Sequence[Sample]) -> list[Stage]:
@@ -78,7 +80,7 @@ def stages_of(run: Run, samples: Sequence[Sample]) -> list[Stage]:
 def device_of(run: Run) -> str:
     """The device for a sentence: the GPU's name, or the CPU."""
     kind = str(run.manifest.get("device") or "an unknown device")
-    return str(entry(run, "environment").get("gpu") or DEVICES.get(kind, kind))
+    return str(run.environment.get("gpu") or DEVICES.get(kind, kind))
 
 
 def memory_key(run: Run) -> str:
@@ -88,7 +90,7 @@ def memory_key(run: Run) -> str:
 
 def usable_blocks(run: Run) -> int:
     """Blocks of the pool that requests may have: all but the one that stands for no block."""
-    return max(0, int(entry(run, "memory").get("num_blocks", 0)) - 1)
+    return max(0, int(run.memory.get("num_blocks", 0)) - 1)
 
 
 def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:

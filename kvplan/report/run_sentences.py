@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from kvplan.core.table import Table, Value, text, words
 from kvplan.measure.measurement import Row
 from kvplan.measure.reconcile import Reconciliation, sums
+from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import Run
-from kvplan.report.run_record import Sample, entry, having, memory_key, number, numbers, usable_blocks
+from kvplan.report.run_record import having, memory_key, number, numbers, reading, usable_blocks
 
 BASELINE = "baseline"  # the stage in which the other allocator runs
 
 
 def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tables: dict[str, Table]) -> str:
     """What fits and how far the prediction was off, in one sentence."""
-    size = number(entry(run, "inputs"), "tensor_parallel_size") or 1
+    size = number(run.inputs, "tensor_parallel_size") or 1
     where = device if size == 1 else f"{device}, rank 0 of {size:,}"  # the one rank that writes a run
     if memory is None:
         why = "failed to start" if run.status == "failed" else "ended before its memory was measured"
@@ -119,20 +120,20 @@ def peak_finding(run: Run, samples: Sequence[Sample]) -> str:
     have = having(samples, key)
     if not have:
         return ""
-    peak = max(have, key=lambda sample: float(sample[key]))
+    peak = max(have, key=lambda sample: reading(sample, key))
     what = "resident memory" if key == "rss" else "device memory in use"
     when = f"{text(peak['t'], 's')} after the start, in the stage {peak.get('stage')}"
     others = numbers((sample for sample in have if sample.get("stage") != BASELINE), key)
     own = ""
     if peak.get("stage") == BASELINE and others:
         own = f"; the figure compared with the plan leaves that stage out: {text(max(others), 'bytes')}"
-    return f"Most {what}: {text(peak[key], 'bytes')}, {when}{own}."
+    return f"Most {what}: {text(reading(peak, key), 'bytes')}, {when}{own}."
 
 
 def kv_finding(run: Run, samples: Sequence[Sample]) -> str:
     """The most of the samples and of what the engine counted after each step: steps pass between two samples."""
     own = [sample for sample in samples if sample.get("stage") != BASELINE]
-    results = entry(run, "results")
+    results = run.results
     used = numbers([*own, results.get("densest") or {}], "num_used_blocks")
     if not used:
         return ""
@@ -144,7 +145,7 @@ def kv_finding(run: Run, samples: Sequence[Sample]) -> str:
 
 
 def throughput_finding(run: Run) -> str:
-    results = entry(run, "results")
+    results = run.results
     rate, seconds = number(results, "output_tokens_per_s"), number(results, "seconds")
     if rate is None or seconds is None:
         return ""

@@ -7,8 +7,9 @@ from typing import Any
 from kvplan.core.table import BY_ROW, UNIT, Column, Table, Value
 from kvplan.measure.reconcile import Reconciliation
 from kvplan.measure.run_capacity import fragmentation
+from kvplan.measure.run_types import Sample, Served
 from kvplan.measure.rundir import Run
-from kvplan.report.run_record import Sample, Stage, entry, number, numbers
+from kvplan.report.run_record import Stage, number, numbers
 
 TIMELINE_ROWS = 40
 # What a sample may hold, in the order of columns, with its unit.
@@ -84,15 +85,15 @@ def allocators_table(run: Run) -> Table:
         Column("allocated_but_unused", "share"), Column("preemptions", "count"), Column("finished", "count"),
         Column("seconds", "s"),
     )  # fmt: skip
-    results = entry(run, "results")
+    results = run.results
     other = results.get("baseline")
-    served = [(entry(run, "engine").get("allocator", "paged"), results)]
-    served += [(other.get("allocator"), other)] if other else []
-    rows = tuple(allocator_row(run, str(name), each) for name, each in served)
+    served: list[tuple[str, Served]] = [(run.engine.get("allocator", "paged"), results)]
+    served += [(str(other.get("allocator")), other)] if other else []
+    rows = tuple(allocator_row(run, name, each) for name, each in served)
     return Table("allocators", "Paged beside contiguous", columns, rows if other else ())
 
 
-def allocator_row(run: Run, name: str, results: Sample) -> tuple[Value, ...]:
+def allocator_row(run: Run, name: str, results: Served) -> tuple[Value, ...]:
     found = fragmentation(run, results)
     return (
         name,
@@ -110,7 +111,7 @@ def stages_table(run: Run, samples: Sequence[Sample], stages: Sequence[Stage]) -
 
     A stage is named before its step runs: where no step ended in it, what the engine says is of the stage before.
     """
-    recorded = entry(run, "peaks")
+    recorded = run.peaks
     have = [key for key in PEAKS if numbers(samples, key) or any(key in peaks for peaks in recorded.values())]
     most_of = (Column(f"most_{key}", MEASURES[key]) for key in have)
     columns = (Column("stage"), Column("times", "count"), Column("begins", "s"), Column("lasts", "s"), *most_of)
@@ -145,8 +146,8 @@ def timeline_table(samples: Sequence[Sample]) -> Table:
 
 
 def run_table(run: Run, model: str, device: str) -> Table:
-    source = str(entry(run, "model").get("source") or "")
-    argv = entry(run, "environment").get("argv")
+    source = str(run.model.get("source") or "")
+    argv = run.environment.get("argv")
     command = f"kvplan {shlex.join(str(word) for word in argv)}" if isinstance(argv, list) else None
     facts: list[tuple[str, Value, str]] = [
         ("model", model, "text"),
@@ -159,14 +160,14 @@ def run_table(run: Run, model: str, device: str) -> Table:
         described("ended", run.manifest.get("finished_utc")),
         ("command", command, "text"),
     ]
-    facts += [described(name, value) for name, value in entry(run, "workload").items()]
-    facts += [described(name, value) for name, value in entry(run, "inputs").items()]
-    facts += [described(name, entry(run, "engine").get(name)) for name in ("allocator", "load_format", "seed")]
+    facts += [described(name, value) for name, value in (run.manifest.get("workload") or {}).items()]
+    facts += [described(name, value) for name, value in run.inputs.items()]
+    facts += [described(name, run.engine.get(name)) for name in ("allocator", "load_format", "seed")]
     return facts_table("run", "The run", facts)
 
 
 def environment_table(run: Run) -> Table:
-    environment = entry(run, "environment")
+    environment = run.environment
     names = ("gpu", "driver", "cuda", "kvplan", "commit", "python", "platform")
     facts: list[tuple[str, Value, str]] = [described(name, environment.get(name)) for name in names]
     facts += [described(str(name), value) for name, value in (environment.get("packages") or {}).items()]

@@ -4,7 +4,7 @@ Between two samples the engine was busy for so long, in so many steps, with so m
 coefficients are the least-squares solution among those that are not negative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ NEEDED = ("busy_s", "num_steps", "prompt_tokens", "generation_tokens", "num_kv_t
 STAGES = ("prefill", "decode")  # of the run itself, not of its baseline
 
 
-def fitted(samples: Sequence[dict[str, Any]], model: str, kv_token_bytes: int) -> dict[str, Any] | None:
+def fitted(samples: Sequence[Mapping[str, Any]], model: str, kv_token_bytes: int) -> dict[str, Any] | None:
     """`step_time` of a calibration: the model, the seconds of each term, how many equations and how well they agree.
 
     kv_token_bytes  that a step reads for each token in the pool
@@ -40,7 +40,7 @@ def fitted(samples: Sequence[dict[str, Any]], model: str, kv_token_bytes: int) -
     }
 
 
-def _intervals(samples: Sequence[dict[str, Any]]) -> list[tuple[float, int, int, int, float]]:
+def _intervals(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, int, int, int, float]]:
     """(busy seconds, steps, prompt tokens, output tokens, mean KV tokens) between consecutive samples with steps."""
     served = [sample for sample in samples if sample.get("stage") in STAGES and all(name in sample for name in NEEDED)]
     found = []

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,6 +33,7 @@ from kvplan.core.limits import Limits
 from kvplan.measure import profile as runs
 from kvplan.measure.measurement import exceeds
 from kvplan.measure.reconcile import COMPONENTS, document, peaks_of, reconcile_run
+from kvplan.measure.run_types import Progress
 from kvplan.measure.rundir import ENGINE_FIGURES, RunWriter, load_run, served_by_samples
 from kvplan.models import catalog
 from kvplan.models.hf_config import load_spec
@@ -520,10 +521,13 @@ def test_the_whole_pool_is_resident_before_it_is_used() -> None:
 def test_the_live_view_says_how_far_it_is() -> None:
     workload = runs.Workload((runs.PlannedRequest(20, 10),) * 4)
     assert progress_words({}) == []
-    assert progress_words(runs._progress(workload, 0, 0, 5.0)) == ["0/4 done"]
-    assert progress_words(runs._progress(workload, 1, 10, 30.0)) == ["1/4 done", "1:30 left"]  # 30 of 40 tokens left
+    assert progress_words(cast(Progress, runs._progress(workload, 0, 0, 5.0))) == ["0/4 done"]
+    assert progress_words(cast(Progress, runs._progress(workload, 1, 10, 30.0))) == [
+        "1/4 done",
+        "1:30 left",
+    ]  # 30 of 40 tokens left
     endless = replace(workload, duration_s=60.0)
-    assert progress_words(runs._progress(endless, 9, 99, 55.0)) == ["9 requests done", "0:05 left"]
+    assert progress_words(cast(Progress, runs._progress(endless, 9, 99, 55.0))) == ["9 requests done", "0:05 left"]
 
 
 # --- bad usage --------------------------------------------------------------------------------------------------------

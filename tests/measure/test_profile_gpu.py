@@ -19,6 +19,7 @@ from kvplan.hardware.nvml import open_nvml
 from kvplan.measure import profile as runs
 from kvplan.measure.profile import Outcome, PlannedRequest, Workload, profile
 from kvplan.measure.reconcile import reconcile_run
+from kvplan.measure.run_types import Progress
 from kvplan.measure.rundir import Run, RunWriter, load_run
 from kvplan.models import catalog
 from kvplan.models.hf_config import read_config
@@ -42,9 +43,7 @@ INPUTS = {
 }  # fmt: skip
 
 
-def measured(
-    folder: Path, gpu: FakeGpu, happens: Callable[[dict[str, Any]], None] | None = None
-) -> tuple[Outcome, Run]:
+def measured(folder: Path, gpu: FakeGpu, happens: Callable[[Progress], None] | None = None) -> tuple[Outcome, Run]:
     """A profile beside the fake GPU; `happens` sees each sample and may change the GPU."""
     manifest = {
         "model": {"name": SPEC.name, "config": dict(SPEC.config)}, "device": "cuda", "inputs": INPUTS,
@@ -58,11 +57,11 @@ def measured(
     return outcome, load_run(folder)
 
 
-def at_stage(stage: str, do: Callable[[], Any]) -> Callable[[dict[str, Any]], None]:
+def at_stage(stage: str, do: Callable[[], Any]) -> Callable[[Progress], None]:
     """Does it once, when the stage begins."""
     done: list[Any] = []
 
-    def watch(values: dict[str, Any]) -> None:
+    def watch(values: Progress) -> None:
         if values["stage"] == stage and not done:
             done.append(do())
 
@@ -158,7 +157,7 @@ def test_device_rows_add_up_with_what_was_there_before(tmp_path: Path, install: 
 
     context, later = at_stage("context", grow(500 * MIB)), at_stage("prefill", grow(3 * GIB))
 
-    def both(values: dict[str, Any]) -> None:
+    def both(values: Progress) -> None:
         context(values)
         later(values)
 

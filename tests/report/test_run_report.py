@@ -16,6 +16,7 @@ import pytest
 from kvplan.core.table import Table, text
 from kvplan.measure import reconcile
 from kvplan.measure.measurement import Row
+from kvplan.measure.run_types import Sample
 from kvplan.measure.rundir import load_run
 from kvplan.report import run_sentences
 from kvplan.report.formats import as_csv, as_json, as_markdown
@@ -23,7 +24,7 @@ from kvplan.report.run_contexts import blocks_per_request, contexts
 from kvplan.report.run_data import ReportData, RunData, report_data, run_data
 from kvplan.report.run_figures import rates, run_drawings, stacked, thinned
 from kvplan.report.run_html import report_html
-from kvplan.report.run_record import memory_key
+from kvplan.report.run_record import memory_key, reading
 from kvplan.report.run_text import shapes
 from tests.support.cli import Run, refused, run
 from tests.support.recorded_runs import (
@@ -294,7 +295,7 @@ def test_the_layers_of_the_stack_add_up_to_what_was_measured(tmp_path: Path) -> 
         before = peaks.get("before", {}).get(key, 0)
         _, layers = stacked(data, data.samples, key)
         sums = [sum(values) for values in zip(*layers.values(), strict=True)]
-        assert sums == [sample[key] - before for sample in data.samples]
+        assert sums == [reading(sample, key) - before for sample in data.samples]
 
 
 def test_a_component_appears_with_the_stage_that_allocates_it(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_a_component_appears_with_the_stage_that_allocates_it(tmp_path: Path) ->
 
 
 def test_thinning_keeps_the_peak_and_both_ends() -> None:
-    samples = [{"t": i / 100, "rss": 5000 if i == 777 else i % 7} for i in range(1000)]
+    samples: list[Sample] = [{"t": i / 100, "rss": 5000 if i == 777 else i % 7} for i in range(1000)]
     kept = thinned(samples, "rss", 50)
     assert len(kept) <= 53
     assert (kept[0], kept[-1]) == (samples[0], samples[-1])

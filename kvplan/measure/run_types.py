@@ -1,0 +1,178 @@
+"""What a run directory holds, as types: the manifest (kvplan/run@1), its samples and its events.
+
+A run that ended early lacks what it did not come to, so no key is required; what the manifest's values must be is
+checked when they are read (kvplan.measure.run_manifest).
+"""
+
+from typing import Any, Literal, TypedDict
+
+
+class Model(TypedDict, total=False):
+    name: str
+    source: str
+    config: dict[str, Any]  # as in a config.json
+
+
+class Inputs(TypedDict, total=False):
+    """Of kvplan.servers.bundled.rules.EngineInputs."""
+
+    total: int
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    tensor_parallel_size: int
+    num_blocks: int | None
+    max_blocks: int | None
+    backend: Literal["torch", "triton"]
+    batches_in_flight: int
+
+
+class Memory(TypedDict, total=False):
+    """What the engine measured of itself: bytes, and blocks of the pool."""
+
+    weights: int
+    buffers: int
+    activations: int
+    kv_cache: int
+    cuda_graphs: int
+    non_torch: int
+    workspaces: int
+    graph_tensors: int
+    num_blocks: int
+    block_bytes: int
+
+
+class EngineFigures(TypedDict, total=False):
+    """What an engine counts: of a sample at that time, of results at their end or their fullest."""
+
+    kv_cache_usage_perc: float
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_kv_tokens: int
+    num_filled_slots: int
+    num_requests_running: int
+    num_requests_waiting: int
+    num_preemptions: int
+    num_cached_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_steps: int
+    prompt_tokens: int
+    generation_tokens: int
+    busy_s: float
+
+
+class Served(TypedDict, total=False):
+    """What an allocator served; with `is_partial` at least so much."""
+
+    is_partial: bool
+    allocator: str
+    seconds: float
+    most_running: int
+    densest: EngineFigures
+    stats: EngineFigures
+    output_tokens_per_s: float
+    num_finished: int
+    num_failed: int
+    failures: list[str]
+
+
+class Results(Served, total=False):
+    baseline: Served
+
+
+class Environment(TypedDict, total=False):
+    """Versions and hardware."""
+
+    kvplan: str | None
+    python: str
+    platform: str
+    packages: dict[str, str | None]
+    cuda: str | None
+    driver: str | None
+    gpu: str | None
+    cpu_cores: int | None
+    torch_threads: int
+    host_memory: int
+    warnings: list[str]
+    is_wsl: bool
+    commit: str | None
+    argv: list[str]
+
+
+class Engine(TypedDict, total=False):
+    allocator: str
+    load_format: str
+    seed: int
+    enforce_eager: bool
+    memory_limit: int | None
+
+
+class Manifest(TypedDict, total=False):
+    """run.json."""
+
+    schema: Literal["kvplan/run@1"]
+    status: Literal["running", "complete", "partial", "failed"]
+    cause: str | None
+    host: str
+    pid: int
+    pid_started: int | None
+    started_utc: str
+    finished_utc: str | None
+    device: Literal["cpu", "cuda"]
+    model: Model
+    inputs: Inputs
+    engine: Engine
+    workload: dict[str, object]
+    environment: Environment
+    memory: Memory
+    groups: int
+    graph_bytes: dict[str, int]
+    peaks: dict[str, dict[str, int]]
+    results: Results  # null where nothing was served: `Run.results`
+
+
+class Sample(EngineFigures, total=False):
+    """A line of samples.jsonl: seconds since the run began, the stage, and bytes."""
+
+    t: float
+    stage: str
+    rss: int
+    torch_allocated: int
+    torch_reserved: int
+    torch_peak: int
+    device_used: int
+    device_reserved: int
+    device_free: int
+    device_is_host: bool
+    device_total: int
+    process_used: int
+    process_is_estimated: bool
+    is_foreign: bool
+    gpu_utilization: float
+    power_w: float
+    sm_clock_mhz: float
+    memory_clock_mhz: float
+
+
+class Progress(Sample, total=False):
+    """A sample as whoever watches a profile gets it."""
+
+    num_finished: int
+    num_requests: int | None
+    eta_s: float | None
+
+
+class Event(TypedDict, total=False):
+    """A line of events.jsonl: a stage that begins, with what it is of and the peaks of the one before, or a warning."""
+
+    t: float
+    event: str
+    stage: str
+    allocator: str
+    peaks: dict[str, dict[str, int]]
+    text: str
