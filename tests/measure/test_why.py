@@ -179,6 +179,40 @@ def test_a_quoted_command_keeps_its_other_words() -> None:
     assert "2" not in changed(words, "vllm", {"tensor_parallel_size": ["--tensor-parallel-size", "4"]})
 
 
+def test_a_quoted_command_loses_its_secrets() -> None:
+    words = asked_words(["vllm serve org/m --api-key sk-secret --port 8000 --max-model-len 8192"], "vllm")
+    assert words == ["vllm", "serve", "org/m", "--port", "8000", "--max-model-len", "8192"]
+
+
+def test_prose_is_no_command() -> None:
+    for line in (
+        "vllm serve crashes at engine init for several --kv-cache-dtype values",
+        "vllm serve org/m --gpu-memory-utilization 0.3，80G的显卡",
+    ):
+        assert asked_words([line], "vllm") is None
+
+
+PASTED = [
+    json.loads(line)
+    for line in (LOG.parents[1] / "tests" / "facts" / "pasted.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+def test_the_commands_are_those_that_vllm_s_own_parser_was_given(run: Run) -> None:
+    answer = run("why", LOG, "--gpu", "rtx-4090", "--format", "json").json
+    assert {cure["command"] for cure in answer["cures"]} == {row["command"] for row in PASTED}
+
+
+@pytest.mark.parametrize("row", PASTED, ids=lambda row: f"{row['parsed']['max_model_len']}")
+def test_vllm_s_own_parser_reads_a_pasted_command_as_kvplan_does(row: dict[str, Any]) -> None:
+    """vLLM 0.33's entrypoints/common/cli_args.py was given the words; what it left at its defaults is not said."""
+    read = read_command(row["command"]).args
+    defaults = {"gpu_memory_utilization": 0.92, "kv_cache_dtype": "auto", "tensor_parallel_size": 1,
+                "max_num_seqs": None, "enforce_eager": False}  # fmt: skip
+    assert {name: value for name, value in row["parsed"].items() if name != "port"} == {**defaults, **read}
+    assert row["parsed"]["port"] == 8081
+
+
 def test_a_command_of_sglang_is_changed_by_its_own_flags() -> None:
     words = asked_words(["python3 -m sglang.launch_server --model-path org/m --tp 2 --port 30000"], "sglang")
     assert words is not None

@@ -19,9 +19,8 @@ from kvplan.servers.words import flag_name, is_value
 
 LIST: Final = "non-default args: {"
 # Values that a list has and no command should show, or that no command takes.
-LEFT_OUT: Final = frozenset(
-    {"api_key", "hf_token", "usage_context", "model_tag", "model", "dispatch_function", "subparser"}
-)
+SECRETS: Final = ("api_key", "hf_token")
+LEFT_OUT: Final = frozenset({*SECRETS, "usage_context", "model_tag", "model", "dispatch_function", "subparser"})
 MOST_PLAIN: Final = 3  # words in front of the first flag: `vllm serve MODEL`
 MOST_JOINED: Final = 40  # lines of one command that end in a backslash
 
@@ -55,18 +54,17 @@ def _quoted(lines: Sequence[str], number: int, phrase: str) -> list[str] | None:
         return None
     if sum(1 for _ in takewhile(is_value, words)) > MOST_PLAIN:
         return None  # a sentence that begins like a command
-    words = _without_prose(words)
+    if not all(word.isascii() for word in words[1:]):
+        return None  # a sentence goes on in the same line
+    words = changed(_without_prose(words), "vllm", dict.fromkeys(SECRETS, ()))
     variables = [f"{name}={value}" for name, value in variables_before(text, phrase).items()]
     return [*variables, *(["python"] if words[0] == "-m" else []), *words]
 
 
 def _without_prose(words: list[str]) -> list[str]:
     """A command up to the first word behind a whole flag that is neither a flag nor its value: text goes on there."""
-    is_open, is_single, models = (
-        True,
-        False,
-        0,
-    )  # whether a value may follow; words that stand for themselves: program, serve, model
+    is_open = is_single = False  # whether a value may follow, and no more than one
+    models = 0  # words that stand for themselves: program, serve, model
     for index, word in enumerate(words):
         if not is_value(word):
             name, value = flag_name(word)
