@@ -118,6 +118,7 @@ _CAUSES: Final[dict[ServerName, dict[str, tuple[Cause | None, Phase]]]] = {
         "capture": ("oom_cuda_graph_capture", "capture"),
         "warmup": (None, "warmup"),
         "serving": ("oom_runtime", "serving"),
+        "executing": ("oom_runtime", "serving"),
         **_TOLD_BY_FRAMES,
     },
     "sglang": {
@@ -296,7 +297,9 @@ class _Reading:
         for with_calls in (False, True):
             for name, functions in self._frames_table:
                 for frame in frames:
-                    if frame.is_call <= with_calls and frame.name in functions:
+                    if frame.is_call > with_calls or frame.name not in functions:
+                        continue
+                    if name != "executing" or "/v1/" in self.text.lines[frame.line]:
                         return _Part(name, frame.line)
         return None
 

@@ -333,7 +333,7 @@ SYSTEM: Final[tuple[Wording, ...]] = (
     Wording("too_few_gpus", "invalid device ordinal", "any", "CUDA"),
     Wording("too_few_gpus", "No CUDA GPUs are available", "any", "torch/cuda/__init__.py"),
     Wording(
-        "quantization_mismatch", "does not match the quantization method specified in the", "any",
+        "quantization_mismatch", "Quantization method specified in the model config", "any",
         "vLLM config/model.py, SGLang srt/configs/model_config.py",
         (r"in the model config \(<quantization>\)",), phase="arguments",
     ),

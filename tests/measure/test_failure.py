@@ -346,6 +346,10 @@ def test_a_sort_of_the_warm_up_s_size_in_a_trace_through_the_sampler_is_the_warm
     [
         (vllm_trace("init_device", "request_memory", error="    raise ValueError("), "free_memory_below_utilization"),
         (vllm_trace("init_device", "request_memory", error="    return memory"), None),
+        ("ValueError: Free memory on device cuda:0 (19.77/22.05 GiB) on", "free_memory_below_utilization"),
+        ("vllm\nValueError: User-specified max_model_len (204800) is", "max_len_above_model"),
+        ("OOM\n" + vllm_trace("execute_model", error="    return func("), "oom_runtime"),
+        ('OOM, vllm\n  File "/vllm/worker/model_runner.py", line 9, in execute_model', None),  # the profile, perhaps
         (vllm_trace("_dummy_sampler_run", error="    raise RuntimeError("), "oom_sampler_warmup"),
         (vllm_trace("_dummy_sampler_run", error="    raise e"), None),
         (sglang_trace("alloc_paged_token_slots_extend", error="    raise RuntimeError(error_m"), "sglang_oom_prefill"),

@@ -11,6 +11,11 @@ from kvplan.servers.failures import TORCH_FIGURES, Cause, Phase, Size, Wording
 _POOL: Final = "v1/core/kv_cache_utils.py"
 _WORKER: Final = "v1/worker/gpu_worker.py"
 
+_FREE: Final = (
+    r"\(<free_bytes>/<total_bytes>\) on startup",
+    r"GPU memory utilization \(<utilization>, <budget_bytes>\)",
+)
+
 
 def _row(
     cause: Cause, phrase: str, releases: str, source: str, phase: Phase | None = None, *figures: str, needs: str = ""
@@ -48,8 +53,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     # what is free before anything is loaded
     _row(
         "free_memory_below_utilization", "is less than desired GPU memory utilization", "0.9-0.33", _WORKER, "load",
-        r"\(<free_bytes>/<total_bytes>\) on startup", r"GPU memory utilization \(<utilization>, <budget_bytes>\)",
-        r"\(<free_bytes>/[0-9.]{1,20} GiB\) on startup", r"/<total_bytes>\) on startup",
+        *_FREE,
     ),
     _row(
         "free_memory_below_utilization", "less than the engine's budget after excluding external process's weights",
@@ -79,6 +83,10 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     # functions that raise for one reason alone, where a paste ends before the message
     Wording(
+        "free_memory_below_utilization", "ValueError: Free memory on device", "0.9-0.33", "vLLM, cut", _FREE,
+        phase="load",
+    ),
+    Wording(
         "free_memory_below_utilization", "in request_memory", "0.14-0.33", "vLLM's code of these releases",
         needs="in request_memory raise ValueError", phase="load",
     ),
@@ -99,12 +107,12 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     ),
     # arguments
     _row(
-        "max_len_above_model", "is greater than the derived max_model_len", "0.2-0.33", "config/model.py",
+        "max_len_above_model", "User-specified max_model_len", "0.2-0.33", "config/model.py",
         "arguments", r"User-specified max_model_len \(<context>\)",
         r"derived max_model_len \([a-z_]{0,40}=?<derived_max_len>",
     ),
     _row(
-        "heads_not_divisible_by_tp", "must be divisible by tensor parallel size", "0.2-0.33", "config/model.py",
+        "heads_not_divisible_by_tp", "Total number of attention heads", "0.2-0.33", "config/model.py",
         "arguments", r"attention heads \(<heads>\)", r"tensor parallel size \(<tensor_parallel_size>\)",
     ),
     _row("heads_not_divisible_by_tp", "must be divisible by ep_size", "0.23-0.33", "model_executor/layers/fused_moe"),
@@ -156,7 +164,7 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         (r"parallel size \(<world_size>\)", r"available GPUs \(<gpus>\)"), phase="arguments", strength="hint",
     ),
     _row(
-        "dtype_or_capability", "is only supported on GPUs with compute capability of at least", "0.2-0.33",
+        "dtype_or_capability", "is only supported on GPUs with compute", "0.2-0.33",
         "platforms/cuda.py", "arguments",
         r"of at least <required_capability>\. Your", r"GPU has compute capability <capability>\. You",
     ),
@@ -262,7 +270,7 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
         ),
     ),
     ("warmup", frozenset({"compile_or_warm_up_model", "kernel_warmup", "flashinfer_autotune"})),
-    ("serving", frozenset({"execute_model"})),
+    ("executing", frozenset({"execute_model"})),  # which the first engine's profile does, too
 )  # fmt: skip
 
 # Healthy lines -> the part of start-up that follows them.
