@@ -555,7 +555,7 @@ def inputs_of(case: Case, models: Models) -> Inputs:
     return Inputs(spec, args, release, number, device, why)
 
 
-ASSIGNED = re.compile(rf"({'|'.join(environment.VARIABLES)})=(\w+)")
+ASSIGNED = re.compile(rf"({'|'.join(environment.variables())})=(\w+)")
 FIRST_ENGINE = re.compile(r"\bV0\b")  # "0.8.5 V0": its log has the first engine's wordings
 
 

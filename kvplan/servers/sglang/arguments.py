@@ -97,7 +97,8 @@ NO_EFFECT: Final = {
         enable_precise_embedding_interpolation! triton_attention_reduce_in_fp32! triton_attention_num_kv_splits
         triton_attention_split_tile_size flashinfer_mla_disable_ragged! enable_tf32_matmul! enable_scattered_sconv!
         flashinfer_mxfp4_moe_precision disable_flashinfer_cutlass_moe_fp4_allgather! enable_deterministic_inference!
-        enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc!
+        enable_amd_monokernel! monokernel_backend disable_cuda_graph_padding! enable_cudagraph_gc! enable_mla!
+        enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
     "counts only beside a flag that is refused": """
         max_prefill_tokens torch_compile_max_bs enable_torch_compile_debug_mode! hicache_ratio hicache_size
