@@ -1,8 +1,11 @@
 """How far kvplan's times are from those of real servers: every published result predicted from its inputs alone.
 
-    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--report]
+    python benchmarks/timeboard.py FACTS [--json FILE] [--jobs N] [--every N] [--fitted] [--report]
 
-FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. --every 10 takes each tenth row. --report rewrites
+FACTS is JSON Lines or CSV, as tests/facts/time_cases.csv. A result whose source the constants were fitted on is
+predicted with those fitted without that source (benchmarks/timing/folds.json); any other as shipped, and with --fitted
+all are. What is left out by model and by GPU: `python -m benchmarks.timing.fit --cross`. --every 10 takes each tenth
+row. --report rewrites
 reports/accuracy/time.md and the table in docs/accuracy.md.
 
 Exit codes: 0 scored, 2 the file cannot be read or nothing in it can be scored.
@@ -15,6 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +41,25 @@ class Refused:
         return f"{self.fact.model} on {self.fact.tp} x {self.fact.gpu}: {self.why}"
 
 
-def answered(fact: Fact) -> Predicted | Refused:
+def answered(fact: Fact, *, as_shipped: bool) -> Predicted | Refused:
     try:
-        return predicted_by_kvplan(fact)
+        return predicted_by_kvplan(fact, as_shipped=as_shipped)
     except KvplanError as error:
         return Refused(fact, str(error))
 
 
-def predictions(facts: Sequence[Fact], jobs: int) -> list[Predicted | Refused]:
+def predictions(facts: Sequence[Fact], jobs: int, *, as_shipped: bool) -> list[Predicted | Refused]:
+    answer = partial(answered, as_shipped=as_shipped)
     if jobs == 1:
-        return [answered(fact) for fact in facts]
+        return list(map(answer, facts))
     with ProcessPoolExecutor(jobs) as pool:
-        return list(pool.map(answered, facts, chunksize=8))
+        return list(pool.map(answer, facts, chunksize=8))
 
 
-def board(path: Path, every: int, jobs: int) -> report.Board:
+def board(path: Path, every: int, jobs: int, *, as_shipped: bool) -> report.Board:
     rows = list(read_facts(path))
     facts = [row for row in rows if isinstance(row, Fact)][::every]
-    answers = predictions(facts, jobs)
+    answers = predictions(facts, jobs, as_shipped=as_shipped)
     points = [
         point
         for fact, answer in zip(facts, answers, strict=True)
@@ -63,6 +68,8 @@ def board(path: Path, every: int, jobs: int) -> report.Board:
     ]
     return report.Board(
         path.name,
+        "fitted, as shipped" if as_shipped else "without its source",
+        every,
         len(facts),
         tuple(points),
         Counter(answer.text for answer in answers if isinstance(answer, Refused)),
@@ -76,10 +83,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the scoreboard as JSON here")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--every", type=int, default=1, help="take each N-th row only")
+    parser.add_argument("--fitted", action="store_true", help="the shipped constants also for sources they saw")
     parser.add_argument("--report", action="store_true", help="rewrite reports/accuracy/time.md and docs/accuracy.md")
     options = parser.parse_args(argv)
     try:
-        found = board(options.facts, max(1, options.every), max(1, options.jobs))
+        found = board(options.facts, max(1, options.every), max(1, options.jobs), as_shipped=options.fitted)
     except KvplanError as error:
         print(f"timeboard: error: {error}", file=sys.stderr)
         return error.exit_code

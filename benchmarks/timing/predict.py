@@ -1,9 +1,12 @@
 """What kvplan says of a published result, from its inputs alone: the plan of that server, and its load simulated."""
 
+import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from benchmarks.timing.facts import Fact
 from kvplan.core.errors import KvplanError, UsageError
@@ -12,30 +15,38 @@ from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.simulate import constants
 from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.constants import Constants
 from kvplan.simulate.loop import Simulation
+from kvplan.simulate.ranges import Ranges, modeled
 from kvplan.simulate.records import percentile
 from kvplan.simulate.setup import Setup, check
-from kvplan.simulate.steptime import Shares, StepTime, step_time
+from kvplan.simulate.steptime import Shares, StepTime, roofline
 from kvplan.workloads.trace import TraceRequest
 
 OWN = ("vllm", "sglang")  # servers kvplan knows; others are predicted as if they were vLLM, and scored apart
 WAVES = 3  # of a closed loop: the first, where all send at once, and two in which they follow one another
-MOST_OPEN = 5000  # requests simulated of a load by the clock
+MOST_OPEN = 1500  # requests simulated of a load by the clock
 SIGMA = {"prompt": 1.0, "output": 0.8}  # of chat: log-normal with the published means
+
+
+FOLDS = Path(__file__).with_name("folds.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """Milliseconds by statistic, and output tokens per second of the whole server."""
+    """Milliseconds by statistic, output tokens per second of the whole server, and what ranges kvplan states."""
 
     times: dict[str, float]
     out_tps: float
+    ranges: Ranges
 
     def range(self, metric: str, value: float | None = None) -> tuple[float, float]:
-        """Low and high as kvplan states them; none are stated yet."""
-        value = self.out_tps if value is None else value
-        return value, value
+        """Low and high as kvplan states them."""
+        if value is None:
+            return self.ranges.rate(self.out_tps, arrivals=None)
+        return self.ranges.time(metric, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,7 @@ def engine_of(fact: Fact) -> str:
 
 def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
     simulation, load = simulated(fact, made, times)
-    return figures(fact, simulation, load)
+    return figures(fact, made, simulation, load)
 
 
 def simulated(fact: Fact, made: Plan, times: StepTime) -> tuple[Simulation, Load]:
@@ -137,7 +148,7 @@ def simulated(fact: Fact, made: Plan, times: StepTime) -> tuple[Simulation, Load
     return simulation, load
 
 
-def figures(fact: Fact, simulation: Simulation, load: Load) -> Predicted:
+def figures(fact: Fact, made: Plan, simulation: Simulation, load: Load) -> Predicted:
     records = simulation.records
     times = {}
     for metric in ("ttft", "tpot", "latency"):
@@ -154,7 +165,7 @@ def figures(fact: Fact, simulation: Simulation, load: Load) -> Predicted:
         out_tps = load.users * sum(judged) / len(judged) / (times["latency_mean"] / 1000)
     else:
         out_tps = tokens / simulation.clock
-    return Predicted(times, out_tps)
+    return Predicted(times, out_tps, modeled(made))
 
 
 def mean_of(every: list[float], judged: list[float], fact: Fact, load: Load) -> float:
@@ -167,6 +178,15 @@ def mean_of(every: list[float], judged: list[float], fact: Fact, load: Load) -> 
     return share * first + (1 - share) * later
 
 
-def predicted_by_kvplan(fact: Fact) -> Predicted:
+@cache
+def folds() -> Mapping[str, Constants]:
+    """The constants fitted without each source."""
+    content = json.loads(FOLDS.read_text(encoding="utf-8"))
+    return {src: Constants(**values) for src, values in content.items()}
+
+
+def predicted_by_kvplan(fact: Fact, *, as_shipped: bool) -> Predicted:
+    """With the constants fitted without the fact's source; as shipped where none were fitted on it, or where asked."""
     made = planned(fact)
-    return predict(fact, made, step_time(made, Shares(), None))
+    values = constants.V1 if as_shipped else folds().get(fact.src, constants.V1)
+    return predict(fact, made, roofline(made, Shares(), (), constants.adapted(values, made)))

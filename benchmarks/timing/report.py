@@ -31,6 +31,8 @@ class Board:
     """All points of a file; those of servers that kvplan knows stand apart."""
 
     name: str
+    constants: str
+    every: int
     num_facts: int
     points: tuple[Point, ...]
     refused: Counter[str]
@@ -115,7 +117,9 @@ def sections(found: Board) -> list[tuple[str, str]]:
 
 
 def text(found: Board) -> str:
-    head = f"{found.name}: {found.num_facts:,} results, {len(found.points):,} figures compared, "
+    which = "" if found.every == 1 else f" (every {found.every}th)"
+    head = f"{found.name}{which}, constants {found.constants}: "
+    head += f"{found.num_facts:,} results, {len(found.points):,} figures compared, "
     head += f"{sum(found.refused.values()):,} refused, {found.malformed:,} unreadable\n"
     return head + "".join(f"\n## {title}\n\n{content}" for title, content in sections(found))
 
@@ -129,6 +133,8 @@ def document(found: Board) -> dict[str, Any]:
     return {
         "schema": "kvplan/timeboard@1",
         "facts": found.name,
+        "constants": found.constants,
+        "every": found.every,
         "num_facts": found.num_facts,
         "summary": {
             name: {metric: as_json(line(each)) for metric in METRICS if (each := of_metric(points, metric))}
@@ -164,9 +170,13 @@ def write(found: Board, root: Path) -> None:
             "docs/accuracy.md", "has no marks to write the times between", f"put {begin!r} and {END!r}"
         )
     head, _, rest = content.partition(begin)
+    which = "all" if found.every == 1 else f"every {found.every}th"
+    first = (
+        f"{found.num_facts:,} results ({which}), constants {found.constants}; the range is what `simulate` states:\n"
+    )
     short = "\n".join(
         [
-            markdown(HEADER, summary_rows(found.own)), goal_text(found.own),
+            first, markdown(HEADER, summary_rows(found.own)), goal_text(found.own),
             markdown(GOAL_HEADER, goal_rows(found.own)),
             "What others publish, and what was measured of them:\n", markdown(PEER_HEADER, PEERS),
         ]
