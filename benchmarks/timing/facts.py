@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,8 @@ class Fact:
     """One published result.
 
     users, rate  how the load came: one of them; a rate of infinity is all requests at once
-    lengths      "fixed", "random" (uniform from `least` of the length up to it) or "chat" (as in ShareGPT)
+    lengths      "fixed", "random" (uniform from `least` of the length up to it) or "chat" (as in ShareGPT; answers end
+                 at `least` tokens, where that is not 0)
     measured     milliseconds by name; `out_tps` output tokens per second of the whole server
     """
 
@@ -139,12 +141,15 @@ def fact(line: int, row: Mapping[str, Any]) -> Fact:
 
 
 def lengths_of(stated: Any) -> tuple[str, float]:
-    """How lengths are drawn: ("random", share) for `--random-range-ratio`, "chat" for ShareGPT, else "fixed"."""
+    """How lengths are drawn: ("random", share) for `--random-range-ratio`, "chat" for ShareGPT (and where answers are
+    cut: "eos512"), else "fixed"."""
     try:
         share = float(stated)
     except (TypeError, ValueError):
         words = str(stated or "").lower()
-        return ("chat", 0.0) if "sharegpt" in words or "eos" in words else ("fixed", 1.0)
+        if match := re.fullmatch(r"eos(\d{1,6})", words):
+            return "chat", float(match[1])
+        return ("chat", 0.0) if "sharegpt" in words else ("fixed", 1.0)
     return ("random", share) if 0.3 <= share < 1 else ("fixed", 1.0)
 
 

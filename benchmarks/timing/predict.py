@@ -84,6 +84,11 @@ def requests(fact: Fact, num_requests: int) -> Iterator[TraceRequest]:
 
 def drawn(fact: Fact, part: str, mean: float, rng: random.Random) -> int:
     match fact.lengths:
+        case "chat" if part == "output" and fact.least:  # up to so many tokens, where an answer does not end before
+            most = fact.least
+            if mean <= most / 2:
+                return max(1, round(rng.uniform(1, 2 * mean)))
+            return round(most if rng.random() < 2 * mean / most - 1 else rng.uniform(1, most))
         case "random":
             return max(1, round(rng.uniform(fact.least * mean, mean)))
         case "chat":

@@ -65,7 +65,7 @@ def test_a_row_that_says_too_little_is_named(tmp_path: Path, row: Any, why: str)
     ("stated", "expected"),
     [
         (0.0, ("fixed", 1.0)), (0.05, ("fixed", 1.0)), (0.8, ("random", 0.8)), ("sharegpt", ("chat", 0.0)),
-        ("eos512", ("chat", 0.0)),
+        ("eos512", ("chat", 512.0)),
     ],
 )  # fmt: skip
 def test_lengths_are_drawn_as_the_source_says(tmp_path: Path, stated: Any, expected: tuple[str, float]) -> None:
@@ -79,6 +79,13 @@ def test_lengths_are_drawn_as_the_source_says(tmp_path: Path, stated: Any, expec
             assert 800 <= min(prompts) < 850 < 950 < max(prompts) <= 1000
         case _:
             assert 800 < sum(prompts) / 400 < 1150
+
+
+def test_answers_that_are_cut_have_the_published_mean_and_no_tail(tmp_path: Path) -> None:
+    row = read_row(tmp_path, range="eos512", output_len=350)
+    answers = [request.output_tokens for request in requests(row, 2000)]
+    assert max(answers) == 512
+    assert sum(answers) / 2000 == pytest.approx(350, rel=0.05)
 
 
 def test_the_first_wave_of_a_long_run_is_not_judged(tmp_path: Path) -> None:
