@@ -5,29 +5,25 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.timing.facts import Fact
-from kvplan.core.errors import KvplanError, UsageError
+from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.simulate import constants
-from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.bench_load import DRIFT, BenchLoad, figures
 from kvplan.simulate.constants import Constants
-from kvplan.simulate.loop import Simulation
 from kvplan.simulate.ranges import Ranges, modeled
-from kvplan.simulate.records import percentile
-from kvplan.simulate.setup import Setup, check
+from kvplan.simulate.setup import check
 from kvplan.simulate.steptime import Shares, StepTime, roofline
 from kvplan.workloads.trace import TraceRequest
 
 OWN = ("vllm", "sglang")  # servers kvplan knows; others are predicted as if they were vLLM, and scored apart
-WAVES = 3  # of a closed loop: the first, where all send at once, and two in which they follow one another
-MOST_OPEN = 1500  # requests simulated of a load by the clock
 SIGMA = {"prompt": 1.0, "output": 0.8}  # of chat: log-normal with the published means
 
 
@@ -49,25 +45,9 @@ class Predicted:
         return self.ranges.time(metric, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A fact's load as it is simulated: so many requests, of which the first `skipped` are not judged."""
-
-    num_requests: int
-    skipped: int
-    users: int | None
-
-
-def load_of(fact: Fact, max_num_seqs: int) -> Load:
-    if fact.users is not None:
-        users = min(fact.users, fact.num_prompts)
-        waves = min(WAVES, max(1, round(fact.num_prompts / users)))
-        return Load(max(users * waves, min(3, fact.num_prompts)), users if waves == WAVES else 0, users)
-    if fact.rate == math.inf:  # all at once; more than so many only make it longer
-        users = min(fact.num_prompts, max_num_seqs)
-        waves = min(WAVES, -(-fact.num_prompts // users))
-        return Load(min(fact.num_prompts, waves * users), 0, None)
-    return Load(min(fact.num_prompts, MOST_OPEN), 0, None)
+def load_of(fact: Fact) -> BenchLoad:
+    run_len = max(1, math.ceil(fact.input_len) - 1) if fact.limits.get("unique_prompts") else None
+    return BenchLoad(fact.users, fact.rate, fact.num_prompts, partial(requests, fact), run_len)
 
 
 def requests(fact: Fact, num_requests: int) -> Iterator[TraceRequest]:
@@ -94,6 +74,8 @@ def drawn(fact: Fact, part: str, mean: float, rng: random.Random) -> int:
         case "chat":
             sigma = SIGMA[part]
             return max(4, min(4 * round(mean), round(rng.lognormvariate(math.log(mean) - sigma**2 / 2, sigma))))
+        case _ if part == "output" and (fact.users or 1) > 1:  # whoever begins together drifts apart over many waves
+            return max(1, round(mean * rng.uniform(1 - DRIFT, 1 + DRIFT)))
         case _:
             return max(1, round(mean))
 
@@ -137,50 +119,8 @@ def engine_of(fact: Fact) -> str:
 
 
 def predict(fact: Fact, made: Plan, times: StepTime) -> Predicted:
-    simulation, load = simulated(fact, made, times)
-    return figures(fact, made, simulation, load)
-
-
-def simulated(fact: Fact, made: Plan, times: StepTime) -> tuple[Simulation, Load]:
-    load = load_of(fact, made.settings.max_num_seqs)
-    stream = requests(fact, load.num_requests)
-    arrivals: Arrivals = Open(stream) if load.users is None else Closed(stream, load.users)
-    run_len = max(1, math.ceil(fact.input_len) - 1) if fact.limits.get("unique_prompts") else None
-    simulation = Setup(made, times).simulation(arrivals, run_len)
-    simulation.run()
-    if not len(simulation.records):
-        raise UsageError("simulate", "no request is served", "raise the context")
-    return simulation, load
-
-
-def figures(fact: Fact, made: Plan, simulation: Simulation, load: Load) -> Predicted:
-    records = simulation.records
-    times = {}
-    for metric in ("ttft", "tpot", "latency"):
-        values = records.times(metric, load.skipped)
-        if values:
-            times[f"{metric}_mean"] = 1000 * mean_of(records.times(metric), values, fact, load)
-            for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-                times[f"{metric}_{name}"] = 1000 * (percentile(values, share) or 0.0)
-    tokens = sum(records.output)
-    if load.users is not None and load.skipped:  # Little: so many users are inside all the time
-        judged = [
-            output for number, output in zip(records.number, records.output, strict=True) if number > load.skipped
-        ]
-        out_tps = load.users * sum(judged) / len(judged) / (times["latency_mean"] / 1000)
-    else:
-        out_tps = tokens / simulation.clock
-    return Predicted(times, out_tps, modeled(made))
-
-
-def mean_of(every: list[float], judged: list[float], fact: Fact, load: Load) -> float:
-    """The mean over all prompts of a result: the first wave counts as often as it did there, not as often as here."""
-    later = sum(judged) / len(judged)
-    if not load.skipped or load.skipped >= fact.num_prompts or len(every) <= len(judged):
-        return later
-    first = (sum(every) - sum(judged)) / (len(every) - len(judged))
-    share = load.skipped / fact.num_prompts
-    return share * first + (1 - share) * later
+    found = figures(made, times, load_of(fact))
+    return Predicted(dict(found.times), found.output_tokens_per_s, modeled(made))
 
 
 @cache

@@ -171,9 +171,7 @@ def write(found: Board, root: Path) -> None:
         )
     head, _, rest = content.partition(begin)
     which = "all" if found.every == 1 else f"every {found.every}th"
-    first = (
-        f"{found.num_facts:,} results ({which}), constants {found.constants}; ranges as `simulate` states them:\n"
-    )
+    first = f"{found.num_facts:,} results ({which}), constants {found.constants}; ranges as `simulate` states them:\n"
     short = "\n".join(
         [
             first, markdown(HEADER, summary_rows(found.own)), goal_text(found.own),

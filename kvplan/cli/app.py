@@ -71,6 +71,11 @@ COMMANDS: Final[Mapping[str, Entry]] = {
         "simulate_options.SimulateOptions",
         "simulate.simulate",
     ),
+    "calibrate": Entry(
+        "Fit a step's time to your own benchmark runs, for --calibration.",
+        "calibrate_options.CalibrateOptions",
+        "calibrate.calibrate",
+    ),
     "profile": Entry(
         "Run the bundled engine, measure, and keep the run.", "run_options.ProfileOptions", "profile.profile"
     ),

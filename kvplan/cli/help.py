@@ -19,6 +19,7 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "upgrade": "kvplan upgrade qwen3-8b --gpu l40s --ctx 8k --from vllm@0.24",
     },
     "Prove": {
+        "calibrate": "kvplan calibrate qwen3-8b --gpu l40s --ctx 8k --bench 'results/*.json' -o calibration.json",
         "profile": "kvplan profile",
         "reconcile": "kvplan reconcile --log server.log --gpu a100-80g",
         "report": "kvplan report runs/smollm2-135m-1",
@@ -73,7 +74,7 @@ MORE: Final[Mapping[str, tuple[str, ...]]] = {
     "gpus": ("kvplan gpus", "kvplan gpus l40s --format json"),
     "schema": ("kvplan schema sweep", "kvplan schema diff"),
 }
-NEEDS: Final = ("profile", "reconcile", "report", "rightsize", "watch", "why")  # a run, a log or a GPU
+NEEDS: Final = ("calibrate", "profile", "reconcile", "report", "rightsize", "watch", "why")  # a run, a log or a GPU
 PANELS: Final[Mapping[str, tuple[str, ...]]] = {  # of options that are no engine arguments
     "Quantization": ("weights_bytes",),
     "Adapters and drafts": ("enable_lora", "draft_model"),

@@ -29,6 +29,10 @@ from kvplan.servers.bundled.rules import predict
 def reconcile_command(options: ReconcileOptions) -> int:
     """Compare, print, and return 0, or 1 where --max-error is exceeded."""
     check_sources(options)
+    if options.bench is not None:
+        from kvplan.cli.reconcile_bench import reconcile_bench
+
+        return reconcile_bench(options)
     limits = None if options.max_error is None else limits_of(options.max_error, "--max-error")
     if options.run_dir is None:
         from kvplan.cli.reconcile_log import reconcile_server
@@ -67,13 +71,16 @@ def said(options: ReconcileOptions) -> str:
     return ", ".join(printable(text, 80) for text in options.max_error or [])
 
 
+ONE_OF = "RUN_DIR, --log FILE, --metrics URL and --bench FILE"
+
+
 def check_sources(options: ReconcileOptions) -> None:
     """Refuse all but one of a run, a log and a page, and what does not go with it."""
-    sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics}
+    sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics, "--bench": options.bench}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
         problem = "are given together" if given else "is missing"
-        raise UsageError(" and ".join(given) or "RUN_DIR", problem, "give one of RUN_DIR, --log FILE and --metrics URL")
+        raise UsageError(" and ".join(given) or "RUN_DIR", problem, f"give one of {ONE_OF}")
     if given != ["RUN_DIR"] and options.calibrate is not None:
         raise UsageError("--calibrate", f"needs a run, {given[0]} has no samples", "give RUN_DIR")
     if given == ["RUN_DIR"]:
@@ -84,7 +91,7 @@ def check_sources(options: ReconcileOptions) -> None:
         ]
         flags = [flag_of(name) for name in named if name not in own]
         if flags:
-            raise UsageError(f"{flags[0]}", "a run says itself what it ran with", "it goes with --log and --metrics")
+            raise UsageError(f"{flags[0]}", "a run says itself what it ran with", "it is for --log, --metrics, --bench")
 
 
 def step_time(run: Run) -> dict[str, Any] | None:

@@ -143,6 +143,15 @@ class ReconcileOptions(PlanOptions):
             metavar="URL|FILE",
         ),
     ] = None
+    bench: Annotated[
+        Text,
+        option(
+            "--bench",
+            help="A result of vllm bench serve, sglang.bench_serving, guidellm, aiperf or InferenceX, beside the times "
+            "that kvplan predicts; with --gpu and the server's flags.",
+            metavar="FILE",
+        ),
+    ] = None
     model: Annotated[
         Text,
         typer.Option(

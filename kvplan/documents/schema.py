@@ -42,6 +42,7 @@ DOCUMENTS: Final = {
     "simulation": ("simulation", "SimulationDocument"),
     "diagnosis": ("diagnosis", "DiagnosisDocument"),
     "log-reconciliation": ("log_reconciliation", "LogReconciliationDocument"),
+    "bench-reconciliation": ("bench_reconciliation", "BenchReconciliationDocument"),
 }
 NAMES: Final = (*DOCUMENTS, "policy")
 # A command by its name stands for what it prints.

@@ -49,12 +49,19 @@ class Calibration:
 TERMS = ("step", "prompt_token", "output_token", "kv_byte")
 
 
+FACTORS = ("device", "server", "link", "request")
+
+
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds of one model's step by itself, and for each prompt token, output token and byte of KV in it."""
+    """Seconds of one model's step by itself, and for each prompt token, output token and byte of KV in it; or factors
+    on the modeled ones, fitted to so many benchmark runs.
+    """
 
     model: str
     seconds: dict[str, float]
+    factors: Mapping[str, float] = field(default_factory=dict)
+    runs: int = 0
 
 
 def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,8 +120,9 @@ def read(path: Path) -> Calibration:
     ranks = content.get("tensor_parallel_size", 1)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
         raise InvalidInputError(shown(path), "tensor_parallel_size must be a whole number", "the file is damaged")
+    steps = _step_time(content.get("step_time"), path)
     missing = [name for name in COMPONENTS if name not in measured]
-    if missing:
+    if missing and (measured or steps is None or not steps.factors):
         raise InvalidInputError(shown(path), f"measured.{missing[0]} is missing", "the file is damaged")
     sizes = [total, *measured.values(), *graphs.values()]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
@@ -123,7 +131,6 @@ def read(path: Path) -> Calibration:
     if isinstance(coefficient, bool) or not isinstance(coefficient, int | float) or not 0 < coefficient < 1000:
         raise InvalidInputError(shown(path), "activation_coefficient must be a number above 0", "the file is damaged")
     sizes_by_name = {str(name): int(size) for name, size in measured.items()}
-    steps = _step_time(content.get("step_time"), path)
     return Calibration(
         key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps, model, graphs, run, ranks
     )  # fmt: skip
@@ -132,6 +139,8 @@ def read(path: Path) -> Calibration:
 def _step_time(content: Any, path: Path) -> StepSeconds | None:
     if content is None:
         return None
+    if isinstance(content, dict) and "factors" in content:
+        return _factors(content, path)
     seconds = content.get("seconds") if isinstance(content, dict) else None
     if not isinstance(seconds, dict) or set(seconds) != set(TERMS) or not isinstance(content.get("model"), str):
         raise InvalidInputError(shown(path), "step_time must hold a model and seconds", "the file is damaged")
@@ -141,6 +150,20 @@ def _step_time(content: Any, path: Path) -> StepSeconds | None:
     if not any(values):
         raise InvalidInputError(shown(path), "step_time says that a step takes no time", "the file is damaged")
     return StepSeconds(content["model"], {term: float(seconds[term]) for term in TERMS})
+
+
+def _factors(content: Mapping[str, Any], path: Path) -> StepSeconds:
+    factors, runs = content.get("factors"), content.get("runs")
+    if not isinstance(factors, dict) or set(factors) != set(FACTORS) or not isinstance(content.get("model"), str):
+        raise InvalidInputError(shown(path), "step_time must hold a model and factors", "the file is damaged")
+    if any(
+        isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 100
+        for value in factors.values()
+    ):
+        raise InvalidInputError(shown(path), "a factor of step_time is not above 0", "the file is damaged")
+    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
+        raise InvalidInputError(shown(path), "step_time does not say how many runs", "the file is damaged")
+    return StepSeconds(str(content["model"]), {}, {name: float(factors[name]) for name in FACTORS}, runs)
 
 
 def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
@@ -174,8 +197,8 @@ def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
     }
 
 
-def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> dict[str, float]:
-    """Seconds of a step by what is in it, where they were measured with this model on such a GPU."""
+def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> StepSeconds:
+    """A step by what is in it, or factors on it, where they were measured with this model on such a GPU."""
     if calibration.step_time is None:
         raise InvalidInputError(
             calibration.origin,
@@ -189,4 +212,4 @@ def step_seconds(calibration: Calibration, gpu: GpuSpec, model: str) -> dict[str
             f"its step times are of {printable(calibration.step_time.model, 100)}, not of {printable(model, 100)}",
             "calibrate with this model",
         )
-    return dict(calibration.step_time.seconds)
+    return calibration.step_time

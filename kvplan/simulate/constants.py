@@ -4,6 +4,7 @@ Fitted to published results of real servers by `python -m benchmarks.timing.fit`
 result and its source); the errors on sources, models and GPUs that a fit has not seen are in docs/accuracy.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -24,7 +25,8 @@ class Constants:
     switch, switch_s      an all-reduce over NVLink or Infinity Fabric: share of the link, seconds for each doubling of
                           ranks
     pcie, pcie_s          the same over PCIe
-    request, prompt_token seconds that a request spends outside of the steps, and each of its prompt tokens
+    request, crowd, prompt_token  seconds that a request spends outside of the steps, those for each other request that
+                          is answered meanwhile, and those of each of its prompt tokens
     first_step, first_sequence  what vLLM's first engine (0.7 and older), which prepares its steps one after the other
                           in Python, adds to a step, and for each sequence
     """
@@ -44,6 +46,7 @@ class Constants:
     pcie: float
     pcie_s: float
     request: float
+    crowd: float
     prompt_token: float
     first_step: float
     first_sequence: float
@@ -64,11 +67,37 @@ V1: Final = Constants(
     switch_s=2.3e-6,
     pcie=0.082,
     pcie_s=30e-6,
-    request=17e-3,
+    request=14e-3,
+    crowd=0.12e-3,
     prompt_token=3e-6,
     first_step=2.8e-3,
     first_sequence=65e-6,
 )
+
+
+def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
+    """Constants with what the device, the server, the link and a request take multiplied; 1 leaves them as they are."""
+    device, server, link, request = (factors[name] for name in ("device", "server", "link", "request"))
+    return replace(
+        constants,
+        weights=constants.weights / device,
+        experts=constants.experts / device,
+        widened=constants.widened / device,
+        kv=constants.kv / device,
+        flops=constants.flops / device,
+        attention=constants.attention / device,
+        layer=constants.layer * server,
+        prefill_layer=constants.prefill_layer * server,
+        step=constants.step * server,
+        sequence=constants.sequence * server,
+        switch=constants.switch / link,
+        switch_s=constants.switch_s * link,
+        pcie=constants.pcie / link,
+        pcie_s=constants.pcie_s * link,
+        request=constants.request * request,
+        crowd=constants.crowd * request,
+        prompt_token=constants.prompt_token * request,
+    )
 
 
 def adapted(constants: Constants, plan: Plan) -> Constants:

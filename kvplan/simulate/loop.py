@@ -52,6 +52,7 @@ class Live:
     first_token: float = -1.0
     cached: int = 0
     loaded: int = 0
+    outside: float = 0.0  # seconds that its user sees tokens later than the steps give them
 
 
 @dataclass(slots=True)
@@ -72,7 +73,8 @@ class Simulation:
     """One run.
 
     run_len  tokens that one prefix id of a request stands for
-    request_s, prompt_token_s  seconds that a request, and each token of its prompt, spends outside of the steps
+    request_s, crowd_s, prompt_token_s  seconds that a request spends outside of the steps, those for each other one
+             that runs, and those of each token of its prompt
     on_step  sees each batch that is scheduled by itself, right after it was
     stop     asked now and then; True ends the run early
     """
@@ -89,6 +91,7 @@ class Simulation:
     on_step: Callable[["Simulation", Batch], None] | None = None
     stop: Callable[["Simulation"], bool] | None = None
     request_s: float = 0.0
+    crowd_s: float = 0.0
     prompt_token_s: float = 0.0
 
     clock: float = 0.0
@@ -174,17 +177,18 @@ class Simulation:
             rows.arrival.append(live.arrival)
             rows.admitted.append(live.admitted)
             rows.first_token.append(live.first_token)
-            rows.ended.append(self.clock + self._outside(seq))
+            rows.ended.append(self.clock + live.outside)
             rows.prompt.append(seq.num_prompt_tokens)
             rows.output.append(seq.num_output_tokens)
             rows.cached.append(live.cached)
             rows.loaded.append(live.loaded)
             rows.preemptions.append(seq.num_preemptions)
-        self.arrivals.ended(self.clock + self._outside(seq))
+        self.arrivals.ended(self.clock + live.outside)
 
     def _outside(self, seq: Sequence) -> float:
         """Seconds of a request outside of the steps, by which its user sees every token later."""
-        return self.request_s + self.prompt_token_s * seq.num_prompt_tokens
+        others = self.crowd_s * (len(self.scheduler.running) - 1) if self.crowd_s else 0.0
+        return self.request_s + max(0.0, others) + self.prompt_token_s * seq.num_prompt_tokens
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -228,7 +232,9 @@ class Simulation:
         done = self.scheduler.update(batch, ANY_TOKEN)
         if self._unanswered:
             for seq in [seq for seq in batch.samples if seq in self._unanswered]:
-                self._live[seq].first_token = self.clock + self._outside(seq)
+                live = self._live[seq]
+                live.outside = self._outside(seq)
+                live.first_token = self.clock + live.outside
                 del self._unanswered[seq]
         if self.tiers is not None:
             self._store_prompts(batch)

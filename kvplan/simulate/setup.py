@@ -31,7 +31,7 @@ class Setup:
 
     def simulation(self, arrivals: Arrivals, run_len: int | None = None) -> Simulation:
         """A fresh run over these arrivals; `run_len` tokens stand behind one prefix id."""
-        request_s, prompt_token_s = outside(self.step_time)
+        request_s, crowd_s, prompt_token_s = outside(self.step_time)
         return Simulation(
             config=scheduler_config(self.plan, self.allocator),
             num_blocks=self.plan.capacity.num_blocks,
@@ -41,6 +41,7 @@ class Setup:
             arrivals=arrivals,
             run_len=run_len,
             request_s=request_s,
+            crowd_s=crowd_s,
             prompt_token_s=prompt_token_s,
             tiers=empty_tiers(self.plan, self.tiers, self.chunk_tokens) if self.tiers else None,
         )

@@ -17,7 +17,7 @@ What is not in it: the vision tower, sampling with penalties.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot, log2
 from typing import Final, Protocol, assert_never
 
@@ -41,7 +41,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.plans import Plan
 from kvplan.servers.weights import weight_layout
-from kvplan.simulate.constants import Constants, constants_of
+from kvplan.simulate.constants import Constants, constants_of, scaled
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.sizing.layout import token_bytes
 from kvplan.sizing.weights import num_params, scheme_for
@@ -250,7 +250,7 @@ class Roofline:
     floor                seconds below which the layers do not stay where prompts are computed
     link                 seconds for each token between ranks
     narrow               (elements per token, FLOP/s) of what is multiplied in fewer than 16 bits
-    request_s, prompt_token_s  of a request outside of the steps, and of each of its prompt tokens
+    request_s, crowd_s, prompt_token_s  of a request outside of the steps, for each other one, for each prompt token
     """
 
     dense: float
@@ -270,6 +270,7 @@ class Roofline:
     text: str
     narrow: tuple[tuple[int, int], ...] = ()
     request_s: float = 0.0
+    crowd_s: float = 0.0
     prompt_token_s: float = 0.0
 
     def seconds(self, work: StepWork) -> float:
@@ -354,6 +355,7 @@ def roofline(
         text=text,
         narrow=tuple((count, rate) for _, count, rate in narrow),
         request_s=own.request,
+        crowd_s=own.crowd,
         prompt_token_s=own.prompt_token,
     )
 
@@ -392,15 +394,17 @@ class AtLeast:
         return max(self.least_s, self.base.seconds(work))
 
 
-def outside(step_time: StepTime) -> tuple[float, float]:
-    """Seconds that a request, and each token of its prompt, spends outside of the steps; none of measured steps."""
+def outside(step_time: StepTime) -> tuple[float, float, float]:
+    """Seconds that a request, each other one beside it, and each token of its prompt spend outside of the steps; none
+    of steps that were measured.
+    """
     match step_time:
-        case Roofline(request_s=request_s, prompt_token_s=prompt_token_s):
-            return request_s, prompt_token_s
+        case Roofline(request_s=request_s, crowd_s=crowd_s, prompt_token_s=prompt_token_s):
+            return request_s, crowd_s, prompt_token_s
         case AtLeast(base=base):
             return outside(base)
         case _:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
 
 
 # --- measured -------------------------------------------------------------------------------------------------------
@@ -436,6 +440,9 @@ def step_time(plan: Plan, shares: Shares, calibration: str | None, tier_bandwidt
     from kvplan.servers.calibration import read, step_seconds
 
     found = read(Path(calibration))
-    coefficients = step_seconds(found, plan.request.gpu, plan.request.spec.name)
-    text = f"measured: {found.origin}"
-    return Measured(coefficients, attention_kinds(plan), tier_bandwidths, text)
+    steps = step_seconds(found, plan.request.gpu, plan.request.spec.name)
+    if steps.factors:
+        line = roofline(plan, shares, tier_bandwidths, scaled(constants_of(plan), steps.factors))
+        factors = ", ".join(f"{name} x {value:.2f}" for name, value in steps.factors.items())
+        return replace(line, text=f"{line.text}; fitted to {steps.runs} runs in {found.origin} ({factors})")
+    return Measured(steps.seconds, attention_kinds(plan), tier_bandwidths, f"measured: {found.origin}")

@@ -90,9 +90,10 @@ def test_answers_that_are_cut_have_the_published_mean_and_no_tail(tmp_path: Path
 
 def test_the_first_wave_of_a_long_run_is_not_judged(tmp_path: Path) -> None:
     """Ten times as many prompts as users: the first wave, where all send at once, is a tenth of what was published."""
-    assert load_of(read_row(tmp_path, num_prompts=20), 256).skipped == 2
-    assert load_of(read_row(tmp_path, num_prompts=2), 256).skipped == 0
-    assert load_of(read_row(tmp_path, load={"rate": "inf"}, num_prompts=600), 256).num_requests == 600
+    assert load_of(read_row(tmp_path, num_prompts=20)).simulated(256) == (6, 2)
+    assert load_of(read_row(tmp_path, num_prompts=2)).simulated(256) == (2, 0)
+    assert load_of(read_row(tmp_path, load={"rate": "inf"}, num_prompts=600)).simulated(256) == (600, 0)
+    assert load_of(read_row(tmp_path, load={"rate": "inf"}, num_prompts=6000)).simulated(256) == (768, 0)
 
 
 def test_a_server_is_the_limit_where_it_answers_fewer_than_come(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_a_limit_without_a_figure_to_compare_is_refused(run: Run, log: Log) -> N
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
-        ((), "RUN_DIR: is missing; give one of RUN_DIR, --log FILE and --metrics URL"),
+        ((), "RUN_DIR: is missing; give one of RUN_DIR, --log FILE, --metrics URL and --bench FILE"),
         (("somewhere", "--log", "x"), "RUN_DIR and --log: are given together"),
         (("--log", "x", "--metrics", "y"), "--log and --metrics: are given together"),
         (("--log", "x", "--calibrate", "c.json"), "--calibrate: needs a run"),

@@ -187,7 +187,7 @@ def test_littles_law_holds(source: Source, rate: float, gpu_name: str) -> None:
     """Mean number in the system = throughput x mean time in it, but for the dust of summing floats."""
     the_plan = planned(gpu_name=gpu_name)
     run = Setup(the_plan, roofline(the_plan, Shares())).simulation(source.open(rate))
-    run.request_s = run.prompt_token_s = 0.0  # who is on the way to the server or back is not inside
+    run.request_s = run.crowd_s = run.prompt_token_s = 0.0  # who is on the way to the server or back is not inside
     done(run)
     figures = result(run)
     inside = figures.running_mean + figures.waiting_mean
@@ -236,6 +236,15 @@ def test_tokens_are_neither_lost_nor_made_up(
     assert run.scheduler.blocks.num_free_blocks == run.scheduler.blocks.num_usable_blocks
 
 
+def test_each_other_request_inside_makes_a_first_token_later() -> None:
+    """Two prompts of one step, 10 ms for each other that runs: both see their tokens 10 ms later."""
+    run = simulation(by_clock((0.0, 4, 2), (0.0, 4, 2)))
+    run.crowd_s = 0.010
+    done(run)
+    assert list(run.records.first_token) == pytest.approx([1.010, 1.010])
+    assert list(run.records.ended) == pytest.approx([2.010, 2.010])
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=1, max_size=20),
     st.integers(1, 6), st.sampled_from((0.0, 2.5)), st.sampled_from((0.0, 7.0)),
@@ -265,8 +274,8 @@ def test_no_more_are_inside_than_there_are_users(
 # What the data sheet says, and nothing lost on the way.
 PERFECT = Constants(
     weights=1.0, experts=1.0, widened=1.0, kv=1.0, flops=1.0, attention=1.0, layer=0.0, prefill_layer=0.0, step=0.0,
-    sequence=0.0, switch=1.0, switch_s=0.0, pcie=1.0, pcie_s=0.0, request=0.0, prompt_token=0.0, first_step=0.0,
-    first_sequence=0.0,
+    sequence=0.0, switch=1.0, switch_s=0.0, pcie=1.0, pcie_s=0.0, request=0.0, crowd=0.0, prompt_token=0.0,
+    first_step=0.0, first_sequence=0.0,
 )  # fmt: skip
 
 

@@ -1,0 +1,67 @@
+"""Results of load generators beside the plans of the servers that they were sent to."""
+
+import glob
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
+from kvplan.cli.options import PlanOptions
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable, shown
+from kvplan.core.units import parse_tokens
+from kvplan.measure.bench_results import BenchResult, read_results
+from kvplan.planning.plan import Plan, plan
+from kvplan.simulate.bench_load import BenchLoad, listed, steady
+from kvplan.simulate.setup import check
+
+MOST_FILES = 1000
+
+
+def results_of(patterns: Sequence[str]) -> list[BenchResult]:
+    """Every result of the files; a pattern that the shell left alone is expanded here."""
+    paths: list[str] = []
+    for pattern in patterns:
+        found = sorted(glob.glob(pattern)) if any(sign in pattern for sign in "*?[") else [pattern]  # noqa: PTH207 -- as a shell
+        if not found:
+            raise UsageError("--bench", f"no file is like {printable(pattern, 80)}", "name the results")
+        paths += found
+    if len(paths) > MOST_FILES:
+        raise UsageError("--bench", f"{len(paths):,} files are too many", f"name at most {MOST_FILES:,}")
+    return [result for path in paths for result in read_results(Path(path))]
+
+
+def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
+    """The server of a result: as the options say, of as many ranks as the result says where they do not."""
+    ranks: dict[str, Any] = {"tensor_parallel_size": str(result.ranks)}
+    if getattr(options, "tensor_parallel_size", None) is None and result.ranks is not None:
+        options = replace(options, **ranks)
+    refuse_missing(("MODEL", says_model(options), MODEL_CURE), ("--gpu", says_gpu(options), "name the GPU it ran on"))
+    asked = read(options)
+    if len(asked.requests) != 1:
+        raise UsageError(verb, f"{len(asked.requests)} plans are asked for", "name one --gpu and one --ctx")
+    say(asked, quiet=getattr(options, "quiet", False))
+    found = plan(asked.requests[0])
+    check(found)
+    return found
+
+
+def load_of(result: BenchResult, prompt_tokens: str | None, output_tokens: str | None) -> BenchLoad:
+    """What was sent; mean lengths from the options where the result has none."""
+    if result.lengths:
+        return BenchLoad(
+            result.users, result.rate, result.num_prompts,
+            listed(result.lengths, result.rate, is_constant=result.is_constant),
+        )  # fmt: skip
+    prompt = mean(prompt_tokens, "--prompt-tokens") or result.prompt
+    output = mean(output_tokens, "--output-tokens") or result.output
+    if not prompt or not output:
+        what = "--prompt-tokens" if not prompt else "--output-tokens"
+        raise UsageError(what, f"is missing, and {shown(Path(result.source))} does not say it", "give the mean")
+    requests = steady(prompt, output, result.rate, is_constant=result.is_constant)
+    return BenchLoad(result.users, result.rate, result.num_prompts, requests)
+
+
+def mean(text: str | None, flag: str) -> int | None:
+    return None if text is None else parse_tokens(text, flag)

@@ -1,0 +1,283 @@
+"""Results of load generators: what they sent, and what they measured.
+
+Read are files of `vllm bench serve` (vllm/benchmarks/serve.py, --save-result or --append-result),
+`sglang.bench_serving` (docs/developer_guide/bench_serving.md, --output-file), guidellm (schemas/generative), aiperf
+(profile_export_aiperf.json) and InferenceX (utils/process_result.py, agg_*.json). One file may hold several results.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvplan.core.errors import InvalidInputError
+from kvplan.core.files import printable, read_text, shown
+from kvplan.core.records import dataclass
+from kvplan.core.units import MIB
+
+MAX_BYTES: Final = 256 * MIB  # detailed results hold every token's time
+TOOLS: Final = "vllm bench serve, sglang.bench_serving, guidellm, aiperf and InferenceX"
+STATISTICS: Final = ("mean", "p50", "p90", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One run of a load generator.
+
+    users, rate   how the load came: one of them; a rate of infinity is all requests at once
+    is_constant   requests came evenly, not in a Poisson process
+    prompt, output  mean tokens; None where the file does not say
+    lengths       (prompt, output) of each request, where the file holds them
+    times         milliseconds by metric and statistic: "ttft_p50"
+    """
+
+    source: str
+    tool: str
+    model: str | None
+    users: int | None
+    rate: float | None
+    is_constant: bool
+    num_prompts: int
+    prompt: float | None
+    output: float | None
+    lengths: tuple[tuple[int, int], ...]
+    times: Mapping[str, float]
+    output_tokens_per_s: float | None
+    ranks: int | None = None
+    gpu: str | None = None
+
+    @property
+    def load(self) -> str:
+        if self.users is not None:
+            return f"{self.users:,} user{'' if self.users == 1 else 's'}"
+        return "all at once" if self.rate == math.inf else f"{self.rate:g} requests/s"
+
+    def stated(self, metric: str) -> tuple[str, float] | None:
+        """(statistic, milliseconds) of a metric: its median where stated, else its mean."""
+        for statistic in ("p50", "mean"):
+            value = self.times.get(f"{metric}_{statistic}")
+            if value:
+                return statistic, value
+        return None
+
+
+def read_results(path: Path) -> list[BenchResult]:
+    """Every result in a file; InvalidInputError for what is none."""
+    content = read_text(path, MAX_BYTES)
+    found = [result for row in objects(content, path) for result in results_of(row, path)]
+    if not found:
+        raise InvalidInputError(shown(path), "holds no result", f"name a file of {TOOLS}")
+    return found
+
+
+def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
+    """JSON objects of a file: one, or one a line."""
+    try:
+        parts = [json.loads(content)]
+    except ValueError:
+        try:
+            parts = [json.loads(line) for line in content.splitlines() if line.strip()]
+        except (ValueError, RecursionError):
+            raise InvalidInputError(shown(path), "is not JSON", f"name a file of {TOOLS}") from None
+    except RecursionError:
+        raise InvalidInputError(shown(path), "is nested too deeply", f"name a file of {TOOLS}") from None
+    for part in parts:
+        if not isinstance(part, dict):
+            raise InvalidInputError(shown(path), "holds no JSON object", f"name a file of {TOOLS}")
+        yield part
+
+
+def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
+    if isinstance(row.get("benchmarks"), list):
+        return [guidellm(part, row, path) for part in row["benchmarks"] if isinstance(part, dict)]
+    if "tput_per_gpu" in row:
+        return [inferencex(row, path)]
+    if "mean_ttft_ms" in row:
+        return [serving(row, path)]
+    records = row.get("records") if isinstance(row.get("records"), dict) else row
+    if isinstance(records, dict) and isinstance(records.get("time_to_first_token"), dict):
+        return [aiperf(records, row, path)]
+    raise InvalidInputError(shown(path), "is no result that is known", f"name a file of {TOOLS}")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def number(value: Any) -> float | None:
+    """A finite number of 0 or more, or infinity; None for anything else."""
+    if value in ("inf", "Infinity"):
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
+        return None
+    return float(value)
+
+
+def count(value: Any, name: str, path: Path) -> int:
+    stated = number(value)
+    if not stated or stated == math.inf or stated > 1e9:
+        raise InvalidInputError(
+            shown(path), f"{name} is no number of requests ({printable(repr(value), 40)})", "run again"
+        )
+    return int(stated)
+
+
+def inner(row: Mapping[str, Any], *names: str) -> Any:
+    """A value in nested objects; None where there is none."""
+    value: Any = row
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None]:
+    """(users, rate) of which one is given; a limit of infinity on either is none."""
+    limit, pace = number(users), number(rate)
+    if limit is not None and limit > 0:
+        if pace not in (None, math.inf):
+            raise InvalidInputError(
+                shown(path), "was sent at a rate and with a largest concurrency", "run with one of them"
+            )
+        return int(limit), None
+    if pace is None or pace == 0:
+        raise InvalidInputError(shown(path), "does not say how requests came", "run with a rate or a concurrency")
+    return None, pace
+
+
+def kept(times: Mapping[str, Any], path: Path) -> dict[str, float]:
+    found = {name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf}
+    if not found:
+        raise InvalidInputError(shown(path), "holds no times", "stream the answers, so that they can be measured")
+    return found
+
+
+# --- the tools' own files ---------------------------------------------------------------------------------------------
+
+
+def serving(row: dict[str, Any], path: Path) -> BenchResult:
+    """vLLM's and SGLang's: times in ms as `median_ttft_ms`; SGLang calls the whole request `e2e_latency`."""
+    is_sglang = "mean_e2e_latency_ms" in row or "total_output_tokens_retokenized" in row
+    completed = count(row.get("completed"), "completed", path)
+    users, rate = traffic(row.get("max_concurrency"), row.get("request_rate"), path)
+    names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
+    whole = "e2e_latency" if is_sglang else "e2el"
+    per_token = "tpot" if number(row.get("mean_tpot_ms")) else "itl"
+    parts = {"ttft": "ttft", "tpot": per_token, "latency": whole}
+    times = {
+        f"{metric}_{name}": row.get(f"{word}_{part}_ms")
+        for metric, part in parts.items()
+        for name, word in names.items()
+    }
+    prompts, answers = number(row.get("total_input_tokens")), number(row.get("total_output_tokens"))
+    return BenchResult(
+        shown(path),
+        "sglang.bench_serving" if is_sglang else "vllm bench serve",
+        text(row.get("model_id")) or text(row.get("model")),
+        users,
+        rate,
+        number(row.get("burstiness")) == math.inf,
+        max(completed, int(number(row.get("num_prompts")) or 0)),
+        None if prompts is None else prompts / completed,
+        None if answers is None else answers / completed,
+        pairs(row.get("input_lens"), row.get("output_lens")),
+        kept(times, path),
+        number(row.get("output_throughput")),
+    )
+
+
+def pairs(prompts: Any, answers: Any) -> tuple[tuple[int, int], ...]:
+    """Lengths of each request, where both lists hold whole numbers; those that failed have no answer."""
+    if not isinstance(prompts, list) or not isinstance(answers, list) or len(prompts) != len(answers):
+        return ()
+    both = zip(prompts, answers, strict=True)
+    return tuple((a, b) for a, b in both if isinstance(a, int) and isinstance(b, int) and a > 0 and b > 0)
+
+
+def inferencex(row: dict[str, Any], path: Path) -> BenchResult:
+    """InferenceX's agg_*.json: vLLM's fields in seconds without `_ms`; tokens per second and GPU."""
+    ranks = count(row.get("tp"), "tp", path)
+    users = count(row.get("conc"), "conc", path)
+    names = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
+    times = {
+        f"{metric}_{name}": None if (value := number(row.get(f"{word}_{part}"))) is None else 1000 * value
+        for metric, part in {"ttft": "ttft", "tpot": "tpot", "latency": "e2el"}.items()
+        for name, word in names.items()
+    }
+    rate = number(row.get("output_tput_per_gpu"))
+    return BenchResult(
+        shown(path), "InferenceX", text(row.get("model")), users, None, False, 10 * users, number(row.get("isl")),
+        number(row.get("osl")), (), kept(times, path), None if rate is None else rate * ranks, ranks,
+        text(row.get("hw")),
+    )  # fmt: skip
+
+
+def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchResult:
+    """guidellm's report: one benchmark of it; the strategy stood under `args` before 0.4, under `config` since."""
+    strategy = inner(part, "config", "strategy") or inner(part, "args", "strategy") or {}
+    kind = str(strategy.get("type_") if isinstance(strategy, dict) else "")
+    users: Any = None
+    rate: Any = None
+    match kind:
+        case "synchronous":
+            users = 1
+        case "concurrent":
+            users = strategy.get("streams") or strategy.get("max_concurrency")
+        case "throughput":
+            rate = math.inf
+        case "constant" | "poisson" | "async":
+            rate = strategy.get("rate")
+        case _:
+            raise InvalidInputError(
+                shown(path), f"a strategy of guidellm that is not known ({printable(repr(kind), 40)})", "use concurrent"
+            )
+    found_users, found_rate = traffic(users, rate, path)
+    stated = part.get("metrics")
+    metrics: dict[str, Any] = stated if isinstance(stated, dict) else {}
+
+    def figure(name: str, statistic: str) -> Any:
+        if statistic in ("mean", "median"):
+            return inner(metrics, name, "successful", statistic)
+        return inner(metrics, name, "successful", "percentiles", statistic)
+
+    words = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
+    own = {"ttft": "time_to_first_token_ms", "tpot": "inter_token_latency_ms"}
+    times = {f"{metric}_{name}": figure(own[metric], word) for metric in own for name, word in words.items()}
+    seconds = {f"latency_{name}": number(figure("request_latency", word)) for name, word in words.items()}
+    times |= {name: None if value is None else 1000 * value for name, value in seconds.items()}
+    made = inner(metrics, "request_totals", "successful") or inner(part, "request_totals", "successful")
+    model = inner(part, "config", "backend", "model") or inner(whole, "args", "model") or inner(part, "args", "model")
+    return BenchResult(
+        shown(path), "guidellm", text(model), found_users, found_rate, kind == "constant",
+        count(made, "request_totals.successful", path), number(figure("prompt_token_count", "mean")),
+        number(figure("output_token_count", "mean")), (), kept(times, path),
+        number(figure("output_tokens_per_second", "mean")),
+    )  # fmt: skip
+
+
+def aiperf(records: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchResult:
+    """aiperf's profile_export_aiperf.json: `avg` and percentiles by metric; the load stands under input_config."""
+    loadgen = inner(whole, "input_config", "loadgen") or {}
+    requests = count(inner(records, "request_count", "avg"), "request_count", path)
+    users, rate = traffic(inner(loadgen, "concurrency"), inner(loadgen, "request_rate"), path)
+    words = {"mean": "avg", "p50": "p50", "p90": "p90", "p99": "p99"}
+    own = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "latency": "request_latency"}
+    times = {
+        f"{metric}_{name}": inner(records, part, word) for metric, part in own.items() for name, word in words.items()
+    }
+
+    def mean(length: str, total: str) -> float | None:
+        stated = number(inner(records, length, "avg"))
+        in_all = number(inner(records, total, "avg"))
+        return stated if stated is not None else None if in_all is None else in_all / requests
+
+    models = inner(whole, "input_config", "endpoint", "model_names")
+    return BenchResult(
+        shown(path), "aiperf", text(models[0]) if isinstance(models, list) and models else None, users, rate,
+        inner(loadgen, "request_rate_mode") == "constant", requests, mean("input_sequence_length", "total_isl"),
+        mean("output_sequence_length", "total_osl"), (), kept(times, path),
+        number(inner(records, "output_token_throughput", "avg")),
+    )  # fmt: skip

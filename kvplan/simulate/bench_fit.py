@@ -1,0 +1,129 @@
+"""What a user's own benchmark runs say of a step's time: four factors on the shipped constants.
+
+The factors (on what the device takes, on what the server adds, on what ranks say to each other, on a request outside of
+the steps) are those that bring the simulated figures nearest to the measured ones; each is pulled to 1 as strongly as
+the errors of the shipped constants suggest, so that three runs are enough and thirty are not overruled.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from kvplan.core.records import dataclass
+from kvplan.planning.plan import Plan
+from kvplan.simulate.bench_load import BenchLoad, Figures, figures
+from kvplan.simulate.constants import Constants, constants_of, scaled
+from kvplan.simulate.steptime import Shares, roofline
+
+FACTORS: Final = ("device", "server", "link", "request")
+PULL: Final = {"device": 0.15, "server": 0.4, "link": 0.5, "request": 0.7}  # spread of each, in logarithms: assumed
+WEIGHTS: Final = {"tpot": 1.0, "ttft": 0.4, "output_tokens_per_s": 0.7}
+PRECISION: Final = 0.1  # spread of a run's own figures, and of what the model leaves out
+ROUNDS: Final = 3
+MOST: Final = 0.7  # a factor lies between 0.5 and 2
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A run: its plan, its load, and what was measured: (metric, statistic, value), times in milliseconds."""
+
+    plan: Plan
+    load: BenchLoad
+    values: tuple[tuple[str, str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Factors by name, and the median of |predicted / measured - 1| before and after."""
+
+    factors: Mapping[str, float]
+    error_before: float
+    error_after: float
+
+
+def predicted(measurement: Measurement, factors: Mapping[str, float]) -> Figures:
+    values: Constants = scaled(constants_of(measurement.plan), factors)
+    return figures(measurement.plan, roofline(measurement.plan, Shares(), (), values), measurement.load)
+
+
+def log_errors(measurement: Measurement, factors: Mapping[str, float]) -> list[tuple[float, float]]:
+    """(logarithm of predicted over measured, its weight) of each figure."""
+    found = predicted(measurement, factors)
+    errors = []
+    for metric, statistic, value in measurement.values:
+        is_rate = metric == "output_tokens_per_s"
+        mine = found.output_tokens_per_s if is_rate else found.times.get(f"{metric}_{statistic}")
+        if mine and value:
+            errors.append((math.log(mine / value), WEIGHTS[metric]))
+    return errors
+
+
+def fitted(measurements: Sequence[Measurement], told: Callable[[str], None] = lambda _: None) -> Fit:
+    """The factors of all runs; ranks that speak to nobody leave `link` at 1."""
+    has_ranks = any(each.plan.request.args.tensor_parallel_size > 1 for each in measurements)
+    free = [name for name in FACTORS if name != "link" or has_ranks]
+
+    def at(x: Sequence[float]) -> dict[str, float]:
+        return dict.fromkeys(FACTORS, 1.0) | {name: math.exp(value) for name, value in zip(free, x, strict=True)}
+
+    def residuals(x: Sequence[float]) -> list[float]:
+        own = [weight * error / PRECISION for each in measurements for error, weight in log_errors(each, at(x))]
+        return own + [value / PULL[name] for name, value in zip(free, x, strict=True)]
+
+    x = [0.0] * len(free)
+    errors = residuals(x)
+    before = median_error(measurements, at(x))
+    for turn in range(ROUNDS):
+        told(f"fit {turn + 1} of {ROUNDS}, {len(measurements)} runs")
+        columns = []
+        for index in range(len(free)):
+            moved = list(x)
+            moved[index] += 0.05
+            columns.append([(b - a) / 0.05 for a, b in zip(errors, residuals(moved), strict=True)])
+        square = [[sum(a * b for a, b in zip(p, q, strict=True)) for q in columns] for p in columns]
+        slope = [sum(a * b for a, b in zip(column, errors, strict=True)) for column in columns]
+        step = solved(square, [-each for each in slope])
+        for _ in range(4):
+            there = [max(-MOST, min(MOST, a + b)) for a, b in zip(x, step, strict=True)]
+            moved_errors = residuals(there)
+            if sum(each**2 for each in moved_errors) < sum(each**2 for each in errors):
+                x, errors = there, moved_errors
+                break
+            step = [each / 3 for each in step]
+        else:
+            break
+    return Fit(at(x), before, median_error(measurements, at(x)))
+
+
+def median_error(measurements: Sequence[Measurement], factors: Mapping[str, float]) -> float:
+    sizes = sorted(abs(math.exp(error) - 1) for each in measurements for error, _ in log_errors(each, factors))
+    return sizes[len(sizes) // 2] if sizes else 0.0
+
+
+def solved(square: list[list[float]], right: list[float]) -> list[float]:
+    """x of square x = right, by elimination; the matrix is positive definite, as every factor is pulled."""
+    rows = [[*row, value] for row, value in zip(square, right, strict=True)]
+    size = len(rows)
+    for pivot in range(size):
+        best = max(range(pivot, size), key=lambda row: abs(rows[row][pivot]))
+        rows[pivot], rows[best] = rows[best], rows[pivot]
+        for row in range(pivot + 1, size):
+            share = rows[row][pivot] / rows[pivot][pivot]
+            rows[row] = [a - share * b for a, b in zip(rows[row], rows[pivot], strict=True)]
+    x = [0.0] * size
+    for row in reversed(range(size)):
+        rest = sum(rows[row][column] * x[column] for column in range(row + 1, size))
+        x[row] = (rows[row][size] - rest) / rows[row][row]
+    return x
+
+
+def without_each(measurements: Sequence[Measurement]) -> float | None:
+    """The median error of each run under the factors of the others; None of one run."""
+    if len(measurements) < 2:
+        return None
+    sizes = []
+    for index, left_out in enumerate(measurements):
+        others = [*measurements[:index], *measurements[index + 1 :]]
+        factors = fitted(others).factors
+        sizes += [abs(math.exp(error) - 1) for error, _ in log_errors(left_out, factors)]
+    return sorted(sizes)[len(sizes) // 2] if sizes else None

@@ -1,0 +1,163 @@
+"""`calibrate --bench` and `reconcile --bench`: a user's own benchmark runs beside, and on top of, what is predicted."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvplan.documents.schema import document_schema
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.simulate.bench_fit import FACTORS, Measurement, fitted, predicted, solved, without_each
+from kvplan.simulate.bench_load import BenchLoad, steady
+from kvplan.simulate.constants import V1, scaled
+from tests.measure.test_bench_results import VLLM
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+NONE = dict.fromkeys(FACTORS, 1.0)
+SERVER = ("llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k")
+
+
+def planned(ranks: int = 1) -> Plan:
+    args = EngineArgs(max_model_len=8192, tensor_parallel_size=ranks)
+    return plan(Request(catalog.load("llama-3.1-8b"), gpu("h100-80g"), args))
+
+
+def run_of(factors: dict[str, float], users: int, prompt: int, ranks: int = 1) -> Measurement:
+    """A run of a server whose times are the modeled ones by these factors."""
+    load = BenchLoad(users, None, 4 * users, steady(prompt, 24, None, is_constant=False))
+    bare = Measurement(planned(ranks), load, ())
+    found = predicted(bare, factors)
+    times = tuple((metric, "p50", found.times[f"{metric}_p50"]) for metric in ("tpot", "ttft"))
+    return Measurement(bare.plan, load, (*times, ("output_tokens_per_s", "mean", found.output_tokens_per_s)))
+
+
+RUNS = ((1, 64), (4, 512), (16, 1024))
+
+
+def test_runs_of_a_slower_server_are_fitted_and_their_own_error_falls() -> None:
+    """A server that adds 1.8 times as much: three runs say so, and the device stays as it is."""
+    found = fitted([run_of({**NONE, "server": 1.8}, users, prompt) for users, prompt in RUNS])
+    assert found.factors["server"] == pytest.approx(1.8, rel=0.2)
+    assert found.factors["device"] == pytest.approx(1.0, rel=0.12)
+    assert found.factors["link"] == 1.0  # one rank speaks to nobody
+    assert found.error_after < 0.05 < found.error_before
+
+
+def test_runs_that_agree_leave_the_constants_alone() -> None:
+    found = fitted([run_of(NONE, users, prompt) for users, prompt in RUNS])
+    assert found.factors == pytest.approx(NONE, rel=0.02)
+    assert found.error_after == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_run_is_foretold_by_the_others() -> None:
+    runs = [run_of({**NONE, "device": 1.4, "server": 1.4}, users, prompt) for users, prompt in RUNS]
+    left_out = without_each(runs)
+    assert left_out is not None
+    assert left_out < 0.08 < fitted(runs).error_before
+    assert without_each(runs[:1]) is None
+
+
+def test_factors_are_of_what_they_name() -> None:
+    twice = scaled(V1, {**NONE, "device": 2.0, "link": 4.0})
+    assert (twice.weights, twice.kv, twice.flops) == (V1.weights / 2, V1.kv / 2, V1.flops / 2)
+    assert (twice.switch, twice.switch_s) == (V1.switch / 4, V1.switch_s * 4)
+    assert (twice.layer, twice.request) == (V1.layer, V1.request)
+    assert scaled(V1, NONE) == V1
+
+
+def test_a_small_system_of_equations_is_solved() -> None:
+    assert solved([[0.0, 2.0], [3.0, 1.0]], [4.0, 5.0]) == pytest.approx([1.0, 2.0])
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / f"{changes.get('max_concurrency', 4)}.json"
+    own = {
+        "max_concurrency": 4,
+        "num_prompts": 8,
+        "completed": 8,
+        "total_input_tokens": 4096,
+        "total_output_tokens": 192,
+    }
+    path.write_text(json.dumps({**VLLM, **own, **changes}))
+    return path
+
+
+def test_a_calibration_is_written_and_taken(tmp_path: Path, run: Run) -> None:
+    written(tmp_path), written(tmp_path, max_concurrency=2)
+    target = tmp_path / "calibration.out.json"
+    ran = run("calibrate", *SERVER, "--bench", tmp_path / "[24].json", "-o", target)
+    assert ran.code == 0, ran
+    assert ran.out.startswith("llama-3.1-8b on h100-80g: 2 runs fitted, off by ")
+    assert "three to five tell more" in ran.err
+    steps = json.loads(target.read_text())["step_time"]
+    assert (steps["model"], steps["runs"], set(steps["factors"])) == ("llama-3.1-8b", 2, set(FACTORS))
+    load = (
+        "--prompt-tokens",
+        "512",
+        "--output-tokens",
+        "24",
+        "--users",
+        "2",
+        "--num-requests",
+        "6",
+        "--format",
+        "json",
+    )
+    taken = run("simulate", *SERVER, *load, "--calibration", target)
+    assert "fitted to 2 runs in" in taken.json["inputs"]["step_time"]
+    times = taken.json["variants"][0]["times"]["tpot"]
+    assert times["p50_range"] == pytest.approx([0.8 * times["p50"], 1.25 * times["p50"]])
+    other = run("simulate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", *load, "--calibration", target)
+    assert (other.code, "was measured on NVIDIA H100" in other.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("-o", "x.json"), "--bench: is missing"),
+        (("--bench", "none.json"), "--output: is missing"),
+        (("--bench", "none*.json", "-o", "x.json"), "no file is like none*.json"),
+    ],
+)
+def test_a_calibration_that_lacks_something_is_refused(argv: tuple[str, ...], says: str, run: Run) -> None:
+    ran = run("calibrate", *SERVER, *argv)
+    assert ran.code == 2
+    assert says in ran.err
+
+
+def test_a_result_stands_beside_its_prediction(tmp_path: Path, run: Run) -> None:
+    """The model by the result's own name; every figure that both have, with the range and whether it holds."""
+    ran = run("reconcile", "--bench", written(tmp_path), "--gpu", "h100-80g", "--ctx", "8k", "--format", "json")
+    assert ran.code == 0, ran
+    jsonschema.validate(ran.json, document_schema("bench-reconciliation"))
+    rows = {row["figure"]: row for row in ran.json["rows"]}
+    assert (ran.json["model"], ran.json["load"], ran.json["tool"]) == ("llama-3.1-8b", "4 users", "vllm bench serve")
+    assert {"time to first token, p50", "time per output token, mean", "output tokens per second"} <= set(rows)
+    for row in rows.values():
+        assert row["low"] <= row["predicted"] <= row["high"]
+        assert row["in_range"] == (row["low"] <= row["measured"] <= row["high"])
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+    assert rows["time to first token, p50"]["measured"] == pytest.approx(0.061)
+    shown = run("reconcile", "--bench", written(tmp_path), "--gpu", "h100-80g", "--ctx", "8k")
+    assert shown.out.splitlines()[0] == "llama-3.1-8b on h100-80g, 4 users: vllm bench serve beside kvplan"
+
+
+def test_a_load_without_lengths_is_refused(tmp_path: Path, run: Run) -> None:
+    path = written(tmp_path, total_output_tokens=None)
+    ran = run("reconcile", "--bench", path, "--gpu", "h100-80g", "--ctx", "8k")
+    assert (ran.code, "--output-tokens: is missing" in ran.err) == (2, True)
+
+
+def test_users_of_one_length_drift_apart() -> None:
+    answers = {request.output_tokens for request in steady(100, 1000, None, is_constant=False)(200)}
+    assert 900 <= min(answers) < 920 < 1080 < max(answers) <= 1100
+    assert {request.output_tokens for request in steady(100, 1000, 2.0, is_constant=True)(20)} == {1000}
+    at_once = list(steady(100, 1000, math.inf, is_constant=False)(5))
+    assert {request.arrival_s for request in at_once} == {0.0}
