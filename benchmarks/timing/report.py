@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.report import markdown
 from benchmarks.timing.predict import OWN
 from benchmarks.timing.scores import GOALS, GROUPS, METRICS, UNITS, VERDICTS, Line, Point, goals, line, table
 from kvplan.core.errors import InvalidInputError
@@ -14,6 +13,15 @@ from kvplan.core.errors import InvalidInputError
 COMMAND = "python benchmarks/timeboard.py tests/facts/time_cases.csv --report"
 BEGIN, END = "<!-- time: written by `{}` -->", "<!-- time: end -->"
 
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column, and those named in WORDS, are text."""
+    cells = ["| " + " | ".join(row) + " |" for row in (header, *rows)]
+    rule = "".join("---|" if name in WORDS or index == 0 else "---:|" for index, name in enumerate(header))
+    return "\n".join([cells[0], "|" + rule, *cells[1:]]) + "\n"
+
+
+WORDS = ("on", "source")
 # What others publish of themselves, and what a third party measured of them.
 PEERS = (
     ("aiconfigurator 0.12", "41 closed loops, H100, H200, B200", "15.0 %", "49 %", "run on the same results, 2026-11"),
