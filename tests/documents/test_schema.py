@@ -66,6 +66,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("simulate", *LLAMA, "--profile", "azure-2023-conv", "--num-requests", "20", "--baseline", "contiguous"),
         ("simulate", *LLAMA, "--trace", "examples/chats.jsonl", "--tier", "cpu=8GiB@25GB/s", "--num-requests", "20"),
     ),
+    "bench-reconciliation": (("reconcile", "--bench", "examples/inferencex.json", "--gpu", "h100-80g", "--ctx", "8k"),),
     "diagnosis": (
         ("why", "examples/vllm-did-not-start.log", "--gpu", "rtx-4090"),
         ("why", "examples/vllm-did-not-start.log"),
