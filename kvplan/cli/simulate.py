@@ -18,6 +18,7 @@ from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_fra
 from kvplan.planning.plan import Plan, plan
 from kvplan.report.formats import rendered
 from kvplan.report.simulate_text import rate_text
+from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import ranges, slo
 from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
@@ -50,6 +51,9 @@ def simulate(options: SimulateOptions) -> int:
             require_libraries("--figure", "matplotlib")
         the_plan = planned(options)
         load = load_of(options)
+        if options.shared_prefix is not None:
+            for note in prefix_notes(load.source.run_len or 0, the_plan.settings, the_plan.pool):
+                output.tell("note", note)
         answer = answered(the_plan, load, options)
         from kvplan.report import simulate_text as text
 

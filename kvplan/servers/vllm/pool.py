@@ -6,6 +6,7 @@ equal to the server's own capacity code on every case compared (tests/oracles.py
 
 from dataclasses import replace
 from functools import lru_cache
+from math import gcd
 
 from kvplan.core.errors import UnsupportedModelError
 from kvplan.core.records import dataclass
@@ -78,6 +79,16 @@ class Pool:
     @property
     def block_size(self) -> int:
         return min(group.first.block_size for group in self.groups if group.first.kind != "ring")
+
+    @property
+    def hit_tokens(self) -> int:
+        """Fewest tokens that a hit in the prefix cache has; every hit is a multiple of it.
+
+        vLLM 0.33 v1/core/kv_cache_utils.py (resolve_kv_cache_block_sizes): the greatest common divisor of the groups'
+        blocks, or where it finds no parts of blocks their least common multiple. A state is not divided over ranks.
+        """
+        firsts = [group.first for group in self.groups if group.first.kind != "ring"]
+        return gcd(*(first.block_size * (1 if first.kind == "state" else self.dcp) for first in firsts))
 
     def charged(self, context: int, settings: Settings) -> int:
         return sum(group.charged(context, settings, self.dcp) for group in self.groups)

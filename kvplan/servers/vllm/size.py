@@ -199,6 +199,18 @@ def draft_notes(request: Request, settings: Settings) -> list[str]:
     return notes
 
 
+def prefix_notes(num_tokens: int, settings: Settings, pool: vllm_pool.Pool) -> list[str]:
+    """Why a prefix that all requests begin with is never found in the cache; nothing where it is, or there is none."""
+    if not num_tokens:
+        return []
+    prefix = f"prefix of {num_tokens:,} token{'' if num_tokens == 1 else 's'}"
+    if not settings.prefix_caching:
+        return [f"the {prefix} is computed anew for every request: prefix caching is off"]
+    if num_tokens < pool.hit_tokens:
+        return [f"the {prefix} is shorter than the {pool.hit_tokens:,}-token block: it is never found in the cache"]
+    return []
+
+
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
@@ -224,6 +236,10 @@ def started(request: Request) -> Sized:
     return Sized(
         settings, pool, stages, capacity, (low, high),
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
-        (*start_notes(request, settings, capacity, stages[capacity.stage]), *draft_notes(request, settings)),
+        (
+            *start_notes(request, settings, capacity, stages[capacity.stage]),
+            *draft_notes(request, settings),
+            *prefix_notes(request.load.shared_prefix, settings, pool),
+        ),
         refusal=refusal,
     )  # fmt: skip
