@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvplan.measure.failure import Failure
+from kvplan.servers.base import terms_of
 from kvplan.servers.failures import Figures, Size
 
-TITLES: Final = {"vllm": "vLLM", "sglang": "SGLang"}
 PHASES: Final[Mapping[str, str]] = {
     "arguments": "while it read its arguments",
     "load": "while it loaded the weights",
@@ -20,7 +20,7 @@ PHASES: Final[Mapping[str, str]] = {
 
 def summary(failure: Failure) -> str:
     """The first line of the answer."""
-    name = TITLES.get(failure.server or "", "The server")
+    name = "The server" if failure.server is None else terms_of(failure.server).title
     if failure.cause is None:
         return unknown(name, failure)
     verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")

@@ -16,6 +16,7 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.base import terms_of
 from kvplan.servers.failures import Figures
 from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm import pool as vllm_pool
@@ -201,22 +202,10 @@ def stated_pool(figures: Figures, request: Request, cause: str, logged: int | No
 
 # --- flags ------------------------------------------------------------------------------------------------------------
 
-SGLANG_FLAGS: Final[Mapping[str, str]] = {
-    "max_model_len": "--context-length",
-    "tensor_parallel_size": "--tp-size",
-    "pipeline_parallel_size": "--pp-size",
-    "data_parallel_size": "--dp-size",
-    "max_num_seqs": "--max-running-requests",
-    "max_num_batched_tokens": "--chunked-prefill-size",
-    "enforce_eager": "--disable-cuda-graph",
-}
-SGLANG_VALUES: Final[Mapping[Any, str]] = {"fp8": "fp8_e4m3"}
-
 
 def flag_name(server: str, argument: str) -> str:
     """The server's own flag for an engine argument."""
-    plain = f"--{argument.replace('_', '-')}"
-    return SGLANG_FLAGS.get(argument, plain) if server == "sglang" else plain
+    return terms_of(server).own_flags.get(argument, f"--{argument.replace('_', '-')}")
 
 
 def flag_text(server: str, argument: str, value: Any) -> str:
@@ -228,7 +217,7 @@ def flag_text(server: str, argument: str, value: Any) -> str:
         return flag
     if isinstance(value, float):
         return f"{flag} {value:.6g}"
-    return f"{flag} {SGLANG_VALUES.get(value, value) if server == 'sglang' else value}"
+    return f"{flag} {terms_of(server).own_values.get(str(value), value)}"
 
 
 # --- what may be changed ----------------------------------------------------------------------------------------------
@@ -329,7 +318,7 @@ def contexts(search: Search) -> Iterator[int]:
 def shares_up(search: Search) -> Iterator[float]:
     """Shares above the one that was given, up to what may be free when the server starts."""
     if search.case.gpu_known:
-        most = HIGHEST_SHARE if search.case.server == "vllm" else USUAL_SHARE
+        most = HIGHEST_SHARE if terms_of(search.case.server).checks_start else USUAL_SHARE
         yield from _hundredths(search.share + 0.01, most)
 
 
@@ -503,11 +492,14 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
 }
 
 
+PREFILL: Final = ("sglang_oom_prefill",)  # the pool may lack the room, or torch
+
+
 def moves(case: Case) -> Sequence[Move]:
     """What helps in a case: what its pool lacks wants a larger share, what lies beside the pool a smaller one."""
     if case.cause == "quantization_mismatch" and "divisible" not in case.evidence:
         return ()
-    if case.cause == "sglang_oom_prefill" and case.figures.tried_tokens is not None:
+    if case.cause in PREFILL and case.figures.tried_tokens is not None:
         return (SHARE_UP, SEQS, BATCH)
     if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
         return ()  # the share was free; what was measured changed
@@ -678,7 +670,7 @@ def stated_value(case: Case, move: Move) -> Any:
 
 
 def share_argument(case: Case) -> str:
-    return "mem_fraction_static" if case.server == "sglang" else "gpu_memory_utilization"
+    return terms_of(case.server).share
 
 
 def proportional_len(figures: Figures) -> int | None:

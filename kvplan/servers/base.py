@@ -5,6 +5,7 @@ A server is a module that has the names of `Server`: no class tree, no plug-ins.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvplan.core.records import dataclass
@@ -60,6 +61,8 @@ class Terms:
     keeps_share        whether a share of memory is kept back for what is not planned row by row
     outside            what the memory outside the budget is
     uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
+    share              the engine argument that says its share of the memory
+    own_flags          engine argument -> its own flag, where that is not the argument's name; own_values: of values
     """
 
     title: str
@@ -81,6 +84,9 @@ class Terms:
     outside: str
     uncompared: tuple[str, str]
     sources: Sources
+    share: str = "gpu_memory_utilization"
+    own_flags: Mapping[str, str] = field(default_factory=dict)
+    own_values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,17 @@ TERMS = Terms(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
         f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",
     ),
+    share="mem_fraction_static",
+    own_flags={
+        "max_model_len": "--context-length",
+        "tensor_parallel_size": "--tp-size",
+        "pipeline_parallel_size": "--pp-size",
+        "data_parallel_size": "--dp-size",
+        "max_num_seqs": "--max-running-requests",
+        "max_num_batched_tokens": "--chunked-prefill-size",
+        "enforce_eager": "--disable-cuda-graph",
+    },
+    own_values={"fp8": "fp8_e4m3"},
     sources=Sources(
         charge=SGLANG_SOURCE,
         pool=SGLANG_SOURCE,
