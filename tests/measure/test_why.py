@@ -164,6 +164,11 @@ def test_a_list_of_arguments_becomes_a_command() -> None:
     ]  # fmt: skip
 
 
+def test_a_value_that_no_command_can_have_is_left_out() -> None:
+    line = "non-default args: {'model_tag': 'org/m', 'limit_mm_per_prompt': {1, 2}, 'port': 1}"
+    assert asked_words([line], "vllm") == ["vllm", "serve", "org/m", "--port", "1"]
+
+
 def test_a_quoted_command_keeps_its_other_words() -> None:
     lines = [
         "$ VLLM_USE_V1=0 vllm serve org/m \\",

@@ -105,7 +105,10 @@ def _flag(name: str, text: str) -> list[str]:
         return []
     if isinstance(value, list | tuple):
         return [flag, *map(str, value)] if all(isinstance(item, str | int) for item in value) and value else []
-    return [flag, json.dumps(value)]
+    try:
+        return [flag, json.dumps(value, allow_nan=False)]
+    except (TypeError, ValueError, RecursionError):  # a set, or keys that are no text: a log that is damaged
+        return []
 
 
 # --- changing flags ---------------------------------------------------------------------------------------------------
