@@ -11,7 +11,7 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -211,15 +211,17 @@ def fitted(cases: Sequence[Case], start: Constants, free: Sequence[str] = FREE, 
     return at(x)
 
 
+def folds_of(cases: Sequence[Case], start: Constants, key: Callable[[Case], str]) -> dict[str, Constants]:
+    """Constants fitted without the cases of each key."""
+    names = sorted({key(case) for case in cases})
+    return {name: fitted([case for case in cases if key(case) != name], start, rounds=5) for name in names}
+
+
 def left_out(
-    cases: Sequence[Case], start: Constants, key: Callable[[Case], str]
+    cases: Sequence[Case], folds: Mapping[str, Constants], key: Callable[[Case], str]
 ) -> list[tuple[Case, dict[str, float]]]:
-    """Each case with its log errors under constants fitted to cases of other keys."""
-    found = []
-    for name in sorted({key(case) for case in cases}):
-        values = fitted([case for case in cases if key(case) != name], start, rounds=4)
-        found += [(case, log_errors(case, values)) for case in cases if key(case) == name]
-    return found
+    """Each case with its log errors under the constants fitted without its key."""
+    return [(case, log_errors(case, folds[key(case)])) for case in cases]
 
 
 def summary(errors: Sequence[float]) -> str:
@@ -260,6 +262,7 @@ def main() -> int:
     parser.add_argument("facts", type=Path)
     parser.add_argument("--cross", action="store_true", help="also fit without each source, model and GPU")
     parser.add_argument("--json", type=Path, help="write the constants here")
+    parser.add_argument("--folds", type=Path, help="with --cross: write those without each source here (folds.json)")
     options = parser.parse_args()
     cases = cases_of(options.facts)
     values = fitted(cases, START)
@@ -278,7 +281,13 @@ def main() -> int:
             "GPU": lambda case: case.fact.gpu,
         }
         for name, key in keys.items():
-            found = left_out(cases, START, key)
+            folds = folds_of(cases, START, key)
+            found = left_out(cases, folds, key)
+            if name == "source" and options.folds:
+                rows = {
+                    src: {field: float(f"{getattr(each, field):.4g}") for field in FREE} for src, each in folds.items()
+                }
+                options.folds.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
             show(f"without its {name}", found, lambda case: "all")
             show(f"without its {name}, by {name}", found, key)
     if options.json:
