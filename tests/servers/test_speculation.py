@@ -14,6 +14,7 @@ from kvplan.models.families import eagle, mtp
 from kvplan.models.spec import ModelSpec
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import speculation
+from kvplan.servers.engines import parse_engine
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
@@ -266,3 +267,48 @@ def test_an_independent_draft_bounds_the_context() -> None:
     # vLLM 0.33 lowers max_model_len to the draft's 40,960 where runner V2 runs.
     got = drafting("qwen3-30b-a3b", catalog.load("qwen3-0.6b"), num_speculative_tokens=3)
     assert got.settings.max_model_len == 40_960
+
+
+def test_a_head_weighs_what_a_server_logged() -> None:
+    """Two published logs of Qwen3.5-122B-A10B on one GPU: "Model loading took 75.17 GiB (includes MTP drafter, shared
+    embed+lm_head)" and "70.47 GiB (no MTP drafter)"."""
+    plans = [
+        plan(Request(catalog.load("qwen3.5-122b-a10b"), gpu("b300"), arguments, parse_engine("vllm@0.19")))
+        for arguments in (EngineArgs(max_model_len=8192), EngineArgs(max_model_len=8192, speculative_method="mtp"))
+    ]
+    without, head = (sum(each.weight_groups.values()) for each in plans)
+    assert round((head - without) / GIB, 2) == 4.70
+
+
+PASTED = """vllm serve zai-org/GLM-4.6 -tp 8 --max-model-len 32768 --speculative-config '{"method": "mtp"}'"""
+
+
+def test_a_policy_takes_a_method(run: Run, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    target = "gpu: h200, rules: {max_kv_bytes_per_token: 46KiB}"  # 92 layers have 46 KiB of a token, the head 0.5
+    own = "model: glm-4.6, tensor_parallel_size: 8, max_model_len: 32k"
+    policy.write_text(
+        "version: 1\ntargets:\n"
+        f"  - {{id: plain, {own}, {target}}}\n"
+        f"  - {{id: drafting, {own}, speculative_method: mtp, {target}}}\n"
+        f"  - id: pasted\n    gpu: h200\n    command: >-\n      {PASTED}\n"
+        "    rules: {max_kv_bytes_per_token: 46KiB}\n"
+    )
+    ran = run("check", str(policy))
+    assert ran.code == 1
+    assert ran.out.count("46.50 KiB of KV for each token on each GPU, at most 46 KiB: 512 B over") == 2
+    assert "1 passed, 2 failed" in ran.out
+
+
+def test_a_method_is_an_engine_argument_of_every_command(run: Run, tmp_path: Path) -> None:
+    words = ["glm-4.6", "--gpu", "h200", "--tp", "8", "--ctx", "32k"]
+    method = ["--speculative-method", "mtp", "--num-speculative-tokens", "1"]
+    for name, more in (("plain", []), ("mtp", method)):
+        (tmp_path / name).write_text(run("estimate", *words, *more, "--format", "json").out)
+    changed = run("diff", str(tmp_path / "plain"), str(tmp_path / "mtp")).out
+    assert "draft model: (none) -> glm-4.6 (MTP head)" in changed
+    assert "46.50 KiB" in run("sweep", *words, *method).out
+    assert "h200" in run("recommend", "glm-4.6", "--ctx", "32k", "--users", "8", "--gpu", "h200", *method).out
+    refused = run("simulate", *words, *method, "--prompt-tokens", "700", "--output-tokens", "20", "--rate", "1")
+    assert refused.code == 2
+    assert "how many drafted tokens are accepted is not modeled" in refused.err
