@@ -1,19 +1,26 @@
 """`kvplan why`: what happened is said from the failing line, and every cure is a plan that starts."""
 
 import json
+import re
 import shlex
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from kvplan.cli.why import diagnose
+from kvplan.cli.why_options import WhyOptions
+from kvplan.core.errors import KvplanError
 from kvplan.core.units import GIB
+from kvplan.documents.diagnosis import diagnosis_document
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.serverlog.asked import asked_words, changed
 from kvplan.measure.why_words import REASONS
 from kvplan.models import catalog
 from kvplan.planning.cures import MOVES, Case, Cure, cures, stated_pool
 from kvplan.planning.plan import Request
+from kvplan.report.why_text import why_lines
 from kvplan.servers.engines import parse_engine
 from kvplan.servers.failures import MEMORY_CAUSES, Figures, Size
 from kvplan.servers.pasted import read_command
@@ -399,3 +406,31 @@ def test_without_a_model_the_memory_is_the_log_s_own(run: Run, tmp_path: Path) -
 def test_nothing_is_no_log(run: Run, tmp_path: Path) -> None:
     assert why(run, tmp_path, " \n").code == 2
     assert why(run, tmp_path, "hello").code == 0
+
+
+def test_a_damaged_log_is_answered_or_refused() -> None:
+    """Numbers replaced, lines lost and characters put in: never a crash, and never a cure that does not start."""
+    text = LOG.read_text(encoding="utf-8")
+    options = WhyOptions(gpu=["rtx-4090"])
+    random = Random(17)
+    for _ in range(40):
+        lines = text.splitlines()
+        for _ in range(random.randint(1, 4)):
+            index = random.randrange(len(lines))
+            numbers = list(re.finditer(r"\d+(?:\.\d+)?", lines[index]))
+            match random.randrange(3):
+                case 0 if numbers:
+                    number = random.choice(numbers)
+                    other = random.choice(["0", "-1", "1e9", "999999999999", "0.0", "7.5", "131072"])
+                    lines[index] = lines[index][: number.start()] + other + lines[index][number.end() :]
+                case 1 if len(lines) > 1:
+                    del lines[index]
+                case _:
+                    place = random.randrange(len(lines[index]) + 1)
+                    lines[index] = lines[index][:place] + random.choice("{}'\"\x1b\u00e9,") + lines[index][place:]
+        try:
+            answer = diagnosis_document(diagnose(options, lines))
+        except KvplanError:
+            continue
+        assert all(cure["effect"] is not None for cure in answer["cures"] if cure["starts"])
+        assert why_lines(answer)
