@@ -32,98 +32,96 @@ class Entry:
 
 COMMANDS: Final[Mapping[str, Entry]] = {
     "estimate": Entry(
-        "Where the GPU's memory goes, and how many requests fit.", "options.EstimateOptions", "estimate.estimate"
+        "Show where GPU memory goes and how many users fit.", "options.EstimateOptions", "estimate.estimate"
     ),
-    "models": Entry("The models kvplan knows by name, or the facts of one.", "options.ModelsOptions", "listing.models"),
-    "gpus": Entry("The GPUs kvplan knows by name, or the facts of one.", "options.GpusOptions", "listing.gpus"),
-    "check": Entry(
-        "Hold deployments to the rules of a policy file, in CI.", "check_options.CheckOptions", "check.check"
-    ),
+    "models": Entry("List the known models, or describe one.", "options.ModelsOptions", "listing.models"),
+    "gpus": Entry("List the known GPUs, or describe one.", "options.GpusOptions", "listing.gpus"),
+    "check": Entry("Check deployments against a policy file, in CI.", "check_options.CheckOptions", "check.check"),
     "diff": Entry(
-        "What changed between two plans, policies or models.",
+        "Compare two plans, policies or models.",
         "diff_options.DiffOptions",
         "diff.diff",
     ),
     "upgrade": Entry(
-        "What another release of its server does to a policy's targets, a command or a model.",
+        "Show what upgrading the server changes for a policy, a command or a model.",
         "upgrade_options.UpgradeOptions",
         "upgrade.upgrade",
     ),
     "pack": Entry(
-        "Several servers on one GPU: the order of their starts and the share of each.",
+        "Fit several servers on one GPU: start order and memory share of each.",
         "pack_options.PackOptions",
         "pack.pack_command",
     ),
     "sweep": Entry(
-        "Every combination of models, GPUs and flags: rows or a figure.\n\nSeveral values by comma: --gpu, --tp, --pp, "
-        "--ctx, --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --block-size, --quantization (none among "
-        "them), --dtype, --mean-tokens, --engine.",
+        "Tabulate every combination of models, GPUs and flags.\n\nSeparate several values with commas: --gpu, --tp, "
+        "--pp, --ctx, --kv-cache-dtype, --gpu-memory-utilization, --max-num-seqs, --block-size, "
+        "--quantization (including none), --dtype, --mean-tokens, --engine.",
         "sweep_options.SweepOptions",
         "sweep.sweep",
     ),
     "recommend": Entry(
-        "The cheapest GPUs and flags for so many users.",
+        "Find the cheapest GPUs and flags for a number of users.",
         "sweep_options.RecommendOptions",
         "recommend.recommend_command",
     ),
     "simulate": Entry(
-        "A workload over a plan, in time.",
+        "Simulate a workload on a planned server.",
         "simulate_options.SimulateOptions",
         "simulate.simulate",
     ),
     "calibrate": Entry(
-        "Fit a step's time to your own benchmark runs, for --calibration.",
+        "Fit step times to your own benchmark results, for --calibration.",
         "calibrate_options.CalibrateOptions",
         "calibrate.calibrate",
     ),
     "profile": Entry(
-        "Run the bundled engine, measure, and keep the run.", "run_options.ProfileOptions", "profile.profile"
+        "Run the bundled engine, measure it and save the run.", "run_options.ProfileOptions", "profile.profile"
     ),
     "reconcile": Entry(
-        "Predicted beside measured memory of a run, or of a server by its log or /metrics page.",
+        "Compare predicted with measured memory: a run, a server's log or its /metrics page.",
         "run_options.ReconcileOptions",
         "reconcile.reconcile_command",
     ),
     "report": Entry(
-        "A run as a page, Markdown, JSON or CSV; or several.",
+        "Render one or more runs as HTML, Markdown, JSON or CSV.",
         "run_options.ReportOptions",
         "report.report_command",
     ),
     "why": Entry(
-        "Why a server did not start or ran out of memory, by its log, and what cures it.",
+        "Explain from its log why a server failed to start or ran out of memory, and how to fix it.",
         "why_options.WhyOptions",
         "why.why",
     ),
     "rightsize": Entry(
-        "What a live server was asked, how much of it that used, and how many would do.",
+        "Show how much of a live server is used, and how many servers the load needs.",
         "rightsize_options.RightsizeOptions",
         "rightsize.rightsize",
     ),
-    "watch": Entry("A GPU, a process or a server, live.", "run_options.WatchOptions", "watch.watch"),
-    "schema": Entry("The JSON Schema of what --format json prints.", "options.SchemaOptions", "listing.schema"),
+    "watch": Entry("Watch a GPU, a process or a server live.", "run_options.WatchOptions", "watch.watch"),
+    "schema": Entry(
+        "Print the JSON Schema of a command's --format json output.", "options.SchemaOptions", "listing.schema"
+    ),
     "doctor": Entry(
-        "What is installed, found and missing.",
+        "Check the installation: versions, GPU, settings.",
         "run_options.DoctorOptions",
         "doctor.doctor",
     ),
 }
 TRACE: Final[Mapping[str, Entry]] = {
     "stats": Entry(
-        "Rates, lengths and prefix reuse of a trace or profile.",
+        "Summarize rates, lengths and prefix reuse of a trace or profile.",
         "trace_options.TraceStatsOptions",
         "trace.stats",
     ),
-    "profiles": Entry("The workloads kvplan knows by name.", "trace_options.TraceProfilesOptions", "trace.profiles"),
+    "profiles": Entry("List the named workloads.", "trace_options.TraceProfilesOptions", "trace.profiles"),
     "convert": Entry(
-        "Write a trace in another form, or one of a profile.",
+        "Convert a trace to another format, or generate one from a profile.",
         "trace_options.TraceConvertOptions",
         "trace.convert",
     ),
-    "sample": Entry(
-        "Write a part of a trace: a span of it, or fewer requests.", "trace_options.TraceSampleOptions", "trace.sample"
-    ),
+    "sample": Entry("Cut a time span out of a trace, or thin it.", "trace_options.TraceSampleOptions", "trace.sample"),
 }
-TRACE_HELP = "Request traces and named workloads."
+TRACE_HELP = "Inspect and convert request traces and named workloads."
 
 
 def loaded(name: str) -> Any:
@@ -173,7 +171,7 @@ def top(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=show_version)
     ] = False,
 ) -> None:
-    """How many users an LLM server's GPU memory holds, and why."""
+    """Plan GPU memory for LLM serving: how many users fit, and why."""
 
 
 def application(wanted: str | None = None) -> Any:

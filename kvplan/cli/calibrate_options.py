@@ -30,13 +30,13 @@ class CalibrateOptions(PlanOptions):
         ),
     ] = None
     prompt_tokens: Annotated[
-        Text, option("--prompt-tokens", help="Mean prompt, where a result does not say.", metavar="N")
+        Text, option("--prompt-tokens", help="Mean prompt length, if a result lacks it.", metavar="N")
     ] = None
     output_tokens: Annotated[
-        Text, option("--output-tokens", help="Mean answer, where a result does not say.", metavar="N")
+        Text, option("--output-tokens", help="Mean output length, if a result lacks it.", metavar="N")
     ] = None
     output: Annotated[Text, option("--output", "-o", help="File to write, for --calibration.", metavar="FILE.json")] = (
         None
     )
     force: ForceOption = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False

@@ -29,29 +29,30 @@ class CheckOptions(WorkloadOptions):
         Text,
         typer.Argument(
             metavar="[POLICY]",
-            help=f"The policy file; none: ./{DEFAULT_NAME}. With --init, the model.",
+            help=f"Policy file. Default: ./{DEFAULT_NAME}. With --init: the model.",
             autocompletion=complete_policy,
             show_default=False,
         ),
     ] = None
     # judging
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped rules fail, too.")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings and skipped rules, too.")] = False
     today: Annotated[
-        Text, option("--today", help="The day that waivers and ages are counted from: 2027-01-31.", metavar="DATE")
+        Text,
+        option("--today", help="Date to check waivers and ages against: 2027-01-31. Default: today.", metavar="DATE"),
     ] = None
     base: Annotated[
         Text,
         option(
             "--base",
-            help="Also compare the policy and its baseline with those of a revision, say origin/main; what is weaker "
-            "fails.",
+            help="Also compare the policy and its baseline with those of a revision, such as origin/main; fail where "
+            "they are weaker.",
             metavar="REV",
         ),
     ] = None
     update_baseline: Annotated[
-        bool, typer.Option("--update-baseline", help="Write today's figures to the policy's baseline file.")
+        bool, typer.Option("--update-baseline", help="Write the current figures to the policy's baseline file.")
     ] = False
-    format: Annotated[CheckFormat, typer.Option("--format", help="How the answer is written.")] = "table"
+    format: Annotated[CheckFormat, typer.Option("--format", help="Output format.")] = "table"
     report: Annotated[
         list[str] | None,
         option(
@@ -61,14 +62,16 @@ class CheckOptions(WorkloadOptions):
         ),
     ] = None
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No warnings or notes on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress warnings and notes.")] = False
     # writing one
     init: Annotated[
         bool,
-        typer.Option("--init", help="Write a policy for a model and the options above; its rules are today's figures."),
+        typer.Option(
+            "--init", help="Write a policy for a model and these options, with the current figures as its rules."
+        ),
     ] = False
-    output: Annotated[Text, option("--output", "-o", help="--init: the file to write.", metavar="PATH")] = None
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists: of --report, of --init.")] = False
+    output: Annotated[Text, option("--output", "-o", help="--init: file to write.", metavar="PATH")] = None
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files of --report and --init.")] = False
     from_pid: Annotated[
-        Text, option("--from-pid", help="--init: read the command of a running vLLM server (Linux).", metavar="PID")
+        Text, option("--from-pid", help="--init: use the command line of a running vLLM server (Linux).", metavar="PID")
     ] = None

@@ -26,8 +26,8 @@ class DiffOptions(WorkloadOptions):
         Text,
         typer.Argument(
             metavar="OLD",
-            help="A JSON answer of `estimate` or `check`; a policy; a model as `estimate` takes it; any file as "
-            "REV:PATH of a git repository; with --policy, a revision.",
+            help="JSON output of `estimate` or `check`, a policy, or a model as for `estimate`; REV:PATH reads a file "
+            "from git. With --policy: a revision.",
             autocompletion=complete_model,
             show_default=False,
         ),
@@ -36,19 +36,19 @@ class DiffOptions(WorkloadOptions):
         Text,
         typer.Argument(
             metavar="NEW",
-            help="What to compare it with; none: the file of OLD's REV:PATH or of --policy as it is now.",
+            help="What to compare with OLD. Default: the current file of OLD's REV:PATH or of --policy.",
             autocompletion=complete_model,
             show_default=False,
         ),
     ] = None
     policy: Annotated[
-        Text, option("--policy", help="Compare this policy file at the revisions OLD and NEW.", metavar="PATH")
+        Text, option("--policy", help="Compare this policy file between the revisions OLD and NEW.", metavar="PATH")
     ] = None
     gpu: Annotated[
         Texts,
         option(
             "--gpu",
-            help="GPU that two models are compared on (`kvplan gpus`); several by comma or repeated.",
+            help="GPU to compare the models on (`kvplan gpus`); separate several with commas, or repeat.",
             metavar="NAME",
             complete=complete_gpu,
         ),
@@ -58,8 +58,8 @@ class DiffOptions(WorkloadOptions):
         bool,
         typer.Option(
             "--exit-code",
-            help="Exit with 1 when NEW does not fit where OLD did, takes more KV bytes per token, or holds fewer whole "
-            "users (full-context, or of the lengths stated, all replicas together).",
+            help="Exit with 1 if NEW no longer fits, needs more KV bytes per token, or serves fewer users (at full "
+            "context or at the given lengths, all replicas together).",
         ),
     ] = False
     format: FormatOption = "table"
@@ -69,4 +69,4 @@ class DiffOptions(WorkloadOptions):
     ] = None
     force: ForceOption = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False

@@ -121,7 +121,7 @@ class PanelCommand(typer.core.TyperCommand):
 
 def overview(helps: Mapping[str, str]) -> Iterator[str]:
     """The commands by group: what each is for, and an example."""
-    yield "How many users an LLM server's GPU memory holds, and why."
+    yield "Plan GPU memory for LLM serving: how many users fit, and why."
     for title, examples in GROUPS.items():
         yield ""
         yield title

@@ -59,9 +59,11 @@ def option(
 
 # --- shared ---------------------------------------------------------------------------------------------------------
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How the answer is written.")]
-ColorOption = Annotated[Color, typer.Option("--color", help="Colors in tables; auto: on a terminal (NO_COLOR counts).")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that kvplan did not write.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+ColorOption = Annotated[
+    Color, typer.Option("--color", help="Color the output; auto: only on a terminal, and not if NO_COLOR is set.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that kvplan did not write.")]
 Text = str | None
 Texts = list[str] | None
 Switch = bool | None
@@ -106,7 +108,7 @@ class PlanOptions:
         Text,
         typer.Argument(
             metavar="MODEL",
-            help="A catalog name (`kvplan models`), a config.json or the directory that holds one, or a Hub id.",
+            help="Catalog name (`kvplan models`), config.json or its directory, or Hub id.",
             autocompletion=complete_model,
             show_default=False,
         ),
@@ -116,7 +118,7 @@ class PlanOptions:
         Texts,
         option(
             "--gpu",
-            help="GPU by name (`kvplan gpus`); several by comma or repeated; none: a table over six.",
+            help="GPU name (`kvplan gpus`); separate several with commas, or repeat. Default: compare six common GPUs.",
             metavar="NAME",
             complete=complete_gpu,
         ),
@@ -127,7 +129,9 @@ class PlanOptions:
     memory_in_use: Annotated[
         Text,
         option(
-            "--memory-in-use", help="What other processes (and a host that shares it) hold on each GPU.", metavar="SIZE"
+            "--memory-in-use",
+            help="Memory already used on each GPU by other processes (or a host that shares it).",
+            metavar="SIZE",
         ),
     ] = None
     if TYPE_CHECKING:  # an option for every engine argument: `with_arguments`
@@ -139,14 +143,18 @@ class PlanOptions:
     ] = None
     calibration: Annotated[
         Text,
-        option("--calibration", help="Constants that `reconcile --calibrate` measured on this GPU.", metavar="FILE"),
+        option(
+            "--calibration", help="Use constants that `reconcile --calibrate` measured on this GPU.", metavar="FILE"
+        ),
     ] = None
-    enable_lora: Annotated[Switch, option("--enable-lora/--no-enable-lora", help="Set adapter slots aside.")] = None
+    enable_lora: Annotated[
+        Switch, option("--enable-lora/--no-enable-lora", help="Reserve memory for LoRA adapters.")
+    ] = None
     draft_model: Annotated[
         Text,
         typer.Option(
             "--draft-model",
-            help="Model that drafts tokens, named as MODEL is.",
+            help="Draft model for speculative decoding; same forms as MODEL.",
             metavar="MODEL",
             autocompletion=complete_model,
             show_default=False,
@@ -163,12 +171,14 @@ class PlanOptions:
     ] = None
     engine_arg: Annotated[
         list[str] | None,
-        option("--engine-arg", help="Any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE"),
+        option("--engine-arg", help="Set any engine argument by its vLLM name; repeatable.", metavar="KEY=VALUE"),
     ] = None
     from_command: Annotated[
         Text,
         option(
-            "--from-command", help="Read a pasted `vllm serve ...` or `sglang serve ...`; options win.", metavar="TEXT"
+            "--from-command",
+            help="Read a pasted `vllm serve ...` or `sglang serve ...`; options override it.",
+            metavar="TEXT",
         ),
     ] = None
     # where the config comes from
@@ -176,10 +186,10 @@ class PlanOptions:
         bool, typer.Option("--assume-dense", help="Size an unknown model_type as a plain dense transformer.")
     ] = False
     text_only: Annotated[
-        bool, typer.Option("--text-only", help="Size the language model alone, without its vision or audio tower.")
+        bool, typer.Option("--text-only", help="Size only the language model, without its vision or audio tower.")
     ] = False
     revision: Annotated[Text, option("--revision", help="Branch, tag or commit of a Hub model.", metavar="REV")] = None
-    offline: Annotated[bool, typer.Option("--offline", help="Use the Hub cache only.")] = False
+    offline: Annotated[bool, typer.Option("--offline", help="Use only the local Hub cache.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,27 +197,38 @@ class WorkloadOptions(PlanOptions):
     """How long requests are, beside what every plan is made from."""
 
     mean_tokens: Annotated[
-        Text, option("--mean-tokens", help="Tokens a request holds on average.", metavar="TOKENS")
+        Text,
+        option("--mean-tokens", help="Average number of tokens a request keeps in the KV cache.", metavar="TOKENS"),
     ] = None
     prompt_tokens: Annotated[
         Text,
-        option("--prompt-tokens", help="Mean prompt; with --output-tokens instead of --mean-tokens.", metavar="TOKENS"),
+        option(
+            "--prompt-tokens",
+            help="Mean prompt length; use with --output-tokens, instead of --mean-tokens.",
+            metavar="TOKENS",
+        ),
     ] = None
     output_tokens: Annotated[
         Text,
         option(
-            "--output-tokens", help="Mean answer; half of it counts, as it grows while it is written.", metavar="TOKENS"
+            "--output-tokens",
+            help="Mean output length; half of it counts, because outputs grow step by step.",
+            metavar="TOKENS",
         ),
     ] = None
     lengths: Annotated[
         Text,
-        option("--lengths", help="Distribution of lengths: lognormal:mean=2k,sigma=1 or a CSV file.", metavar="DIST"),
+        option(
+            "--lengths",
+            help="Distribution of request lengths: lognormal:mean=2k,sigma=1 or a CSV file.",
+            metavar="DIST",
+        ),
     ] = None
     overflow: Annotated[
-        Text, option("--overflow", help="Chance that --lengths overflow the pool, at most: 1%.", metavar="SHARE")
+        Text, option("--overflow", help="Accepted chance that --lengths overflow the KV cache: 1%.", metavar="SHARE")
     ] = None
     shared_prefix: Annotated[
-        Text, option("--shared-prefix", help="Tokens every request begins with.", metavar="TOKENS")
+        Text, option("--shared-prefix", help="Length of the prefix that all requests share.", metavar="TOKENS")
     ] = None
 
 
@@ -215,18 +236,16 @@ class WorkloadOptions(PlanOptions):
 class EstimateOptions(WorkloadOptions):
     """`kvplan estimate`; also what a target of a policy may say."""
 
-    explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False
+    explain: Annotated[bool, typer.Option("--explain", help="Show every formula, its numbers and its source.")] = False
     format: FormatOption = "table"
     report: Annotated[
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
     force: ForceOption = False
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 1 when any estimate shown does not fit.")
-    ] = False
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any estimate does not fit.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +255,14 @@ class ModelsOptions:
     name: Annotated[
         Text,
         typer.Argument(
-            metavar="NAME", help="One model: its facts and sources.", autocompletion=complete_model, show_default=False
+            metavar="NAME", help="Model to describe, with sources.", autocompletion=complete_model, show_default=False
         ),
     ] = None
     family: Annotated[
-        Text, option("--family", help="Only models whose name, id or type holds this text.", metavar="TEXT")
+        Text, option("--family", help="List only models whose name, id or type contains TEXT.", metavar="TEXT")
     ] = None
     max_params: Annotated[
-        Text, option("--max-params", help="Only models of at most so many parameters: 8B.", metavar="N")
+        Text, option("--max-params", help="List only models with at most N parameters: 8B.", metavar="N")
     ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
@@ -256,7 +275,7 @@ class GpusOptions:
     name: Annotated[
         Text,
         typer.Argument(
-            metavar="NAME", help="One GPU: its facts and sources.", autocompletion=complete_gpu, show_default=False
+            metavar="NAME", help="GPU to describe, with sources.", autocompletion=complete_gpu, show_default=False
         ),
     ] = None
     format: FormatOption = "table"
@@ -271,8 +290,8 @@ class SchemaOptions:
         str,
         typer.Argument(
             metavar="NAME",
-            help="A command that prints one (estimate, check, diff, upgrade, sweep, recommend, simulate), or plans, "
-            "policy, check-failure, trace, workload, diagnosis (`why`), log-reconciliation (`reconcile --log`).",
+            help="Command (estimate, check, diff, upgrade, sweep, recommend, simulate), or plans, policy, "
+            "check-failure, trace, workload, diagnosis (`why`), log-reconciliation (`reconcile --log`).",
         ),
     ]
 

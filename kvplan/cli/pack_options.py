@@ -16,7 +16,7 @@ class PackOptions:
         Text,
         typer.Argument(
             metavar="POLICY",
-            help="A policy whose targets share one GPU; min_users of each says how many it must hold.",
+            help="Policy whose targets share one GPU; each target's min_users is the number it must serve.",
             show_default=False,
         ),
     ] = None
@@ -24,30 +24,31 @@ class PackOptions:
         Texts,
         option(
             "--server",
-            help="A server, repeatable: 'NAME=MODEL flags --users N' or 'NAME=vllm serve ...'; flags are its own.",
+            help="Server to place: 'NAME=MODEL flags --users N' or 'NAME=vllm serve ...', with its own flags; "
+            "repeatable.",
             metavar="SERVER",
         ),
     ] = None
     gpu: Annotated[
         Text,
-        option("--gpu", help="The GPU that all share (`kvplan gpus`).", metavar="NAME", complete=complete_gpu),
+        option("--gpu", help="GPU that all servers share (`kvplan gpus`).", metavar="NAME", complete=complete_gpu),
     ] = None
     memory_in_use: Annotated[
         Text,
-        option("--memory-in-use", help="What a desktop and other programs hold on the GPU.", metavar="SIZE"),
+        option("--memory-in-use", help="GPU memory already used by a desktop and other programs.", metavar="SIZE"),
     ] = None
     engine: Annotated[
         Text,
         option(
             "--engine",
-            help="Server and release of each --server that is no whole command: vllm@0.33.",
+            help="Server and release for each --server that is not a full command: vllm@0.33.",
             metavar="ENGINE",
         ),
     ] = None
     rest: Annotated[
-        Text, option("--rest", help="Server that is given what is left; none: the first.", metavar="NAME")
+        Text, option("--rest", help="Server that gets the remaining memory. Default: the first.", metavar="NAME")
     ] = None
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when they do not all start.")] = False
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any server does not start.")] = False
     format: FormatOption = "table"
     report: Annotated[
         list[str] | None,
@@ -55,5 +56,5 @@ class PackOptions:
     ] = None
     force: ForceOption = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
-    offline: Annotated[bool, typer.Option("--offline", help="Use the Hub cache only.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    offline: Annotated[bool, typer.Option("--offline", help="Use only the local Hub cache.")] = False

@@ -14,24 +14,26 @@ class RightsizeOptions:
 
     first: Annotated[
         Text,
-        typer.Argument(metavar="FIRST", help="A vLLM server's /metrics page: a file or URL.", show_default=False),
+        typer.Argument(metavar="FIRST", help="vLLM server's /metrics page: file or URL.", show_default=False),
     ] = None
     second: Annotated[
         Text,
         typer.Argument(
-            metavar="SECOND", help="The same page later; none: FIRST is a URL, read twice.", show_default=False
+            metavar="SECOND",
+            help="The same page at a later time. Default: read the URL FIRST twice.",
+            show_default=False,
         ),
     ] = None
     interval: Annotated[
         Text,
         option(
             "--interval",
-            help="Time between the two pages: 10m. A URL is read again after it; none: 1m.",
+            help="Time between the two pages: 10m. A URL is read again after this time (default: 1m).",
             metavar="TIME",
         ),
     ] = None
     growth: Annotated[
-        Text, option("--growth", help="How many times as many requests shall be served: 2.", metavar="FACTOR")
+        Text, option("--growth", help="Plan for this many times the measured load: 2.", metavar="FACTOR")
     ] = None
     format: FormatOption = "table"
     report: Annotated[

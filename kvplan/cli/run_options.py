@@ -20,7 +20,8 @@ from kvplan.cli.options import (
 
 Allocator = Literal["paged", "contiguous"]
 RunDirs = Annotated[
-    list[str], typer.Argument(metavar="RUN_DIR...", help="What `kvplan profile -o` wrote.", show_default=False)
+    list[str],
+    typer.Argument(metavar="RUN_DIR...", help="Directory written by `kvplan profile -o`.", show_default=False),
 ]
 
 
@@ -32,45 +33,55 @@ class ProfileOptions:
         Text,
         typer.Argument(
             metavar="MODEL",
-            help="A catalog name, or a directory with config.json; none: a small model on the CPU.",
+            help="Catalog name or directory with config.json. Default: a small model on the CPU.",
             autocompletion=complete_model,
             show_default=False,
         ),
     ] = None
     run_dir: Annotated[
-        Text, option("--output", "-o", help="Directory for the run; it must not exist.", metavar="RUN_DIR")
+        Text, option("--output", "-o", help="Directory to create for the run; it must not exist.", metavar="RUN_DIR")
     ] = None
     device: Annotated[
-        Text, option("--device", help="cpu, cuda or cuda:N; none: a GPU if there is one.", metavar="DEVICE")
+        Text, option("--device", help="cpu, cuda or cuda:N. Default: a GPU if there is one.", metavar="DEVICE")
     ] = None
     weights: Annotated[
-        Text, option("--weights", help="Directory of the real weights; none: random ones.", metavar="DIR")
+        Text, option("--weights", help="Directory of the real weights. Default: random weights.", metavar="DIR")
     ] = None
     # the engine, by the server's names
-    dtype: Annotated[Text, option("--dtype", help="auto, bfloat16, float16 or float32.", metavar="DTYPE")] = None
+    dtype: Annotated[
+        Text, option("--dtype", help="Model dtype: auto, bfloat16, float16 or float32.", metavar="DTYPE")
+    ] = None
     kv_cache_dtype: Annotated[
-        Text, option("--kv-cache-dtype", help="auto, float32, bfloat16, float16 or fp8_e4m3.", metavar="DTYPE")
+        Text,
+        option(
+            "--kv-cache-dtype", help="KV cache dtype: auto, float32, bfloat16, float16 or fp8_e4m3.", metavar="DTYPE"
+        ),
     ] = None
     tensor_parallel_size: Annotated[
-        Text, option("--tensor-parallel-size", "--tp", "-tp", help="Ranks; start with torchrun.", metavar="N")
+        Text, option("--tensor-parallel-size", "--tp", "-tp", help="Number of ranks; start with torchrun.", metavar="N")
     ] = None
     max_model_len: Annotated[
-        Text, option("--max-model-len", "--ctx", help="Context in tokens; none: the longest request.", metavar="TOKENS")
+        Text,
+        option(
+            "--max-model-len", "--ctx", help="Context length. Default: that of the longest request.", metavar="TOKENS"
+        ),
     ] = None
     max_num_seqs: Annotated[
-        Text, option("--max-num-seqs", help="Requests that run at once, at most; none: all.", metavar="N")
+        Text, option("--max-num-seqs", help="Maximum number of concurrent requests. Default: all.", metavar="N")
     ] = None
     max_num_batched_tokens: Annotated[
-        Text, option("--max-num-batched-tokens", help="Tokens of one step, at most.", metavar="TOKENS")
+        Text, option("--max-num-batched-tokens", help="Maximum number of tokens per step.", metavar="TOKENS")
     ] = None
-    block_size: Annotated[Text, option("--block-size", help="Tokens of one KV block.", metavar="N")] = None
+    block_size: Annotated[Text, option("--block-size", help="Tokens per KV cache block.", metavar="N")] = None
     num_blocks: Annotated[
-        Text, option("--num-blocks", help="Blocks of the KV pool; none: what the memory leaves.", metavar="N")
+        Text, option("--num-blocks", help="Number of KV cache blocks. Default: as many as fit.", metavar="N")
     ] = None
     gpu_memory_utilization: Annotated[
-        Text, option("--gpu-memory-utilization", help="Share of the memory to use.", metavar="SHARE")
+        Text, option("--gpu-memory-utilization", help="Fraction of the memory to use.", metavar="SHARE")
     ] = None
-    memory_limit: Annotated[Text, option("--memory-limit", help="Play a smaller device: 80GiB.", metavar="SIZE")] = None
+    memory_limit: Annotated[
+        Text, option("--memory-limit", help="Pretend the device has less memory: 80GiB.", metavar="SIZE")
+    ] = None
     enforce_eager: Annotated[Switch, option("--enforce-eager/--no-enforce-eager", help="Run without CUDA graphs.")] = (
         None
     )
@@ -78,39 +89,53 @@ class ProfileOptions:
         Switch,
         option(
             "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Keep blocks for requests with the same beginning.",
+            help="Reuse KV blocks of requests that share a prefix.",
         ),
     ] = None
     allocator: Annotated[
         Allocator | None,
-        typer.Option("--allocator", help="contiguous: max_model_len per request up front.", show_default=False),
+        typer.Option(
+            "--allocator",
+            help="KV cache allocator; contiguous reserves max_model_len for each request.",
+            show_default=False,
+        ),
     ] = None
     baseline: Annotated[
         Literal["contiguous"] | None,
-        typer.Option("--baseline", help="Serve the workload again with this allocator, same pool.", show_default=False),
+        typer.Option(
+            "--baseline",
+            help="Serve the workload again with this allocator and the same KV cache size.",
+            show_default=False,
+        ),
     ] = None
     # the workload
-    num_seqs: Annotated[Text, option("--num-seqs", help="Requests.", metavar="N")] = None
-    prompt_tokens: Annotated[Text, option("--prompt-tokens", help="Tokens of each prompt.", metavar="TOKENS")] = None
-    output_tokens: Annotated[Text, option("--output-tokens", help="Tokens to generate.", metavar="TOKENS")] = None
-    lengths: Annotated[
-        Text, option("--lengths", help="Distribution of full lengths, as for estimate.", metavar="SPEC|FILE")
+    num_seqs: Annotated[Text, option("--num-seqs", help="Number of requests.", metavar="N")] = None
+    prompt_tokens: Annotated[
+        Text, option("--prompt-tokens", help="Prompt length of each request.", metavar="TOKENS")
     ] = None
-    trace: Annotated[Text, option("--trace", help="Requests to replay: what `kvplan trace` reads.", metavar="FILE")] = (
+    output_tokens: Annotated[
+        Text, option("--output-tokens", help="Tokens to generate per request.", metavar="TOKENS")
+    ] = None
+    lengths: Annotated[
+        Text, option("--lengths", help="Distribution of request lengths, as for `estimate`.", metavar="SPEC|FILE")
+    ] = None
+    trace: Annotated[
+        Text, option("--trace", help="Trace to replay, in any format `kvplan trace` reads.", metavar="FILE")
+    ] = None
+    shared_prefix: Annotated[
+        Text, option("--shared-prefix", help="Length of the prefix that all prompts share.", metavar="TOKENS")
+    ] = None
+    duration: Annotated[Text, option("--duration", help="Repeat the requests for this long: 60s.", metavar="TIME")] = (
         None
     )
-    shared_prefix: Annotated[
-        Text, option("--shared-prefix", help="Tokens that every prompt starts with.", metavar="TOKENS")
-    ] = None
-    duration: Annotated[Text, option("--duration", help="Repeat the requests for so long: 60s.", metavar="TIME")] = None
-    seed: Annotated[Text, option("--seed", help="Of weights and tokens.", metavar="N")] = None
+    seed: Annotated[Text, option("--seed", help="Seed for weights and tokens.", metavar="N")] = None
     # measuring
-    interval: Annotated[Text, option("--interval", help="Between samples: 50ms.", metavar="TIME")] = None
-    timeout: Annotated[Text, option("--timeout", help="Give up after: 10m.", metavar="TIME")] = None
-    snapshot: Annotated[bool, option("--snapshot", help="Keep torch's memory history for its viewer (GPU).")] = False
+    interval: Annotated[Text, option("--interval", help="Time between samples: 50ms.", metavar="TIME")] = None
+    timeout: Annotated[Text, option("--timeout", help="Give up after this time: 10m.", metavar="TIME")] = None
+    snapshot: Annotated[bool, option("--snapshot", help="Save torch's memory history for its viewer (GPU).")] = False
     perfetto: Annotated[bool, option("--perfetto", help="Write counters for ui.perfetto.dev.")] = False
-    allow_shared: Annotated[bool, option("--allow-shared", help="Measure although others use the GPU.")] = False
-    quiet: Annotated[bool, option("--quiet", "-q", help="No progress.")] = False
+    allow_shared: Annotated[bool, option("--allow-shared", help="Measure even if other processes use the GPU.")] = False
+    quiet: Annotated[bool, option("--quiet", "-q", help="Hide the progress.")] = False
     format: FormatOption = "table"
     color: ColorOption = "auto"
 
@@ -123,14 +148,14 @@ class ReconcileOptions(PlanOptions):
     """
 
     run_dir: Annotated[
-        Text, typer.Argument(metavar="RUN_DIR", help="What `kvplan profile -o` wrote.", show_default=False)
+        Text, typer.Argument(metavar="RUN_DIR", help="Directory written by `kvplan profile -o`.", show_default=False)
     ] = None
     log: Annotated[
         Text,
         option(
             "--log",
-            help="A vLLM or SGLang server's start-up log, .gz too; - reads it. --engine, --model or --config, and the "
-            "flags of `estimate` fill in what it does not say.",
+            help="Startup log of a vLLM or SGLang server, optionally gzipped; - reads standard input. Add what the log "
+            "lacks with --engine, --model or --config, and the flags of `estimate`.",
             metavar="FILE",
         ),
     ] = None
@@ -138,8 +163,8 @@ class ReconcileOptions(PlanOptions):
         Text,
         option(
             "--metrics",
-            help="A server's /metrics page, by its URL or as a file; it names no release: add --engine. --model or "
-            "--config and --ctx fill in what else it does not say.",
+            help="URL or file of a server's /metrics page. Add what the page lacks: --engine with the release, and "
+            "where needed --model or --config, and --ctx.",
             metavar="URL|FILE",
         ),
     ] = None
@@ -147,8 +172,8 @@ class ReconcileOptions(PlanOptions):
         Text,
         option(
             "--bench",
-            help="A result of vllm bench serve, sglang.bench_serving, guidellm, aiperf or InferenceX, beside the times "
-            "that kvplan predicts; with --gpu and the server's flags.",
+            help="Result file of vllm bench serve, sglang.bench_serving, guidellm, aiperf or InferenceX, to compare "
+            "with predicted times; add --gpu and the server's flags.",
             metavar="FILE",
         ),
     ] = None
@@ -158,36 +183,41 @@ class ReconcileOptions(PlanOptions):
             "--model",
             "--config",
             metavar="MODEL",
-            help="The model that was served: a catalog name, a Hub id, a config.json or its directory.",
+            help="Model that was served: catalog name, Hub id, config.json or its directory.",
             autocompletion=complete_model,
             show_default=False,
         ),
     ] = None
     gpu: Annotated[
         Texts,
-        option("--gpu", help="GPU it ran on (`kvplan gpus`); none: by the log.", metavar="NAME", complete=complete_gpu),
+        option(
+            "--gpu",
+            help="GPU the server ran on (`kvplan gpus`). Default: from the log.",
+            metavar="NAME",
+            complete=complete_gpu,
+        ),
     ] = None
     max_model_len: Annotated[
-        Texts, option("--max-model-len", "--ctx", help="Context in tokens; none: by the log.", metavar="TOKENS")
+        Texts, option("--max-model-len", "--ctx", help="Context length. Default: from the log.", metavar="TOKENS")
     ] = None
     calibration: Annotated[
-        Text, option("--calibration", help="Measured constants to predict with.", metavar="FILE")
+        Text, option("--calibration", help="Measured constants to use for the prediction.", metavar="FILE")
     ] = None
-    calibrate: Annotated[Text, option("--calibrate", help="Write this run's measured constants.", metavar="FILE")] = (
-        None
-    )
+    calibrate: Annotated[
+        Text, option("--calibrate", help="Write the constants measured in this run.", metavar="FILE")
+    ] = None
     force: ForceOption = False
     max_error: Annotated[
         Texts,
         option(
             "--max-error",
-            help="Exit 1 where a row or the total is off by more: 2%, or by row: total=1%; repeatable.",
+            help="Exit with 1 if a row or the total is off by more than this: 2%, or total=1% for one row; repeatable.",
             metavar="[ROW=]SHARE",
         ),
     ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
-    quiet: Annotated[bool, option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, option("--quiet", "-q", help="Suppress notes and hints.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +226,7 @@ class ReportOptions:
 
     run_dirs: RunDirs
     output: Annotated[
-        Texts, option("--output", "-o", help="File to write; .html, .md, .json or .csv; repeatable.", metavar="FILE")
+        Texts, option("--output", "-o", help="File to write (.html, .md, .json or .csv); repeatable.", metavar="FILE")
     ] = None
     force: ForceOption = False
     title: Annotated[Text, option("--title", help="Heading of the report.", metavar="TEXT")] = None
@@ -206,7 +236,7 @@ class ReportOptions:
 class DoctorOptions:
     """`kvplan doctor`."""
 
-    format: Annotated[Literal["table", "json"], typer.Option("--format", help="How the answer is written.")] = "table"
+    format: Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")] = "table"
     color: ColorOption = "auto"
 
 
@@ -216,28 +246,38 @@ class WatchOptions:
 
     gpu_index: Annotated[
         Text,
-        option("--gpu-index", help="GPU by index or UUID (`nvidia-smi -L`); none: the first usable.", metavar="N|UUID"),
+        option(
+            "--gpu-index", help="GPU index or UUID (`nvidia-smi -L`). Default: the first usable GPU.", metavar="N|UUID"
+        ),
     ] = None
-    pid: Annotated[Text, option("--pid", help="Process whose share is shown.", metavar="PID")] = None
+    pid: Annotated[Text, option("--pid", help="Process to watch.", metavar="PID")] = None
     interval: Annotated[
         Text,
-        option("--interval", help="Time between readings: 500ms; none: 1s, without a terminal 10s.", metavar="TIME"),
+        option(
+            "--interval", help="Time between readings: 500ms. Default: 1s on a terminal, otherwise 10s.", metavar="TIME"
+        ),
     ] = None
-    duration: Annotated[Text, option("--duration", help="Stop after so long: 10m.", metavar="TIME")] = None
+    duration: Annotated[Text, option("--duration", help="Stop after this time: 10m.", metavar="TIME")] = None
     csv: Annotated[Text, option("--csv", help="Also append each reading to a CSV file.", metavar="FILE")] = None
     metrics: Annotated[
         Text,
-        option("--metrics", help="A vLLM or SGLang server's page: http://localhost:8000/metrics.", metavar="URL"),
+        option(
+            "--metrics", help="Metrics page of a vLLM or SGLang server: http://localhost:8000/metrics.", metavar="URL"
+        ),
     ] = None
     plan: Annotated[
         Text,
-        option("--plan", help="What `estimate --format json` wrote: its pool beside the server's.", metavar="FILE"),
+        option(
+            "--plan",
+            help="Plan from `estimate --format json`, to compare its KV cache with the server's.",
+            metavar="FILE",
+        ),
     ] = None
     tries: Annotated[
         Text,
         option(
             "--tries",
-            help="Exit 3 after so many readings in a row without the server's page; 0: never. Not set: 5 until the "
+            help="Exit with 3 after N failed readings of the server's page in a row; 0: never. Default: 5 until the "
             "first page, then never.",
             metavar="N",
         ),

@@ -20,7 +20,7 @@ from kvplan.cli.options import (
 Sort = Literal["context", "users", "users-per-gpu", "users-per-dollar"]
 
 PricesOption = Annotated[
-    Text, option("--prices", help="Dollars per GPU and hour, a file of `gpu: 2.50` lines or CSV.", metavar="FILE")
+    Text, option("--prices", help="File of dollars per GPU hour: `gpu: 2.50` lines or CSV.", metavar="FILE")
 ]
 
 
@@ -42,7 +42,7 @@ class SweepOptions(WorkloadOptions):
         bool,
         typer.Option(
             "--pareto",
-            help="Only Pareto-optimal rows: by context, users per GPU and, with --prices, users per dollar.",
+            help="Show only Pareto-optimal rows by context, users per GPU and, with --prices, users per dollar.",
         ),
     ] = False
     prices: PricesOption = None
@@ -50,18 +50,18 @@ class SweepOptions(WorkloadOptions):
         Text,
         option("--figure", help="Draw users per GPU (and per dollar) by context: out.png or out.svg.", metavar="PATH"),
     ] = None
-    sort: Annotated[Sort, typer.Option("--sort", help="What the table begins with.")] = "context"
-    limit: Annotated[Text, option("--limit", help="Rows of a table, at most: 40.", metavar="N")] = None
-    jobs: Annotated[Text, option("--jobs", help="Processes, at most: all cores.", metavar="N")] = None
+    sort: Annotated[Sort, typer.Option("--sort", help="Sort rows by this, best first.")] = "context"
+    limit: Annotated[Text, option("--limit", help="Maximum number of rows to show. Default: 40.", metavar="N")] = None
+    jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
     format: FormatOption = "table"
     report: Annotated[
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
     force: ForceOption = False
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when no combination fits.")] = False
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if no combination fits.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class RecommendOptions(WorkloadOptions):
         Texts,
         option(
             "--gpu",
-            help="Ask what this GPU needs to hold the users (`kvplan gpus`).",
+            help="Check whether this GPU can serve the users, and what it needs (`kvplan gpus`).",
             metavar="NAME",
             complete=complete_gpu,
         ),
@@ -80,37 +80,42 @@ class RecommendOptions(WorkloadOptions):
     max_model_len: Annotated[
         Texts,
         option(
-            "--max-model-len", "--ctx", help="Context of each user: 16k; none: the model's maximum.", metavar="TOKENS"
+            "--max-model-len",
+            "--ctx",
+            help="Context length of each user: 16k. Default: the model's maximum.",
+            metavar="TOKENS",
         ),
     ] = None
-    users: Annotated[Text, option("--users", help="Users to hold at once, in all.", metavar="N")] = None
+    users: Annotated[Text, option("--users", help="Total number of concurrent users to serve.", metavar="N")] = None
     gpus: Annotated[
         Texts,
         option(
             "--gpus",
-            help="GPUs to choose from, by comma; none: six common ones, or those with a price.",
+            help="GPUs to choose from, separated by commas. Default: six common GPUs, or those with a price.",
             metavar="NAMES",
             complete=complete_gpu,
         ),
     ] = None
     num_gpus: Annotated[
-        Text, option("--num-gpus", help="With --gpu: how many of it there are; split by --tp, else all.", metavar="N")
+        Text, option("--num-gpus", help="Number of GPUs, with --gpu. Default: --tp, or all.", metavar="N")
     ] = None
     prices: PricesOption = None
-    fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Whether an fp8 KV cache may be proposed.")] = True
+    fp8: Annotated[bool, typer.Option("--fp8/--no-fp8", help="Allow proposals with an fp8 KV cache.")] = True
     fp8_weights: Annotated[
-        bool, typer.Option("--fp8-weights", help="Also propose to quantize the weights to fp8 while loading.")
+        bool, typer.Option("--fp8-weights", help="Also propose quantizing the weights to fp8 while loading.")
     ] = False
     optimistic: Annotated[
-        bool, typer.Option("--optimistic", help="Count users at the likely figure, not at the low end of the range.")
+        bool, typer.Option("--optimistic", help="Use the likely number of users instead of the low end of the range.")
     ] = False
-    limit: Annotated[Text, option("--limit", help="Placements shown in a table, at most: 10.", metavar="N")] = None
+    limit: Annotated[
+        Text, option("--limit", help="Maximum number of placements to show. Default: 10.", metavar="N")
+    ] = None
     format: FormatOption = "table"
     report: Annotated[
         list[str] | None,
         option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
     ] = None
     force: ForceOption = False
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when the answer is no.")] = False
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the answer is no.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False

@@ -18,17 +18,19 @@ TraceFile = Annotated[
     str,
     typer.Argument(
         metavar="FILE|PROFILE",
-        help="A trace (CSV, JSON Lines or a saved benchmark, gzipped or not), or a profile's name.",
+        help="Trace (CSV, JSON Lines or saved benchmark, optionally gzipped) or profile name.",
         autocompletion=complete_profile,
         show_default=False,
     ),
 ]
 OutputFile = Annotated[
     str,
-    typer.Option("--output", "-o", metavar="OUT", help="File to write: .csv or .jsonl, and .gz.", show_default=False),
+    typer.Option(
+        "--output", "-o", metavar="OUT", help="File to write: .csv or .jsonl, optionally .gz.", show_default=False
+    ),
 ]
-Force = Annotated[bool, option("--force", help="Replace OUT where it exists.")]
-NumRequests = Annotated[Text, option("--num-requests", help="Requests to write.", metavar="N")]
+Force = Annotated[bool, option("--force", help="Overwrite OUT if it exists.")]
+NumRequests = Annotated[Text, option("--num-requests", help="Number of requests to write.", metavar="N")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +58,12 @@ class TraceConvertOptions:
     output: OutputFile
     force: Force = False
     num_requests: NumRequests = None
-    rate: Annotated[Text, option("--rate", help="Requests per second; none: the published rate.", metavar="N")] = None
-    seed: Annotated[Text, option("--seed", help="Of what is drawn; none: 0.", metavar="N")] = None
+    rate: Annotated[Text, option("--rate", help="Requests per second. Default: the published rate.", metavar="N")] = (
+        None
+    )
+    seed: Annotated[Text, option("--seed", help="Random seed. Default: 0.", metavar="N")] = None
     shared_prefix: Annotated[
-        Text, option("--shared-prefix", help="Tokens that every prompt starts with.", metavar="TOKENS")
+        Text, option("--shared-prefix", help="Length of the prefix that all prompts share.", metavar="TOKENS")
     ] = None
 
 
@@ -67,13 +71,13 @@ class TraceConvertOptions:
 class TraceSampleOptions:
     """`kvplan trace sample`. None: not said."""
 
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A trace, as for stats.", show_default=False)]
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Trace, as for stats.", show_default=False)]
     output: OutputFile
     force: Force = False
     num_requests: NumRequests = None
-    share: Annotated[Text, option("--share", help="Part of the requests to keep: 10%.", metavar="SHARE")] = None
-    span: Annotated[Text, option("--span", help="Keep a span of time as it was: 10m.", metavar="TIME")] = None
+    share: Annotated[Text, option("--share", help="Fraction of the requests to keep: 10%.", metavar="SHARE")] = None
+    span: Annotated[Text, option("--span", help="Keep a time span unchanged: 10m.", metavar="TIME")] = None
     start: Annotated[
-        Text, option("--start", help="Where the span begins, after the first request; none: drawn.", metavar="TIME")
+        Text, option("--start", help="Start of the span, after the first request. Default: random.", metavar="TIME")
     ] = None
-    seed: Annotated[Text, option("--seed", help="Of what is drawn; none: 0.", metavar="N")] = None
+    seed: Annotated[Text, option("--seed", help="Random seed. Default: 0.", metavar="N")] = None

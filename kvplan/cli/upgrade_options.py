@@ -16,8 +16,7 @@ class UpgradeOptions(WorkloadOptions):
         Text,
         typer.Argument(
             metavar="SERVER",
-            help="A policy file (each of its targets), a command in quotes ('vllm serve ...'), or a model as "
-            "`estimate` takes it.",
+            help="Policy file (all its targets), quoted command ('vllm serve ...'), or model as for `estimate`.",
             autocompletion=complete_model,
             show_default=False,
         ),
@@ -26,12 +25,12 @@ class UpgradeOptions(WorkloadOptions):
         Text,
         option(
             "--from",
-            help="The release that runs now: vllm@0.24; none: as the policy or command says.",
+            help="Current release: vllm@0.24. Default: from the policy or command.",
             metavar="RELEASE",
         ),
     ] = None
     new: Annotated[
-        Text, option("--to", help="The release it goes to; none: the newest that kvplan knows.", metavar="RELEASE")
+        Text, option("--to", help="Release to upgrade to. Default: the newest that kvplan knows.", metavar="RELEASE")
     ] = None
     # the answer
     exit_code: Annotated[
@@ -47,4 +46,4 @@ class UpgradeOptions(WorkloadOptions):
     ] = None
     force: ForceOption = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False

@@ -15,14 +15,18 @@ class WhyOptions(PlanOptions):
 
     log: Annotated[
         Text,
-        typer.Argument(metavar="LOG", help="A server's log, or a part of it, .gz too; - reads it.", show_default=False),
+        typer.Argument(
+            metavar="LOG",
+            help="Server log or an excerpt, optionally gzipped; - reads standard input.",
+            show_default=False,
+        ),
     ] = None
     command: Annotated[
-        Text, option("--command", help='Read what a command prints: "docker logs vllm".', metavar="COMMAND")
+        Text, option("--command", help='Read the output of a command: "docker logs vllm".', metavar="COMMAND")
     ] = None
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Pass standard input through, and explain on standard error once it fails."),
+        typer.Option("--follow", help="Pass standard input through; on failure, explain it on standard error."),
     ] = False
     model: Annotated[
         Text,
@@ -30,22 +34,27 @@ class WhyOptions(PlanOptions):
             "--model",
             "--config",
             metavar="MODEL",
-            help="The model that was served: a catalog name, a Hub id, a config.json or its directory.",
+            help="Model that was served: catalog name, Hub id, config.json or its directory.",
             autocompletion=complete_model,
             show_default=False,
         ),
     ] = None
     gpu: Annotated[
         Texts,
-        option("--gpu", help="GPU it ran on (`kvplan gpus`); none: by the log.", metavar="NAME", complete=complete_gpu),
+        option(
+            "--gpu",
+            help="GPU the server ran on (`kvplan gpus`). Default: from the log.",
+            metavar="NAME",
+            complete=complete_gpu,
+        ),
     ] = None
     max_model_len: Annotated[
-        Texts, option("--max-model-len", "--ctx", help="Context in tokens; none: by the log.", metavar="TOKENS")
+        Texts, option("--max-model-len", "--ctx", help="Context length. Default: from the log.", metavar="TOKENS")
     ] = None
-    calibration: Annotated[Text, option("--calibration", help="Measured constants to plan with.", metavar="FILE")] = (
-        None
-    )
-    format: Annotated[Literal["table", "json"], typer.Option("--format", help="How the answer is written.")] = "table"
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 when the log shows a failure.")] = False
+    calibration: Annotated[
+        Text, option("--calibration", help="Measured constants to use for the plan.", metavar="FILE")
+    ] = None
+    format: Annotated[Literal["table", "json"], typer.Option("--format", help="Output format.")] = "table"
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the log shows a failure.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, option("--quiet", "-q", help="No notes or hints on standard error.")] = False
+    quiet: Annotated[bool, option("--quiet", "-q", help="Suppress notes and hints.")] = False

@@ -60,7 +60,7 @@ class Times(TypedDict):
 
 
 class Level(TypedDict):
-    """Requests."""
+    """Number of requests."""
 
     mean: Number
     peak: Count

@@ -115,7 +115,8 @@ class EngineArgs:
         int | Literal["auto"] | None,
         Argument(
             "context",
-            "Context in tokens: 32k; several by comma; auto (or -1) fits the memory; none: the model's maximum.",
+            "Context length: 32k; separate several with commas; auto (or -1): the longest that fits. Default: the "
+            "model's maximum.",
             "TOKENS",
             ("--ctx",),
             many=True,
@@ -126,7 +127,7 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "GPUs a layer is split over.",
+            "Number of GPUs each layer is split across.",
             "N",
             ("--tp", "-tp"),
             "Parallelism",
@@ -139,7 +140,7 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "Stages the layers are split into.",
+            "Number of pipeline stages.",
             "N",
             ("--pp", "-pp"),
             "Parallelism",
@@ -152,7 +153,7 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "Replicas side by side.",
+            "Number of data-parallel replicas.",
             "N",
             ("--dp", "-dp"),
             "Parallelism",
@@ -165,7 +166,7 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "Ranks a request's tokens are spread over.",
+            "Number of ranks each request's KV cache is split across.",
             "N",
             ("--dcp", "-dcp"),
             "Parallelism",
@@ -177,7 +178,7 @@ class EngineArgs:
         bool,
         Argument(
             "flag",
-            "Spread whole experts over the ranks.",
+            "Distribute whole experts across ranks.",
             options=("--ep/--no-ep", "-ep"),
             panel="Parallelism",
             vllm=Flag(short=("ep",)),
@@ -185,30 +186,33 @@ class EngineArgs:
         ),
     ] = False
     gpu_memory_utilization: Annotated[
-        float | None, Argument("fraction", "Share of the GPU that the server may use: 0.92.", "SHARE")
+        float | None, Argument("fraction", "Fraction of GPU memory the server may use: 0.92.", "SHARE")
     ] = None
     mem_fraction_static: Annotated[
         float | None,
-        _sglang("fraction", "mem_fraction_static", "share of what is free at the start for weights and KV.", "SHARE"),
+        _sglang(
+            "fraction", "mem_fraction_static", "fraction of free memory at startup for weights and KV cache.", "SHARE"
+        ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
         Argument(
-            "count", "Requests that run at once, at most.", "N", ("--batch",), sglang=Flag(("max_running_requests",))
+            "count", "Maximum number of concurrent requests.", "N", ("--batch",), sglang=Flag(("max_running_requests",))
         ),
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, Argument("tokens", "Tokens of one step, at most.", "TOKENS", sglang=Flag(("chunked_prefill_size",)))
+        int | None,
+        Argument("tokens", "Maximum number of tokens per step.", "TOKENS", sglang=Flag(("chunked_prefill_size",))),
     ] = None
     max_total_tokens: Annotated[
         int | None,
-        _sglang("tokens", "max_total_tokens", "tokens of the KV pool, at most.", "TOKENS"),
+        _sglang("tokens", "max_total_tokens", "maximum number of tokens in the KV cache.", "TOKENS"),
     ] = None
     dtype: Annotated[
         str,
         Argument(
             "text",
-            "auto, bfloat16, float16 or float32.",
+            "Model dtype: auto, bfloat16, float16 or float32.",
             "DTYPE",
             panel="Quantization",
             sglang=Flag(("dtype",)),
@@ -218,7 +222,7 @@ class EngineArgs:
         str | None,
         Argument(
             "text",
-            "Quantize while loading (fp8), or name what the checkpoint is.",
+            "Quantize while loading (fp8), or state the checkpoint's method.",
             "METHOD",
             panel="Quantization",
             vllm=Flag(short=("q",)),
@@ -229,7 +233,7 @@ class EngineArgs:
         str,
         Argument(
             "text",
-            "auto, fp8, fp8_e4m3, fp8_e5m2, ...",
+            "KV cache dtype: auto, fp8, fp8_e4m3, fp8_e5m2, ...",
             "DTYPE",
             panel="Quantization",
             sglang=Flag(("kv_cache_dtype",), values={"bf16": "bfloat16"}),
@@ -239,14 +243,14 @@ class EngineArgs:
         str | None,
         Argument(
             "text",
-            "dtype of recurrent states.",
+            "Dtype of recurrent (Mamba) states.",
             "DTYPE",
             panel="Quantization",
             sglang=Flag(("mamba_ssm_dtype",)),
         ),
     ] = None
     block_size: Annotated[
-        int | None, Argument("count", "Tokens of one KV block.", "N", sglang=Flag(("page_size",)))
+        int | None, Argument("count", "Tokens per KV cache block.", "N", sglang=Flag(("page_size",)))
     ] = None
     attention_backend: Annotated[
         str | None,
@@ -257,38 +261,40 @@ class EngineArgs:
             vllm=Flag(since="attention_backend_flag"),
         ),
     ] = None
-    kv_cache_memory_bytes: Annotated[int | None, Argument("bytes", "Size of the KV pool on one GPU.", "SIZE")] = None
-    num_gpu_blocks_override: Annotated[int | None, Argument("count", "Blocks of the KV pool.", "N")] = None
+    kv_cache_memory_bytes: Annotated[int | None, Argument("bytes", "Size of the KV cache on each GPU.", "SIZE")] = None
+    num_gpu_blocks_override: Annotated[int | None, Argument("count", "Number of KV cache blocks.", "N")] = None
     performance_mode: Annotated[
         Literal["balanced", "interactivity", "throughput"],
         Argument(
             "choice",
-            "What vLLM's own defaults aim at; throughput: larger steps.",
+            "What vLLM's defaults optimize for; throughput: larger batches.",
             choices=("balanced", "interactivity", "throughput"),
         ),
     ] = "balanced"
-    kv_offloading_size: Annotated[int, Argument("gib", "Host memory for KV, over all ranks.", "GIB")] = 0
+    kv_offloading_size: Annotated[
+        int, Argument("gib", "Host memory for KV cache offloading, over all ranks.", "GIB")
+    ] = 0
     enable_prefix_caching: Annotated[
         bool | None,
         Argument(
             "flag",
-            "Keep blocks for requests with the same beginning.",
+            "Reuse KV blocks of requests that share a prefix.",
             sglang=Flag(("disable_radix_cache",), on=False),
         ),
     ] = None
-    enable_chunked_prefill: Annotated[bool, Argument("flag", "Spread a long prompt over several steps.")] = True
+    enable_chunked_prefill: Annotated[bool, Argument("flag", "Split long prompts across several steps.")] = True
     disable_hybrid_kv_cache_manager: Annotated[
         bool,
         Argument(
             "flag",
-            "Keep every layer's KV for the whole context.",
+            "Keep the whole context's KV in every layer.",
             sglang=Flag(("disable_hybrid_swa_memory",), on=True),
         ),
     ] = False
     async_scheduling: Annotated[
         bool,
         Argument(
-            "flag", "Schedule the next step during this one.", sglang=Flag(("disable_overlap_schedule",), on=False)
+            "flag", "Schedule the next step while this one runs.", sglang=Flag(("disable_overlap_schedule",), on=False)
         ),
     ] = True
     enforce_eager: Annotated[
@@ -298,21 +304,21 @@ class EngineArgs:
         int | None,
         Argument(
             "count",
-            "vLLM: tokens of the largest CUDA graph; none: twice the sequences, 512 at most.",
+            "vLLM: tokens of the largest CUDA graph. Default: twice --max-num-seqs, at most 512.",
             "TOKENS",
             vllm=Flag(since="graph_size_flag"),
         ),
     ] = None
-    language_model_only: Annotated[bool, Argument("flag", "Take text alone: load no encoder for images.")] = False
+    language_model_only: Annotated[bool, Argument("flag", "Serve text only: do not load the vision encoder.")] = False
     limit_mm_per_prompt: Annotated[
         str | None,
-        Argument("limits", 'Items of a prompt, at most: image=0,video=0 or {"image": 0}.', "LIMITS"),
+        Argument("limits", 'Maximum items per prompt: image=0,video=0 or {"image": 0}.', "LIMITS"),
     ] = None
     mm_encoder_tp_mode: Annotated[
         Literal["weights", "data"],
         Argument(
             "choice",
-            "Split an encoder's weights over the ranks, or the items (data): each rank then holds it whole.",
+            "Split the encoder's weights across ranks, or its inputs (data: every rank loads the whole encoder).",
             panel="Parallelism",
             choices=("weights", "data"),
         ),
@@ -321,7 +327,7 @@ class EngineArgs:
         int,
         Argument(
             "count",
-            "Adapter slots.",
+            "Number of LoRA adapters on the GPU at once.",
             "N",
             panel="Adapters and drafts",
             most=10_000,
@@ -330,16 +336,16 @@ class EngineArgs:
     ] = 0
     max_lora_rank: Annotated[
         int,
-        Argument("choice", "Largest rank of an adapter.", "N", panel="Adapters and drafts", choices=LORA_RANKS),
+        Argument("choice", "Maximum LoRA rank.", "N", panel="Adapters and drafts", choices=LORA_RANKS),
     ] = 16
     fully_sharded_loras: Annotated[
-        bool, Argument("flag", "Split both adapter matrices over the ranks.", panel="Adapters and drafts")
+        bool, Argument("flag", "Shard both LoRA matrices across ranks.", panel="Adapters and drafts")
     ] = False
     num_speculative_tokens: Annotated[
         int,
         Argument(
             "count",
-            "Tokens drafted per step.",
+            "Draft tokens per step.",
             "N",
             panel="Adapters and drafts",
             most=1000,
@@ -351,7 +357,7 @@ class EngineArgs:
         str | None,
         Argument(
             "choice",
-            "What drafts tokens; none: what the draft's config says.",
+            "Speculative decoding method. Default: from the draft model's config.",
             panel="Adapters and drafts",
             choices=METHODS,
             vllm=Flag(printed=False),  # a part of --speculative-config
@@ -362,25 +368,32 @@ class EngineArgs:
         Literal["server", "offline"],
         Argument(
             "choice",
-            "`vllm serve` (server) or `LLM(...)` (offline).",
+            "Use the defaults of `vllm serve` (server) or `LLM(...)` (offline).",
             choices=("server", "offline"),
             vllm=Flag(printed=False),  # which program it is
         ),
     ] = "server"
     swa_full_tokens_ratio: Annotated[
         float | None,
-        _sglang("ratio", "swa_full_tokens_ratio", "tokens of the windows' pool per full token.", "RATIO"),
+        _sglang(
+            "ratio",
+            "swa_full_tokens_ratio",
+            "size of the sliding-window pool relative to the full-attention pool, in tokens.",
+            "RATIO",
+        ),
     ] = None
     mamba_full_memory_ratio: Annotated[
         float | None,
-        _sglang("ratio", "mamba_full_memory_ratio", "memory of states per memory of tokens.", "RATIO"),
+        _sglang(
+            "ratio", "mamba_full_memory_ratio", "memory for recurrent states relative to KV cache memory.", "RATIO"
+        ),
     ] = None
     cuda_graph_max_bs: Annotated[
         int | None,
         _sglang(
             "count",
             "cuda_graph_max_bs_decode",
-            "sequences of the largest CUDA graph.",
+            "batch size of the largest CUDA graph.",
             "N",
             since="decode_graph_flag",
             earlier="cuda_graph_max_bs",
@@ -388,7 +401,7 @@ class EngineArgs:
     ] = None
     cuda_graph_max_bs_prefill: Annotated[
         int | None,
-        _sglang("count", "cuda_graph_max_bs_prefill", "tokens of the largest prefill graph.", "N"),
+        _sglang("count", "cuda_graph_max_bs_prefill", "tokens of the largest prefill CUDA graph.", "N"),
     ] = None
     prefill_attention_backend: Annotated[
         str | None,
@@ -415,19 +428,19 @@ class EngineArgs:
     ] = None
     disable_prefill_cuda_graph: Annotated[
         bool | None,
-        _sglang("flag", "disable_prefill_cuda_graph", "no CUDA graphs of prefills.", on=True),
+        _sglang("flag", "disable_prefill_cuda_graph", "run prefills without CUDA graphs.", on=True),
     ] = None
     speculative_eagle_topk: Annotated[
         int | None,
-        _sglang("count", "speculative_eagle_topk", "branches of each drafting step.", "N"),
+        _sglang("count", "speculative_eagle_topk", "branches per draft step.", "N"),
     ] = None
     speculative_num_draft_tokens: Annotated[
         int | None,
-        _sglang("count", "speculative_num_draft_tokens", "tokens verified at once.", "N"),
+        _sglang("count", "speculative_num_draft_tokens", "draft tokens verified per step.", "N"),
     ] = None
     enable_multimodal: Annotated[
         bool | None,
-        _sglang("flag", "enable_multimodal", "take images where the default is text.", on=True),
+        _sglang("flag", "enable_multimodal", "accept images with models that default to text only.", on=True),
     ] = None
 
 
