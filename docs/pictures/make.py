@@ -18,7 +18,8 @@ from rich.terminal_theme import MONOKAI  # noqa: E402
 from rich.text import Text  # noqa: E402
 
 import kvplan  # noqa: E402
-from kvplan.report import console as screen  # noqa: E402
+from kvplan.report.console import plan_parts  # noqa: E402
+from kvplan.report.lines import write  # noqa: E402
 
 COLUMNS = 100
 COMMAND = "kvplan estimate llama-3.1-8b --ctx 32k --gpu a100-80g"
@@ -28,7 +29,7 @@ def estimate_svg() -> str:
     """What a terminal of 100 columns shows for COMMAND, in color."""
     answer = kvplan.estimate("llama-3.1-8b", max_model_len="32k", gpu="a100-80g")
     printed = io.StringIO()
-    screen.print_plan(answer.plan, terminal(printed))
+    write(plan_parts(answer.plan), terminal(printed))
     recorder = terminal(io.StringIO(), record=True)
     recorder.print(f"$ {COMMAND}", style="bold")
     recorder.print(Text.from_ansi(printed.getvalue()), overflow="fold")  # a terminal folds what is too long
