@@ -29,8 +29,8 @@ from kvplan.simulate.work import StepWork
 
 START = Constants(  # guesses before any fact: what kernels are said to reach, and launches of some microseconds
     weights=0.85, experts=0.7, widened=0.6, kv=0.85, flops=0.6, attention=0.5, layer=60e-6,
-    prefill_layer=150e-6, step=1e-3, sequence=10e-6, switch=0.3, switch_s=3e-6, pcie=0.15, pcie_s=30e-6,
-    request=10e-3, crowd=100e-6, prompt_token=2e-6, first_step=3e-3, first_sequence=50e-6,
+    prefill_layer=150e-6, step=1e-3, sequence=10e-6, switch=0.3, switch_s=3e-6, switch_large=0.4, pcie=0.15,
+    pcie_s=30e-6, request=10e-3, crowd=100e-6, prompt_token=2e-6, first_step=3e-3, first_sequence=50e-6,
 )  # fmt: skip
 FREE = tuple(field.name for field in fields(Constants))
 WEIGHTS = {"tpot": 1.0, "ttft": 0.4, "out_tps": 0.7}

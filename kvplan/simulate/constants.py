@@ -24,6 +24,7 @@ class Constants:
     step, sequence        seconds that a step takes of the server itself, and each sequence in it
     switch, switch_s      an all-reduce over NVLink or Infinity Fabric: share of the link, seconds for each doubling of
                           ranks
+    switch_large          the share that is reached by what is beyond SMALL_BYTES of an all-reduce
     pcie, pcie_s          the same over PCIe
     request, crowd, prompt_token  seconds that a request spends outside of the steps, those for each other request that
                           is answered meanwhile, and those of each of its prompt tokens
@@ -43,6 +44,7 @@ class Constants:
     sequence: float
     switch: float
     switch_s: float
+    switch_large: float
     pcie: float
     pcie_s: float
     request: float
@@ -63,8 +65,9 @@ V1: Final = Constants(
     prefill_layer=145e-6,
     step=0.75e-3,
     sequence=10e-6,
-    switch=0.18,
-    switch_s=2.3e-6,
+    switch=0.15,
+    switch_s=1.95e-6,
+    switch_large=0.33,
     pcie=0.082,
     pcie_s=30e-6,
     request=14e-3,
@@ -73,6 +76,10 @@ V1: Final = Constants(
     first_step=2.8e-3,
     first_sequence=65e-6,
 )
+
+
+# Up to so much vLLM's own all-reduce sends; NCCL's rings take over beyond.
+SMALL_BYTES: Final = 8 * 2**20  # vllm/distributed/device_communicators/custom_all_reduce.py: max_size
 
 
 def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
@@ -91,6 +98,7 @@ def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
         step=constants.step * server,
         sequence=constants.sequence * server,
         switch=constants.switch / link,
+        switch_large=constants.switch_large / link,
         switch_s=constants.switch_s * link,
         pcie=constants.pcie / link,
         pcie_s=constants.pcie_s * link,

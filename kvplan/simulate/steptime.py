@@ -41,7 +41,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.plans import Plan
 from kvplan.servers.weights import weight_layout
-from kvplan.simulate.constants import Constants, constants_of, scaled
+from kvplan.simulate.constants import SMALL_BYTES, Constants, constants_of, scaled
 from kvplan.simulate.work import Reach, StepWork
 from kvplan.sizing.layout import token_bytes
 from kvplan.sizing.weights import num_params, scheme_for
@@ -248,7 +248,7 @@ class Roofline:
     state_bytes          of a sequence's states, read and written
     step, sequence       seconds of every step, those of its layers and of the ranks' latency too, and of each sequence
     floor                seconds below which the layers do not stay where prompts are computed
-    link                 seconds for each token between ranks
+    link                 seconds for each token between ranks, up to `small` of them; `large` for each beyond
     narrow               (elements per token, FLOP/s) of what is multiplied in fewer than 16 bits
     request_s, crowd_s, prompt_token_s  of a request outside of the steps, for each other one, for each prompt token
     """
@@ -269,6 +269,8 @@ class Roofline:
     tier_bandwidths: tuple[int, ...]
     text: str
     narrow: tuple[tuple[int, int], ...] = ()
+    small: int = 1 << 60
+    large: float = 0.0
     request_s: float = 0.0
     crowd_s: float = 0.0
     prompt_token_s: float = 0.0
@@ -285,7 +287,9 @@ class Roofline:
             total += hypot(weights, tokens * self.token) + self.layers
             if tokens > work.num_samples and total < self.floor:
                 total = self.floor
-            total += self.step + self.sequence * work.num_seqs + self.link * tokens
+            total += self.step + self.sequence * work.num_seqs + self.link * min(tokens, self.small)
+            if tokens > self.small:
+                total += self.large * (tokens - self.small)
         for size, bandwidth in zip(work.loaded, self.tier_bandwidths, strict=False):
             total += size / bandwidth
         return total
@@ -354,6 +358,8 @@ def roofline(
         tier_bandwidths=tier_bandwidths,
         text=text,
         narrow=tuple((count, rate) for _, count, rate in narrow),
+        small=SMALL_BYTES // (BYTES_16_BIT * spec.hidden_size),
+        large=link * (own.switch / own.switch_large if is_switched(gpu) else 1.0),
         request_s=own.request,
         crowd_s=own.crowd,
         prompt_token_s=own.prompt_token,
@@ -365,14 +371,19 @@ def link_of(plan: Plan, constants: Constants) -> tuple[float, float, str]:
     ranks, gpu, spec = plan.request.args.tensor_parallel_size, plan.request.gpu, plan.request.spec
     if ranks == 1:
         return 0.0, 0.0, ""
-    is_switched = gpu.interconnect in ("nvlink", "infinity-fabric")
-    share, latency = (constants.switch, constants.switch_s) if is_switched else (constants.pcie, constants.pcie_s)
+    own = (constants.switch, constants.switch_s), (constants.pcie, constants.pcie_s)
+    share, latency = own[0] if is_switched(gpu) else own[1]
     bandwidth = gpu.interconnect_bandwidth or PCIE_4
     count = 2 * spec.num_layers
     size = spec.hidden_size * BYTES_16_BIT * 2 * (ranks - 1) / ranks  # what one rank sends: reduce, then gather
     name = RANKS.get(gpu.interconnect or "", "PCIe")
     text = f"; {ranks} ranks over {name} at {share:.0%} of {bandwidth / 1e9:,.0f} GB/s"
     return count * latency * log2(ranks), count * size / (share * bandwidth), text
+
+
+def is_switched(gpu: GpuSpec) -> bool:
+    """Whether ranks speak over a link of their own."""
+    return gpu.interconnect in ("nvlink", "infinity-fabric")
 
 
 PCIE_4: Final = 64 * 10**9  # of a GPU whose interconnect nobody states

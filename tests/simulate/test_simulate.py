@@ -274,8 +274,8 @@ def test_no_more_are_inside_than_there_are_users(
 # What the data sheet says, and nothing lost on the way.
 PERFECT = Constants(
     weights=1.0, experts=1.0, widened=1.0, kv=1.0, flops=1.0, attention=1.0, layer=0.0, prefill_layer=0.0, step=0.0,
-    sequence=0.0, switch=1.0, switch_s=0.0, pcie=1.0, pcie_s=0.0, request=0.0, crowd=0.0, prompt_token=0.0,
-    first_step=0.0, first_sequence=0.0,
+    sequence=0.0, switch=1.0, switch_s=0.0, switch_large=1.0, pcie=1.0, pcie_s=0.0, request=0.0, crowd=0.0,
+    prompt_token=0.0, first_step=0.0, first_sequence=0.0,
 )  # fmt: skip
 
 
@@ -324,6 +324,16 @@ def test_ranks_reduce_twice_a_layer_over_their_link(gpu_name: str, ranks: int, b
     sent = 100 * 4096 * 2 * 2 * (ranks - 1) / ranks
     expected = 64 * (5e-6 * math.log2(ranks) + sent / (0.5 * bandwidth))
     assert slow.seconds(work) - bare.seconds(work) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_beyond_eight_mebibytes_of_an_all_reduce_goes_faster() -> None:
+    """Llama-3.1-8B: 1,024 tokens of 4,096 numbers of 2 bytes are 8 MiB, which vLLM's own all-reduce takes at most."""
+    the_plan = planned(tensor_parallel_size=2, max_model_len=4096)
+    slow, even = perfect(the_plan, switch=0.1, switch_large=0.4), perfect(the_plan, switch=0.1, switch_large=0.1)
+    sent = 64 * 4096 * 2 * 2 * 1 / 2 / 900e9  # a token's seconds at the whole link
+    for tokens, beyond in ((1024, 0), (3072, 2048)):
+        work = StepWork(tokens, 1, 1, (tokens,), (tokens,))
+        assert even.seconds(work) - slow.seconds(work) == pytest.approx(beyond * sent * (1 / 0.1 - 1 / 0.4), abs=1e-12)
 
 
 def test_one_rank_speaks_to_nobody() -> None:
