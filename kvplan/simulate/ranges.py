@@ -1,7 +1,7 @@
 """How far a simulated time may be from a real server's: ranges that 7 in 8 published results lie in.
 
 Measured over predicted, with constants fitted without the result's source: of every fifth result of
-tests/facts/time_cases.csv 87 % of the times per output token, 86 % of those to the first token and 92 % of the output
+tests/facts/time_cases.csv 88 % of the times per output token, 86 % of those to the first token and 92 % of the output
 tokens per second lie within (docs/accuracy.md).
 """
 
