@@ -96,6 +96,10 @@ CHANGES = {
         "vLLM config/vllm.py and envs.py (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, off until then)",
         "0.9.2, 0.10.2, 0.11, 0.14, 0.20",
     ),
+    "gpt_oss_graphs": Change(
+        (0, 14), "graphs of up to 1,024 tokens for gpt-oss on every GPU",
+        "vLLM model_executor/models/config.py (GptOssForCausalLMConfig)", "0.11, 0.14, 0.20, 0.26, 0.28, 0.33",
+    ),
     "images_look_ahead": Change(
         (0, 14), "the tokens of an image attend to each other both ways in Gemma 3, which few attention backends do",
         "vLLM v1/attention/backends (supports_mm_prefix)", "0.11, 0.14, 0.16 to 0.32",

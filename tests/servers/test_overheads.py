@@ -15,6 +15,7 @@ from kvplan.hardware.gpu import GpuSpec
 from kvplan.models import catalog
 from kvplan.models.spec import ModelSpec, Quantization, Scheme
 from kvplan.planning.plan import Request, plan
+from kvplan.servers.engines import parse_engine
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import overheads
 from kvplan.servers.vllm import rules as vllm
@@ -504,3 +505,17 @@ def test_the_largest_graph_may_be_stated(largest: int, tokens: int, num_sizes: i
 def test_a_release_without_the_flag_refuses_it() -> None:
     with pytest.raises(UsageError, match="does not know it; leave it out, or use vllm"):
         case("qwen3-8b", "h100", (0, 11), EngineArgs(8192, max_cudagraph_capture_size=64))
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "release", "graphs"),
+    [
+        ("h100-80g", "vllm", 83 + 83),  # 83 sizes up to 1,024, as vLLM's own comment counts them; 1,024 sequences
+        ("a100-80g", "vllm", 83 + 35),  # full ones up to its 256 sequences: 1, 2, 4 and 8 to 256 by 8
+        ("a100-80g", "vllm@0.11", 51 + 35),  # 512 at most before
+    ],
+)
+def test_gpt_oss_captures_graphs_of_1024_tokens_on_every_gpu(gpu_name: str, release: str, graphs: int) -> None:
+    args = EngineArgs(max_model_len=32768)
+    request = Request(catalog.load("gpt-oss-20b"), gpus.gpu(gpu_name), args, parse_engine(release))
+    assert f"{graphs} graphs" in plan(request).estimates["cuda_graphs"].formula

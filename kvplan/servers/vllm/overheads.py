@@ -537,6 +537,9 @@ def num_graphs_to(largest: int, seqs: int, query: int, tokens: int) -> int:
     return len(sizes) + len({count for count in (cdiv(size, query) for size in sizes) if count <= seqs})
 
 
+GPT_OSS_GRAPH = 1024  # whatever the GPU; vLLM 0.14 to 0.33 model_executor/models/config.py (GptOssForCausalLMConfig)
+
+
 def largest_graph(number: tuple[int, int], sm: int) -> int:
     return LARGEST_GRAPH_SM100 if number >= SM100_RAISED and sm // 10 == 10 else LARGEST_GRAPH
 
@@ -616,9 +619,11 @@ def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: 
     if args.enforce_eager:
         return Estimate(0, 0, 0, "none with enforce_eager", "vLLM 0.33 v1/worker/gpu_worker.py", "exact")
     largest = largest_graph(release.number, sm)
-    if args.max_cudagraph_capture_size is not None:
+    raised = spec.architecture == "GptOssForCausalLM" and release.has("gpt_oss_graphs")
+    stated = args.max_cudagraph_capture_size or (GPT_OSS_GRAPH if raised else None)
+    if stated is not None:
         query, tokens = 1 + args.num_speculative_tokens, settings.max_num_batched_tokens
-        graphs = num_graphs_to(args.max_cudagraph_capture_size, settings.max_num_seqs, query, tokens)
+        graphs = num_graphs_to(stated, settings.max_num_seqs, query, tokens)
     elif args.num_speculative_tokens:
         graphs = num_graphs_drafting(
             settings.max_num_seqs, largest, 1 + args.num_speculative_tokens, settings.max_num_batched_tokens,
