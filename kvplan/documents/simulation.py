@@ -38,7 +38,7 @@ class Requests(TypedDict):
 
 
 class Spread(TypedDict):
-    """Seconds; percentiles by nearest rank; ranges are [low, high], in which 7 in 8 published results lie."""
+    """Seconds; percentiles by nearest rank; ranges are [low, high], in which 5 in 6 published results lie."""
 
     mean: Number
     p50: Number

@@ -29,7 +29,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel; shares are written in percent, a logarithmic axis is the one across."""
+    """One panel; shares are written in percent, a logarithmic axis is the one across; `span` is the range of what is
+    across, as parts of it."""
 
     title: str
     x: str
@@ -37,6 +38,7 @@ class Panel:
     series: tuple[Series, ...]
     is_share: bool = False
     is_log: bool = False
+    span: tuple[float, float] | None = None
 
 
 def panels(answer: Answer) -> tuple[Panel, ...]:
@@ -48,10 +50,13 @@ def panels(answer: Answer) -> tuple[Panel, ...]:
     )
     pool = tuple(Series(variant.name, pool_usage(variant)) for variant in variants)
     first = tuple(Series(variant.name, by_time(variant)) for variant in variants)
+    span = answer.ranges.time("ttft", 1.0)
     return (
         Panel("Requests", "seconds", "requests", both),
         Panel("KV pool in use", "seconds", "of the blocks", pool, is_share=True),
-        Panel("First token by", "seconds after arrival", "of the requests", first, is_share=True, is_log=True),
+        Panel(
+            "First token by", "seconds after arrival", "of the requests", first, is_share=True, is_log=True, span=span
+        ),
     )
 
 
@@ -97,6 +102,9 @@ def draw(ax: Axes, panel: Panel) -> None:
         if series.points:
             xs, ys = zip(*series.points, strict=True)
             ax.plot(xs, ys, color=colour, linestyle=dashes, linewidth=1.6, label=series.name)
+            if panel.span is not None:
+                low, high = ([x * part for x in xs] for part in panel.span)
+                ax.fill_betweenx(ys, low, high, color=colour, alpha=0.15, linewidth=0)
     ax.set_title(panel.title, loc="left", fontsize=12, color=INK)
     ax.set_xlabel(panel.x, color=MUTED)
     ax.set_ylabel(panel.y, color=MUTED)

@@ -201,7 +201,7 @@ def facts(answer: Answer) -> list[tuple[str, str]]:
     )
     unseen = answer.ranges.unseen
     like = (
-        f"wider, as no published result has {' or '.join(unseen)}" if unseen else "7 in 8 published results lie within"
+        f"wider, as no published result has {' or '.join(unseen)}" if unseen else "5 in 6 published results lie within"
     )
     return [("Pool", pool), ("Step", answer.step_time), ("Range", f"{like} (docs/accuracy.md)")]
 

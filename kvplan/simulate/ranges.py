@@ -1,8 +1,8 @@
-"""How far a simulated time may be from a real server's: ranges that 7 in 8 published results lie in.
+"""How far a simulated time may be from a real server's: ranges that 5 in 6 published results lie in.
 
-Measured over predicted, with constants fitted without the result's source: of every fifth result of
-tests/facts/time_cases.csv 88 % of the times per output token, 86 % of those to the first token and 92 % of the output
-tokens per second lie within (docs/accuracy.md).
+Measured over predicted, with constants fitted without the result's source: of the fifth of
+tests/facts/time_cases.csv that they were chosen on 88 % of the times per output token, 86 % of those to the first
+token and 92 % of the output tokens per second lie within; of another fifth 83, 80 and 93 % (reports/LOG.md).
 """
 
 from collections.abc import Iterator, Mapping

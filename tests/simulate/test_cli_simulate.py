@@ -178,6 +178,7 @@ def test_a_figure_has_a_line_per_variant_through_its_own_numbers(trace: Path, ru
     monkeypatch.setattr(simulate_text, "shapes", spied)
     ran = run("simulate", *MODEL, "--trace", trace, "--baseline", "contiguous", "--format", "json")
     requests, pool, first = simulate_figures.panels(seen[0])
+    assert (requests.span, first.span) == (None, seen[0].ranges.times["ttft"])
     assert [series.name for series in requests.series] == [
         "paged, running", "paged, waiting", "contiguous, running", "contiguous, waiting",
     ]  # fmt: skip
