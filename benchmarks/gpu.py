@@ -187,7 +187,7 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
             print(f"{stage.name:<25} {stage.minimum_s:4.0f} to {stage.timeout_s:3.0f} s  {stage.shows}")
         return 0
     if options.out is None:
-        raise UsageError("OUT: is missing; name a folder for the results")
+        raise UsageError("OUT: missing; name a folder for the results")
     is_continued = options.resume is not None and options.resume.resolve() == options.out.resolve()
     if (options.out / SUMMARY).exists() and not is_continued:
         raise UsageError(f"{shown(options.out)}: holds an earlier call's results; --resume it, or name another folder")

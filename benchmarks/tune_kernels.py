@@ -696,7 +696,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace, started_s: float) -> int:
     if options.out is None:
-        raise UsageError("OUT: is missing; name a folder for the results")
+        raise UsageError("OUT: missing; name a folder for the results")
     if not options.budget > 0:
         raise UsageError(f"--budget: must be above 0 ({options.budget:g})")
     kernels = options.kernels.split(",")

@@ -149,12 +149,10 @@ def estimate(
     """
     read_options = read(EstimateOptions, options, model=model, gpu=gpu, from_command=command)
     if gpu is None and options.get("gpu_memory") is None:
-        raise UsageError("gpu", "is missing", "name one (`kvplan gpus` lists them)")
+        raise UsageError("gpu", "missing", "name one (`kvplan gpus` lists them)")
     request = asked.read(read_options, lambda context, spec: asked.load_of(read_options, context, spec))
     if len(request.requests) != 1:
-        raise UsageError(
-            "estimate", f"{plural(len(request.requests), 'plan')} are asked for", "kvplan.sweep takes several"
-        )
+        raise UsageError("estimate", f"{plural(len(request.requests), 'plan')} requested", "kvplan.sweep takes several")
     return Answer(plan(request.requests[0]), request.notes, request.warnings)
 
 

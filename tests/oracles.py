@@ -216,7 +216,7 @@ def case_request(case: dict[str, Any], directory: Path) -> Request:
     inputs = case["inputs"]
     command = read_command(shlex.join(serve_words(inputs)))
     if command.unknown:
-        raise UsageError(f"engine argument {command.unknown[0]!r}: is not one kvplan knows")
+        raise UsageError(f"engine argument {command.unknown[0]!r}: is unknown to kvplan")
     name = inputs.get("gpu", "H100")
     return Request(
         spec_in(directory / inputs["model"]),

@@ -266,14 +266,14 @@ def usage_error(error: Any) -> UsageError:
     """The parser's complaint in kvplan's form: `<flag>: <what is wrong>; <next step>`."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "kvplan"
-    help_line = f"`{path} --help` lists what there is"
+    help_line = f"see `{path} --help`"
     match type(error).__name__:
         case "NoSuchOption":
             near = near_options(error.option_name, context)
             hint = f"did you mean {', '.join(near)}?" if near else help_line
             return UsageError(f"{error.option_name}", "no such option", hint)
         case "MissingParameter":
-            return UsageError(f"{name_of(error)}", "is missing", help_line)
+            return UsageError(f"{name_of(error)}", "missing", help_line)
         case "BadParameter":
             return UsageError(f"{name_of(error)}", f"{error.message.rstrip('.')}", help_line)
         case "BadOptionUsage":
@@ -282,7 +282,7 @@ def usage_error(error: Any) -> UsageError:
     if message.startswith("No such command"):
         return wrong_command(message, context)
     if message == "Missing command":
-        return UsageError("COMMAND", "is missing", help_line)
+        return UsageError("COMMAND", "missing", help_line)
     return UsageError(f"{path}", f"{message[:1].lower()}{message[1:]}", help_line)
 
 

@@ -130,7 +130,7 @@ def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
 def about_flags(asked: Asked, command: "ServeCommand") -> None:
     if command.unknown:
         flags = ", ".join(dict.fromkeys(command.unknown))
-        asked.warnings.append(f"--from-command: not one kvplan knows: {flags}; answered as without")
+        asked.warnings.append(f"--from-command: unknown to kvplan and ignored: {flags}")
     if command.ignored:
         flags = ", ".join(dict.fromkeys(command.ignored))
         asked.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")
@@ -144,8 +144,8 @@ def default_context(request: Request) -> int:
 def about_defaults(asked: Asked, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:
     if contexts == (None,):
         most = default_context(asked.requests[0])
-        less = "; --ctx 32k asks for less" if most > 32 * 1024 else ""
-        asked.notes.append(f"no --ctx: the model's maximum of {format_count(most)} tokens is taken{less}")
+        less = "; add --ctx 32k for less" if most > 32 * 1024 else ""
+        asked.notes.append(f"no --ctx: using the model's maximum of {format_count(most)} tokens{less}")
     pool = options.kv_cache_memory_bytes
     if pool is not None and is_vllm_size(pool):
         asked.notes.append(
@@ -193,8 +193,8 @@ def counted_gpus_of(options: PlanOptions) -> list[tuple[int | None, GpuSpec]]:
     if "" in names:
         raise UsageError(
             "--gpu",
-            f"holds an empty name ({printable(','.join(options.gpu), 60)!r})",
-            "write one, or several by comma: a100-80g,h200",
+            f"contains an empty name ({printable(','.join(options.gpu), 60)!r})",
+            "write one, or several separated by commas: a100-80g,h200",
         )
     counts: dict[GpuSpec, int | None] = {}
     for count, name in map(split_count, names):
@@ -264,7 +264,7 @@ def says_gpu(options: PlanOptions) -> bool:
 def model_of(options: PlanOptions, command: "ServeCommand | None", args: EngineArgs) -> Resolved:
     ref = options.model or (command.model if command else None)
     if ref is None:
-        raise UsageError("MODEL", "is missing", MODEL_CURE)
+        raise UsageError("MODEL", "missing", MODEL_CURE)
     revision = options.revision or (command.revision if command and options.model is None else None)
     source = source_of(options, revision)
     try:
@@ -280,7 +280,7 @@ def load_of(options: WorkloadOptions, context: Context, spec: ModelSpec) -> Load
     mean = None if options.mean_tokens is None else parse_tokens(options.mean_tokens, "--mean-tokens")
     if options.prompt_tokens is not None or options.output_tokens is not None:
         if mean is not None:
-            raise UsageError("--mean-tokens", "says the same as --prompt-tokens and --output-tokens", "leave one out")
+            raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "leave one out")
         mean = prompt_and_output(options)
     lengths = None
     if options.lengths is not None:
@@ -305,7 +305,7 @@ def prompt_and_output(options: WorkloadOptions) -> int:
     if options.prompt_tokens is None or options.output_tokens is None:
         raise UsageError(
             "--prompt-tokens and --output-tokens",
-            "go together",
+            "must be used together",
             "give both, or --mean-tokens",
             keys=("prompt_tokens", "output_tokens"),
         )
@@ -317,7 +317,7 @@ def overflow_of(options: WorkloadOptions) -> float:
     if options.overflow is None:
         return Load().overflow
     if options.lengths is None:
-        raise UsageError("--overflow", "bounds what --lengths may do", "give both")
+        raise UsageError("--overflow", "applies only to --lengths", "give both")
     return parse_fraction(options.overflow, "--overflow")
 
 

@@ -40,7 +40,7 @@ def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
     refuse_missing(("MODEL", says_model(options), MODEL_CURE), ("--gpu", says_gpu(options), "name the GPU it ran on"))
     asked = read(options)
     if len(asked.requests) != 1:
-        raise UsageError(verb, f"{len(asked.requests)} plans are asked for", "name one --gpu and one --ctx")
+        raise UsageError(verb, f"{len(asked.requests)} plans requested", "name one --gpu and one --ctx")
     say(asked, quiet=getattr(options, "quiet", False))
     found = plan(asked.requests[0])
     check(found)

@@ -18,9 +18,9 @@ FEW = 3  # runs below which a fit is mostly the shipped constants
 def calibrate(options: CalibrateOptions) -> int:
     """Read the results, fit, write the file and say what came out."""
     if not options.bench:
-        raise UsageError("--bench", "is missing", "name result files: --bench 'results/*.json'")
+        raise UsageError("--bench", "missing", "name result files: --bench 'results/*.json'")
     if options.output is None:
-        raise UsageError("--output", "is missing", "name the file to write: -o calibration.json")
+        raise UsageError("--output", "missing", "name the file to write: -o calibration.json")
     results = results_of(options.bench)
     measurements = [measurement(options, result) for result in results]
     with output.report_files([options.output], "--output", {".json": "json"}, force=options.force) as (file,):

@@ -89,7 +89,7 @@ def refuse_plan_options(options: CheckOptions) -> None:
     for field in fields(CheckOptions):
         if field.name in own and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "goes with --init only", "say it in the policy's target instead")
+            raise UsageError(flag, "only works with --init", "set it in the policy's target instead")
 
 
 def refuse_no_policy(options: CheckOptions, path: Path) -> None:
@@ -302,7 +302,7 @@ def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None,
     }
     for key, text in names.items():
         if text is not None and is_file(key, text) and not is_within(root, Path(text)):
-            raise UsageError(key, f"leads out of {shown(root)} ({printable(text, 200)})", "keep it in the repository")
+            raise UsageError(key, f"points outside {shown(root)} ({printable(text, 200)})", "keep it in the repository")
 
 
 def is_file(key: str, text: str) -> bool:

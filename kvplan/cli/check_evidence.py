@@ -54,7 +54,7 @@ def of_run(run: Run, cases: Sequence[Case]) -> Evidence:
         return replace(evidence, problem=f"the run ended before its memory was measured ({_cause(run)})")
     environment = run.manifest.get("environment")
     if isinstance(environment, dict) and environment.get("is_wsl"):
-        return replace(evidence, no_error="under WSL the driver does not say what a process holds")
+        return replace(evidence, no_error="under WSL the driver does not report memory per process")
     worst, error = reconcile_run(run).worst()
     return replace(evidence, error=error, worst=worst)
 

@@ -25,7 +25,7 @@ def init(options: CheckOptions) -> int:
     """Write the policy and return 0; a file that exists is kept, unless --force."""
     for name in JUDGING:
         if getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')}", "judges a policy, and --init writes one", "leave one out")
+            raise UsageError(f"--{name.replace('_', '-')}", "checks a policy, but --init writes one", "leave one out")
     refuse_missing(
         ("MODEL", says_model(options) or options.from_pid is not None, MODEL_CURE),
         ("--gpu", says_gpu(options), "name the GPU that the policy is for (`kvplan gpus`)"),
@@ -50,13 +50,13 @@ def with_command(options: CheckOptions) -> CheckOptions:
     if options.from_pid is None:
         return options
     if options.from_command is not None:
-        raise UsageError("--from-pid and --from-command", "say the same", "leave one out")
+        raise UsageError("--from-pid and --from-command", "are alternatives", "leave one out")
     words = policy_init.command_of(options.from_pid)
     try:
         read_command(shlex.join(words))
     except NoServerError:
         where = f"--from-pid {options.from_pid}"
-        raise UsageError(where, "is no vLLM server", "name the process of `vllm serve`") from None
+        raise UsageError(where, "is not a vLLM server", "name the process of `vllm serve`") from None
     except KvplanError as error:
         raise error.renamed("--from-command", f"--from-pid {options.from_pid}") from None
     return replace(options, from_command=shlex.join(words), from_pid=None)

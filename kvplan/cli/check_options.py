@@ -23,7 +23,7 @@ def complete_policy(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckOptions(WorkloadOptions):
-    """`kvplan check`; what a plan is made from goes with --init only."""
+    """`kvplan check`; what a plan is made from only works with --init."""
 
     model: Annotated[
         Text,

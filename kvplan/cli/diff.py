@@ -32,7 +32,7 @@ WHAT = {
     "model": "a model",
     "other": "another document",
 }
-BY_TARGET = ("check", "policy")  # these go together: both say figures by target
+BY_TARGET = ("check", "policy")  # these must be used together: both say figures by target
 DOCUMENTS: dict[object, Kind] = {"kvplan/plan@1": "plan", "kvplan/plans@1": "plan", "kvplan/check@1": "check"}
 POLICY_SUFFIXES = (".yaml", ".yml")
 
@@ -66,7 +66,7 @@ def operands(options: DiffOptions) -> tuple[Operand, Operand]:
     """OLD and NEW as typed; NEW may be left out where OLD names a file at a revision."""
     old, new, policy = options.model, options.new, options.policy
     if old is None:
-        raise UsageError("OLD", "is missing", "name two JSON answers, policies or models, or `REV --policy PATH`")
+        raise UsageError("OLD", "missing", "name two JSON answers, policies or models, or `REV --policy PATH`")
     if policy is not None:
         now = policy if new is None else f"{new}:{policy}"
         return Operand(f"{old}:{policy}", policy, old, is_policy=True), Operand(now, policy, new, is_policy=True)
@@ -74,9 +74,7 @@ def operands(options: DiffOptions) -> tuple[Operand, Operand]:
     if new is not None:
         return before, operand(new)
     if before.revision is None:
-        raise UsageError(
-            "NEW", "is missing", "name what to compare with, or a revision of OLD: main:kvplan.policy.yaml"
-        )
+        raise UsageError("NEW", "missing", "name what to compare with, or a revision of OLD: main:kvplan.policy.yaml")
     return before, replace(before, name=before.text, revision=None)
 
 
@@ -101,7 +99,7 @@ def compared(old: Operand, new: Operand, options: DiffOptions) -> Difference:
             raise UsageError(
                 "OLD and NEW",
                 f"{printable(old.name, 400)} is {WHAT[kinds[0]]} and {printable(new.name, 400)} is {WHAT[kinds[1]]}",
-                "compare two of a kind",
+                "compare two of the same kind",
             )
         if old.revision is not None or new.revision is not None:
             options = from_anywhere(options)
@@ -252,7 +250,7 @@ def refuse_plan_options(options: DiffOptions) -> None:
     for field in fields(WorkloadOptions):
         if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
-            raise UsageError(flag, "goes with two models only", "documents and policies say it themselves")
+            raise UsageError(flag, "only works with two models", "documents and policies state it")
 
 
 def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Side]:
@@ -272,7 +270,7 @@ def model_sides(text: str, options: DiffOptions) -> tuple[Asked, list[Side]]:
     except UnknownNameError as error:
         raise error.changed(remedy=f"{error.remedy} (revisions of a policy need --policy PATH)") from error
     if options.gpu is None and options.gpu_memory is None:
-        raise UsageError("--gpu", "is missing", "name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
+        raise UsageError("--gpu", "missing", "name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
     return asked, [plan_side(made, key_of(made)) for made in map(plan, asked.requests)]
 
 

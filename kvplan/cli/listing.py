@@ -91,7 +91,7 @@ def refuse_family(name: str) -> None:
     if name and catalog.find(name) is None and len(many) > 1:
         raise UsageError(
             f"model {printable(repr(name))}",
-            f"not in the catalog, but {len(many)} names begin so: did you mean "
+            f"not in the catalog, but {len(many)} names start with it: did you mean "
             f"{', '.join(entries.suggestions(catalog.path(), name))}? `kvplan models --family {name.lower()}` "
             "lists all",
         )

@@ -352,7 +352,7 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
 def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
     """The engine's arguments but for several contexts: a pasted command's, over which --engine-arg and options win.
 
-    Raises UsageError where --engine-arg and an option say different things.
+    Raises UsageError where --engine-arg and an option contradict each other.
     """
     pairs, flags = engine_pairs(options), given(options)
     for name in pairs.keys() & flags.keys():
@@ -370,6 +370,6 @@ def refuse_two(name: str, pair: Any, flag: Any) -> None:
     if pair != flag:
         raise UsageError(
             f"{FLAGS.get(name, flag_of(name))} {flag} and --engine-arg {name}={pair}",
-            "say different things",
+            "contradict each other",
             "leave one out",
         )

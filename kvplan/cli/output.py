@@ -181,9 +181,7 @@ class ReportFile:
 
             refuse_run_files(path, self.flag)
             known = ", ".join(self.suffixes)
-            raise UsageError(
-                f"{self.flag} {self.shown}", f"the suffix does not say a format ({suffix!r})", f"use {known}"
-            )
+            raise UsageError(f"{self.flag} {self.shown}", f"unknown file type ({suffix!r})", f"use {known}")
         return self.suffixes[suffix]
 
     def _check(self) -> None:

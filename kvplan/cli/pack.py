@@ -35,16 +35,18 @@ def pack_command(options: PackOptions) -> int:
 
 def tenants_of(options: PackOptions) -> Iterator[Tenant]:
     if (options.policy is None) == (not options.server):
-        raise UsageError("POLICY or --server", "one of them is needed", "name a policy file, or each server's flags")
+        raise UsageError(
+            "POLICY or --server", "one of the two is required", "name a policy file, or each server's flags"
+        )
     if options.server:
         if options.gpu is None:
-            raise UsageError("--gpu", "is missing", "name the GPU that they share: l40s (`kvplan gpus` lists them)")
+            raise UsageError("--gpu", "missing", "name the GPU that they share: l40s (`kvplan gpus` lists them)")
         for text in options.server:
             yield stated(text, options)
         return
     for name in ("gpu", "engine"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name}", "goes with --server only", "the policy says it itself")
+            raise UsageError(f"--{name}", "only works with --server", "the policy states it")
     yield from of_policy(Path(options.policy or ""), options)
 
 

@@ -113,18 +113,18 @@ def save_counters(target: Path, outcome: "Outcome") -> None:
 
 
 def check_flags(options: ProfileOptions) -> None:
-    """Refuse flags that do not go together."""
+    """Refuse flags that do not must be used together."""
     if options.trace is not None and (
         options.lengths or options.num_seqs or options.prompt_tokens or options.output_tokens
     ):
         raise UsageError(
-            "--trace", "says how many requests there are and how long", "leave out the other flags for that"
+            "--trace", "already sets the number of requests and their lengths", "leave out the other flags for that"
         )
     if options.lengths is not None and options.prompt_tokens is not None:
-        raise UsageError("--lengths and --prompt-tokens", "both say how long requests are", "leave one out")
+        raise UsageError("--lengths and --prompt-tokens", "both set request lengths", "leave one out")
     if options.baseline is not None and options.baseline == options.allocator:
         raise UsageError(
-            f"--baseline {options.baseline}", "is the allocator of the first run too", "leave out --allocator"
+            f"--baseline {options.baseline}", "is already the allocator of the first run", "leave out --allocator"
         )
     if options.run_dir == "":
         raise UsageError("--output ''", "names no directory", "name a new one, or leave it out for runs/MODEL-N")
@@ -135,7 +135,7 @@ def check_flags(options: ProfileOptions) -> None:
 def check_input(options: ProfileOptions, device: "torch.device") -> None:
     """Refuse, before anything is written, what only the engine would otherwise find."""
     if options.snapshot and device.type != "cuda":
-        raise UsageError("--snapshot", "torch records its memory history on a GPU only", "leave it out")
+        raise UsageError("--snapshot", "torch records memory history only on a GPU", "leave it out")
     if options.weights is not None:
         from engine.loader import Checkpoint
 
@@ -188,7 +188,7 @@ def device_of(options: ProfileOptions) -> "torch.device":
     if torch.cuda.is_available():
         return _own_gpu(options)
     if options.model is not None or options.weights is not None:
-        raise EnvironmentProblem("profile", f"{_why_no_gpu()}", "use --device cpu, which takes the time a CPU takes")
+        raise EnvironmentProblem("profile", f"{_why_no_gpu()}", "use --device cpu, which is slower")
     return torch.device("cpu")
 
 
@@ -229,7 +229,7 @@ def weights_directory(path: str) -> Path:
     directory = Path(path)
     if not path or not directory.is_dir():
         where = shown(directory) if path else "''"
-        raise UsageError(f"--weights {where}", "is no directory", "name one with config.json and safetensors")
+        raise UsageError(f"--weights {where}", "is not a directory", "name one with config.json and safetensors")
     return directory
 
 

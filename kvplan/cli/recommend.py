@@ -74,7 +74,7 @@ def answer(doc: RecommendationDocument, limit: int) -> Answer:
 def answered(options: RecommendOptions) -> RecommendationDocument:
     refuse_missing(
         ("MODEL", says_model(options), MODEL_CURE),
-        ("--users", options.users is not None, "say how many are to be held at once, for example --users 200"),
+        ("--users", options.users is not None, "say how many users to serve at once, for example --users 200"),
     )
     assert options.users is not None
     users = parse_count(options.users, "--users", MOST_USERS)
@@ -96,7 +96,7 @@ def answered(options: RecommendOptions) -> RecommendationDocument:
     source = prices.source if prices else None
     first = asked.requests[0]
     if first.release.engine != "vllm":
-        raise UsageError("--engine", "recommend searches vLLM's flags only", "`kvplan sweep --engine` compares servers")
+        raise UsageError("--engine", "recommend supports only vLLM", "`kvplan sweep --engine` compares servers")
     if not is_fixed:
         found = recommend(question, asked.requests)
         errors = [failure.error for failure in found.failures if failure.error is not None]
@@ -122,13 +122,15 @@ def with_num_gpus(options: RecommendOptions) -> RecommendOptions:
 
 def check_together(options: RecommendOptions, *, is_fixed: bool) -> None:
     if is_fixed and options.gpus is not None:
-        raise UsageError("--gpu and --gpus", "one asks what a GPU needs, the other which to take", "leave one out")
+        raise UsageError(
+            "--gpu and --gpus", "the first asks what one GPU needs, the second which GPU to choose", "leave one out"
+        )
     if is_fixed and len(",".join(options.gpu or []).split(",")) > 1:
-        raise UsageError("--gpu", "is one GPU here", "--gpus chooses among several")
+        raise UsageError("--gpu", "takes one GPU here", "use --gpus to choose among several")
     if options.num_gpus is not None and not is_fixed:
-        raise UsageError("--num-gpus", "is a number of one kind of GPU", "name it with --gpu")
+        raise UsageError("--num-gpus", "counts GPUs of one kind", "name it with --gpu")
     if is_fixed and options.prices is not None:
-        raise UsageError("--prices", "rank several GPUs", "leave it out, or say --gpus in place of --gpu")
+        raise UsageError("--prices", "rank several GPUs", "leave it out, or use --gpus instead of --gpu")
 
 
 def stated_by(options: RecommendOptions) -> frozenset[str]:
@@ -154,7 +156,7 @@ def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: b
     asked = read(plain, load)
     contexts = {request.args.max_model_len for request in asked.requests}
     if len(contexts) > 1 or "auto" in contexts:
-        raise UsageError("--ctx", "users are held at one context", "write one number, for example --ctx 16k")
+        raise UsageError("--ctx", "recommend takes one context", "write one number, for example --ctx 16k")
     context = asked.requests[0].args.max_model_len
     if context is None:
         context = asked.requests[0].spec.max_model_len
@@ -170,11 +172,11 @@ def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
         return list(prices.per_hour) if prices else list(COMMON_GPUS)
     names = [name.strip() for text in options.gpus for name in text.split(",")]
     if "" in names:
-        raise UsageError("--gpus", "holds an empty name", "write one, or several by comma: a100-80g,h200")
+        raise UsageError("--gpus", "contains an empty name", "write one, or several separated by commas: a100-80g,h200")
     counted = next((name for name in names if split_count(name)[0] is not None), None)
     if counted is not None:
         raise UsageError(
-            "--gpus", f"how many are needed is what is sought ({printable(counted, 60)!r})", "use --gpu for it"
+            "--gpus", f"recommend finds the number of GPUs itself ({printable(counted, 60)!r})", "use --gpu for it"
         )
     known = list(dict.fromkeys(gpu(name).name for name in names))
     without = [name for name in known if prices and name not in prices.per_hour]
@@ -193,9 +195,9 @@ def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[st
     if "tensor_parallel_size" not in stated:
         if count % args.pipeline_parallel_size:
             raise UsageError(
-                f"--num-gpus {count}", f"is no multiple of --pp {args.pipeline_parallel_size}", "change one"
+                f"--num-gpus {count}", f"is not a multiple of --pp {args.pipeline_parallel_size}", "change one"
             )
         return with_args(request, tensor_parallel_size=count // args.pipeline_parallel_size), 1
     if count % ranks:
-        raise UsageError(f"--num-gpus {count}", f"is no multiple of --tp x --pp, {ranks}", "change one")
+        raise UsageError(f"--num-gpus {count}", f"is not a multiple of --tp x --pp, {ranks}", "change one")
     return request, count // ranks

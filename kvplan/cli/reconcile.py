@@ -42,7 +42,7 @@ def reconcile_command(options: ReconcileOptions) -> int:
     check_objects(run)
     if limits is not None and (run.manifest.get("environment") or {}).get("is_wsl"):
         raise UsageError(
-            "--max-error", "under WSL the driver does not say what a process holds", "gate on another machine"
+            "--max-error", "under WSL the driver does not report memory per process", "measure on another machine"
         )
     known = None
     if options.calibration is not None:
@@ -79,7 +79,7 @@ def check_sources(options: ReconcileOptions) -> None:
     sources = {"RUN_DIR": options.run_dir, "--log": options.log, "--metrics": options.metrics, "--bench": options.bench}
     given = [name for name, value in sources.items() if value is not None]
     if len(given) != 1:
-        problem = "are given together" if given else "is missing"
+        problem = "are given together" if given else "missing"
         raise UsageError(" and ".join(given) or "RUN_DIR", problem, f"give one of {ONE_OF}")
     if given != ["RUN_DIR"] and options.calibrate is not None:
         raise UsageError("--calibrate", f"needs a run, {given[0]} has no samples", "give RUN_DIR")
@@ -91,7 +91,9 @@ def check_sources(options: ReconcileOptions) -> None:
         ]
         flags = [flag_of(name) for name in named if name not in own]
         if flags:
-            raise UsageError(f"{flags[0]}", "a run says itself what it ran with", "it is for --log, --metrics, --bench")
+            raise UsageError(
+                f"{flags[0]}", "a run records its own arguments", "use it with --log, --metrics or --bench"
+            )
 
 
 def step_time(run: Run) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ def reconcile_bench(options: ReconcileOptions) -> int:
     if len(results) != 1:
         raise UsageError("--bench", f"holds {len(results)} results", "name a file of one; `kvplan calibrate` takes all")
     if options.max_error is not None:
-        raise UsageError("--max-error", "is for memory; times have ranges", "leave it out")
+        raise UsageError("--max-error", "applies to memory, not to times", "leave it out")
     result = results[0]
     if options.model is None and options.from_command is None and result.model is not None:
         options = replace(options, model=result.model)

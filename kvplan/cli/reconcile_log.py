@@ -57,7 +57,7 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
     result = compared(options, log)
     if limits is not None and not result.compared:
         wanted = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
-        raise InvalidInputError("--max-error", f"the {log.called} holds no figure to compare", f"name {wanted}")
+        raise InvalidInputError("--max-error", f"the {log.called} contains no figure to compare", f"name {wanted}")
     if limits is not None:
         limits.check((row.component for row in result.compared), "--max-error")
     output.answer(answer(result), options.format, options.color)
@@ -161,8 +161,8 @@ def completed(options: PlanOptions, log: ServerLog) -> Wanted:
         plain["engine"] = engine_of(log)
         if plain["engine"] is None and options.from_command is None:
             version = log.text("version")
-            said = "does not say its release" if version is None else f"{printable(version, 40)} is no release"
-            raise InvalidInputError(log.called, f"{said}", "add --engine vllm@0.11, or whichever it was")
+            said = "does not say its release" if version is None else f"{printable(version, 40)} is not a release"
+            raise InvalidInputError(log.called, f"{said}", "add --engine with the release, such as vllm@0.11")
         if plain["engine"] is not None:
             taken["engine"] = plain["engine"]
     for name, text in flags_of(log).items():

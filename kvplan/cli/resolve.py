@@ -146,7 +146,7 @@ def from_path(ref: str, source: Source) -> Resolved:
     if exists and not is_dir and path.suffix != ".json":
         raise UsageError(
             f"model {printable(repr(str(path)), 400)}",
-            "neither a directory nor a .json file",
+            "not a directory or a .json file",
             "name a config.json or the directory that holds one",
         )
     found = Resolved(
@@ -166,7 +166,7 @@ def weights_alone(path: Path) -> KvplanError:
     kind = path.suffix.removeprefix(".")
     return InvalidInputError(
         f"{printable(str(path), 400)}",
-        f"a {kind} file alone does not say the model's shape in a form kvplan reads",
+        f"a {kind} file alone does not state the model's shape in a form kvplan reads",
         f"name the model it was made from and add --weights-bytes {size}",
     )
 
@@ -233,7 +233,7 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
     if 8 * stored.total_bytes < parameters:
         raise InvalidInputError(
             f"{printable(where, 200)}",
-            f"its weight files hold {stored.total_bytes:,} bytes, less than a bit for each of {parameters:,} "
+            f"its weight files hold {stored.total_bytes:,} bytes, less than one bit for each of {parameters:,} "
             "parameters",
             "fetch them again, or state --weights-bytes",
         )

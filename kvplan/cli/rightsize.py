@@ -41,14 +41,14 @@ def growth_of(text: str | None) -> float:
 def usage_of(options: RightsizeOptions) -> Usage:
     first, second = options.first, options.second
     if first is None:
-        raise UsageError("FIRST", "is missing", "name two pages of a server, or its URL: http://localhost:8000/metrics")
+        raise UsageError("FIRST", "missing", "name two pages of a server, or its URL: http://localhost:8000/metrics")
     seconds = None if options.interval is None else parse_duration(options.interval, "--interval")
     if second is None:
         if "://" not in first:
-            raise UsageError("SECOND", "is missing", "name the same page as it was later, or a URL")
+            raise UsageError("SECOND", "missing", "name a later copy of the same page, or a URL")
         return watched(first, seconds or READ_AFTER_S)
     if first == second and "://" not in first:
-        raise UsageError("SECOND", "is the first page", "name the same page as it was later")
+        raise UsageError("SECOND", "is the first page", "name a later copy of the same page")
     return read(first, second, page_text(first), page_text(second), seconds)
 
 

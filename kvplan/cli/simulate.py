@@ -90,7 +90,7 @@ def planned(options: SimulateOptions) -> Plan:
     )
     asked = read(options)
     if len(asked.requests) != 1:
-        raise UsageError("simulate", f"{len(asked.requests)} plans are asked for", "name one --gpu and one --ctx")
+        raise UsageError("simulate", f"{len(asked.requests)} plans requested", "name one --gpu and one --ctx")
     say(asked, quiet=options.quiet)
     found = plan(asked.requests[0])
     check(found)
@@ -157,7 +157,7 @@ def load_of(options: SimulateOptions) -> Load:
             raise UsageError("--rate", f"is missing, and {printable(source.name, 100)} has none", "give it, or --users")
         return Load(source, rate, None)
     if options.rate is not None:
-        raise UsageError("--users", "send when they have their answers, so there is no --rate", "leave one out")
+        raise UsageError("--users", "send after each answer, so --rate does not apply", "leave one out")
     users = parse_count(options.users, "--users", most=1_000_000)
     think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
     ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
@@ -177,8 +177,8 @@ def source_of(options: SimulateOptions) -> Source:
         if given
     ]
     if len(named) != 1:
-        what = f"{' and '.join(named)} say" if named else "nothing says"
-        raise UsageError("simulate", f"{what} what comes", "give one of --trace, --profile, --prompt-tokens")
+        what = f"{' and '.join(named)} conflict" if named else "no workload is given"
+        raise UsageError("simulate", what, "give one of --trace, --profile, --prompt-tokens")
     shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
     count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
     seed = 0 if options.seed is None else int(parse_seed(options.seed))
@@ -192,7 +192,7 @@ def source_of(options: SimulateOptions) -> Source:
     if options.profile is not None:
         return from_profile(profile(options.profile), most, seed, shared)
     if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens", "go together", "give both")
+        raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "give both")
     prompt = lengths(options.prompt_tokens, "--prompt-tokens")
     if shared and prompt.longest <= shared:
         raise UsageError(
@@ -238,7 +238,7 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
         raise UsageError("--tier", f"two tiers have one name ({', '.join(names)})", "name them apart")
     if tiers and the_plan.state_bytes:
         name = the_plan.request.spec.name
-        raise UsageError("--tier", f"{name} has recurrent states, which chunks of tokens do not hold", "leave it out")
+        raise UsageError("--tier", f"{name} has recurrent states, which token chunks cannot store", "leave it out")
     chunk = CHUNK_TOKENS if options.tier_chunk is None else parse_tokens(options.tier_chunk, "--tier-chunk")
     shares = shares_of(options.efficiency)
     promises = () if options.slo is None else slo.parse_slo(options.slo)

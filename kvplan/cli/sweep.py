@@ -51,7 +51,7 @@ def sweep(options: SweepOptions) -> int:
             require_libraries("--figure", "matplotlib")
         asked, grid, prices = grid_of(options)
         if options.sort == "users-per-dollar" and prices is None:
-            raise UsageError("--sort users-per-dollar", "needs to know what GPUs cost", "add --prices FILE")
+            raise UsageError("--sort users-per-dollar", "needs GPU prices", "add --prices FILE")
         say(asked, quiet=options.quiet)
         refuse_unusable(grid)
         run = Run(options, grid, prices, limit, [Sink(report.format, report) for report in reports])
@@ -96,7 +96,7 @@ def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
     asked.requests = requests
     means = tuple(parse_tokens(text, "--mean-tokens") for text in lists["mean_tokens"])
     if len(means) > 1 and (options.prompt_tokens is not None or options.output_tokens is not None):
-        raise UsageError("--mean-tokens", "says the same as --prompt-tokens and --output-tokens", "leave one out")
+        raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "leave one out")
     releases = tuple(dict.fromkeys(parse_engine(text) for text in lists["engine"]))
     prices = prices_of(options.prices, {request.gpu.name for request in requests}, asked)
     grid = Grid(
@@ -140,7 +140,9 @@ def parts(said: str | None, flag: str) -> list[str]:
     """The values of a list, each once."""
     found = [] if said is None else [part.strip() for part in said.split(",")]
     if "" in found:
-        raise UsageError(flag, f"holds an empty value ({printable(str(said), 60)!r})", "write one, or several by comma")
+        raise UsageError(
+            flag, f"contains an empty value ({printable(str(said), 60)!r})", "write one, or several separated by commas"
+        )
     return list(dict.fromkeys(found))
 
 

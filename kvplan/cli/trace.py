@@ -86,7 +86,7 @@ def form_of(path: str) -> str:
     if SUFFIXES.get(inner) not in WRITERS:
         raise UsageError(
             f"--output {printable(path, 400)}",
-            f"the suffix does not say a form ({inner!r})",
+            f"unknown file type ({inner!r})",
             "use .csv, .jsonl, .csv.gz or .jsonl.gz",
         )
     return SUFFIXES[inner]
@@ -106,7 +106,7 @@ def convert(options: TraceConvertOptions) -> int:
         if getattr(options, name) is not None:
             flag = "--" + name.replace("_", "-")
             other = "; `kvplan trace sample` takes a part of a file" if name == "num_requests" else ""
-            raise UsageError(flag, "goes with a profile, not with a file", f"leave it out{other}")
+            raise UsageError(flag, "works with a profile, not with a file", f"leave it out{other}")
     return save(options, lambda: trace_of(options.file))
 
 
@@ -115,7 +115,7 @@ def drawing(of: Profile, options: TraceConvertOptions) -> Callable[[], Trace]:
     number = parse_count(options.num_requests or str(DEFAULT_REQUESTS), "--num-requests", MAX_DRAWN)
     rate = None if options.rate is None else parse_rate(options.rate, "--rate")
     if rate is None and of.rate_per_s is None:
-        raise UsageError(f"profile {of.name}", "no rate is published", "say one: --rate 2")
+        raise UsageError(f"profile {of.name}", "no rate is published", "add one: --rate 2")
     shared = None if options.shared_prefix is None else prefix_tokens(options.shared_prefix)
     seed = seed_of(options.seed)
     return lambda: of.trace(number, rate, seed, shared)
@@ -133,7 +133,7 @@ def sample(options: TraceSampleOptions) -> int:
         what = "none is given" if not asked else "more than one is given"
         raise UsageError("--num-requests, --share and --span", what, "give one of them")
     if options.start is not None and options.span is None:
-        raise UsageError("--start", "goes with --span", "leave it out")
+        raise UsageError("--start", "needs --span", "leave it out")
     seed = seed_of(options.seed)
     if options.span is not None:
         length = parse_duration(options.span, "--span")

@@ -35,7 +35,7 @@ class Subject:
 def upgrade(options: UpgradeOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where a server would be worse."""
     if options.engine is not None:
-        raise UsageError("--engine", "is one release, and an upgrade has two", "write --from and --to")
+        raise UsageError("--engine", "is one release, but an upgrade needs two", "write --from and --to")
     subjects = list(subjects_of(options))
     with output.report_files(options.report or [], force=options.force) as reports:
         result = answered(subjects, options)
@@ -49,9 +49,7 @@ def upgrade(options: UpgradeOptions) -> int:
 def subjects_of(options: UpgradeOptions) -> Iterator[Subject]:
     text = options.model
     if text is None and options.from_command is None:
-        raise UsageError(
-            "SERVER", "is missing", "name a policy file, a model, or a command in quotes: 'vllm serve ...'"
-        )
+        raise UsageError("SERVER", "missing", "name a policy file, a model, or a command in quotes: 'vllm serve ...'")
     if text is not None and text.endswith(POLICY_SUFFIXES):
         yield from policy_subjects(Path(text), options)
         return
@@ -68,7 +66,7 @@ def request_of(options: UpgradeOptions, engine: str | None) -> Request:
         raise UsageError(
             "--gpu, --ctx",
             f"name {len(asked.requests)} servers",
-            "name one GPU and one context; a policy holds several",
+            "name one GPU and one context; use a policy for several",
         )
     if not options.quiet and engine == options.old:
         say(asked, quiet=False)
@@ -82,7 +80,7 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
     for field in fields(WorkloadOptions):
         if field.name not in ("model", "offline") and getattr(options, field.name) != field.default:
             raise UsageError(
-                f"--{field.name.replace('_', '-')}", "goes with a command or a model only", "a policy says it itself"
+                f"--{field.name.replace('_', '-')}", "only works with a command or a model", "a policy states it"
             )
     policy = policy_file.read(file)
     for target in policy.targets:

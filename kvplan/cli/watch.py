@@ -89,7 +89,7 @@ class Tries:
 def tries_of(options: WatchOptions) -> Tries:
     """The patience that --tries states, else the default."""
     if options.tries is not None and options.metrics is None:
-        raise UsageError("--tries", "is about a server's page", "add --metrics URL")
+        raise UsageError("--tries", "needs a server's metrics page", "add --metrics URL")
     where = f"--metrics {shown_url(options.metrics or '')}"
     if options.tries is None:
         return Tries(where)
@@ -138,7 +138,7 @@ def planned_tokens(options: WatchOptions) -> int | None:
     if options.plan is None:
         return None
     if options.metrics is None:
-        raise UsageError("--plan", "is shown beside a server's own figures", "add --metrics URL")
+        raise UsageError("--plan", "is compared with a server's figures", "add --metrics URL")
     path = Path(options.plan)
     document = load_json(path)
     kv = document.get("kv")

@@ -40,7 +40,7 @@ def why(options: WhyOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where the log shows a failure."""
     lines = followed(options) if options.follow else text_of(options).splitlines()
     if not options.follow and not any(line.strip() for line in lines):
-        raise InvalidInputError("LOG", "is empty", "give the server's log, from its first line on")
+        raise InvalidInputError("LOG", "is empty", "give the server's log from its first line")
     diagnosis = diagnose(options, lines)
     failed = diagnosis.failure.outcome in ("failed", "died")
     if not options.follow or failed:
@@ -54,7 +54,7 @@ def why(options: WhyOptions) -> int:
 def text_of(options: WhyOptions) -> str:
     sources = [source for source in (options.log, options.command) if source is not None]
     if len(sources) != 1:
-        problem = "is missing" if not sources else "and --command say two logs"
+        problem = "missing" if not sources else "and --command say two logs"
         raise UsageError("LOG", problem, 'name a file, - for standard input, or --command "docker logs NAME"')
     return read_text(options.log) if options.log is not None else output_of(str(options.command))
 
@@ -64,7 +64,7 @@ def output_of(command: str) -> str:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise UsageError("--command", f"is no command line ({error})", "quote it once") from error
+        raise UsageError("--command", f"is not a command line ({error})", "quote it once") from error
     if not words:
         raise UsageError("--command", "is empty", 'write "docker logs NAME"')
     try:

@@ -154,7 +154,7 @@ def _decoded(data: bytes, where: str) -> str:
     if data.startswith(_WIDE_BOMS):
         raise InvalidInputError(where, "UTF-16 or UTF-32 text, not UTF-8 (byte 0)", "convert it to UTF-8")
     if (nul := data.find(b"\0")) >= 0:
-        raise InvalidInputError(where, f"not text, it holds a NUL (byte {nul})", "expected UTF-8")
+        raise InvalidInputError(where, f"not text, contains a NUL (byte {nul})", "expected UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

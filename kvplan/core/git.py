@@ -94,12 +94,12 @@ def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists the
     shown = printable(text, 80)
     if not text or text.startswith("-") or len(text) > MAX_REVISION or not text.isprintable():
         raise UsageError(
-            f"revision '{shown}'", "is not the name of one", "write a branch, a tag or a commit: main, HEAD~1"
+            f"revision '{shown}'", "is not a valid revision name", "write a branch, a tag or a commit: main, HEAD~1"
         )
     top = top_of(folder)
     done = git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"], top)
     if done.returncode:
-        raise UsageError(f"revision '{shown}'", "git knows no such commit", cure)
+        raise UsageError(f"revision '{shown}'", "no such commit", cure)
     return Revision(text, done.stdout.decode("ascii").strip(), top)
 
 
@@ -130,7 +130,7 @@ def content(at: Revision, entry: Entry) -> bytes:
     """A file's bytes, as they are stored."""
     where = f"{printable(at.text, 80)}:{printable(entry.path, 200)}"
     if entry.is_link:
-        raise UsageError(where, "is a symbolic link", "name the file it leads to")
+        raise UsageError(where, "is a symbolic link", "name the file it points to")
     if entry.size > MAX_FILE_BYTES:
         raise UsageError(
             where,
@@ -165,7 +165,7 @@ def is_inside(path: str) -> bool:
 
 
 def from_top(at: Revision, path: str) -> str | None:
-    """A path from the current directory as one from the top of the repository; None: it leads out of it."""
+    """A path from the current directory as one from the top of the repository; None: it points outside it."""
     here = Path(os.path.realpath(path)) if Path(path).is_absolute() else Path.cwd().resolve() / path
     found = os.path.relpath(os.path.normpath(here), at.top.resolve())
     return None if found == ".." or found.startswith(f"..{os.sep}") else Path(found).as_posix()

@@ -24,7 +24,9 @@ class Limits:
         for name in self.named:
             if name not in rows:
                 known = ", ".join(rows) or "there are none"
-                raise UsageError(option, f"{printable(name, 40)!r} is no row compared here", f"these are: {known}")
+                raise UsageError(
+                    option, f"{printable(name, 40)!r} is not a row of this comparison", f"these are: {known}"
+                )
 
 
 def read(texts: Sequence[str], option: str) -> Limits:
@@ -34,13 +36,13 @@ def read(texts: Sequence[str], option: str) -> Limits:
     for part in (part.strip() for text in texts for part in text.split(",")):
         name, separator, share = (piece.strip() for piece in part.rpartition("="))
         if separator and not name:
-            raise UsageError(option, f"{printable(part, 60)!r} names no row", "write total=1%")
+            raise UsageError(option, f"{printable(part, 60)!r} does not name a row", "write total=1%")
         if not any(digit in share for digit in "0123456789"):
-            raise UsageError(option, f"{printable(part, 60)!r} holds no share", "write 2%, or ROW=SHARE: total=1%")
+            raise UsageError(option, f"{printable(part, 60)!r} has no percentage", "write 2%, or ROW=SHARE: total=1%")
         is_exact = bool(separator) and share in ("0", "0%")
         value = 0.0 if is_exact else parse_fraction(share, option)
         if name in named or (not separator and every is not None):
-            raise UsageError(option, f"says {name or 'the share of every row'} twice", "say it once")
+            raise UsageError(option, f"says {name or 'the share of every row'} twice", "set it once")
         if separator:
             named[name] = value
         else:

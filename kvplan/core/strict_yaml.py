@@ -36,14 +36,14 @@ _NUMBER: Final = "is a number to some readers"
 ODD: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), why, cure)
     for pattern, why, cure in (
-        (r"~|null", "is no value", "write one, or leave the key out"),
+        (r"~|null", "is not a value", "write one, or leave the key out"),
         (r"yes|no|on|off|y|n", "is true or false to some readers", "write true or false, or quote it"),
         (r"[-+]?0[0-9_]+", "is octal to some readers", "write it without the leading 0, or quote it"),
         (r"[-+]?0[xob][0-9a-f_]*", _NUMBER, "write plain digits, or quote it"),
         (r"[-+]?[0-9][0-9.]*_[0-9_.]*", _NUMBER, "write it without _, or quote it"),
         (r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)e[-+]?[0-9]+", _NUMBER, "write its digits, or quote it"),
         (r"[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?", "is a number of base 60 to some readers", "quote it"),
-        (r"[-+]?\.inf|\.nan", "is no finite number", "write a number"),
+        (r"[-+]?\.inf|\.nan", "is not a finite number", "write a number"),
     )
 )  # fmt: skip
 
@@ -272,7 +272,7 @@ def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
     near = [hints[plain]] if hints.get(plain) in known else difflib.get_close_matches(plain, known, n=2, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"there are {', '.join(known)}"
+    return f"known keys: {', '.join(known)}"
 
 
 def items(node: Node, what: str) -> tuple[Node, ...]:

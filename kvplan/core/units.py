@@ -85,7 +85,7 @@ def dtype_name(text: str) -> str:
     plain = text.strip().lower().removeprefix("torch.")
     name = _DTYPE_ALIASES.get(plain, plain)
     if name not in DTYPE_BITS:
-        raise UnsupportedModelError("dtype", f"not one kvplan can size ({text!r})", f"it knows {', '.join(DTYPE_BITS)}")
+        raise UnsupportedModelError("dtype", f"not supported ({text!r})", f"it knows {', '.join(DTYPE_BITS)}")
     return name
 
 

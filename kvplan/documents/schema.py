@@ -53,7 +53,7 @@ def document_schema(name: str) -> Schema:
     """The JSON Schema of a kind of document, `plan`, or of what a command prints, `estimate`; UsageError for others."""
     name = OF_COMMANDS.get(name, name)
     if name not in NAMES:
-        raise UsageError(f"schema {printable(name, 60)!r}", "there is none", f"{_near(name)}")
+        raise UsageError(f"schema {printable(name, 60)!r}", "no such schema", f"{_near(name)}")
     return {"$schema": DIALECT, "title": f"kvplan/{name}@1", **_plain_schema(name)}
 
 
@@ -95,7 +95,7 @@ def schema_of(kind: Any) -> Schema:
         return {"type": "array", "items": schema_of(arguments[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema_of(arguments[1])}
-    raise TypeError(f"{kind!r} is no type of a document")
+    raise TypeError(f"{kind!r} is not a type of a document")
 
 
 def is_record(kind: Any) -> bool:

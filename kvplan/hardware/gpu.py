@@ -180,7 +180,7 @@ def with_memory(spec: GpuSpec, total_memory: int) -> GpuSpec:
 
 def _given(total_memory: int) -> int:
     if total_memory <= 0:
-        raise UsageError("--gpu-memory", f"must be more than nothing ({total_memory} bytes)", "say for example 24GiB")
+        raise UsageError("--gpu-memory", f"must be greater than 0 ({total_memory} bytes)", "write, for example, 24GiB")
     return total_memory
 
 

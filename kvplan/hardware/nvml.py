@@ -181,7 +181,7 @@ def _init_problem(error: Any) -> DeviceError:
     if error.value in _INIT_FAULTS:
         reason, problem, remedy = _INIT_FAULTS[error.value]
         return DeviceError("NVIDIA driver", problem, remedy, reason=reason)
-    return DeviceError("NVIDIA driver", f"NVML does not start ({error})", "see what `nvidia-smi` says, or reboot")
+    return DeviceError("NVIDIA driver", f"NVML failed to start ({error})", "see what `nvidia-smi` says, or reboot")
 
 
 def _text(value: str | bytes) -> str:

@@ -37,7 +37,7 @@ def read(path: Path) -> Prices:
             raise strict_yaml.wrong(mark, f"{own} has a price in line {first[own].line} already; keep one of them")
         found[own], first[own] = _dollars(mark, own, text), mark
     if not found:
-        raise InvalidInputError(shown(path), "holds no price", "write lines such as `a100-80g: 2.50`")
+        raise InvalidInputError(shown(path), "contains no price", "write lines such as `a100-80g: 2.50`")
     return Prices(found, shown(path))
 
 

@@ -67,7 +67,7 @@ def read_results(path: Path) -> list[BenchResult]:
     content = read_text(path, MAX_BYTES)
     found = [result for row in objects(content, path) for result in results_of(row, path)]
     if not found:
-        raise InvalidInputError(shown(path), "holds no result", f"name a file of {TOOLS}")
+        raise InvalidInputError(shown(path), "contains no result", f"name a file of {TOOLS}")
     return found
 
 
@@ -84,7 +84,7 @@ def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
         raise InvalidInputError(shown(path), "is nested too deeply", f"name a file of {TOOLS}") from None
     for part in parts:
         if not isinstance(part, dict):
-            raise InvalidInputError(shown(path), "holds no JSON object", f"name a file of {TOOLS}")
+            raise InvalidInputError(shown(path), "contains no JSON object", f"name a file of {TOOLS}")
         yield part
 
 
@@ -98,7 +98,7 @@ def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
     records = row.get("records") if isinstance(row.get("records"), dict) else row
     if isinstance(records, dict) and isinstance(records.get("time_to_first_token"), dict):
         return [aiperf(records, row, path)]
-    raise InvalidInputError(shown(path), "is no result that is known", f"name a file of {TOOLS}")
+    raise InvalidInputError(shown(path), "is not in a known result format", f"name a file of {TOOLS}")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def count(value: Any, name: str, path: Path) -> int:
     stated = number(value)
     if not stated or stated == math.inf or stated > 1e9:
         raise InvalidInputError(
-            shown(path), f"{name} is no number of requests ({printable(repr(value), 40)})", "run again"
+            shown(path), f"{name} is not a number of requests ({printable(repr(value), 40)})", "run again"
         )
     return int(stated)
 
@@ -139,19 +139,19 @@ def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None
     limit, pace = number(users), number(rate)
     if limit is not None and limit > 0:
         if pace not in (None, math.inf):
-            raise InvalidInputError(
-                shown(path), "was sent at a rate and with a largest concurrency", "run with one of them"
-            )
+            raise InvalidInputError(shown(path), "has both a rate and a maximum concurrency", "run with one of them")
         return int(limit), None
     if pace is None or pace == 0:
-        raise InvalidInputError(shown(path), "does not say how requests came", "run with a rate or a concurrency")
+        raise InvalidInputError(
+            shown(path), "does not state a rate or a concurrency", "run with a rate or a concurrency"
+        )
     return None, pace
 
 
 def kept(times: Mapping[str, Any], path: Path) -> dict[str, float]:
     found = {name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf}
     if not found:
-        raise InvalidInputError(shown(path), "holds no times", "stream the answers, so that they can be measured")
+        raise InvalidInputError(shown(path), "contains no times", "stream the answers, so that they can be measured")
     return found
 
 
@@ -232,7 +232,7 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
             rate = strategy.get("rate")
         case _:
             raise InvalidInputError(
-                shown(path), f"a strategy of guidellm that is not known ({printable(repr(kind), 40)})", "use concurrent"
+                shown(path), f"unknown guidellm strategy ({printable(repr(kind), 40)})", "use concurrent"
             )
     found_users, found_rate = traffic(users, rate, path)
     stated = part.get("metrics")

@@ -263,7 +263,7 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run directory, also one whose writer was killed or still runs."""
     if not os.path.isdir(path):  # noqa: PTH112 -- False also for a name that is too long
-        raise InvalidInputError(shown(path), "is no run directory", "name one that `kvplan profile -o` wrote")
+        raise InvalidInputError(shown(path), "is not a run directory", "name one that `kvplan profile -o` wrote")
     manifest = load_json(path / MANIFEST)
     if manifest.get("schema") != RUN:
         raise InvalidInputError(shown(path / MANIFEST), f"schema is {manifest.get('schema')!r:.40}, not {RUN}")
@@ -346,13 +346,13 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_LINES_BYTES:
             raise InvalidInputError(
-                shown(path), f"too large ({size:,} bytes, at most {MAX_LINES_BYTES:,})", "this is no run of kvplan"
+                shown(path), f"too large ({size:,} bytes, at most {MAX_LINES_BYTES:,})", "this is not a kvplan run"
             )
         try:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
                 if number > MAX_LINES:
                     raise InvalidInputError(
-                        shown(path), f"has more than {MAX_LINES:,} lines", "this is no run of kvplan"
+                        shown(path), f"has more than {MAX_LINES:,} lines", "this is not a kvplan run"
                     )
                 value = _parsed(line.decode("utf-8", errors="replace"))
                 if isinstance(value, dict):

@@ -23,7 +23,7 @@ from kvplan.core.files import printable, read_text
 MAX_PAGE_BYTES = 10 * 10**6
 MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
 MAX_LINE_CHARS = 1 << 16
-MAX_COUNT = 10**15  # of tokens, blocks or requests; what says more is no count
+MAX_COUNT = 10**15  # of tokens, blocks or requests; what says more is not a count
 MAX_REDIRECTS = 3
 DEADLINE_S = 5.0
 
@@ -239,7 +239,7 @@ def _vllm_stats(samples: Samples) -> ServerStats:
     figures, left_out = _figures(_values(samples, _VLLM))
     hits, queries = figures.get("prefix_hits"), figures.get("prefix_queries")
     if hits is not None and queries is not None and hits > queries:
-        left_out.append((_VLLM["prefix_hits"][0], f"{hits:,} of {queries:,} is no share"))
+        left_out.append((_VLLM["prefix_hits"][0], f"{hits:,} of {queries:,} is not a share"))
         del figures["prefix_hits"]
         hits = None
     config = next((labels for name, labels, _ in samples if name == _CACHE_CONFIG), {})
@@ -247,7 +247,7 @@ def _vllm_stats(samples: Samples) -> ServerStats:
     counted = None if num_blocks is None or block_size is None else num_blocks * block_size
     kv_tokens = _number(config, "kv_cache_size_tokens") or counted
     if kv_tokens is not None and kv_tokens > MAX_COUNT:
-        left_out.append((_CACHE_CONFIG, f"{kv_tokens:.3g} tokens is no count"))
+        left_out.append((_CACHE_CONFIG, f"{kv_tokens:.3g} tokens is not a count"))
         kv_tokens = None
     return ServerStats(
         "vllm",
@@ -372,7 +372,7 @@ def _require_parser() -> None:
         import prometheus_client.parser  # noqa: F401
     except ImportError as error:
         raise EnvironmentProblem(
-            "prometheus_client", "not installed, --metrics needs it", "run `pip install 'kvplan[metrics]'`"
+            "prometheus_client", "not installed, but --metrics needs it", "run `pip install 'kvplan[metrics]'`"
         ) from error
 
 
@@ -387,7 +387,7 @@ def checked_url(text: str) -> SplitResult:
     if url.scheme not in ("http", "https") or not url.hostname or re.search(r"[\x00-\x20\x7f]", text):
         raise UsageError(where, "not an http or https URL", "write http://localhost:8000/metrics")
     if url.username is not None:
-        raise UsageError("--metrics", "a URL with a password is not used, other users could read it", "leave it out")
+        raise UsageError("--metrics", "a URL must not contain a password, which other users could read", "leave it out")
     return url._replace(path="/metrics") if url.path in ("", "/") else url
 
 
@@ -477,7 +477,7 @@ def _redirected(url: SplitResult, location: str) -> SplitResult:
     try:
         found = checked_url(urljoin(url.geturl(), location))
     except (UsageError, ValueError) as error:
-        raise MetricsError("redirected to what is no http or https URL") from error
+        raise MetricsError("redirected to what is not an http or https URL") from error
     is_same = (found.scheme, _port(found)) == (url.scheme, _port(url))
     is_upgrade = (url.scheme, found.scheme, url.port, found.port) == ("http", "https", None, None)
     if found.hostname != url.hostname or not (is_same or is_upgrade):

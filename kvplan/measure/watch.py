@@ -48,7 +48,7 @@ class WatchedProcess:
             raise ProcessEnded from error
         except self._library.AccessDenied as error:
             raise EnvironmentProblem(
-                f"--pid {self.pid}", "its memory may not be read", "run as its user or as root"
+                f"--pid {self.pid}", "no permission to read its memory", "run as its user or as root"
             ) from error
 
 
@@ -56,7 +56,7 @@ def _psutil() -> Any:
     try:
         import psutil
     except ImportError as error:
-        raise EnvironmentProblem("psutil", "not installed, --pid needs it", "run `pip install psutil`") from error
+        raise EnvironmentProblem("psutil", "not installed, but --pid needs it", "run `pip install psutil`") from error
     return psutil
 
 

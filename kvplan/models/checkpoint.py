@@ -175,7 +175,7 @@ def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None
     path = _inside(model_dir, index_name, index_name)
     where = shown(model_dir / index_name)
     if path is None:
-        raise InvalidInputError(where, "a link to nothing", "fetch the index again")
+        raise InvalidInputError(where, "broken symbolic link", "fetch the index again")
     index = load_json(path, MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

@@ -94,10 +94,10 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
         if kind in MODULE_OF:
             return reader_of(kind), kind
     if not kinds:
-        raise outer.fail("model_type", "is missing", "kvplan sizes a model by its type")
+        raise outer.fail("model_type", "missing", "kvplan sizes a model by its type")
     raise UnsupportedModelError(
         outer.where,
-        f"model_type {printable(repr(kinds[0]), 60)} is not one kvplan can size",
+        f"model_type {printable(repr(kinds[0]), 60)} is not supported",
         "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/families",
     )
 
@@ -117,7 +117,7 @@ def check_dense(inner: Config) -> None:
     for key in NOT_DENSE:
         if inner.values.get(key):
             raise UnsupportedModelError(
-                inner.where, f"{key} says this is no plain dense transformer", "--assume-dense would size it wrong"
+                inner.where, f"{key} says this is not a plain dense transformer", "--assume-dense would size it wrong"
             )
 
 
@@ -167,7 +167,7 @@ def check_layer_types(inner: Config, draft: SpecDraft, model_type: str) -> None:
             held = " and ".join(type(cache).__name__ for cache in caches)
             raise inner.fail(
                 "layer_types",
-                f"layer {i} is {kind!r}, but by its other keys it keeps {held}",
+                f"layer {i} is {kind!r}, but its other keys say it keeps {held}",
                 "correct the config",
             )
 

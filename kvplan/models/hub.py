@@ -47,7 +47,7 @@ def ref_of_url(text: str) -> str | None:
     parts = [part for part in match["path"].split("/") if part]
     if len(parts) < 2 or parts[0].lower() in _OTHER_KINDS:
         raise UsageError(
-            f"model '{printable(text)}'", "is no model's page", "write org/name, or https://huggingface.co/org/name"
+            f"model '{printable(text)}'", "is not a model's page", "write org/name, or https://huggingface.co/org/name"
         )
     model_id = "/".join(parts[:2])
     if parts[-1].endswith((".gguf", ".safetensors")):

@@ -32,7 +32,7 @@ def read_quantization(outer: Config, inner: Config) -> Quantization | None:
         return quantization
     except UnsupportedModelError as scheme:
         method = f"{printable(method, 40)} ({scheme})"
-        problem = f"quantization method {method!r} is not one kvplan can size"
+        problem = f"quantization method {method!r} is not supported"
         return Quantization(method, None, kv_dtype=kv_dtype, problem=problem)
 
 

@@ -69,7 +69,7 @@ def _safetensors_header(file: BinaryIO, size: int, where: str) -> dict[str, Any]
         raise InvalidInputError(
             where,
             f"header length {length:,} is over {MAX_HEADER_BYTES:,}",
-            "it is no safetensors file or is damaged",
+            "it is not a safetensors file or is damaged",
         )
     if length > size - 8:
         raise InvalidInputError(where, f"header length {length:,} is more than the file ({size:,})", "fetch it again")
@@ -81,7 +81,7 @@ def _safetensors_header(file: BinaryIO, size: int, where: str) -> dict[str, Any]
             where, f"header is not UTF-8 (byte {8 + error.start})", "fetch the file again"
         ) from None
     if not text.startswith("{"):
-        raise InvalidInputError(where, "header is not a JSON object (byte 8)", "it is no safetensors file")
+        raise InvalidInputError(where, "header is not a JSON object (byte 8)", "it is not a safetensors file")
     return parse_json(text, f"{where} header")
 
 

@@ -170,7 +170,7 @@ def difference(old_name: str, new_name: str, old: Sequence[Side], new: Sequence[
     if not shared:
         raise UsageError(
             f"{printable(old_name, 400)} and {printable(new_name, 400)}",
-            f"hold nothing of the same name ({_few(before)}; {_few(after)})",
+            f"have no plan in common ({_few(before)}; {_few(after)})",
             "compare documents of the same targets, or models, GPUs and contexts",
         )
     return Difference(
@@ -284,7 +284,7 @@ def document_sides(document: Mapping[str, object], where: str) -> list[Side]:
         case "kvplan/plans@1":
             plans = Reader(document, where).rows("plans")
             if not plans:
-                raise InvalidInputError(f"{where}", "holds no plan", "write it again with `kvplan estimate`")
+                raise InvalidInputError(f"{where}", "contains no plan", "write it again with `kvplan estimate`")
             return [_document_side(plan) for plan in plans]
         case "kvplan/check@1":
             return [_target_side(target) for target in Reader(document, where).rows("targets") if target.has("figures")]
@@ -292,7 +292,7 @@ def document_sides(document: Mapping[str, object], where: str) -> list[Side]:
             raise InvalidInputError(
                 f"{where}",
                 f"is not a document that can be compared ({printable(repr(other), 60)})",
-                "take kvplan/plan@1, kvplan/plans@1 (`kvplan estimate --format json`) or kvplan/check@1 (`kvplan "
+                "use kvplan/plan@1, kvplan/plans@1 (`kvplan estimate --format json`) or kvplan/check@1 (`kvplan "
                 "check --format json`)",
             )
 
@@ -315,7 +315,7 @@ class Reader:
         value: Any = self.document
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise self.fault(path, "is missing", "it may come from another release of kvplan; write it again")
+                raise self.fault(path, "missing", "it may come from another release of kvplan; write it again")
             value = value[key]
         return value
 

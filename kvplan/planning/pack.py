@@ -83,7 +83,7 @@ def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Pac
 def too_large(tenant: Tenant) -> NoReturn:
     raise UsageError(
         tenant.name,
-        f"does not hold {tenant.users:,} user{'s' if tenant.users > 1 else ''} on {tenant.request.gpu.name} even alone",
+        f"cannot serve {tenant.users:,} user{'s' if tenant.users > 1 else ''} on {tenant.request.gpu.name} even alone",
         "ask for fewer users or a shorter context, or name a larger GPU",
     )
 
@@ -96,7 +96,7 @@ def check(tenants: Sequence[Tenant], rest: str | None) -> None:
     if twice is not None:
         raise UsageError(f"server {twice}", "is named twice", "give each a name of its own")
     if rest is not None and rest not in names:
-        raise UsageError(f"--rest {rest}", "names no server", f"use one of {', '.join(names)}")
+        raise UsageError(f"--rest {rest}", "no such server", f"use one of {', '.join(names)}")
     first = tenants[0].request
     for tenant in tenants:
         if tenant.request.gpu != first.gpu:
@@ -109,7 +109,7 @@ def check(tenants: Sequence[Tenant], rest: str | None) -> None:
             raise UsageError(
                 f"server {tenant.name}",
                 f"runs on {ranks(tenant.request)} GPUs, not on {ranks(first)}",
-                "pack servers of equal ranks, which share every GPU alike",
+                "pack only servers with the same number of GPUs",
             )
 
 

@@ -280,7 +280,7 @@ def _shared_rows(grid: Grid, jobs: int, chunk: int) -> Iterator[list[Row]]:
             yield found
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
-            "sweep", "a worker process ended before its work (out of memory?)", "free memory or use --jobs 1"
+            "sweep", "a worker process ended early (out of memory?)", "free memory or use --jobs 1"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -167,7 +167,7 @@ def read(path: Path, root: Path | None = None) -> Policy:
     """
     root = root or root_of(path)
     if not is_within(root, path):
-        raise InvalidInputError(shown(path), f"is a link that leads out of {shown(root)}", "name the policy itself")
+        raise InvalidInputError(shown(path), f"is a link that points outside {shown(root)}", "name the policy itself")
     return policy_of(strict_yaml.read(path), path, root)
 
 
@@ -197,7 +197,7 @@ def _leads_into(root: Path, path: Path) -> bool:
 def refuse_outside(root: Path, path: Path, mark: Mark, what: str) -> None:
     """Refuse a file that a policy must not read: whoever may change a policy sees what its messages say."""
     if not is_within(root, path):
-        raise wrong(mark, what, f"leads out of {shown(root)} ({shown(path)})", "keep the file in the repository")
+        raise wrong(mark, what, f"points outside {shown(root)} ({shown(path)})", "keep the file in the repository")
 
 
 def _links(folder: Path) -> list[Path]:
@@ -348,7 +348,7 @@ def _target_id(node: Node) -> str:
     text = strict_yaml.text(node, "id")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", text):
         raise wrong(
-            node.mark, "id", f"is no name ({printable(text, 60)!r})", "use letters, digits, dot, dash, underscore"
+            node.mark, "id", f"is not a name ({printable(text, 60)!r})", "use letters, digits, dot, dash, underscore"
         )
     if text == EVIDENCE_ID:
         raise wrong(node.mark, "id", f"{EVIDENCE_ID!r} is what the measurement is filed under", "choose another")
@@ -428,7 +428,9 @@ def _rate(text: str, option: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
     rate = 0.0 if found is None else float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
     if not rate:
-        raise UsageError(option, f"is no rate of requests ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h")
+        raise UsageError(
+            option, f"is not a rate of requests ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h"
+        )
     return rate
 
 
@@ -486,7 +488,7 @@ def _true(text: str, option: str) -> bool:
 
 def _number(text: str, option: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text) or not float(text):
-        raise UsageError(option, f"is no number above 0 ({printable(text, 40)!r})", "write 12 or 12.5")
+        raise UsageError(option, f"is not a number above 0 ({printable(text, 40)!r})", "write 12 or 12.5")
     return float(text)
 
 
@@ -499,14 +501,14 @@ def share(text: str, option: str) -> Share:
     if re.fullmatch(r"0|0\.0{1,6}", text):
         return Share(0.0)
     if not re.fullmatch(r"[01]|[01]\.[0-9]{1,6}", text):
-        raise UsageError(option, f"is no share ({printable(text, 40)!r})", "write a percentage such as 5%")
+        raise UsageError(option, f"is not a share ({printable(text, 40)!r})", "write a percentage such as 5%")
     return Share(parse_fraction(text, option))
 
 
 def _at_most_whole(text: str, option: str) -> Share:
     found = share(text, option)
     if found.value > 1:
-        raise UsageError(option, f"is more than the whole ({printable(text, 40)})", "write at most 100%")
+        raise UsageError(option, f"is over 100% ({printable(text, 40)})", "write at most 100%")
     return found
 
 
@@ -523,7 +525,7 @@ def _headroom(text: str, option: str) -> int | Share:
 def _days(text: str, option: str) -> int:
     found = re.fullmatch(r"([0-9]{1,5})(d|w)", text)
     if found is None:
-        raise UsageError(option, f"is no age ({printable(text, 40)!r})", "write days or weeks: 30d, 2w")
+        raise UsageError(option, f"is not an age ({printable(text, 40)!r})", "write days or weeks: 30d, 2w")
     return int(found[1]) * (7 if found[2] == "w" else 1)
 
 

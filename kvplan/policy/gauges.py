@@ -110,7 +110,9 @@ def free_bytes(plan: Plan) -> int:
     terms = terms_of(plan.request.release.engine)
     if terms.keeps_share:
         raise UsageError(
-            "min_headroom", f"is not modeled for {terms.title}, which keeps a share back", "use min_concurrency"
+            "min_headroom",
+            f"is not modeled for {terms.title}, which reserves a share of the memory",
+            "use min_concurrency",
         )
     return plan.memory.headroom
 

@@ -187,7 +187,7 @@ def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
     """
     if not re.fullmatch(r"[0-9]{1,10}", pid):
         raise UsageError(
-            "--from-pid", f"is no process id ({printable(pid, 40)!r})", "write a number, as `pgrep -f vllm` does"
+            "--from-pid", f"is not a process id ({printable(pid, 40)!r})", "write a number, as `pgrep -f vllm` does"
         )
     if not proc.is_dir():
         raise EnvironmentProblem("--from-pid", "this system has no /proc", "paste the command with --from-command")

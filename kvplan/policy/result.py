@@ -202,7 +202,7 @@ def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figu
     """The figures of each target in a check document, as a baseline has them; InvalidInputError where it is none."""
     targets = document.get("targets")
     if document.get("schema") != CHECK or not isinstance(targets, list):
-        raise InvalidInputError(where, f"is no baseline ({CHECK})", "kvplan check --update-baseline writes one")
+        raise InvalidInputError(where, f"is not a baseline ({CHECK})", "kvplan check --update-baseline writes one")
     found: dict[str, Figures] = {}
     seen: set[str] = set()
     for target in targets:
@@ -217,12 +217,12 @@ def figures_by_target(document: Mapping[str, Any], where: str) -> dict[str, Figu
 
 def _figures(values: object, where: str) -> Figures:
     if not isinstance(values, dict):
-        raise InvalidInputError(where, "figures are no object", "the file is damaged")
+        raise InvalidInputError(where, "figures is not an object", "the file is damaged")
     kinds = {"fits": bool, "concurrency": int | float}
     for field in fields(Figures):
         value, kind = values.get(field.name), kinds.get(field.name, int)
         if field.name == "users" and value is None:
             continue
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            raise InvalidInputError(where, f"{field.name} is missing or no number", "the file is damaged")
+            raise InvalidInputError(where, f"{field.name} is missing or not a number", "the file is damaged")
     return Figures(**{field.name: values[field.name] for field in fields(Figures) if field.name in values})

@@ -546,7 +546,7 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return limits(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
-                raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write one vLLM takes")
+                raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write a name that vLLM accepts")
             return text
 
 
@@ -558,7 +558,7 @@ def is_vllm_size(text: str) -> bool:
 def stated_bytes(size: int, option: str) -> int:
     """A size that somebody states for weights or a KV pool; a bare "16" is more likely 16 GB, and is asked back."""
     if size < MIB:
-        raise UsageError(option, f"is too small to be meant ({size:,} bytes)", "write the unit, for example 16GiB")
+        raise UsageError(option, f"is implausibly small ({size:,} bytes)", "write the unit, for example 16GiB")
     return size
 
 
@@ -614,7 +614,7 @@ def limits(text: str, option: str) -> str | None:
         if not counted or not re.fullmatch(r"[a-z_]{1,30}", name):
             raise UsageError(
                 option,
-                f"does not say counts of inputs ({printable(text, 60)!r})",
+                f"is not a list of counts ({printable(text, 60)!r})",
                 'write image=0,video=0 or {"image": 0}',
             )
     return ",".join(f"{name}={count}" for name, count in pairs.items()) or None

@@ -82,7 +82,7 @@ def document(
 ) -> dict[str, Any]:
     """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
     if status != "complete":
-        raise InvalidInputError("--calibrate", f"the run is {status}", "measure with one that is complete")
+        raise InvalidInputError("--calibrate", f"the run is {status}", "use a completed run")
     if (manifest.get("engine") or {}).get("memory_limit") is not None:
         raise InvalidInputError("--calibrate", "the run had a --memory-limit", "measure without one")
     return {
@@ -106,12 +106,12 @@ def run_id(manifest: Mapping[str, Any]) -> str | None:
 
 
 def read(path: Path) -> Calibration:
-    """Raises InvalidInputError for what is no calibration."""
+    """Raises InvalidInputError for what is not a calibration."""
     content = load_json(path)
     measured, key, total = (content.get(name) for name in ("measured", "for", "device_total"))
     if content.get("schema") != CALIBRATION or not isinstance(measured, dict) or not isinstance(key, dict):
         raise InvalidInputError(
-            shown(path), f"is no calibration ({CALIBRATION})", "write one with reconcile --calibrate"
+            shown(path), f"is not a calibration ({CALIBRATION})", "write one with reconcile --calibrate"
         )
     model, graphs, run = (content.get(name) for name in ("model", "graph_bytes", "run_id"))
     graphs = {} if graphs is None else graphs
@@ -175,7 +175,7 @@ def check_run(calibration: Calibration, manifest: Mapping[str, Any]) -> None:
     ]
     if differing:
         raise InvalidInputError(
-            calibration.origin, f"was measured elsewhere ({'; '.join(differing)})", "calibrate here"
+            calibration.origin, f"was measured on a different setup ({'; '.join(differing)})", "calibrate here"
         )
 
 
@@ -188,7 +188,7 @@ def for_gpu(calibration: Calibration, gpu: GpuSpec) -> dict[str, Estimate]:
         raise InvalidInputError(
             calibration.origin,
             f"was measured on {device} with {calibration.device_total:,} bytes, {gpu.name} has {gpu.total_memory:,}",
-            "calibrate on such a GPU",
+            "calibrate on this GPU",
         )
     return {
         name: Estimate(size, size, size, f"{size:,} bytes measured on {device}", calibration.origin, "measured")

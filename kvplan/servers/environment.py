@@ -151,7 +151,7 @@ def applied(
     if not others:
         return release, args, None
     names = ", ".join(printable(name, 80) for name in dict.fromkeys(others))
-    return release, args, f"environment: not modeled for {release.label}, answered as without: {names}"
+    return release, args, f"environment: not modeled for {release.label}, so ignored: {names}"
 
 
 _Record = TypeVar("_Record", Version, EngineArgs)

@@ -94,7 +94,7 @@ def _parse_line(text: str) -> ServeCommand:
             return command
     raise NoServerError(
         "--from-command",
-        f"has no server in it ({printable(' '.join(commands[0]), 60)!r})",
+        f"contains no server command ({printable(' '.join(commands[0]), 60)!r})",
         "paste a `vllm serve MODEL ...`, a `python -m vllm.entrypoints.openai.api_server ...`, a `docker run ... "
         "vllm/vllm-openai ...` or a `python -m sglang.launch_server ...`",
     )

@@ -48,12 +48,12 @@ def words_of(text: str) -> Server:
     calls, names = _calls(text)
     if len(calls) != 1:
         count = "no whole call of LLM(...)" if not calls else f"{len(calls)} engines"
-        raise UsageError("--from-command", f"has {count} in it", "paste the one call, up to its last parenthesis")
+        raise UsageError("--from-command", f"contains {count}", "paste the one call, up to its last parenthesis")
     server, call = calls[0]
     words: list[str] = []
     for index, argument in enumerate(call.args):
         if index or not server_of(server).starts.takes_model:
-            raise UsageError("--from-command", f"{_source(argument)!r} stands in the call without a name", "name it")
+            raise UsageError("--from-command", f"{_source(argument)!r} is a positional argument", "name it")
         words += ["--model", _text("model", _value("model", argument, names))]
     for keyword in call.keywords:
         if keyword.arg is None:
@@ -133,7 +133,9 @@ def _value(name: str, node: ast.expr, names: Mapping[str, ast.expr]) -> Any:
         return _evaluated(node)
     except (_NotLiteral, ArithmeticError, TypeError, ValueError, RecursionError):
         raise UsageError(
-            f"--from-command {printable(name, 60)}", f"is Python that is not run ({_source(node)!r})", "write its value"
+            f"--from-command {printable(name, 60)}",
+            f"is Python code, which kvplan does not run ({_source(node)!r})",
+            "write its value",
         ) from None
 
 
@@ -181,4 +183,4 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, str | int | float):
         return str(value)
     shown = printable(repr(value), 60)
-    raise UsageError(f"--from-command {printable(name, 60)}", f"is no text or number ({shown})", "write one of them")
+    raise UsageError(f"--from-command {printable(name, 60)}", f"is not a text or number ({shown})", "write one of them")

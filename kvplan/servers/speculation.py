@@ -96,7 +96,7 @@ def check(request: Request, draft: ModelSpec | None, method: str, tokens: int) -
 
         steps = mtp.num_layers(request.draft or spec)
         if tokens > steps and tokens % steps:
-            problem = f"is no multiple of the {steps} layers of multi-token prediction of {spec.name}"
+            problem = f"is not a multiple of the {steps} layers of multi-token prediction of {spec.name}"
             raise UsageError(f"num_speculative_tokens {tokens}", problem, "use one")
     if method == "draft_model" and draft is not None and draft.vocab_size != spec.vocab_size:
         raise UsageError(

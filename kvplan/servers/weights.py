@@ -58,7 +58,7 @@ def online_scheme(request: Request) -> str | None:
         sibling = catalog.quantized(request.spec.served_name, asked)
         raise UsageError(
             f"--quantization {asked}",
-            f"{request.spec.name} is not quantized, and only {' or '.join(ONLINE_METHODS)} can be made while loading",
+            f"{request.spec.name} is not quantized, and only {' or '.join(ONLINE_METHODS)} can be applied on load",
             f"name a quantized checkpoint{f', such as {sibling}' if sibling else ''}",
         )
     return asked

@@ -101,7 +101,7 @@ def flag_text(word: str) -> str:
 
 def one(values: list[str], option: str) -> str:
     if len(values) != 1:
-        raise UsageError(option, "needs one value", "write it behind the flag")
+        raise UsageError(option, "needs one value", "write it after the flag")
     return values[0]
 
 

@@ -51,7 +51,7 @@ def check(plan: Plan) -> None:
     """Refuse what the simulation does not model, with what to do instead."""
     args, name = plan.request.args, plan.request.spec.name
     if plan.request.release.engine != "vllm":
-        raise UsageError("simulate", "only vLLM's scheduler is modeled in time", "use --engine vllm")
+        raise UsageError("simulate", "only vLLM's scheduler can be simulated", "use --engine vllm")
     if not plan.fits:
         raise UsageError(
             "simulate", f"{name} does not fit on {plan.request.gpu.name}", "`kvplan estimate` says what would"
@@ -69,10 +69,10 @@ def check(plan: Plan) -> None:
     for flag, is_set in refused.items():
         if is_set:
             raise UsageError(
-                "simulate", f"{flag} is not modeled in time", f"{cures.get(flag, 'use --tensor-parallel-size')}"
+                "simulate", f"{flag} cannot be simulated", f"{cures.get(flag, 'use --tensor-parallel-size')}"
             )
     if is_v4(plan.request.spec):
-        raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool are not modeled in time")
+        raise UnsupportedModelError(f"simulate: {name}", "pages of several sizes in one pool cannot be simulated")
     if not args.enable_chunked_prefill and plan.settings.max_num_batched_tokens < plan.capacity.max_model_len:
         raise UsageError(
             "simulate",
@@ -112,15 +112,15 @@ def _group(group: KVGroup, name: str) -> Group:
         case "state" if first.blocks is None:
             raise UnsupportedModelError(
                 f"simulate: {name}",
-                "a state for every block, as vLLM kept them until 0.27, is not modeled in time",
+                "a state for every block, as vLLM kept them until 0.27, cannot be simulated",
                 "use --no-enable-prefix-caching, or vllm@0.28 or newer",
             )
         case "state":
             return MambaGroup(first.block_size)
         case "ring":
-            raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys is not modeled in time")
+            raise UnsupportedModelError(f"simulate: {name}", "a ring of index keys cannot be simulated")
         case "cross":
-            raise UnsupportedModelError(f"simulate: {name}", "an encoder's tokens are not modeled in time")
+            raise UnsupportedModelError(f"simulate: {name}", "an encoder's tokens cannot be simulated")
         case _:
             assert_never(first.kind)
 

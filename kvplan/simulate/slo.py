@@ -90,7 +90,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
         else:
             raise UsageError(OPTION, f"{printable(part)!r} is not understood", f"{FORMS}")
         if any((other.metric, other.share) == (promise.metric, promise.share) for other in found):
-            raise UsageError(OPTION, f"{promise.name} is promised twice", "leave one out")
+            raise UsageError(OPTION, f"{promise.name} is set twice", "leave one out")
         found.append(promise)
     return tuple(found)
 

@@ -40,7 +40,7 @@ class Source:
         if num_users >= self.num_requests:
             raise UsageError(
                 f"--users {num_users:,}",
-                f"there are only {self.num_requests:,} requests, and each user's first is not judged",
+                f"there are only {self.num_requests:,} requests, and each user's first one is not counted",
                 "raise --num-requests",
             )
         return Closed(islice(self.requests(1.0), self.num_requests), num_users, think_s, ramp_s)
@@ -97,7 +97,7 @@ def _drawn(lengths: Lengths, rng: random.Random) -> Iterator[int]:
 def with_shared_prefix(source: Source, tokens: int) -> Source:
     """The same requests, the first `tokens` of every prompt alike; only for requests that say nothing of that."""
     if source.run_len is not None:
-        raise UsageError("--shared-prefix", "the trace says itself which prompts begin alike", "leave it out")
+        raise UsageError("--shared-prefix", "the trace already states which prompts share a prefix", "leave it out")
 
     def requests(rate: float) -> Iterator[TraceRequest]:
         for row in source.requests(rate):

@@ -267,7 +267,7 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, int, bool]]:
         if len(fields) <= max(columns):
             wanted = max(columns) + 1
             raise InvalidInputError(
-                f"{where}: line {number}", f"too few columns ({len(fields)})", f"the lengths stand in column {wanted}"
+                f"{where}: line {number}", f"too few columns ({len(fields)})", f"the lengths are in column {wanted}"
             )
         yield number, sum(_count(fields[column], where, number) for column in columns), len(columns) > 1
 

@@ -84,7 +84,7 @@ class Profile:
         if not 0 < per_s <= MAX_RATE:
             raise UsageError(f"profile {self.name}", f"the rate must be above 0 and at most {MAX_RATE:,} ({per_s:g})")
         if shared_prefix is not None and shared_prefix < 0:
-            raise UsageError(f"profile {self.name}", f"the shared prefix is less than nothing ({shared_prefix})")
+            raise UsageError(f"profile {self.name}", f"the shared prefix is negative ({shared_prefix})")
         prefix = (self.shared_prefix or 0, self.prefix_requests) if shared_prefix is None else (shared_prefix, (1,))
         return self._drawn(per_s, *prefix, random.Random(seed))
 
@@ -146,7 +146,7 @@ def profile(name: str) -> Profile:
     if known is None:
         near = entries.suggestions(path, name)
         hint = f"did you mean {', '.join(near)}?" if near else "`kvplan trace profiles` lists them"
-        raise UsageError(f"profile {printable(repr(name))}", "there is none of that name", hint)
+        raise UsageError(f"profile {printable(repr(name))}", "no such profile", hint)
     return _read(known, entries.entry(path, known))
 
 

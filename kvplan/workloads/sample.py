@@ -17,13 +17,13 @@ MAX_FAMILY_SHARE = 0.01
 def span_of(trace: Trace, length_s: float, start_s: float | None = None, seed: int = 0) -> Trace:
     """The requests of `length_s` seconds from `start_s` (None: drawn by the seed), their arrivals as they were."""
     if not trace.has_arrivals:
-        raise InvalidInputError(trace.source, "has no arrivals to take a span of", "take a number of requests")
+        raise InvalidInputError(trace.source, "has no arrival times", "use --num-requests")
     if length_s > trace.span_s:
         raise UsageError(f"--span {length_s:g}s", f"is more than the trace has ({trace.span_s:g} s)", "take less")
     start = random.Random(seed).uniform(0, trace.span_s - length_s) if start_s is None else start_s
     kept = [each for each in trace.requests if start <= each.arrival_s < start + length_s]
     if not kept:
-        raise UsageError("--span", f"no request came from {start:g} s to {start + length_s:g} s", "take another span")
+        raise UsageError("--span", f"no request came from {start:g} s to {start + length_s:g} s", "choose another span")
     return from_first(trace, kept, f"{start:g} s to {start + length_s:g} s of {trace.source}")
 
 
@@ -37,7 +37,7 @@ def thinned(trace: Trace, num_requests: int, seed: int = 0) -> Trace:
         raise UsageError(
             f"--num-requests {num_requests:,}",
             f"the trace has {plural(len(trace.requests), 'request')}",
-            "take at most all",
+            "use at most that",
         )
     members: dict[int, list[int]] = {}
     for index, family in enumerate(families(trace.requests)):

@@ -97,7 +97,7 @@ def _filled(path: Path, where: str) -> Iterator[tuple[int, str]]:
     for number, line in read_lines(path, where, MAX_DOCUMENT_BYTES):
         if number > MAX_LINES:
             raise InvalidInputError(
-                f"{where}: line {number}", f"more than {MAX_LINES:,} lines", "give a part of the file"
+                f"{where}: line {number}", f"more than {MAX_LINES:,} lines", "use a part of the file"
             )
         if line and not line.isspace():
             yield number, line
@@ -145,7 +145,7 @@ class _Rows:
             raise self.fault(
                 number,
                 f"more than {MAX_REQUESTS:,} requests or {MAX_PREFIX_IDS:,} prefix ids",
-                "give a part of the file",
+                "use a part of the file",
             )
         self.requests.append(TraceRequest(at, prompt, output, ids))
 
@@ -448,7 +448,7 @@ def _read_result(rows: _Rows, result: dict[str, Any]) -> Trace:
     if not len(prompts) == len(outputs) == len(times):
         raise InvalidInputError(
             rows.where,
-            f"input_lens, output_lens and start_times are not of one length ({len(prompts):,}, {len(outputs):,}, "
+            f"input_lens, output_lens and start_times differ in length ({len(prompts):,}, {len(outputs):,}, "
             f"{len(times):,})",
             "save the result again",
         )

@@ -274,7 +274,7 @@ def test_a_run_on_a_cpu_meets_no_goal(reports: Path, capsys: pytest.CaptureFixtu
                 "device": "H200",
                 "stages": [{"name": "a", "numbers": {"goals": {"prefix": "1"}}}],
             },
-            "prefix is no number (1); measure it anew",
+            "prefix is not a number (1); measure it anew",
         ),
         ({"schema": "kvplan/gpu@1", "device": "H200", "stages": [1]}, "stage 0 is no stage (1); name"),
         ({"schema": "kvplan/gpu@1", "device": "H200", "stages": [{"numbers": 3}]}, "stage 0 is no stage ("),
@@ -306,7 +306,7 @@ def test_what_is_no_summary_is_refused_in_one_line(
         ({"schema": "kvplan/goals@2", "gpus": {"H200": {"x": [{"value": 1, **HOW}]}}}, "'x' is no goal"),
         (
             {"schema": "kvplan/goals@2", "gpus": {"H200": {"prefix": [{"value": True, **HOW}]}}},
-            "prefix is no number (True)",
+            "prefix is not a number (True)",
         ),
         (
             {"schema": "kvplan/goals@2", "gpus": {"H200": {"prefix": [{**HOW, "value": 1, "commit": 3}]}}},

@@ -337,7 +337,7 @@ def test_a_damaged_table_is_refused_before_anything_is_timed(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "OUT: is missing; name a folder for the results"),
+        ([], "OUT: missing; name a folder for the results"),
         (["{tmp}/out", "--budget", "-3"], "--budget: must be above 0 (-3)"),
         (["{tmp}/out", "--kernels", "decode,moe"], "--kernels: 'moe' is none; there are decode, prefill, latent"),
         (

@@ -500,7 +500,7 @@ SMOKE = {"name": "smoke", "group": "all", "status": "ok", "commit": "c0ffee"}
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "OUT: is missing; name a folder for the results"),
+        ([], "OUT: missing; name a folder for the results"),
         (["{tmp}", "--only", "smoke,nonsense"], "--only: 'nonsense' is no stage; --list prints them"),
         (["{tmp}/old"], "{tmp}/old: holds an earlier call's results; --resume it, or name another folder"),
         (["{tmp}/old", "--resume", "{tmp}/old"], "{tmp}/old: was measured on H200, this is cpu; name another OUT"),

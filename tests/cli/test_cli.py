@@ -183,10 +183,10 @@ def test_a_gpu_that_refuses_a_setting_stays_in_the_table(run: Run) -> None:
 
 def test_no_context_is_the_models_maximum_and_says_so(run: Run) -> None:
     ran = run("estimate", "llama-3.1-8b", "--gpu", "h200")
-    assert "kvplan: note: no --ctx: the model's maximum of 131,072 tokens is taken; --ctx 32k asks for less" in ran.err
+    assert "kvplan: note: no --ctx: using the model's maximum of 131,072 tokens; add --ctx 32k for less" in ran.err
     assert "131,072 tokens" in ran.out
     short = run("estimate", "gemma-2-9b", "--gpu", "h200")
-    assert "the model's maximum of 8,192 tokens is taken\n" in short.err  # 32k would be more
+    assert "using the model's maximum of 8,192 tokens\n" in short.err  # 32k would be more
 
 
 @pytest.mark.parametrize("context", ["auto", "-1"])
@@ -286,8 +286,8 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
     ("flags", "fault"),
     [
         (("--mean-tokens", "2k", "--prompt-tokens", "1k", "--output-tokens", "1k"), "says the same"),
-        (("--prompt-tokens", "1k"), "go together"),
-        (("--overflow", "1%"), "bounds what --lengths may do"),
+        (("--prompt-tokens", "1k"), "must be used together"),
+        (("--overflow", "1%"), "applies only to --lengths"),
         (("--lengths", "normal:1"), "--lengths"),
         (("--mean-tokens", "64k"), "beyond the context"),
         (("--no-enable-lora", "--max-loras", "2"), "contradicts"),
@@ -300,12 +300,12 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
         (("--kv-cache-dtype", "fp7"), "--kv-cache-dtype"),
         (("--weights-bytes", "many"), "--weights-bytes: not a size"),
         (("--gpu-memory", "80"), "--gpu-memory"),
-        (("--weights-bytes", "16"), "--weights-bytes: is too small to be meant (16 bytes)"),
-        (("--kv-cache-memory-bytes", "16"), "--kv-cache-memory-bytes: is too small to be meant (16 bytes)"),
-        (("--gpu", ""), "--gpu: holds an empty name"),
-        (("--gpu", "h100,,a100"), "--gpu: holds an empty name"),
+        (("--weights-bytes", "16"), "--weights-bytes: is implausibly small (16 bytes)"),
+        (("--kv-cache-memory-bytes", "16"), "--kv-cache-memory-bytes: is implausibly small (16 bytes)"),
+        (("--gpu", ""), "--gpu: contains an empty name"),
+        (("--gpu", "h100,,a100"), "--gpu: contains an empty name"),
         (("--engine-arg", "max_model_len=4096"), "--ctx 32k and --engine-arg max_model_len=4096: say different"),
-        (("--engine-arg", "block_size=32", "--block-size", "64"), "say different things"),
+        (("--engine-arg", "block_size=32", "--block-size", "64"), "contradict each other"),
         (("--engine-arg", "block_size=32", "--engine-arg", "block_size=64"), "is given twice, 32 and 64"),
         (("--max-num-seqs", "9000", "--max-num-batched-tokens", "8192"), "9,000"),  # vLLM refuses it, too
     ],
@@ -345,7 +345,7 @@ def test_flags_beside_a_pasted_command_win(run: Run) -> None:
 
 def test_a_flag_that_stands_in_no_list_is_not_called_harmless(run: Run) -> None:
     ran = run("estimate", "--from-command", "vllm serve llama-3.1-8b --made-up 3 --port 80", "--gpu", "h200")
-    assert "kvplan: warning: --from-command: not one kvplan knows: --made-up; answered as without" in ran.err
+    assert "kvplan: warning: --from-command: unknown to kvplan and ignored: --made-up" in ran.err
     assert "kvplan: hint: --from-command: no effect on GPU memory that kvplan knows of: --port\n" in ran.err
 
 
@@ -784,7 +784,10 @@ def test_a_number_of_gpus_is_how_many_recommend_may_use(run: Run) -> None:
         (("estimate", "--gpu", "2xl40s", "--engine-arg", "tensor_parallel_size=1"), "--gpu: says 2 GPUs, and --tp x"),
         (("sweep", "--gpu", "2xl40s", "--tp", "1,2"), "--gpu: takes a name without a number here (2 x l40s)"),
         (("recommend", "--users", "9", "--gpu", "2xl40s", "--num-gpus", "4"), "--gpu: says 2 GPUs, and --num-gpus 4"),
-        (("recommend", "--users", "9", "--gpus", "2xl40s"), "--gpus: how many are needed is what is sought ('2xl40s')"),
+        (
+            ("recommend", "--users", "9", "--gpus", "2xl40s"),
+            "--gpus: recommend finds the number of GPUs itself ('2xl40s')",
+        ),
     ],
 )
 def test_a_number_of_gpus_that_contradicts_is_refused(run: Run, words: tuple[str, ...], fault: str) -> None:

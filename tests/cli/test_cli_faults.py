@@ -272,7 +272,7 @@ def test_18_files_of_less_than_a_bit_a_parameter_are_not_believed(run: Run, tmp_
     folder = config_file(tmp_path / "m", {"quantization_config": {"quant_method": "qubit"}})
     (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
     line = refused(run("estimate", folder, *AT))
-    assert "4 bytes, less than a bit for each of 8,030,261,248 parameters" in line
+    assert "4 bytes, less than one bit for each of 8,030,261,248 parameters" in line
     assert "--weights-bytes" in line
     assert run("estimate", folder, *AT, "--weights-bytes", "5GB").code == 0
     os.truncate(folder / "pytorch_model.bin", 1_003_782_656)
@@ -396,7 +396,7 @@ def test_22_a_file_that_is_no_config_is_not_opened(run: Run, tmp_path: Path) -> 
     secret = tmp_path / "passwd"
     secret.write_text("sesame:x:0:0", encoding="utf-8")
     line = refused(run("estimate", secret, *AT))
-    assert "neither a directory nor a .json file" in line
+    assert "not a directory or a .json file" in line
     assert "sesame" not in line
 
 

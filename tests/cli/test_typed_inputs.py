@@ -53,8 +53,8 @@ def test_an_address_of_the_hub_names_its_model(url: str, ref: str | None) -> Non
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("https://huggingface.co/datasets/openai/gsm8k", "is no model's page"),
-        ("https://huggingface.co/Qwen", "is no model's page"),
+        ("https://huggingface.co/datasets/openai/gsm8k", "is not a model's page"),
+        ("https://huggingface.co/Qwen", "is not a model's page"),
         ("https://huggingface.co/a/b/blob/main/c-Q4_K_M.gguf", "is one file of weights; write the repository, a/b"),
     ],
 )
@@ -158,14 +158,17 @@ def test_engines_built_in_python_are_read(text: str, model: str, args: dict[str,
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("LLM(model=path)", "model: is Python that is not run"),
+        ("LLM(model=path)", "model: is Python code, which kvplan does not run"),
         ('LLM(model="a/b", tensor_parallel_size=torch.cuda.device_count())', "tensor_parallel_size: is Python that is"),
-        ('LLM(model="a/b", max_model_len=9**9**9)', "max_model_len: is Python that is not run"),
-        ('LLM(model="a/b", max_model_len=1/0)', "max_model_len: is Python that is not run"),
+        ('LLM(model="a/b", max_model_len=9**9**9)', "max_model_len: is Python code, which kvplan does not run"),
+        ('LLM(model="a/b", max_model_len=1/0)', "max_model_len: is Python code, which kvplan does not run"),
         ('LLM(model="a/b", **more)', "more is not unpacked"),
         ('LLM(model="a/b"', "no whole call"),
         ('LLM(model="a/b"); LLM(model="c/d")', "2 engines"),
-        ('n = 1\nn = 2\nLLM(model="a/b", tensor_parallel_size=n)', "tensor_parallel_size: is Python that is not run"),
+        (
+            'n = 1\nn = 2\nLLM(model="a/b", tensor_parallel_size=n)',
+            "tensor_parallel_size: is Python code, which kvplan does not run",
+        ),
         ('LLM(model="a/b", tensor_paralel_size=2)', "did you mean --tensor-parallel-size"),
         ("LLM(" + "(" * 9000, "no whole call"),
     ],
@@ -233,7 +236,7 @@ def test_a_template_is_refused(text: str, fault: str) -> None:
         (("simulate",), "MODEL, --gpu, what comes: are missing; name one"),
         (("simulate", "qwen3-8b"), "--gpu, what comes: are missing; name the GPU to simulate; give one of --trace"),
         (("recommend",), "MODEL, --users: are missing; name one"),
-        (("recommend", "qwen3-8b"), "--users: is missing; say how many"),
+        (("recommend", "qwen3-8b"), "--users: missing; say how many"),
         (("check", "--init"), "MODEL, --gpu: are missing; name one"),
     ],
 )

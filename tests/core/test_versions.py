@@ -430,4 +430,4 @@ def test_states_that_are_kept_for_every_block_are_explained(run: Run) -> None:
     caching = ("--engine-arg", "enable_prefix_caching=true")
     refused = run("simulate", *words[1:], *caching, "--profile", "azure-2023-conv", "--rate", "1")
     assert refused.code == 2
-    assert "a state for every block, as vLLM kept them until 0.27, is not modeled in time" in refused.err
+    assert "a state for every block, as vLLM kept them until 0.27, cannot be simulated" in refused.err

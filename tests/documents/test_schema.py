@@ -192,5 +192,5 @@ def test_the_cells_of_a_row_are_its_keys() -> None:
 
 @pytest.mark.parametrize("kind", [set[str], object, tuple[int, ...]])
 def test_a_type_that_json_does_not_have_is_refused(kind: object) -> None:
-    with pytest.raises(TypeError, match="is no type of a document"):
+    with pytest.raises(TypeError, match="is not a type of a document"):
         schema_of(kind)

@@ -584,7 +584,7 @@ def test_an_option_that_cannot_be_had_is_refused(
 
 
 def test_a_directory_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidInputError, match=r"^no/such/dir: is no directory; give a model directory"):
+    with pytest.raises(InvalidInputError, match=r"^no/such/dir: is not a directory; give a model directory"):
         Engine("no/such/dir", EngineConfig(device="cpu"))
 
 

@@ -146,8 +146,8 @@ def test_31_no_driver(no_driver: None) -> None:
         (NO_PERMISSION, "permission", "give this user access to /dev/nvidia*"),
         (OPERATING_SYSTEM, "permission", "give this user access to /dev/nvidia*"),
         (GPU_IS_LOST, "lost", "reset the GPU"),
-        (UNKNOWN, "other", "NVML does not start (Unknown Error)"),
-        (4242, "other", "NVML does not start (error of a driver newer than the package)"),
+        (UNKNOWN, "other", "NVML failed to start (Unknown Error)"),
+        (4242, "other", "NVML failed to start (error of a driver newer than the package)"),
     ],
     ids=["mismatch", "not loaded", "permission", "cgroup", "lost", "unknown", "newer"],
 )

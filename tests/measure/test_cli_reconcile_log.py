@@ -239,7 +239,7 @@ def test_a_flag_of_sglangs_is_named_as_sglang_does(run: Run, log: Log) -> None:
         ("'max_num_seqs': -5", "log: max_num_seqs=-5: not a whole number ('-5'); say what it was with --max-num-seqs"),
         (
             "'kv_cache_dtype': 'fp7'",
-            "log: kv_cache_dtype=fp7: is not one kvplan knows; say what it was with --kv-cache-dtype",
+            "log: kv_cache_dtype=fp7: is unknown to kvplan; say what it was with --kv-cache-dtype",
         ),
         (
             "'tensor_parallel_size': 3",
@@ -288,7 +288,7 @@ def test_a_logged_zero_is_compared_and_breaks_any_limit(run: Run, log: Log) -> N
 
 def test_a_limit_without_a_figure_to_compare_is_refused(run: Run, log: Log) -> None:
     only_arguments = "".join(LLAMA_3090.splitlines(keepends=True)[:2])
-    assert "holds no figure to compare" in refused(
+    assert "contains no figure to compare" in refused(
         run("reconcile", "--log", log(only_arguments), *WHERE, "--max-error", "1%")
     )
     assert run("reconcile", "--log", log(only_arguments), *WHERE).code == 0
@@ -297,11 +297,11 @@ def test_a_limit_without_a_figure_to_compare_is_refused(run: Run, log: Log) -> N
 @pytest.mark.parametrize(
     ("argv", "fault"),
     [
-        ((), "RUN_DIR: is missing; give one of RUN_DIR, --log FILE, --metrics URL and --bench FILE"),
+        ((), "RUN_DIR: missing; give one of RUN_DIR, --log FILE, --metrics URL and --bench FILE"),
         (("somewhere", "--log", "x"), "RUN_DIR and --log: are given together"),
         (("--log", "x", "--metrics", "y"), "--log and --metrics: are given together"),
         (("--log", "x", "--calibrate", "c.json"), "--calibrate: needs a run"),
-        (("somewhere", "--gpu", "h200"), "--gpu: a run says itself what it ran with"),
+        (("somewhere", "--gpu", "h200"), "--gpu: a run records its own arguments"),
         (("somewhere", "--model", "llama-3.1-8b"), "--model: a run says itself"),
         (("--log", "/no/such.log"), "/no/such.log: no such file or directory"),
         (("--log", str(ROOT)), "is a directory"),
@@ -325,7 +325,7 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
         ("non-default args: {'model': 'llama-3.1-8b'}\n", "does not say its release; add --engine vllm@0.11"),
         (
             "vLLM API server version 0.1.dev3+gabc\nargs: Namespace(model='llama-3.1-8b')\n",
-            "0.1.dev3+gabc is no release",
+            "0.1.dev3+gabc is not a release",
         ),
         ("vLLM API server version 0.99.0\nargs: Namespace(model='llama-3.1-8b')\n", "kvplan knows vLLM 0.6 to 0.33"),
         ("vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', max_num_seqs=-5)\n", "--max-num-seqs"),

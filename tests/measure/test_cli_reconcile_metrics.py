@@ -107,7 +107,7 @@ def test_a_page_is_called_one(run: Run, tmp_path: Path) -> None:
     assert refused(run("reconcile", "--metrics", path, *known)).startswith("page: gpu_memory_utilization=1.5: outside")
     path.write_text('vllm:cache_config_info{block_size="16"} 1.0\n')
     text = refused(run("reconcile", "--metrics", path, *known, "--model", "llama-3.1-8b", "--max-error", "1%", "-q"))
-    assert text.startswith("--max-error: the page holds no figure to compare")
+    assert text.startswith("--max-error: the page contains no figure to compare")
 
 
 def test_the_help_says_what_fills_in_what_is_missing(run: Run) -> None:

@@ -201,15 +201,18 @@ def test_max_error_may_be_said_of_one_row_and_of_the_total(copied: Path, run: Ru
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (("context=1%",), "'context' is no row compared here; these are: weights, buffers, kv_cache, activations, "),
-        (("unattributed=1%",), "'unattributed' is no row compared here"),
-        (("wieghts=1%",), "'wieghts' is no row compared here"),
-        (("=1%",), "'=1%' names no row; write total=1%"),
+        (
+            ("context=1%",),
+            "'context' is not a row of this comparison; these are: weights, buffers, kv_cache, activations, ",
+        ),
+        (("unattributed=1%",), "'unattributed' is not a row of this comparison"),
+        (("wieghts=1%",), "'wieghts' is not a row of this comparison"),
+        (("=1%",), "'=1%' does not name a row; write total=1%"),
         (("weights=1%", "weights=2%"), "says weights twice; say it once"),
         (("1%", "2%"), "says the share of every row twice; say it once"),
-        (("total=much",), "'total=much' holds no share; write 2%, or ROW=SHARE: total=1%"),
-        (("weights",), "'weights' holds no share; write 2%, or ROW=SHARE: total=1%"),
-        (("2%,",), "'' holds no share"),
+        (("total=much",), "'total=much' has no percentage; write 2%, or ROW=SHARE: total=1%"),
+        (("weights",), "'weights' has no percentage; write 2%, or ROW=SHARE: total=1%"),
+        (("2%,",), "'' has no percentage"),
         (("total=1e",), "not a number"),
         (("total=101%",), "outside (0, 1]"),
         (("0",), "outside (0, 1]"),
@@ -242,7 +245,7 @@ def test_a_calibration_predicts_the_context_of_the_same_machine_only(copied: Pat
     file.write_text(json.dumps(content))
     refused = run("reconcile", str(copied), "--calibration", str(file))
     assert refused.code == 2
-    assert "was measured elsewhere (torch '1.0' there" in refused.err
+    assert "was measured on a different setup (torch '1.0' there" in refused.err
 
 
 # --- run directories --------------------------------------------------------------------------------------------------
@@ -321,7 +324,7 @@ def test_a_run_without_memory_has_nothing_to_compare(copied: Path) -> None:
 
 
 def test_no_run_directory_is_one_line(tmp_path: Path, run: Run) -> None:
-    assert "is no run directory" in run("reconcile", str(tmp_path / "none")).err
+    assert "is not a run directory" in run("reconcile", str(tmp_path / "none")).err
 
 
 # --- ends before the end ----------------------------------------------------------------------------------------------
@@ -540,16 +543,16 @@ def test_the_live_view_says_how_far_it_is() -> None:
         (("smollm2-135m", "--device", "cuda"), 3, "--device cuda: no GPU that CUDA can use; use --device cpu"),
         (("smollm2-135m", "--device", "tpu9"), 2, "'tpu9': is not a device"),
         ((*SMALL, "--trace", "x.csv"), 2, "--trace: says how many requests"),
-        ((*SMALL, "--lengths", "const:9"), 2, "both say how long requests are"),
+        ((*SMALL, "--lengths", "const:9"), 2, "both set request lengths"),
         ((*SMALL, "--ctx", "8"), 2, "the longest request has 24 tokens, the context 8"),
         ((*SMALL, "--interval", "soon"), 2, "--interval"),
         ((*SMALL, "--kv-cache-dtype", "int3"), 2, "kv_cache_dtype must be one of"),
         (("mamba-2.8b", "--device", "cpu"), 2, "RecurrentState"),
-        ((*SMALL, "--snapshot"), 2, "--snapshot: torch records its memory history on a GPU only"),
+        ((*SMALL, "--snapshot"), 2, "--snapshot: torch records memory history only on a GPU"),
         ((*SMALL, "--tp", "2"), 2, "--tp 2: needs 2 processes (no torchrun found)"),
-        ((*SMALL, "--weights", "nowhere"), 2, "--weights nowhere: is no directory"),
-        (("--weights", "nowhere"), 2, "--weights nowhere: is no directory"),  # which needs no GPU to be seen
-        ((*SMALL, "--weights", ""), 2, "--weights '': is no directory"),
+        ((*SMALL, "--weights", "nowhere"), 2, "--weights nowhere: is not a directory"),
+        (("--weights", "nowhere"), 2, "--weights nowhere: is not a directory"),  # which needs no GPU to be seen
+        ((*SMALL, "--weights", ""), 2, "--weights '': is not a directory"),
         ((*SMALL, "--ctx", "8193"), 2, "--ctx 8193: smollm2-135m has 8192 positions"),
         ((*SMALL, "--baseline", "contiguous", "--allocator", "contiguous"), 2, "is the allocator of the first run"),
         (("--trace", "x.csv", "--output-tokens", "4", "--device", "cpu"), 2, "--trace: says how many requests"),

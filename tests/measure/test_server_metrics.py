@@ -155,7 +155,7 @@ def test_a_real_servers_page_is_read() -> None:
 def test_a_share_that_cannot_be_is_left_out_and_said(metric: str, value: str, shown: str) -> None:
     stats = server_stats(f"{metric} {value}\n{metric.partition(':')[0]}:prompt_tokens_total 1\n")
     assert (stats.kv_usage, stats.hit_rate, stats.prompt_tokens) == (None, None, 1)
-    assert stats.left_out == ((metric, f"{shown} is no share"),)
+    assert stats.left_out == ((metric, f"{shown} is not a share"),)
 
 
 @pytest.mark.parametrize("value", ["NaN", "-Inf", "7e300", "-1", "1.1e15"])
@@ -174,7 +174,7 @@ def test_a_share_that_cannot_be_is_left_out_and_said(metric: str, value: str, sh
 def test_a_count_that_cannot_be_is_left_out_and_said(metric: str, field: str, value: str) -> None:
     stats = server_stats(f"{metric} {value}\n")
     assert getattr(stats, field) is None
-    assert stats.left_out == ((metric.partition("{")[0], f"{float(value):g} is no count"),)
+    assert stats.left_out == ((metric.partition("{")[0], f"{float(value):g} is not a count"),)
 
 
 def test_of_several_engines_one_that_says_nonsense_spoils_the_sum() -> None:
@@ -190,13 +190,13 @@ def test_the_whole_of_the_cache_is_a_share() -> None:
 def test_more_hits_than_queries_are_no_share() -> None:
     stats = server_stats("vllm:prefix_cache_hits_total 3001\nvllm:prefix_cache_queries_total 3000\n")
     assert (stats.hit_rate, stats.prefix_hits, stats.prefix_queries) == (None, None, 3000)
-    assert stats.left_out == (("vllm:prefix_cache_hits_total", "3,001 of 3,000 is no share"),)
+    assert stats.left_out == (("vllm:prefix_cache_hits_total", "3,001 of 3,000 is not a share"),)
 
 
 def test_a_cache_of_more_tokens_than_can_be_is_left_out() -> None:
     stats = server_stats(f'vllm:cache_config_info{{block_size="{10**14}",num_gpu_blocks="{10**14}"}} 1.0\n')
     assert stats.kv_tokens is None
-    assert stats.left_out == (("vllm:cache_config_info", "1e+28 tokens is no count"),)
+    assert stats.left_out == (("vllm:cache_config_info", "1e+28 tokens is not a count"),)
 
 
 def test_a_page_of_a_process_alone_is_no_servers() -> None:
@@ -355,7 +355,7 @@ def test_a_page_is_fetched(server: str, path: str) -> None:
     [
         ("/round", "more than 3 redirects", True),
         ("/elsewhere", "redirected to another host or port (192.0.2.7), not followed", True),
-        ("/file", "redirected to what is no http or https URL", True),
+        ("/file", "redirected to what is not an http or https URL", True),
         ("/nowhere", "more than 3 redirects", True),
         ("/missing", "HTTP 404 Not Found", True),
         ("/large", "more than 0 MB", True),

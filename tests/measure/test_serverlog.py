@@ -490,8 +490,8 @@ def test_standard_input_is_a_log_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ("data", "fault"),
     [
         (TEXT.encode("utf-16"), "UTF-16 text"),
-        (TEXT.encode("utf-16-le"), "not text, it holds a NUL"),
-        (b"\x7fELF\0\0\0\0", "not text, it holds a NUL"),
+        (TEXT.encode("utf-16-le"), "not text, contains a NUL"),
+        (b"\x7fELF\0\0\0\0", "not text, contains a NUL"),
         (b"", "holds no line"),
         (gzip.compress(TEXT.encode(), mtime=0)[:40], "damaged gzip"),
         (b"\x1f\x8bnot gzip", "damaged gzip"),

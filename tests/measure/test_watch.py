@@ -163,7 +163,7 @@ def test_the_view_shows_every_part() -> None:
         "sglang: KV 28.0 %, 162 running, 2,826 waiting, prefix hits 0.8 %",
         "  prompt         12,346 tokens/s",
         "  output            7.2 tokens/s",
-        "sglang:prompt_tokens_total: -1 is no count; left out",
+        "sglang:prompt_tokens_total: -1 is not a count; left out",
     ]
 
 
@@ -509,8 +509,8 @@ def test_a_figure_that_cannot_be_is_left_out_with_one_note(
     assert ran.code == 0
     assert all(line.endswith(", vllm: 5 waiting") for line in ran.out.splitlines()[1:])
     assert ran.err.splitlines() == [
-        "kvplan: note: vllm:kv_cache_usage_perc: 7e+300 is no share; left out",
-        "kvplan: note: vllm:num_requests_running: 7e+300 is no count; left out",
+        "kvplan: note: vllm:kv_cache_usage_perc: 7e+300 is not a share; left out",
+        "kvplan: note: vllm:num_requests_running: 7e+300 is not a count; left out",
     ]
 
 

@@ -109,7 +109,7 @@ def test_layer_types_that_the_other_keys_contradict_are_refused(model_type: str)
 @pytest.mark.parametrize("key", ["kv_lora_rank", "mamba_d_state", "num_experts", "cross_attention_layers"])
 def test_what_says_it_is_not_dense_is_not_assumed_to_be(key: str) -> None:
     values = LLAMA | {"model_type": "brand_new", key: 8}
-    with pytest.raises(UnsupportedModelError, match=f"{key} says this is no plain dense transformer"):
+    with pytest.raises(UnsupportedModelError, match=f"{key} says this is not a plain dense transformer"):
         read_config(values, "config.json", "x", assume_dense=True)
 
 
@@ -134,7 +134,7 @@ def test_the_inner_level_wins_and_the_difference_is_said() -> None:
         ("num_hidden_layers", 0, "between 1 and 4096"),
         ("num_hidden_layers", -1, "between 1 and 4096"),
         ("vocab_size", 2**31 + 1, "between 1 and 2147483648"),
-        ("hidden_size", ..., "is missing"),
+        ("hidden_size", ..., "missing"),
         ("tie_word_embeddings", "yes", "must be true or false"),
         ("layer_types", "full", "must be a list"),
         ("torch_dtype", "int7", "is not a dtype"),

@@ -131,7 +131,7 @@ def test_a_limit_of_an_input_that_the_model_lacks_is_noted(run: Run) -> None:
 def test_a_limit_that_vllm_would_not_read_is_refused(text: str, run: Run) -> None:
     ran = run("estimate", "gemma-3-27b", "--gpu", "h200", "--ctx", "8k", "--limit-mm-per-prompt", text)
     assert ran.code == 2
-    assert "--limit-mm-per-prompt: does not say counts of inputs" in ran.err
+    assert "--limit-mm-per-prompt: is not a list of counts" in ran.err
 
 
 def test_the_printed_command_reads_back_as_the_plan() -> None:

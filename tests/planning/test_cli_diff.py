@@ -182,19 +182,19 @@ def test_things_of_two_kinds_are_not_compared(run: Run, models: Path) -> None:
     policy(models, "chat", "./old")
     run("check", "kvplan.policy.yaml", "--report", "c.json")
     assert refused(run("diff", "a.json", "./old", *FLAGS)) == (
-        "OLD and NEW: a.json is a plan (JSON of `kvplan estimate`) and ./old is a model; compare two of a kind"
+        "OLD and NEW: a.json is a plan (JSON of `kvplan estimate`) and ./old is a model; compare two of the same kind"
     )
     for pair in (("./old", "a.json"), ("a.json", "c.json"), ("kvplan.policy.yaml", "a.json"), ("c.json", "./old")):
-        assert "compare two of a kind" in refused(run("diff", *pair))
+        assert "compare two of the same kind" in refused(run("diff", *pair))
 
 
 def test_flags_that_would_be_ignored_are_refused(run: Run, models: Path) -> None:
     run("estimate", "./old", *FLAGS, "--report", "a.json")
     assert refused(run("diff", "a.json", "a.json", "--tp", "2")) == (
-        "--tensor-parallel-size: goes with two models only; documents and policies say it themselves"
+        "--tensor-parallel-size: only works with two models; documents and policies state it"
     )
     for flag in (("--ctx", "4k"), ("--no-enable-prefix-caching",), ("--assume-dense",)):
-        assert "goes with two models only" in refused(run("diff", "a.json", "a.json", *flag))
+        assert "only works with two models" in refused(run("diff", "a.json", "a.json", *flag))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_flags_that_would_be_ignored_are_refused(run: Run, models: Path) -> None
         (("./old", "", *FLAGS), "OLD, NEW: one of them is empty ('')"),
         (("./old", "[/bold]\x1b", *FLAGS), r"[/bold]\x1b"),
         (("./old", "./new", *FLAGS, "--tp", "3"), "tensor_parallel_size 3: does not divide"),
-        (("./old", "./new", *FLAGS, "--report", "x.txt"), "--report x.txt: the suffix does not say a format"),
+        (("./old", "./new", *FLAGS, "--report", "x.txt"), "--report x.txt: unknown file type"),
         (("a\0b", "./new", *FLAGS), "not in the catalog"),
     ],
 )
@@ -346,15 +346,15 @@ def test_nothing_of_a_revision_is_left_behind(run: Run, repository: Path, monkey
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("nope", "v2", "--policy", "kvplan.policy.yaml"), "revision 'nope': git knows no such commit"),
-        (("v1", "", "--policy", "kvplan.policy.yaml"), "revision '': is not the name of one"),
+        (("nope", "v2", "--policy", "kvplan.policy.yaml"), "revision 'nope': no such commit"),
+        (("v1", "", "--policy", "kvplan.policy.yaml"), "revision '': is not a valid revision name"),
         (("v1", "v2", "--policy", "nope.yaml"), "v1:nope.yaml: there is no such file at that revision"),
         (("v1", "v2", "--policy", "/etc/passwd.yaml"), "lies outside the repository"),
         (("v1", "v2", "--policy", "../../x.yaml"), "lies outside the repository"),
         (("v1", "--policy", "model"), "v1: model: is a directory, not a file"),
         (("v1:nope", "v2:nope"), "v1:nope: there is no such file at that revision"),
         (("v1", "v2"), "revisions of a policy need --policy PATH"),
-        (("v1\x1b", "v2", "--policy", "kvplan.policy.yaml"), r"revision 'v1\x1b': is not the name of one"),
+        (("v1\x1b", "v2", "--policy", "kvplan.policy.yaml"), r"revision 'v1\x1b': is not a valid revision name"),
     ],
 )
 def test_a_revision_or_file_that_is_not_there_is_refused(
@@ -366,7 +366,7 @@ def test_a_revision_or_file_that_is_not_there_is_refused(
 @pytest.mark.parametrize("name", ["-x", "--output=stolen", "--upload-pack=x"])
 def test_a_revision_is_never_an_option_of_git(run: Run, repository: Path, name: str) -> None:
     said = refused(run("diff", "--policy", "kvplan.policy.yaml", "--", name, "v2"))
-    assert said == f"revision '{name}': is not the name of one; write a branch, a tag or a commit: main, HEAD~1"
+    assert said == f"revision '{name}': is not a valid revision name; write a branch, a tag or a commit: main, HEAD~1"
     assert not (repository / "deploy" / "stolen").exists()
 
 

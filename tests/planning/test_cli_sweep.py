@@ -123,7 +123,7 @@ def test_the_json_follows_its_schema(run: Run, prices: Path) -> None:
         validator.validate(run(*LLAMA, *more, "--format", "json").json)
     impossible = run("sweep", "llama-3.1-8b", "qwen3-32b", "--gpu", "l40s", "--ctx", "4k,64k", "--format", "json").json
     validator.validate(impossible)
-    assert impossible["impossible"] == 1  # Qwen3-32B was made for 40,960 tokens
+    assert impossible["impossible"] == 1  # Qwen3-32B supports up to 40,960 tokens
     assert sum(row["reason"] is not None and "40,960" in row["reason"] for row in impossible["rows"]) == 1
 
 
@@ -275,15 +275,15 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (("--tp", "1,,2"), "--tp: holds an empty value ('1,,2')"),
+        (("--tp", "1,,2"), "--tp: contains an empty value ('1,,2')"),
         (("--tp", "1,two"), "--tp: not a whole number ('two')"),
         (("--tp", "1,3"), "tensor_parallel_size 3: does not divide the 32 attention heads"),
         (("--tp", "1,2", "--engine-arg", "tensor_parallel_size=4"), "and --engine-arg tensor_parallel_size=4"),
         (("--gpu", "a100-80g,nosuch"), "gpu 'nosuch'"),
-        (("--ctx", "8k,1M"), "max_model_len 1,048,576: llama-3.1-8b was made for 131,072 tokens"),
-        (("--kv-cache-dtype", "auto,fp9"), "--kv-cache-dtype 'fp9': is not one kvplan knows"),
+        (("--ctx", "8k,1M"), "max_model_len 1,048,576: llama-3.1-8b supports up to 131,072 tokens"),
+        (("--kv-cache-dtype", "auto,fp9"), "--kv-cache-dtype 'fp9': is unknown to kvplan"),
         (("--quantization", "none,awq"), "--quantization awq: llama-3.1-8b is not quantized"),
-        (("--dtype", "bfloat16,int8"), "--dtype 'int8': is not one vLLM takes"),
+        (("--dtype", "bfloat16,int8"), "--dtype 'int8': is not accepted by vLLM"),
         (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan knows vLLM"),
         (("--mean-tokens", "1k,200k"), "mean length 204,800: is beyond the context"),
         (("--mean-tokens", "1k,2k", "--prompt-tokens", "1k", "--output-tokens", "9"), "--mean-tokens: says the same"),
@@ -291,10 +291,10 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
         (("--gpu-memory-utilization", "0.9,1.9"), "--gpu-memory-utilization: outside (0, 1] ('1.9')"),
         (("--limit", "0"), "--limit: must be at least 1"),
         (("--jobs", "many"), "--jobs: not a whole number"),
-        (("--sort", "users-per-dollar"), "--sort users-per-dollar: needs to know what GPUs cost"),
+        (("--sort", "users-per-dollar"), "--sort users-per-dollar: needs GPU prices"),
         (("--prices", "nosuch.yaml"), "nosuch.yaml: no such file"),
-        (("--figure", "out.gif"), "--figure out.gif: the suffix does not say a format"),
-        (("--report", "out.txt"), "--report out.txt: the suffix does not say a format"),
+        (("--figure", "out.gif"), "--figure out.gif: unknown file type"),
+        (("--report", "out.txt"), "--report out.txt: unknown file type"),
         (("--ctx", ",".join(str(4096 + i) for i in range(2000)), "--max-num-seqs", ",".join(map(str, range(8, 1018)))),
          "sweep: 2,020,000 combinations are more than 2,000,000"),
     ],

@@ -443,9 +443,9 @@ def test_documents_that_share_nothing_or_hold_something_twice_are_refused() -> N
     old, new = document_sides(plans_document([OLD, small]), "a"), document_sides(plans_document([large, large]), "b")
     with pytest.raises(UsageError, match=r"^b: contains two plans for \./config\.json on a100-80g, 65536 tokens"):
         difference("a", "b", old, new)
-    with pytest.raises(UsageError, match="hold nothing of the same name"):
+    with pytest.raises(UsageError, match="have no plan in common"):
         difference("a", "b", old, new[:1])
-    with pytest.raises(InvalidInputError, match="holds no plan"):
+    with pytest.raises(InvalidInputError, match="contains no plan"):
         document_sides({"schema": "kvplan/plans@1", "plans": []}, "a")
 
 

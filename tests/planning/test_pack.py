@@ -156,13 +156,13 @@ def test_a_policy_is_packed_as_its_rules_ask(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "POLICY or --server: one of them is needed"),
+        ((), "POLICY or --server: one of the two is required"),
         (("--server", "qwen3-8b"), "--gpu: is missing"),
         (("--gpu", "l40s", "--server", "qwen3-8b --users x"), "--users"),
         (("--gpu", "l40s", "--server", "qwen3-8b 'x"), "cannot be split into words"),
         (("--gpu", "l40s", "--server", " "), "is empty"),
         (("--gpu", "l40s", "--server", "qwen3-8b", "--server", "qwen3-8b"), "is named twice"),
-        (("--gpu", "l40s", "--server", "qwen3-8b", "--rest", "x"), "--rest x: names no server"),
+        (("--gpu", "l40s", "--server", "qwen3-8b", "--rest", "x"), "--rest x: no such server"),
         (
             ("--gpu", "l40s", "--server", "a=qwen3-8b", "--server", "b=qwen3-0.6b --tensor-parallel-size 2"),
             "runs on 2 GPUs",

@@ -128,7 +128,7 @@ def test_a_process_that_dies_is_one_line_of_the_machine(monkeypatch: pytest.Monk
     next(rows)
     for child in multiprocessing.active_children():
         child.kill()
-    with pytest.raises(EnvironmentProblem, match="a worker process ended before its work"):
+    with pytest.raises(EnvironmentProblem, match="a worker process ended early"):
         list(rows)
     assert not multiprocessing.active_children()
 

@@ -108,7 +108,7 @@ def test_a_policy_is_answered_target_by_target(run: Run, tmp_path: Path) -> None
         (("qwen3-8b", "--gpu", "l40s,h200", "--from", "vllm@0.24"), "--gpu, --ctx: name 2 servers"),
         (("qwen3-8b", "--gpu", "l40s", "--engine", "vllm@0.24"), "--engine: is one release"),
         (("none.yaml", "--from", "vllm@0.24"), "none.yaml"),
-        (("none.yaml", "--gpu", "l40s"), "--gpu: goes with a command or a model only"),
+        (("none.yaml", "--gpu", "l40s"), "--gpu: only works with a command or a model"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(run: Run, words: tuple[str, ...], problem: str) -> None:

@@ -142,8 +142,8 @@ def read_sarif(text: str) -> dict[str, Any]:
     ("words", "message"),
     [
         (("--today", "soon"), "--today: not a date"),
-        (("--tp", "2"), "--tensor-parallel-size: goes with --init only"),
-        (("--report", "a.txt"), "--report a.txt: the suffix does not say a format"),
+        (("--tp", "2"), "--tensor-parallel-size: only works with --init"),
+        (("--report", "a.txt"), "--report a.txt: unknown file type"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_annotated_too(

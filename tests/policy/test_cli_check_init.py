@@ -70,7 +70,7 @@ def test_the_policy_of_a_local_model_names_it_from_its_own_folder(
     config_file(tmp_path / "model")
     (tmp_path / "deploy").mkdir()
     alone = refused(run("check", "--init", "./model", "--gpu", "h200", "-o", "deploy/p.yaml"))
-    assert alone.startswith(f"model: leads out of {tmp_path}/deploy (./model)")  # what the check would refuse
+    assert alone.startswith(f"model: points outside {tmp_path}/deploy (./model)")  # what the check would refuse
     (tmp_path / ".git").mkdir()
     for model in ("./model", "model", "model/config.json"):
         assert run("check", "--init", model, "--gpu", "h200", "-o", "deploy/p.yaml", "--force").code == 0
@@ -96,7 +96,7 @@ def test_a_file_that_exists_is_kept_unless_forced(run: Run, tmp_path: Path) -> N
         ((*INITS["plain"], "--strict"), "--strict: judges a policy"),
         ((*INITS["plain"], "--today", "2030-01-01"), "--today: judges a policy"),
         (("--gpu", "h200", "--from-pid", "1", "--from-command", "vllm serve x"), "say the same"),
-        (("--gpu", "h200", "--from-pid", "one"), "is no process id"),
+        (("--gpu", "h200", "--from-pid", "one"), "is not a process id"),
     ],
 )
 def test_an_init_that_cannot_be_is_refused_and_writes_nothing(
@@ -164,7 +164,7 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
     message = refused(
         run("check", "--init", "--gpu", "h200", "--from-pid", str(os.getpid()), "-o", tmp_path / "p.yaml")
     )
-    assert message == f"--from-pid {os.getpid()}: is no vLLM server; name the process of `vllm serve`"
+    assert message == f"--from-pid {os.getpid()}: is not a vLLM server; name the process of `vllm serve`"
 
 
 @pytest.mark.parametrize(

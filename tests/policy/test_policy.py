@@ -173,7 +173,7 @@ def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) ->
         ("version: 1\ntargets: {a: 1}\n", "p.yaml:2:10: targets: is a table"),
         ("version: 1\ntarget: []\n", "p.yaml:2:1: policy: has no key 'target'; did you mean targets"),
         ("version: 1\ntargets:\n- model: x\n", "p.yaml:3:3: target: has no id"),
-        ("version: 1\ntargets:\n- id: a b\n", "p.yaml:3:7: id: is no name"),
+        ("version: 1\ntargets:\n- id: a b\n", "p.yaml:3:7: id: is not a name"),
         ("version: 1\ntargets:\n- id: measured\n", "p.yaml:3:7: id: 'measured' is what"),
         ("version: 1\ntargets:\n- id: a\n- id: a\n", "p.yaml:4:3: target a: is the id of line 3 too"),
         ("version: 1\ntargets:\n- id: a\n  tp: 2\n", "p.yaml:4:3: target: has no key 'tp'; did you mean tensor_p"),
@@ -195,7 +195,7 @@ def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) ->
         (one("fits: true", "baseline: {file: b, max_growth: {weight: 1%}}"), "p.yaml:7:34: baseline: max_growth: has"),
         (one("fits: true", "baseline: {file: b, max_drop: {weights: 1%}}"), "p.yaml:7:32: baseline: max_drop: has no"),
         (one("fits: true", "baseline: {file: b, max_drop: {kv_tokens: 101%}}"), "p.yaml:7:43: baseline: max_drop: kv"),
-        (one("fits: true", "measured: {file: r, max_age: 30}"), "p.yaml:7:30: measured: max_age: is no age ('30')"),
+        (one("fits: true", "measured: {file: r, max_age: 30}"), "p.yaml:7:30: measured: max_age: is not an age ('30')"),
         (one("fits: true", "measured: {file: ''}"), "p.yaml:7:18: file: names no file"),
     ],
 )  # fmt: skip
@@ -207,8 +207,8 @@ def test_a_fault_is_refused_at_its_place(text: str, start: str) -> None:
     ("workload", "what"),
     [
         ("{profile: a, trace: b}", "names a profile and a trace"),
-        ("{rate: 5 per second}", "is no rate of requests"),
-        ("{rate: 0}", "is no rate of requests"),
+        ("{rate: 5 per second}", "is not a rate of requests"),
+        ("{rate: 0}", "is not a rate of requests"),
         ("{tpot: 30 seconds}", "not a duration"),
         ("{profil: a}", "did you mean profile"),
     ],
@@ -574,7 +574,7 @@ def test_whatever_a_rule_needs_keeps_it(model: str, card: str, rule: str) -> Non
 
 
 def test_no_change_that_is_needed_is_idle() -> None:
-    """Of changes that go together none can be left out."""
+    """Of changes that must be used together none can be left out."""
     together = 0
     for number in (3, 12, 25, 50, 100):
         made = planned("qwen3-32b", max_model_len=32768, card="h100-80g")
@@ -799,7 +799,7 @@ def test_a_damaged_baseline_is_refused(change: dict[str, Any]) -> None:
 def test_a_baseline_with_a_figure_that_is_no_number_is_refused(value: object) -> None:
     document = json.loads(json.dumps(check_document(judged(one("fits: true")))))
     document["targets"][0]["figures"]["weights"] = value
-    with pytest.raises(InvalidInputError, match="weights is missing or no number"):
+    with pytest.raises(InvalidInputError, match="weights is missing or not a number"):
         figures_by_target(document, "b.json")
 
 

@@ -494,9 +494,9 @@ def test_every_format_is_written_in_one_go_and_files_are_replaced(run: Run, tmp_
 @pytest.mark.parametrize(
     ("output", "fault"),
     [
-        ("r.pdf", "the suffix does not say a format ('.pdf'); use .html, .md, .json, .csv"),
+        ("r.pdf", "unknown file type ('.pdf'); use .html, .md, .json, .csv"),
         ("missing/r.md", "there is no such directory; make it first"),
-        (".", "the suffix does not say a format (''); use .html, .md, .json, .csv"),
+        (".", "unknown file type (''); use .html, .md, .json, .csv"),
     ],
 )
 def test_a_bad_output_is_refused_before_anything_is_read(output: str, fault: str, run: Run, tmp_path: Path) -> None:
@@ -507,7 +507,7 @@ def test_a_bad_output_is_refused_before_anything_is_read(output: str, fault: str
 
 
 def test_what_is_no_run_is_refused(run: Run, tmp_path: Path) -> None:
-    assert "is no run directory" in refused(run("report", tmp_path / "nothing"))
+    assert "is not a run directory" in refused(run("report", tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def test_measured_constants_replace_modelled_ones_and_say_so(tmp_path: Path, run
     ("changes", "complaint"),
     [
         ({"device_total": 25_276_514_304}, "h100-80g has"),
-        ({"schema": "kvplan/plan@1"}, "is no calibration"),
-        ({"measured": [1]}, "is no calibration"),
+        ({"schema": "kvplan/plan@1"}, "is not a calibration"),
+        ({"measured": [1]}, "is not a calibration"),
         ({"measured": {**MEASURED, "context": "600 MB"}}, "must hold bytes"),
         ({"measured": {**MEASURED, "context": -1}}, "must hold bytes"),
         ({"measured": {"context": 1}}, "measured.non_torch is missing"),

@@ -118,8 +118,8 @@ spec:
 )
 def test_variables_in_a_file_are_not_passed_over_in_silence(run: Run, text: str, name: str) -> None:
     ran = run("estimate", "--gpu", "h100-80g", "--from-command", text)
-    note = next(line for line in ran.err.splitlines() if "answered as without: " in line)
-    assert name in note.partition("answered as without: ")[2].split(", ")
+    note = next(line for line in ran.err.splitlines() if "so ignored: " in line)
+    assert name in note.partition("so ignored: ")[2].split(", ")
 
 
 @pytest.mark.parametrize("text", [COMPOSE_LIST, COMPOSE_MAPPING, POD], ids=["list", "mapping", "pod"])
@@ -182,7 +182,7 @@ def test_the_rest_is_named_in_one_note_without_its_values(run: Run) -> None:
     ran = run("estimate", "--gpu", "h100-80g", "--from-command", command)
     notes = [each for each in ran.err.splitlines() if "environment" in each]
     assert notes == [
-        f"kvplan: note: environment: not modeled for {vllm.version(vllm.NEWEST).label}, answered as without: "
+        f"kvplan: note: environment: not modeled for {vllm.version(vllm.NEWEST).label}, so ignored: "
         "HF_TOKEN, VLLM_USE_V1, NCCL_DEBUG"
     ]
     assert secret not in ran.out + ran.err

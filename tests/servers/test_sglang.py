@@ -331,7 +331,7 @@ class TestTheCommandLine:
             ("--gpu-memory-utilization 0.5", "is a flag of vLLM"),
             ("--context-length 32k", "no whole number"),
             ("--context-length -1", "no whole number"),
-            ("--mem-fraction-static 90%", "is no number"),
+            ("--mem-fraction-static 90%", "is not a number"),
         ],
     )
     def test_refuses_what_it_cannot_size(self, run: Run, flags: str, said: str) -> None:

@@ -181,7 +181,7 @@ class Fp8Block:
     outputs: int = 40
     block: tuple[int, int] = (128, 128)
     num_splits: int = 0  # 0: the launcher's own
-    nan: bool = False  # one weight of the last output is no number
+    nan: bool = False  # one weight of the last output is not a number
 
 
 @dataclass(frozen=True, slots=True)

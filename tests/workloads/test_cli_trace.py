@@ -215,14 +215,14 @@ def test_a_path_that_cannot_be_written_is_refused_before_reading(run: Run, tmp_p
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (("arxiv-summarization",), "no rate is published; say one: --rate 2"),
+        (("arxiv-summarization",), "no rate is published; add one: --rate 2"),
         (("rag", "--rate", "0"), "--rate: not requests per second"),
         (("rag", "--num-requests", "0"), "--num-requests: must be at least 1"),
         (("rag", "--num-requests", "6000000"), "--num-requests: more than 5,000,000"),
         (("rag", "--seed", "-1"), "--seed: not a whole number"),
         (("rag", "--shared-prefix", "x"), "--shared-prefix: not a token count"),
-        (("ragg",), "profile 'ragg': there is none of that name; did you mean rag?"),
-        (("",), "there is none of that name"),
+        (("ragg",), "profile 'ragg': no such profile; did you mean rag?"),
+        (("",), "no such profile"),
         (("no/such.csv",), "no/such.csv: no such file"),
         ((".",), "is a directory"),
         (("TRACE", "--rate", "2"), "--rate: goes with a profile"),
@@ -242,7 +242,7 @@ def test_names_are_printed_safely(run: Run, tmp_path: Path) -> None:
     assert "\\x00" in refused(run("trace", "stats", "a\0b"))
     assert "\\x00" in refused(run("trace", "stats", "./a\0b"))
     assert "the name is too long" in refused(run("trace", "stats", "./" + "a" * 5000))
-    assert "there is none of that name" in refused(run("trace", "stats", "a" * 5000))
+    assert "no such profile" in refused(run("trace", "stats", "a" * 5000))
     assert "cannot be written" in refused(run("trace", "convert", "rag", "-o", "a" * 5000 + ".csv"))
 
 
@@ -275,7 +275,7 @@ def test_a_number_or_a_share_is_drawn(run: Run, tmp_path: Path) -> None:
         (("--span", "2h"), "--span 7200s: is more than the trace has (90 s)"),
         (("--span", "0s"), "--span: less than"),
         (("--span", "1s", "--start", "5s"), "no request came from 5 s to 6 s"),
-        (("--share", "10%", "--start", "5s"), "--start: goes with --span"),
+        (("--share", "10%", "--start", "5s"), "--start: needs --span"),
         (("--num-requests", "4"), "--num-requests 4: the trace has 3 requests"),
     ],
 )
@@ -298,7 +298,7 @@ def test_every_subcommand_and_option_has_a_help_text(run: Run) -> None:
 
 def test_a_wrong_or_missing_subcommand_is_refused_with_the_near_one(run: Run) -> None:
     assert refused(run("trace", "stat")) == "stat: no such command; did you mean stats?"
-    assert refused(run("trace")) == "COMMAND: is missing; `kvplan trace --help` lists what there is"
+    assert refused(run("trace")) == "COMMAND: missing; see `kvplan trace --help`"
     assert "FILE|PROFILE: is missing" in refused(run("trace", "stats"))
     assert "--output: is missing" in refused(run("trace", "convert", "rag"))
 

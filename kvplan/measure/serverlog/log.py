@@ -271,7 +271,7 @@ def _check_text(where: str, piece: bytes) -> None:
     if piece.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InvalidInputError(where, "UTF-16 text, not UTF-8", "save it as UTF-8")
     if b"\0" in piece[: 4 << 10]:
-        raise InvalidInputError(where, "not text, it holds a NUL", "name the server's log")
+        raise InvalidInputError(where, "not text, contains a NUL", "name the server's log")
 
 
 GZIP: Final = b"\x1f\x8b"
@@ -369,7 +369,7 @@ class _Reader:
             raise InvalidInputError(
                 self.where,
                 f"holds {self._num_phrases:,} phrases of servers on {self._num_looked_at + len(lines):,} lines",
-                "cut it to one start",
+                "trim it to one start",
             )
         for start, end in sorted(lines):
             self._line += piece.count(b"\n", at, start)
@@ -380,7 +380,7 @@ class _Reader:
                 raise InvalidInputError(
                     self.where,
                     f"more than {self._num_looked_at - 1:,} lines that could be a server's",
-                    "cut it to one start",
+                    "trim it to one start",
                 )
             for line in unwrapped(_ANSI.sub("", piece[start:end].decode("utf-8", "replace"))):
                 self._look_at(line)

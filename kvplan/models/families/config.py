@@ -58,7 +58,7 @@ class Config:
         key, value = self.first(keys)
         if value is None:
             if default is _MISSING:
-                raise self.fail(keys[0], "is missing", "kvplan cannot size the model without it")
+                raise self.fail(keys[0], "missing", "kvplan cannot size the model without it")
             return int(default)
         return self.whole(key, value, low, high)
 
@@ -73,7 +73,7 @@ class Config:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise self.fail(key, "is missing", "kvplan cannot size the model without it")
+                raise self.fail(key, "missing", "kvplan cannot size the model without it")
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.fail(key, f"must be a finite number ({value!r:.60})", "correct the config")
@@ -98,7 +98,7 @@ class Config:
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise self.fail(key, "is missing", "kvplan cannot size the model without it")
+                raise self.fail(key, "missing", "kvplan cannot size the model without it")
             return default
         if not isinstance(value, str):
             raise self.fail(key, f"must be text ({value!r:.60})", "correct the config")

@@ -140,7 +140,7 @@ def layer_windows(config: Config, traits: Traits, num_layers: int) -> list[int |
         first = config.count("max_window_layers", default=num_layers, low=0)
         return [None if i < first else window for i in range(num_layers)]
     if traits.full_every is None and "sliding_window_pattern" not in config:
-        raise config.fail("layer_types", "is missing", "kvplan cannot tell which layers slide")
+        raise config.fail("layer_types", "missing", "kvplan cannot tell which layers slide")
     every = config.count("sliding_window_pattern", default=traits.full_every)
     return [None if (i + 1) % every == 0 else window for i in range(num_layers)]
 

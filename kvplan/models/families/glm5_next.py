@@ -62,7 +62,7 @@ def read(config: Config, model_type: str) -> SpecDraft:
         full += pooled_indexer(config, hidden)
     types = config.per_layer_names("layer_types", num_layers)
     if types is None:
-        raise config.fail("layer_types", "is missing", "kvplan cannot tell which layers are attention")
+        raise config.fail("layer_types", "missing", "kvplan cannot tell which layers are attention")
     mixers = {True: (stored_wide(delta), (state,)), False: (stored_wide(full), latent)}
     streams = hyper_connections(hidden, config.count("hc_mult")) if config.flag("mhc", True) else ()
     base = (norm("input_layernorm", hidden), norm("post_attention_layernorm", hidden), *streams)

@@ -309,7 +309,7 @@ def read_granite(config: Config, model_type: str) -> SpecDraft:
     heads = heads_of(config)
     types = config.per_layer_names("layer_types", num_layers) or config.per_layer_names("layers_block_type", num_layers)
     if types is None:
-        raise config.fail("layer_types", "is missing", "kvplan cannot tell which layers are attention")
+        raise config.fail("layer_types", "missing", "kvplan cannot tell which layers are attention")
     full = attention(hidden, heads, qkv_bias=config.flag("attention_bias")), (attention_cache(heads, None),)
     mixers: dict[str, Layer] = {"attention": full, "full_attention": full}
     if "mamba" in types:

@@ -36,7 +36,7 @@ def read_mllama(config: Config, model_type: str) -> SpecDraft:
     inner, vocab, num_layers = config.count("intermediate_size"), config.count("vocab_size"), config.num_layers()
     crossing = config.ints("cross_attention_layers")
     if crossing is None:
-        raise config.fail("cross_attention_layers", "is missing", "kvplan cannot size the model without it")
+        raise config.fail("cross_attention_layers", "missing", "kvplan cannot size the model without it")
     if len(set(crossing)) != len(crossing) or any(i >= num_layers for i in crossing):
         raise config.fail(
             "cross_attention_layers", f"must name different layers below {num_layers}", "correct the config"

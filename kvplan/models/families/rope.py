@@ -27,7 +27,7 @@ def rope_type(config: Config) -> str:
     settings = scaling(config)
     kind = settings.text("rope_type", settings.text("type", "default"))
     if kind not in TYPES:
-        raise settings.fail("rope_type", f"{kind!r:.40} is not one kvplan knows ({', '.join(TYPES)})")
+        raise settings.fail("rope_type", f"{kind!r:.40} is unknown to kvplan ({', '.join(TYPES)})")
     return kind
 
 

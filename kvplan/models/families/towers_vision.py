@@ -326,7 +326,7 @@ def kimi_k3(outer: Config) -> list[Weight]:
         if kind != known:
             raise UnsupportedModelError(
                 config.where,
-                f"{key} {printable(repr(kind), 60)} is not one kvplan can size (it knows {known})",
+                f"{key} {printable(repr(kind), 60)} is not supported (it knows {known})",
                 "use --text-only to size the language model alone",
             )
     head = Part(check_heads(config, qkv, heads), qkv // heads)

@@ -180,8 +180,8 @@ def _value(name: str, text: str, option: str) -> Any:
         raise UnsupportedModelError(f"{option} -1", "SGLang without chunked prefill is not modeled", "give a size")
     if ARGUMENTS[name].kind in ("context", "tokens", "count") and not re.fullmatch("[0-9]+", text):
         raise UsageError(
-            option, f"is no whole number ({printable(text, 40)!r}), as SGLang wants it", "write digits only"
+            option, f"is not a whole number ({printable(text, 40)!r}), as SGLang wants it", "write digits only"
         )
     if ARGUMENTS[name].kind == "fraction" and text.endswith("%"):
-        raise UsageError(option, f"is no number ({printable(text, 40)!r}), as SGLang wants it", "write 0.9")
+        raise UsageError(option, f"is not a number ({printable(text, 40)!r}), as SGLang wants it", "write 0.9")
     return read_argument(name, (flag_of(name).values or {}).get(text, text), option)

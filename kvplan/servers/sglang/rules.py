@@ -143,7 +143,7 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     assert isinstance(context, int)
     if context > longest:
         raise UsageError(
-            f"max_model_len {context:,}", f"{spec.name} was made for {longest:,} tokens", "use at most that"
+            f"max_model_len {context:,}", f"{spec.name} supports up to {longest:,} tokens", "use at most that"
         )
     asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
     dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)

@@ -241,7 +241,7 @@ def note(name: str | None, block: int, usual: int) -> str | None:
     if name is None:
         return None
     if name not in BACKENDS:
-        return f"attention_backend {name}: what it does to memory is not modeled; answered as without"
+        return f"attention_backend {name}: its effect on memory is not modeled, so it is ignored"
     later = "; its workspace (394 MiB) is taken after the pool is sized" if name.startswith("FLASHINFER") else ""
     if block == usual:
         return f"attention_backend {name}: no effect on memory{later}"

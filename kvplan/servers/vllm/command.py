@@ -116,7 +116,7 @@ def after_image(words: list[str], tag: str | None) -> Started:
         raise UsageError(
             "--from-command",
             f"the image runs {printable(' '.join(words[:2]), 60)!r}, not a server",
-            "paste the `vllm serve MODEL ...` that stands there",
+            "paste its `vllm serve MODEL ...`",
         )
     return Started(words[1:] if words[:1] == ["serve"] else words, tagged(tag))
 
@@ -213,7 +213,7 @@ def stray(word: str, before: str) -> UsageError:
     plain = plain_name(name)[0].partition(".")[0]
     if not is_value(before) and value is None and plain not in ARGUMENT_NAMES and plain not in OTHERS:
         shown = printable(flag_text(before), 60)
-        return UsageError(f"--from-command {shown}", "is no flag kvplan knows", "correct it or leave it out")
+        return UsageError(f"--from-command {shown}", "is not a flag kvplan knows", "correct it or leave it out")
     return UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
 
 

@@ -14,7 +14,7 @@ from kvplan.servers.vllm.rules import mm_limits
 
 def command(plan: Plan) -> list[str]:
     args, settings = plan.request.args, plan.settings
-    # A stated pool is no share of the memory, but the start looks at a share that was asked for all the same.
+    # A stated pool is not a share of the memory, but the start looks at a share that was asked for all the same.
     shares = args.kv_cache_memory_bytes is None or args.gpu_memory_utilization is not None
     knows_text_only = plan.request.release.has("language_model_only")
     text_only = args.language_model_only or (plan.request.spec.text_only and knows_text_only)

@@ -849,7 +849,7 @@ def lora(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
         raise UsageError(f"--max-loras {args.max_loras}", "must be 0 (none) or more")
     if args.max_lora_rank not in LORA_RANKS:
         ranks = ", ".join(map(str, LORA_RANKS))
-        raise UsageError(f"--max-lora-rank {args.max_lora_rank}", "is not one vLLM takes", f"use one of {ranks}")
+        raise UsageError(f"--max-lora-rank {args.max_lora_rank}", "is not accepted by vLLM", f"use one of {ranks}")
     slot, most = lora_slot(
         spec, args.max_lora_rank, args.tensor_parallel_size, args.pipeline_parallel_size, expert_ranks(args),
         args.fully_sharded_loras,

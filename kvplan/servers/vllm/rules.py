@@ -228,14 +228,14 @@ def resolve_dtype(spec: ModelSpec, asked: str, sm: int, release: Version | None 
         if old and name == "bfloat16":
             name = "float32" if spec.model_type in NO_FLOAT16 else "float16"
     if name not in ("bfloat16", "float16", "float32"):
-        raise UsageError(f"--dtype {asked!r}", "is not one vLLM takes", "use auto, bfloat16, float16 or float32")
+        raise UsageError(f"--dtype {asked!r}", "is not accepted by vLLM", "use auto, bfloat16, float16 or float32")
     if old and name == "bfloat16":
         raise UsageError(f"--dtype {asked}", f"needs compute capability 8.0, this GPU has {sm / 10:.1f}", "use float16")
     if name == "float16" and spec.model_type in NO_FLOAT16 and (release is None or release.has("no_float16")):
         raise UsageError(f"--dtype {asked}", f"vLLM refuses {spec.name} in float16", "use bfloat16 or float32")
     is_mxfp4 = spec.quantization is not None and spec.quantization.method == "mxfp4"
     if is_mxfp4 and name != "bfloat16" and not old and (release is None or release.engine == "vllm"):
-        raise UsageError(f"--dtype {asked}", f"vLLM runs {spec.name}'s MXFP4 in bfloat16 alone", "use that")
+        raise UsageError(f"--dtype {asked}", f"vLLM runs {spec.name}'s MXFP4 only in bfloat16", "use that")
     return name
 
 
@@ -321,7 +321,7 @@ def check_capability(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
         raise UsageError(
             spec.name,
             f"sparse attention needs compute capability 9.0, this GPU has {sm / 10:.1f}",
-            "take a newer one",
+            "choose a newer GPU",
         )
 
 
@@ -351,11 +351,9 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
     if WindowLatent in spec.cache_kinds and asked in V4_KV_DTYPES:
         return "fp8_ds_mla"
     if asked not in KV_DTYPES:
-        raise UsageError(f"--kv-cache-dtype {asked!r}", "is not one kvplan knows", f"use one of {', '.join(KV_DTYPES)}")
+        raise UsageError(f"--kv-cache-dtype {asked!r}", "is unknown to kvplan", f"use one of {', '.join(KV_DTYPES)}")
     if WindowLatent in spec.cache_kinds:
-        raise UsageError(
-            f"--kv-cache-dtype {asked}", f"{spec.name} keeps its cache in a layout of its own", "leave it out"
-        )
+        raise UsageError(f"--kv-cache-dtype {asked}", f"{spec.name} uses its own cache layout", "leave it out")
     name = asked
     if name == "auto":
         name = (spec.quantization.kv_dtype if spec.quantization else None) or dtype
@@ -528,7 +526,9 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     assert isinstance(context, int)
     if context > spec.context_limit:
         raise UsageError(
-            f"max_model_len {context:,}", f"{spec.name} was made for {spec.context_limit:,} tokens", "use at most that"
+            f"max_model_len {context:,}",
+            f"{spec.name} supports up to {spec.context_limit:,} tokens",
+            "use at most that",
         )
     if spec.is_mla and release.number < LATENT_KEPT:
         raise UnsupportedModelError(
