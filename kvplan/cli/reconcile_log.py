@@ -75,7 +75,7 @@ def say_failure(text: str, source: str) -> None:
 
     failure = read_failure(text.splitlines())
     if failure.outcome in ("failed", "died"):
-        output.tell("warning", f"{summary(failure)} `kvplan why {source}` says what cures it.")
+        output.tell("warning", f"{summary(failure)} `kvplan why {source}` explains how to fix it.")
 
 
 def log_of(options: ReconcileOptions) -> ServerLog:
@@ -184,7 +184,10 @@ def at_its_context(wanted: Wanted, request: Request) -> tuple[Request, list[str]
     if low <= request.spec.max_model_len <= high:
         tokens = request.spec.max_model_len
     others = "" if low == high else f" ({low:,} to {high:,} would do)"
-    note = f"the context is taken as {tokens:,}{others}, the page's tokens over its concurrency; --ctx says it"
+    note = (
+        f"the context is assumed to be {tokens:,}{others}, the page's tokens divided by its concurrency; "
+        "set it with --ctx"
+    )
     return replace(request, args=replace(request.args, max_model_len=tokens)), [note]
 
 
@@ -195,7 +198,7 @@ def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[
     notes = [] if note is None else [note]
     if release != request.release:
         told = " ".join(environment.assignments(release, args))
-        notes.insert(0, f"sized as with {told}: the log's lines or its command say so")
+        notes.insert(0, f"sized with {told}, as the log or its command says")
     return replace(request, release=release, args=args), notes
 
 
@@ -207,15 +210,15 @@ def contradictions(options: ReconcileOptions, log: ServerLog, request: Request) 
         if value is None or (getattr(options, name, None) is None and not is_said(options, name)):
             continue
         if not agrees(log, name, value):
-            notes.append(f"{as_flag(name, value)} is taken; the {log.called} says {logged_as(log, name, text)}")
+            notes.append(f"{as_flag(name, value)} is used, although the {log.called} says {logged_as(log, name, text)}")
     engine = engine_of(log)  # a log may say the third field, too
     taken = request.release.label.partition("+")[0]  # what is known beyond the number is no contradiction
     if engine is not None and "@" in engine and not f"{engine}.".startswith(f"{taken}."):
         version = printable(log.text("version") or "", 40)
-        notes.append(f"--engine {taken} is taken; the {log.called} says version {version}")
+        notes.append(f"--engine {taken} is used, although the {log.called} says version {version}")
     logged, named = catalog.find(model_of(log)[0] or ""), catalog.find(request.spec.served_name)
     if logged is not None and named is not None and logged != named:
-        notes.append(f"--model {named} is taken; the {log.called} says {printable(log.model or '', 100)}")
+        notes.append(f"--model {named} is used, although the {log.called} says {printable(log.model or '', 100)}")
     return notes
 
 
@@ -268,10 +271,7 @@ def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], li
     if options.gpu is None and options.gpu_memory is None:
         found, note = gpus_of(log)
         if not found:
-            note = (
-                f"the {log.called} does not say on which GPU it ran: what depends on it is not compared; --gpu NAME "
-                "says it"
-            )
+            note = f"the {log.called} does not name the GPU, so rows that depend on it are not compared; add --gpu NAME"
         return found, [], [] if note is None else [note]
     named = asked.gpus_of(options)
     if len(named) > 1:
@@ -296,7 +296,7 @@ def answer(result: LogReconciliation) -> Answer:
 
 
 def title(result: LogReconciliation) -> str:
-    where = [one.name for one in result.gpus] or ["a GPU that is not known"]
+    where = [one.name for one in result.gpus] or ["an unknown GPU"]
     ranks = result.args.tensor_parallel_size * result.args.pipeline_parallel_size
     total = "" if not result.gpus else f" of {format_gib(result.gpus[0].total_memory)}"
     machines = f"{ranks} x {where[0]}" if ranks > 1 else where[0]

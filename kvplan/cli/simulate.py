@@ -185,7 +185,7 @@ def source_of(options: SimulateOptions) -> Source:
     if options.trace is not None:
         found = from_trace(read_trace(Path(options.trace)), count)
         if count is not None and found.num_requests < count:
-            output.tell("warning", f"--num-requests {count:,}: the trace has {found.num_requests:,}; all are taken")
+            output.tell("warning", f"--num-requests {count:,}: the trace has only {found.num_requests:,}; using all")
         return found if not shared else with_shared_prefix(found, shared)
     users = parse_count(options.users, "--users") if options.users else 0
     most = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
@@ -267,8 +267,8 @@ def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
         if promise.metric is not None and above < STEADY:
             output.tell(
                 "note",
-                f"--slo: {promise.name} of {judged:,} requests rests on the {max(1, round(above)):,} slowest; "
-                "more --num-requests make it steadier",
+                f"--slo: {promise.name} of {judged:,} requests depends on the {max(1, round(above)):,} slowest; "
+                "raise --num-requests for a steadier figure",
             )
 
 

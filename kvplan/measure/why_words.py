@@ -10,8 +10,8 @@ from kvplan.servers.failures import Figures, Size
 PHASES: Final[Mapping[str, str]] = {
     "arguments": "while it read its arguments",
     "load": "while it loaded the weights",
-    "profile": "in the trial run that measures memory",
-    "pool": "while it made the KV cache",
+    "profile": "in the profiling run",
+    "pool": "while it allocated the KV cache",
     "capture": "while it captured CUDA graphs",
     "warmup": "while it warmed up",
     "serving": "while it served requests",
@@ -26,7 +26,7 @@ def summary(failure: Failure) -> str:
     verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
     reason = REASONS[failure.cause](failure.figures)
     text = f"{name} {verb}: {reason}."
-    return text if failure.memory_question is not False else f"{text} Memory flags do not cure it."
+    return text if failure.memory_question is not False else f"{text} Memory flags do not fix it."
 
 
 def unknown(name: str, failure: Failure) -> str:
@@ -34,10 +34,10 @@ def unknown(name: str, failure: Failure) -> str:
         return f"{name} started: the log shows no failure."
     stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
     if stopped is None and failure.log is not None:
-        return "The log shows no failure that kvplan knows, and ends before the server listens."
+        return "The log shows no known failure, but ends before the server is ready."
     if stopped is None:
-        return "The text shows no failure that kvplan knows."
-    return f"{stopped}, and the cause is not in this text."
+        return "The text shows no known failure."
+    return f"{stopped}, but this text does not show the cause."
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def free_memory(figures: Figures) -> str:
             f"{size(figures.initial_free_bytes)} were free before and {size(figures.current_free_bytes)} after"
         )
     if figures.free_bytes is None or figures.total_bytes is None:
-        return "less GPU memory is free than it may use: something else holds it"
+        return "less GPU memory is free than it may use: another process uses it"
     wants = "" if figures.budget_bytes is None else f" and it wants {size(figures.budget_bytes)}"
     share = "" if figures.utilization is None else f" (utilization {figures.utilization:g})"
     return f"{size(figures.free_bytes)} of the GPU's {size(figures.total_bytes)} are free{wants}{share}"
@@ -86,7 +86,7 @@ def out_of_memory(phase: str) -> Callable[[Figures], str]:
         text = f"the GPU ran out of memory {phase}"
         if figures.tried_bytes is None:
             return text
-        text += f": it asked for {size(figures.tried_bytes)}"
+        text += f": it requested {size(figures.tried_bytes)}"
         if figures.free_bytes is None:
             return text
         of = "" if figures.total_bytes is None else f" of {size(figures.total_bytes)}"
@@ -129,7 +129,7 @@ def heads(figures: Figures) -> str:
 
 def too_few_gpus(figures: Figures) -> str:
     if figures.gpus is None:
-        return "it was asked for more GPUs than there are"
+        return "it needs more GPUs than there are"
     wanted = figures.world_size or figures.tensor_parallel_size
     asked = "more" if wanted is None else f"{wanted:,}"
     return f"it was asked for {asked} GPUs and sees {figures.gpus:,}"
@@ -178,7 +178,7 @@ REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
     "no_kv_memory": no_kv_memory,
     "free_memory_below_utilization": free_memory,
     "oom_loading_weights": out_of_memory("loading the weights"),
-    "oom_profile_run": out_of_memory("in the trial run of the largest step"),
+    "oom_profile_run": out_of_memory("in the profiling run"),
     "oom_cuda_graph_capture": out_of_memory("capturing CUDA graphs"),
     "oom_sampler_warmup": out_of_memory("warming up the sampler"),
     "oom_runtime": out_of_memory("while serving"),
@@ -190,7 +190,7 @@ REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
     "kv_dtype_unsupported": kv_dtype,
     "too_few_gpus": too_few_gpus,
     "host_memory_or_shm": says("the host ran out of memory, or of shared memory"),
-    "nccl_or_multiprocess": says("its processes could not talk to each other (NCCL or the process group)"),
+    "nccl_or_multiprocess": says("its processes could not communicate (NCCL or the process group)"),
     "sglang_not_enough_memory": sglang_pool,
     "sglang_oom_prefill": sglang_prefill,
     "sglang_oom_decode_retract": retract,

@@ -504,7 +504,7 @@ def ratio_text(old: Number, new: Number) -> str:
         return f"makes it 1/{old // new} of what it was"
     if new % old == 0:
         return f"makes it {new // old} times what it was"
-    return f"makes it {new / old:.4g} of what it was"
+    return f"makes it {new / old:.4g} {'of' if new < old else 'times'} what it was"
 
 
 def _token_words(it: Comparison) -> Iterator[str]:

@@ -228,7 +228,7 @@ def _kind(spec: KVSpec) -> str:
 
 
 def _charge(plan: Plan, group: KVGroup) -> str:
-    """How many blocks a request is charged for a group, by the rule of its most demanding layer."""
+    """How many blocks a request takes for a group, by the rule of its most demanding layer."""
     context, flight, dcp = plan.capacity.max_model_len, plan.settings.in_flight_tokens, plan.pool.dcp
     blocks = group.charged(context, plan.settings, dcp)
     spec = max(group.specs, key=lambda each: charged_blocks(each, context, plan.settings, dcp))
@@ -253,7 +253,7 @@ def _charge(plan: Plan, group: KVGroup) -> str:
             rule = f"ceil({plan.settings.max_num_batched_tokens:,} / {spec.block_size:,})"
         case _:
             assert_never(spec.kind)
-    return f"a request is charged {rule} = {blocks:,}"
+    return f"a request takes {rule} = {blocks:,}"
 
 
 # --- weights and budget -----------------------------------------------------------------------------------------------

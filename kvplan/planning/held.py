@@ -102,13 +102,13 @@ def log_differs(plan: Plan) -> str | None:
     if not plan.fits or (answer.max <= APART * answer.users and answer.users <= APART * max(1.0, answer.max)):
         return None
     reasons = list(_differences(plan))
-    return f"it is another number: it {'; it '.join(reasons)}" if reasons else None
+    return f"it differs from the users because it {'; it '.join(reasons)}" if reasons else None
 
 
 def _differences(plan: Plan) -> Iterator[str]:
     answer, load, context = plan.concurrency, plan.request.load, plan.capacity.max_model_len
     if load.longest(context) < context or load.lengths is not None:
-        yield f"has every request at {context:,} tokens"
+        yield f"counts every request at {context:,} tokens"
     elif load.shared_prefix:
         yield "stores no prefix once"
     kinds = {

@@ -130,7 +130,7 @@ def quoted(text: str) -> str:
 def rules(plan: Plan) -> Iterator[tuple[str, str]]:
     """(rule, comment with today's figure) of everything that can be said about any plan."""
     memory = plan.memory
-    yield "fits: true", f"{format_gib(memory.unused)} of the GPU are left"
+    yield "fits: true", f"{format_gib(memory.unused)} of GPU memory left"
     if memory.unused * 1000 * KEPT // 100 // memory.total > 0:
         share = 1000 * memory.unused * KEPT // 100 // memory.total  # in thousandths, rounded down
         yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"

@@ -114,10 +114,10 @@ def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResul
     refuse_idle(policy, results)
     warnings = [*_expired(policy.waivers, against.today)]
     if num_cured > MAX_CURED:
-        warnings.append(f"{policy.path}: cures were sought for the first {MAX_CURED} targets that fail")
+        warnings.append(f"{policy.path}: fixes were searched for the first {MAX_CURED} targets that fail")
     outcomes = {finding.outcome for result in results for finding in result.findings}
     if outcomes == {"skip"}:
-        warnings.append(f"{policy.path}: every rule was skipped, so nothing was judged; --strict makes that fail")
+        warnings.append(f"{policy.path}: every rule was skipped, so nothing was checked; --strict makes that fail")
     return CheckResult(policy.path, tuple(results), tuple(warnings))
 
 
@@ -196,7 +196,7 @@ class _Bench:
     def fits(self) -> Verdict:
         plan = self.case.plan
         if plan.fits:
-            return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of the GPU are left", True, True)
+            return Verdict(True, f"fits, {format_gib(plan.memory.unused)} of GPU memory left", True, True)
         short = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
         if plan.refusal is not None:
             short = f"does not start: {plan.refusal.text}"
@@ -252,7 +252,7 @@ class _Bench:
         if before is None:
             shown = printable(self.policy.baseline.text, 200)
             missing = "there is no baseline" if self.against.baseline is None else "the target is not in the baseline"
-            return Verdict(None, f"{missing} {shown} yet (--update-baseline writes it)")
+            return Verdict(None, f"{missing} {shown} yet (write it with --update-baseline)")
         figure = _figure(rule)
         was, now = getattr(before, figure), getattr(figures(self.case), figure)
         if was is None or now is None:  # of a distribution of lengths, or a baseline of an earlier release
@@ -262,7 +262,7 @@ class _Bench:
     def predicted(self, rule: Rule) -> Verdict:
         evidence = self.against.evidence
         if evidence is None:
-            return Verdict(None, "there is no measured: file with a run")
+            return Verdict(None, "there is no `measured:` file with a run")
         if evidence.problem is None and self.case.target.id not in evidence.matches:
             return Verdict(None, f"the run is of {evidence.subject}, not of this target")
         return error_verdict(rule, evidence)

@@ -11,8 +11,8 @@ from kvplan.planning import advise
 from kvplan.planning.plan import Plan
 from kvplan.policy.result import Outcome
 
-NOTHING: Final = "nothing tried would do"
-ACCEPT: Final = "if that is meant, kvplan check --update-baseline accepts it"
+NOTHING: Final = "nothing tried is enough"
+ACCEPT: Final = "if intended, accept it with kvplan check --update-baseline"
 MOST_STATES_SIMULATED: Final = 4  # a simulation takes a second or more
 
 
@@ -66,13 +66,13 @@ def remedies(plan: Plan, wishes: Sequence[Wish], num_unmet: int, start_knobs: ad
         if cure is not None:
             which = "all" if len(wanted) == num_unmet else f"{len(wanted)} of"
             for wish in wanted:
-                fixes[wish.name] = f"{needs(wish, [cure])}, which cures {which} {num_unmet}"
+                fixes[wish.name] = f"{needs(wish, [cure])}, which fixes {which} {num_unmet}"
                 if wish.is_baseline:
                     fixes[wish.name] += f"; {ACCEPT}"
             return Remedies(fixes, cure, tuple(wish.name for wish in wanted))
     for name, fix in fixes.items():
         if fix != NOTHING:
-            fixes[name] = f"{fix}; no change tried cures all {num_unmet}"
+            fixes[name] = f"{fix}; no change tried fixes all {num_unmet}"
     return Remedies(fixes)
 
 

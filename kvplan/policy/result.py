@@ -23,28 +23,28 @@ CHANGE_KINDS: Final[tuple[ChangeKind, ...]] = ("target", "rule", "limit", "sever
 # Rule -> (its code, what it promises). A code never changes its meaning: other tools keep them.
 RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "fits": ("KVP001", "The server starts: one request of full length fits beside the weights."),
-        "min_headroom": ("KVP002", "At least so much of the GPU's memory is planned for nothing."),
+        "fits": ("KVP001", "The server starts: one full-length request fits next to the weights."),
+        "min_headroom": ("KVP002", "At least this much GPU memory stays free."),
         "min_logged_concurrency": (
             "KVP003",
-            "At least so many requests of full length fit at once, by the server's figure.",
+            "At least this many full-length requests fit at once, by the server's figure.",
         ),
-        "min_users": ("KVP004", "At least so many requests of the workload's mean or p99 length run at once."),
-        "min_kv_tokens": ("KVP005", "The KV cache holds at least so many tokens."),
-        "max_weights": ("KVP006", "The weights of one rank take at most so many bytes."),
-        "max_kv_bytes_per_token": ("KVP007", "One more token takes at most so many bytes of KV on one rank."),
-        "max_lora_bytes": ("KVP008", "The adapter slots of one rank take at most so many bytes."),
-        "max_preemption_rate": ("KVP009", "At most such a share of the workload's requests is preempted."),
-        "max_prediction_error": ("KVP010", "What was measured differs from what was predicted by at most this share."),
-        "max_age": ("KVP011", "The measurement is at most so old."),
-        "min_concurrency": ("KVP012", "At least so many requests of full length are served at once."),
+        "min_users": ("KVP004", "At least this many requests of the workload's mean or p99 length run at once."),
+        "min_kv_tokens": ("KVP005", "The KV cache holds at least this many tokens."),
+        "max_weights": ("KVP006", "The weights of one rank take at most this many bytes."),
+        "max_kv_bytes_per_token": ("KVP007", "Each token takes at most this many bytes of KV cache on one rank."),
+        "max_lora_bytes": ("KVP008", "The adapter slots of one rank take at most this many bytes."),
+        "max_preemption_rate": ("KVP009", "At most this share of the workload's requests is preempted."),
+        "max_prediction_error": ("KVP010", "Measured and predicted memory differ by at most this share."),
+        "max_age": ("KVP011", "The measurement is at most this old."),
+        "min_concurrency": ("KVP012", "At least this many full-length requests are served at once."),
         "baseline.weights": ("KVP101", "The weights have grown by at most this share since the baseline."),
         "baseline.kv_bytes_per_token": ("KVP102", "KV per token has grown by at most this share since the baseline."),
         "baseline.lora": ("KVP103", "The adapter slots have grown by at most this share since the baseline."),
         "baseline.kv_cache": ("KVP104", "The KV cache has shrunk by at most this share since the baseline."),
         "baseline.kv_tokens": (
             "KVP105",
-            "The tokens it holds have dropped by at most this share since the baseline.",
+            "The tokens in the KV cache have dropped by at most this share since the baseline.",
         ),
         "baseline.concurrency": ("KVP106", "The server's concurrency figure has dropped by at most this share."),
         "baseline.headroom": ("KVP107", "The memory left over has shrunk by at most this share since the baseline."),
@@ -56,7 +56,7 @@ RULES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "change.severity": ("KVP204", "No rule that failed at the base revision only warns."),
         "change.waiver": ("KVP205", "No waiver is new or longer than at the base revision."),
         "change.baseline": ("KVP206", "The baseline is the base revision's file, with figures no worse."),
-        "change.server": ("KVP207", "An id stands for the server that it stood for at the base revision."),
+        "change.server": ("KVP207", "An id names the same server as at the base revision."),
     }
 )
 

@@ -28,7 +28,7 @@ NAMES = {
     "kv.state_bytes_per_request": "states per user",
     "kv.num_blocks": "blocks",
     "kv.tokens": "tokens",
-    "concurrency.max": "in the log",
+    "concurrency.max": "max concurrency",
     "concurrency.users": "users",
     "concurrency.replicas": "replicas",
     "deficit": "short by",
@@ -44,9 +44,9 @@ KIND_TITLES: dict[Kind, str] = {
     "setting": "what follows",
 }
 WORSE = {
-    "fits": "NEW does not fit, OLD does",
-    "bytes_per_token": "a token takes more KV cache",
-    "users": "NEW holds fewer users",
+    "fits": "NEW does not fit, but OLD does",
+    "bytes_per_token": "more KV cache per token",
+    "users": "fewer users with NEW",
 }
 # What the table of steps shows; the document has every figure.
 STEP_FIGURES = ("memory.weights", "memory.kv_cache", "kv.bytes_per_token", "kv.tokens", "concurrency.users")
@@ -133,7 +133,7 @@ def _sum_cells(it: Comparison) -> tuple[str, ...]:
     return "all of them", *(number_delta(rows[path].unit, rows[path].delta or 0) for path in STEP_FIGURES)
 
 
-STEP_TITLES = ("one change after the other", *(NAMES[path] for path in STEP_FIGURES))
+STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))
 
 
 # --- on the screen ----------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def headline(doc: typed.RecommendationDocument) -> str:
     if doc["fit"] is not None:
         return fit_headline(doc, doc["fit"])
     if not doc["placements"]:
-        return f"No: none of these GPUs holds {demand(doc, of_model=True)}"
+        return f"No: none of these GPUs serves {demand(doc, of_model=True)}"
     best, *others = cheapest(doc["placements"])
     text = f"{offer(best)} {hold(best['num_gpus'])} {demand(doc, of_model=True)}"
     for other in others:
@@ -170,9 +170,9 @@ def fit_headline(doc: typed.RecommendationDocument, fit: typed.Fit) -> str:
     solution = fit["solution"]
     if solution is None:
         most = f"{asked['most_users']:,}" if asked["most_users"] else "none"
-        return f"No: {name} on {gpus} holds {most} of {demand(doc)}"
+        return f"No: {name} on {gpus} serves {most} of {demand(doc)}"
     how = f" with {together(solution['needs'])}" if solution["needs"] else ""
-    return f"Yes: {name} on {gpus}{how} holds {demand(doc)}"
+    return f"Yes: {name} on {gpus}{how} serves {demand(doc)}"
 
 
 def demand(doc: typed.RecommendationDocument, *, of_model: bool = False) -> str:
@@ -201,7 +201,7 @@ def offer(placement: typed.Placement) -> str:
 
 
 def hold(count: int) -> str:
-    return "hold" if count > 1 else "holds"
+    return "serve" if count > 1 else "serves"
 
 
 def ranking(doc: typed.RecommendationDocument) -> str:
@@ -211,7 +211,7 @@ def ranking(doc: typed.RecommendationDocument) -> str:
     return f"Prices: {printable(prices)}, in dollars per GPU and hour."
 
 
-HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "GiB in all")
+HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "total GiB")
 PRICE_HEADERS = ("$/h", "$/h per user")
 
 
@@ -298,19 +298,19 @@ def fit_title(fit: typed.Fit) -> str:
 
 def fit_rows(fit: typed.Fit) -> list[tuple[str, str, typed.Answer]]:
     """(setting, what it must be, its answer) for each setting that was sought."""
-    rows = [("as asked", verdict(fit["as_asked"], "holds them", "does not hold them"), fit["as_asked"])]
+    rows = [("as asked", verdict(fit["as_asked"], "enough", "not enough"), fit["as_asked"])]
     answer = fit["utilization"]
     if answer is not None:
-        text = verdict(answer, f"{answer['value']} or more", "none up to 0.99")
+        text = verdict(answer, f"{answer['value']} or more", "no value up to 0.99 is enough")
         tight = "; that may leave too little for the CUDA context" if fit["utilization_is_tight"] else ""
         rows.append(("utilization", text + tight, answer))
     share = fit["startable_utilization"]
     note = "" if share is None else f"; with utilization {share}, as the default does not start"
     answer = fit["context"]
-    text = verdict(answer, f"up to {answer['value'] or 0:,} tokens", "none is short enough")
+    text = verdict(answer, f"up to {answer['value'] or 0:,} tokens", "no context is short enough")
     rows.append(("context", text + note, answer))
     for answer in fit["kv_dtypes"]:
-        text = f"{answer['value']} {verdict(answer, 'holds them', 'does not hold them')}"
+        text = f"{answer['value']} {verdict(answer, 'is enough', 'is not enough')}"
         rows.append(("KV dtype", text + note, answer))
     return rows
 
@@ -319,9 +319,9 @@ def fit_texts(fit: typed.Fit) -> list[tuple[str, str]]:
     return [(name, text) for name, text, _ in fit_rows(fit)]
 
 
-CURES = "What would hold them"
+CURES = "What would serve them"
 LESS_PRECISE = "fp8 is less precise than the checkpoint's own format: check the quality first"
-NO_CURE = "Nothing tried holds them: an fp8 KV cache, shorter contexts, servers over two nodes at most."
+NO_CURE = "Nothing tried serves them: an fp8 KV cache, shorter contexts, servers over two nodes at most."
 
 
 def cure_texts(fit: typed.Fit) -> list[tuple[str, str]]:

@@ -52,9 +52,9 @@ def first_line(used: Usage, growth: float) -> str:
     asked = f" {growth:g} times the load:" if growth != 1 else ""
     if needed is None:
         why = (
-            "the server began anew between the pages"
+            "the server restarted between the pages"
             if used.restarted
-            else "add --interval, the time between the pages"
+            else "add --interval with the time between the pages"
         )
         return f"{used.ended:,} requests of {used.mean_prompt:,.0f} + {used.mean_output:,.0f} tokens ended; {why}"
     if needed.by == "queue":
@@ -84,20 +84,20 @@ def number(value: float | None, unit: str = "", digits: int = 2) -> str:
 def rows(used: Usage) -> list[tuple[str, str]]:
     milliseconds = None if used.step_s is None else 1000 * used.step_s
     return [
-        ("requests that ended", f"{used.ended:,}"),
+        ("completed requests", f"{used.ended:,}"),
         ("arrivals", rate(used.arrival_rate)),
         ("mean prompt", number(used.mean_prompt, " tokens", 0)),
         ("mean output", number(used.mean_output, " tokens", 0)),
         ("output", number(used.output_rate, " tokens/s", 1)),
-        ("found in the prefix cache", share(used.prefix_share)),
-        ("running, on average", number(used.mean_running)),
-        ("waiting, on average", number(used.mean_waiting) + (", and growing" if used.queue_grows else "")),
+        ("prefix cache hits", share(used.prefix_share)),
+        ("running, mean", number(used.mean_running)),
+        ("waiting, mean", number(used.mean_waiting) + (", and growing" if used.queue_grows else "")),
         ("preemptions", f"{used.preemptions:,}"),
         ("time with a step running", share(used.time_used)),
         ("time per output token", number(milliseconds, " ms", 1)),
         ("time to first token", number(used.ttft_s, " s")),
         ("KV cache", "–" if used.pool_tokens is None else f"{used.pool_tokens:,} tokens"),
-        ("of it in use, on average", share(used.pool_used) + " (0 to 18 % low; less where prefixes are shared)"),
+        ("KV cache in use, mean", share(used.pool_used) + " (0 to 18 % low; less where prefixes are shared)"),
     ]
 
 
@@ -112,18 +112,16 @@ def remarks(used: Usage) -> Iterator[str]:
         return
     if used.queue_grows and (used.pool_used or 0) < FULL / 2:
         yield (
-            f"Requests wait while the KV cache has room: {used.mean_running:.0f} run at once. Where that is "
-            "--max-num-seqs, a larger one serves more before more servers do."
+            f"Requests wait while the KV cache has room: {used.mean_running:.0f} run at once. If that is "
+            "--max-num-seqs, raise it before adding servers."
         )
     if used.preemptions > used.ended / 20:
-        yield (
-            "The KV cache is too small for what runs at once: a lower --max-num-seqs preempts less, more memory serves "
-            "more."
-        )
+        yield ("The KV cache is too small for what runs at once: lower --max-num-seqs to preempt less, or add memory.")
     if not used.queue_grows:
         yield (
-            "Memory alone is told here. Whether fewer servers are fast enough: kvplan simulate MODEL --gpu GPU --rate "
-            f"{used.arrival_rate:.2f} --prompt-tokens {used.mean_prompt:.0f} --output-tokens {used.mean_output:.0f}"
+            "This considers memory only. To check that fewer servers are fast enough: kvplan simulate MODEL --gpu GPU "
+            f"--rate {used.arrival_rate:.2f} --prompt-tokens {used.mean_prompt:.0f} --output-tokens "
+            f"{used.mean_output:.0f}"
         )
 
 

@@ -79,23 +79,23 @@ def rows(answer: Answer) -> list[Row]:
         return likely if low == high else f"{likely} ({low:,.0f}-{high:,.0f})"
 
     found = [
-        each("running, mean / most", lambda one: f"{one.running_mean:,.1f} / {one.running_peak:,}"),
-        each("waiting, mean / most", lambda one: f"{one.waiting_mean:,.1f} / {one.waiting_peak:,}"),
-        each("KV pool in use, mean / most", lambda one: f"{percent(one.kv_usage_mean)} / {percent(one.kv_usage_peak)}"),
-        each("slots that stay empty", lambda one: "-" if one.empty_slots is None else percent(one.empty_slots)),
+        each("running, mean / max", lambda one: f"{one.running_mean:,.1f} / {one.running_peak:,}"),
+        each("waiting, mean / max", lambda one: f"{one.waiting_mean:,.1f} / {one.waiting_peak:,}"),
+        each("KV cache in use, mean / max", lambda one: f"{percent(one.kv_usage_mean)} / {percent(one.kv_usage_peak)}"),
+        each("allocated slots left empty", lambda one: "-" if one.empty_slots is None else percent(one.empty_slots)),
         each("prefix cache hits", lambda one: percent(one.hit_rate)),
         each("preemptions", lambda one: f"{one.preemptions:,} ({percent(one.preempted / max(1, one.finished))})"),
         each("time to first token p50 / p90 / p99", spread("ttft")),
         each("  likely between", between("ttft")),
         each("time per output token", spread("tpot")),
         each("  likely between", between("tpot")),
-        each("in the queue", spread("queue")),
-        each("whole request", spread("latency")),
+        each("time in queue", spread("queue")),
+        each("end-to-end latency", spread("latency")),
         each("  likely between", between("latency")),
         each("requests per second", lambda one: f"{one.requests_per_s:,.2f}"),
         each("output tokens per second", tokens_text),
         each("prompt tokens computed per second", lambda one: f"{one.prompt_tokens_per_s:,.0f}"),
-        each("takes", lambda one: duration(one.seconds)),
+        each("duration", lambda one: duration(one.seconds)),
     ]
     for tier in range(max(len(one.tiers) for one in results)):
         name = next(one.tiers[tier].name for one in results if one.tiers)
@@ -105,10 +105,10 @@ def rows(answer: Answer) -> list[Row]:
         )
     if any(one.tiers for one in results):
         found.insert(
-            8, ("first token sooner, on average", [saved_text(answer, variant) for variant in answer.variants])
+            8, ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
         )
     if any(one.rejected or one.failed for one in results):
-        found.append(each("refused, too long", lambda one: f"{one.rejected + one.failed:,}"))
+        found.append(each("refused as too long", lambda one: f"{one.rejected + one.failed:,}"))
     for at, promise in enumerate(answer.promises):
         found.append(
             (
@@ -163,12 +163,12 @@ def rate_range(answer: Answer, one: Result, value: float) -> tuple[float, float]
 
 def kept_text(kept: Kept) -> str:
     if kept.value is None:
-        return "not served BROKEN"
+        return "not served MISSED"
     verdict = kept.verdict
     shown = value_text(kept, kept.value)
     if kept.low is None or kept.high is None or kept.low == kept.high or verdict == "kept":
-        return f"{shown} {'BROKEN' if verdict == 'broken' else verdict}"
-    return f"{shown} {'BROKEN' if verdict == 'broken' else verdict} ({span(kept.low, kept.high)})"
+        return f"{shown} {'MISSED' if verdict == 'broken' else verdict}"
+    return f"{shown} {'MISSED' if verdict == 'broken' else verdict} ({span(kept.low, kept.high)})"
 
 
 def largest_text(variant: Variant, *, users: bool) -> str:
@@ -176,10 +176,10 @@ def largest_text(variant: Variant, *, users: bool) -> str:
     largest = variant.largest
     assert largest is not None
     if largest.keeps is None:
-        return f"none ({load_text(largest.breaks or 0.0, users=users)} breaks it)"
+        return f"none ({load_text(largest.breaks or 0.0, users=users)} misses it)"
     if largest.breaks is None:
         return "not bounded by so few requests"
-    return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} breaks it)"
+    return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} misses it)"
 
 
 def load_text(load: float, *, users: bool) -> str:

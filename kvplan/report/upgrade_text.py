@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 UNITS = {**MEMORY, **CAPACITY}
 EFFECT_FIGURES = ("memory.kv_cache", "kv.tokens", "concurrency.max", "concurrency.users")
-EFFECT_TITLES = ("since", "KV cache", "tokens", "in the log", "users", "what changed")
-REST = "what else differs between the two"
+EFFECT_TITLES = ("since", "KV cache", "tokens", "max concurrency", "users", "what changed")
+REST = "all other differences"
 
 
 def title(server: Upgraded) -> str:
@@ -44,13 +44,13 @@ def sentence(server: Upgraded) -> str:
         case "does not start":
             return f"does not start with {new}: {why(server)}"
         case "starts with neither":
-            return f"starts neither with {old} nor with {new}: {why(server)}"
+            return f"starts with neither {old} nor {new}: {why(server)}"
         case "starts":
-            return f"starts with {new}, and does not with {old}: {plural(users(after))}"
+            return f"starts with {new}, but not with {old}: {plural(users(after))}"
         case "as before":
-            return f"starts with {new} and holds {plural(counted)}, as with {old}"
+            return f"starts with {new} and serves {plural(counted)}, as with {old}"
         case _:
-            return f"starts with {new} and holds {plural(users(after))} instead of {counted:,} with {old}"
+            return f"starts with {new} and serves {plural(users(after))} instead of {counted:,} with {old}"
 
 
 def plural(count: int) -> str:
@@ -71,7 +71,7 @@ def first_line(result: Upgrade) -> str:
         return f"{title(result.servers[0])}: {sentence(result.servers[0])}"
     worse = [server for server in result.servers if server.outcome in WORSE]
     if not worse:
-        return f"All {len(result.servers)} servers start with {result.new} or are no worse off than before"
+        return f"All {len(result.servers)} servers start with {result.new}, or are no worse off than before"
     names = ", ".join(printable(server.key, 80) for server in worse[:5]) + (", ..." if len(worse) > 5 else "")
     return f"{len(worse)} of {len(result.servers)} servers would be worse off with {result.new}: {names}"
 
@@ -89,7 +89,7 @@ def upgrade_lines(result: Upgrade) -> list[Part]:
         lines += _server_lines(server)
     if result.others:
         names = ", ".join(printable(name, 80) for name in result.others)
-        lines += [line(), Paragraph("", f"Left out, as another server runs them: {names}")]
+        lines += [line(), Paragraph("", f"Left out because another server runs them: {names}")]
     return lines
 
 
@@ -111,11 +111,11 @@ def _server_lines(server: Upgraded) -> list[Part]:
     quiet = between - sum(effect.change is not None for effect in telling)
     if quiet:
         which = f"{quiet} of the {between}" if quiet < between else f"None of the {between}"
-        does = "move neither its KV cache nor its users" if quiet < between else "moves its KV cache or its users"
-        lines += [line(), Paragraph("", f"{which} changes that kvplan knows between the two {does}.")]
+        does = "affect neither KV cache nor users" if quiet < between else "affects KV cache or users"
+        lines += [line(), Paragraph("", f"{which} known changes between the two {does}.")]
     if not server.old.request.release.is_compared:
         label = server.old.request.release.label
-        said = f"{label}: its rules are from its wheel, release notes and logs, not compared with its own answers."
+        said = f"{label}: modeled from its wheel, release notes and logs, not checked against the server itself."
         lines.append(Paragraph("", said))
     return lines
 

@@ -81,10 +81,10 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     others = [cure for cure in doc["cures"] if not cure["starts"]]
     lines: list[Line] = []
     if planned:
-        lines.append(line("Cures, each planned and starting; the best first", "bold"))
+        lines.append(line("Fixes that start according to a plan, best first", "bold"))
         lines += [line(f"  {number}. {cure_text(cure)}") for number, cure in enumerate(planned, 1)]
     if others:
-        title = "What else may help (not checked by a plan)" if planned else "What helps (not checked by a plan)"
+        title = "Other fixes (not checked with a plan)" if planned else "Fixes (not checked with a plan)"
         lines += [line()] if planned else []
         lines.append(line(title, "bold"))
         lines += [line(f"  {'-'} {cure_text(cure)}") for cure in others]
@@ -120,8 +120,8 @@ def rest_lines(doc: DiagnosisDocument) -> list[Line]:
     ]
     lines += [line(f"Note: {printable(note, 400)}") for note in doc["notes"]]
     if doc["needs"]:
-        lines.append(line(f"To tell the cause, add {'; '.join(printable(need, 300) for need in doc['needs'])}."))
+        lines.append(line(f"To find the cause, add {'; '.join(printable(need, 300) for need in doc['needs'])}."))
     has_flags = any(cure["flags"] for cure in doc["cures"])
     if doc["missing"] and doc["memory_question"] and doc["cause"] not in WITHOUT_FIGURES and has_flags:
-        lines.append(line(f"Cures with figures: add {' '.join(doc['missing'])}."))
+        lines.append(line(f"For fixes with figures, add {' '.join(doc['missing'])}."))
     return lines

@@ -72,7 +72,7 @@ def test_the_example_shows_what_its_log_leaves_open(run: Run) -> None:
     open_gpu = rows_of(run("reconcile", "--log", str(EXAMPLE), "--format", "json").json)
     assert open_gpu["weights"]["predicted"] is not None
     assert open_gpu["kv_cache"]["predicted"] is None
-    assert open_gpu["kv_cache"]["why"].startswith("depends on the GPU, which is not known: ")
+    assert open_gpu["kv_cache"]["why"].startswith("depends on the GPU: ")
     named = rows_of(run("reconcile", "--log", str(EXAMPLE), "--gpu", "a100-80g", "--format", "json").json)
     assert named["kv_cache"]["predicted"] is not None
 
@@ -203,19 +203,22 @@ def test_a_gpu_that_the_log_says_otherwise_is_warned_of(run: Run, log: Log) -> N
 @pytest.mark.parametrize(
     ("argv", "note"),
     [
-        (("--tp", "4"), "--tensor-parallel-size 4 is taken; the log says tensor_parallel_size=1"),
-        (("--ctx", "4k"), "--ctx 4096 is taken; the log says max_model_len=8192"),
-        (("--engine-arg", "tensor_parallel_size=2"), "--tensor-parallel-size 2 is taken; the log says"),
-        (("--from-command", "vllm serve llama-3.1-8b -tp 2"), "--tensor-parallel-size 2 is taken; the log says"),
-        (("--gpu-memory-utilization", "0.8"), "--gpu-memory-utilization 0.8 is taken; the log says"),
-        (("--engine", "vllm@0.8"), "--engine vllm@0.8 is taken; the log says version 0.10.1"),
-        (("--model", "qwen2.5-7b"), "--model qwen2.5-7b is taken; the log says llama-3.1-8b"),
+        (("--tp", "4"), "--tensor-parallel-size 4 is used, although the log says tensor_parallel_size=1"),
+        (("--ctx", "4k"), "--ctx 4096 is used, although the log says max_model_len=8192"),
+        (("--engine-arg", "tensor_parallel_size=2"), "--tensor-parallel-size 2 is used, although the log says"),
+        (
+            ("--from-command", "vllm serve llama-3.1-8b -tp 2"),
+            "--tensor-parallel-size 2 is used, although the log says",
+        ),
+        (("--gpu-memory-utilization", "0.8"), "--gpu-memory-utilization 0.8 is used, although the log says"),
+        (("--engine", "vllm@0.8"), "--engine vllm@0.8 is used, although the log says version 0.10.1"),
+        (("--model", "qwen2.5-7b"), "--model qwen2.5-7b is used, although the log says llama-3.1-8b"),
     ],
 )
 def test_what_is_said_wins_over_the_log_with_a_note(run: Run, log: Log, argv: tuple[str, ...], note: str) -> None:
     ran = run("reconcile", "--log", log(H100), "--gpu", "h100-80g", *argv)
     assert ran.code == 0
-    (said,) = (line for line in ran.err.splitlines() if "is taken; the log says" in line)
+    (said,) = (line for line in ran.err.splitlines() if "is used, although the log says" in line)
     assert said.startswith(f"kvplan: note: {note}")
 
 
@@ -230,7 +233,7 @@ def test_what_is_said_as_the_log_says_it_needs_no_note(run: Run, log: Log) -> No
 
 def test_a_flag_of_sglangs_is_named_as_sglang_does(run: Run, log: Log) -> None:
     ran = run("reconcile", "--log", log(SGLANG), "--tp", "2")
-    assert "--tensor-parallel-size 2 is taken; the log says tp_size=1" in ran.err
+    assert "--tensor-parallel-size 2 is used, although the log says tp_size=1" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_what_depends_on_the_gpu_is_left_open() -> None:
     one, other = (Row("blocks", "blocks", count, 7.0, kind="exact") for count in (6.0, 8.0))
     assert merged([(same, one), (same, other)], ["a", "b"]) == (
         same,
-        Row("blocks", "blocks", None, 7.0, why="depends on the GPU, which is not known: 6 on a, 8 on b; add --gpu"),
+        Row("blocks", "blocks", None, 7.0, why="depends on the GPU: 6 on a, 8 on b; add --gpu"),
     )
 
 

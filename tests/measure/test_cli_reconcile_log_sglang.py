@@ -230,9 +230,9 @@ def test_an_image_says_the_release_whose_rules_are_taken(run: Run, log: Log) -> 
     assert found.json["engine"] == "sglang 0.4.3.post2-cu124"
     assert rows_of(found.json)["kv_cache"]["predicted"] / GIB == pytest.approx(0.88 * 139.3 - 14.98, abs=0.1)
     other = run("reconcile", "--log", log(text), "--gpu", "h200", "--engine", "sglang@0.5")
-    assert "--engine sglang@0.5 is taken; the log says version 0.4.3.post2-cu124" in other.err
+    assert "--engine sglang@0.5 is used, although the log says version 0.4.3.post2-cu124" in other.err
     same = run("reconcile", "--log", log(text), "--gpu", "h200", "--engine", "sglang@0.4")
-    assert "is taken; the log says version" not in same.err
+    assert "is used, although the log says version" not in same.err
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_pages_context_is_its_tokens_over_its_concurrency(
     path.write_text(PAGE.replace("436896", str(tokens)).replace("53.33", concurrency))
     ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json")
     assert ran.json["max_model_len"] == context
-    assert f"the context is taken as {why}" in ran.err
+    assert f"the context is assumed to be {why}" in ran.err
     assert rows_of(ran.json, "given")["concurrency"]["predicted"] is None  # it would be compared with itself
 
 
@@ -74,7 +74,7 @@ def test_a_page_that_says_no_context_has_none(run: Run, tmp_path: Path, tokens: 
     path.write_text(PAGE.replace("53.33", concurrency).replace("436896", tokens))
     ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu", "h100-80g", "--format", "json")
     assert ran.json["max_model_len"] == 131_072
-    assert "the context is taken as" not in ran.err
+    assert "the context is assumed to be" not in ran.err
 
 
 def test_a_pages_replicas_have_a_pool_each(run: Run, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_page_is_called_one(run: Run, tmp_path: Path) -> None:
     known = ("--engine", "vllm", "--gpu", "h100-80g")
     assert refused(run("reconcile", "--metrics", path)).startswith("page: does not say its release; add --engine")
     ran = run("reconcile", "--metrics", path, "--engine", "vllm", "--gpu-memory-utilization", "0.5", "--format", "json")
-    assert "--gpu-memory-utilization 0.5 is taken; the page says gpu_memory_utilization=0.92" in ran.err
-    assert "the page does not say on which GPU it ran" in ran.err
+    assert "--gpu-memory-utilization 0.5 is used, although the page says gpu_memory_utilization=0.92" in ran.err
+    assert "the page does not name the GPU" in ran.err
     reasons = [row["why"] or "" for row in (*ran.json["rows"], *ran.json["given"])]
     assert "not on the page" in reasons
     assert "log" not in " ".join([*reasons, ran.err])

@@ -113,7 +113,7 @@ def test_without_a_gpu_the_cures_that_need_none_are_planned_and_the_rest_is_aske
     ran = run("why", LOG)
     assert "--max-model-len 50544: 1 user at that length" in ran.out
     assert "--gpu-memory-utilization" not in ran.out
-    assert "Cures with figures: add --gpu NAME." in ran.out
+    assert "For fixes with figures, add --gpu NAME." in ran.out
 
 
 def test_a_model_that_needs_other_bytes_is_not_the_server_s(run: Run, tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_reconcile_says_first_that_the_server_failed(run: Run) -> None:
     assert ran.code == 0
     assert ran.err.splitlines()[0] == (
         "kvplan: warning: vLLM did not start: one request of 131,072 tokens needs 16.00 GiB of KV cache and 6.17 GiB "
-        f"are free. `kvplan why {LOG}` says what cures it."
+        f"are free. `kvplan why {LOG}` explains how to fix it."
     )
 
 

@@ -287,7 +287,7 @@ def test_the_reasons_are_those_that_planning_shows() -> None:
         (8, 2, "makes it 1/4 of what it was"),
         (4, 12, "makes it 3 times what it was"),
         (8, 6, "makes it 0.75 of what it was"),
-        (3, 7, "makes it 2.333 of what it was"),
+        (3, 7, "makes it 2.333 times what it was"),
     ],
 )
 def test_a_ratio_is_a_word_only_where_it_is_exact(old: int, new: int, text: str) -> None:
@@ -465,7 +465,7 @@ def test_checks_are_matched_by_target() -> None:
     assert {row.name: row.delta for row in it.figures if row.delta} == {"concurrency.max": -1.0, "memory.missing": 1}
     assert it.worse == ("users",)
     assert (result.only_old, result.only_new) == (("gone",), ("fresh",))
-    assert "NEW holds fewer users" in every_format(result)
+    assert "fewer users with NEW" in every_format(result)
     # The users are what is judged where both say them: here the server's own figure falls, and they do not.
     both = [checked(chat=replace(figures, concurrency=most, users=9)) for most in (10.5, 9.5)]
     (it,) = difference("old.json", "new.json", *both).comparisons

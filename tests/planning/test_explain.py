@@ -36,7 +36,7 @@ def test_the_first_case_from_bytes_per_token_to_users(first: Plan) -> None:
         "in all 131,072 B per token (128 KiB), KV dtype bfloat16 (auto: the model's dtype)",
         # 16 tokens x 4,096 B is a page; a block has one page of each layer
         "32 x full (16 tokens) x 65,536 B a page = 2,097,152 B per block",
-        "a request is charged ceil(32,768 / 16) = 2,048",
+        "a request takes ceil(32,768 / 16) = 2,048",
         "one request of 32,768 tokens: 2,048 blocks x 2,097,152 B = 4,294,967,296 B (4 GiB)",
         "in all 16,060,522,496 B (14.96 GiB)",
         # ceil(85,094,039,552 x 0.92) = ceil(78,286,516,387.84)
@@ -102,8 +102,8 @@ def test_a_hybrid_is_explained_group_by_group() -> None:
     # vLLM 0.33's own answer for gpt-oss-20b on H100: 1,033 blocks for the windows, 8,192 for full attention.
     text = text_of(planned("gpt-oss-20b", "h100-80g", EngineArgs(max_model_len=131072)))
     assert "ceil(min(128 - 1 + 16,384 in flight, 131,072) / 16) + 1 = 1,033" in text
-    assert "a request is charged ceil(131,072 / 16) = 8,192" in text
-    assert "a request is charged the sum, 9,225 blocks" in text
+    assert "a request takes ceil(131,072 / 16) = 8,192" in text
+    assert "a request takes the sum, 9,225 blocks" in text
     assert "weights in mxfp4 (experts) do not change it" in text
 
 
@@ -223,6 +223,6 @@ def test_the_rules_that_hang_on_the_installation_are_named(run: Run, engine: str
 
 def test_a_wide_range_names_the_graphs(run: Run) -> None:
     words = ("estimate", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--ctx", "8k", "--gpu-memory-utilization", "0.7")
-    assert "the range is mostly that of the CUDA graphs, 0.30-5.51 GiB" in run(*words).err
+    assert "most of the range comes from the CUDA graphs, 0.30-5.51 GiB" in run(*words).err
     assert "the range is mostly" not in run(*words, "--enforce-eager").err
     assert "the range is mostly" not in run(*words, "--kv-cache-memory-bytes", "11GiB").err

@@ -451,7 +451,7 @@ def test_nothing_that_holds_is_an_answer(run: Run) -> None:
     words = ("recommend", "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "t4", "--tp", "1")
     ran = run(*words)
     assert ran.code == 0
-    assert ran.out.startswith("No: none of these GPUs holds 10 users of llama-3.1-70b at 8,192 tokens each (cons")
+    assert ran.out.startswith("No: none of these GPUs serves 10 users of llama-3.1-70b at 8,192 tokens each (cons")
     assert "t4 x8 and fewer: the weights alone" in ran.out  # eight stages
     assert run(*words, "--exit-code").code == 1
     assert run("recommend", "llama-3.1-8b", "--users", "10", "--ctx", "8k", "--exit-code").code == 0
@@ -520,7 +520,7 @@ def test_the_kv_dtypes_that_hold_them_are_named(run: Run) -> None:
     fp8 = doc["kv_dtypes"][1]
     assert fp8["most_users"] > 2 * 0.95 * doc["as_asked"]["most_users"]  # half the bytes per token
     out = run("recommend", *FIXED, "--users", "40").out
-    assert "utilization   none up to 0.99: at most" in out
+    assert "utilization   no value up to 0.99 is enough: at most" in out
     assert "Serve (fp8 KV)\n" in out  # the command to follow: nothing that changes less does
 
 
@@ -692,26 +692,35 @@ LLAMA = ("llama-3.1-8b", "--ctx", "16k")
 # (question, first words of the answer)
 ANSWERS = [
     # 28 users of 2 GiB in an A100's pool of 57 GiB: the README's own figures
-    ((*LLAMA, "--users", "28", "--gpu", "a100-80g"), "Yes: llama-3.1-8b on a100-80g holds 28 users at 16,384 tokens e"),
+    (
+        (*LLAMA, "--users", "28", "--gpu", "a100-80g"),
+        "Yes: llama-3.1-8b on a100-80g serves 28 users at 16,384 tokens e",
+    ),
     ((*LLAMA, "--users", "29", "--gpu", "a100-80g"), "Yes: llama-3.1-8b on a100-80g with utilization 0.9"),
-    ((*LLAMA, "--users", "40", "--gpu", "a100-80g"), "No: llama-3.1-8b on a100-80g holds 28 of 40 users at 16,384 t"),
-    ((*LLAMA, "--users", "1", "--gpu", "h200"), "Yes: llama-3.1-8b on h200 holds 1 user at 16,384 tokens (conservativ"),
-    ((*LLAMA, "--users", "40", "--gpu", "a100-80g", "--optimistic"), "No: llama-3.1-8b on a100-80g holds 28 of 40"),
+    ((*LLAMA, "--users", "40", "--gpu", "a100-80g"), "No: llama-3.1-8b on a100-80g serves 28 of 40 users at 16,384 t"),
+    (
+        (*LLAMA, "--users", "1", "--gpu", "h200"),
+        "Yes: llama-3.1-8b on h200 serves 1 user at 16,384 tokens (conservativ",
+    ),
+    ((*LLAMA, "--users", "40", "--gpu", "a100-80g", "--optimistic"), "No: llama-3.1-8b on a100-80g serves 28 of 40"),
     (
         ("llama-3.1-8b-awq", "--users", "200", "--ctx", "8k", "--gpu", "l40s", "--num-gpus", "2"),
-        "No: llama-3.1-8b-awq on 2 x l40s holds 69 of 200 users at 8,192 tokens each (conservative estimate)\n",
+        "No: llama-3.1-8b-awq on 2 x l40s serves 69 of 200 users at 8,192 tokens each (conservative estimate)\n",
     ),
-    (("llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s"), "No: llama-3.1-405b on l40s holds none of 2"),
+    (
+        ("llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s"),
+        "No: llama-3.1-405b on l40s serves none of 2",
+    ),
     (
         (*LLAMA, "--users", "200"),
-        "3 x b200 hold 200 users of llama-3.1-8b at 16,384 tokens each (conservative estimate); so",
+        "3 x b200 serve 200 users of llama-3.1-8b at 16,384 tokens each (conservative estimate); so",
     ),
-    ((*LLAMA, "--users", "20", "--gpus", "h200"), "1 x h200 holds 20 users of llama-3.1-8b at 16,384 tokens each ("),
+    ((*LLAMA, "--users", "20", "--gpus", "h200"), "1 x h200 serves 20 users of llama-3.1-8b at 16,384 tokens each ("),
     (
         (*LLAMA, "--users", "20", "--gpus", "h200", "--mean-tokens", "4k"),
-        "1 x h200 holds 20 users of llama-3.1-8b at 4",
+        "1 x h200 serves 20 users of llama-3.1-8b at 4",
     ),
-    (("llama-3.1-70b", "--users", "9", "--ctx", "8k", "--gpus", "t4", "--tp", "1"), "No: none of these GPUs holds 9 "),
+    (("llama-3.1-70b", "--users", "9", "--ctx", "8k", "--gpus", "t4", "--tp", "1"), "No: none of these GPUs serves 9 "),
 ]
 
 
@@ -730,7 +739,7 @@ def test_the_first_word_is_the_answer(run: Run, words: tuple[str, ...], answer: 
 def test_prices_stand_in_the_answer(run: Run, tmp_path: Path) -> None:
     out = run("recommend", *LLAMA, "--users", "20", "--prices", price_file(tmp_path, {"h200": 3.8})).out
     assert out.startswith(
-        "1 x h200 ($3.80 per hour) holds 20 users of llama-3.1-8b at 16,384 tokens each (conservative"
+        "1 x h200 ($3.80 per hour) serves 20 users of llama-3.1-8b at 16,384 tokens each (conservative"
     )
 
 
@@ -739,7 +748,7 @@ def test_gpus_that_hold_them_in_another_split_are_a_yes(run: Run) -> None:
     words = ("deepseek-v2-lite", "--ctx", "16k", "--users", "150", "--gpu", "a100-80g", "--num-gpus", "2")
     doc = recommended(run, *words)
     assert not doc["fit"]["as_asked"]["holds"]
-    assert doc["answer"].startswith("Yes: deepseek-v2-lite on 2 x a100-80g with 2 servers of TP 1 holds 150 users at")
+    assert doc["answer"].startswith("Yes: deepseek-v2-lite on 2 x a100-80g with 2 servers of TP 1 serves 150 users at")
     assert (doc["fit"]["solution"]["num_gpus"], doc["fit"]["solution"]["replicas"]) == (2, 2)
     assert "\nServe (each of 2 on a100-80g)\n" in run("recommend", *words).out
     assert recommended(run, *words, "--tp", "2")["answer"].startswith("No: ")
@@ -846,7 +855,7 @@ def test_no_cure_is_named_where_the_gpus_hold_them(run: Run, words: tuple[str, .
     fit = recommended(run, *asked[1:])["fit"]
     assert (fit["cures"], fit["solution"]["needs"], fit["reason"]) == ([], [], None)
     out = run(*asked).out
-    assert "What would hold them" not in out
+    assert "What would serve them" not in out
     assert "\nServe\n" in out
 
 
@@ -854,7 +863,7 @@ def test_where_no_server_holds_a_user_that_is_said(run: Run) -> None:
     """811 GB of weights, and 16 L40S have 768 GB at most."""
     out = run("recommend", "llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s").out
     assert out.splitlines()[1] == "  the weights alone, 755.96 GiB, are more than the budget of 40.76 GiB"
-    assert "\nNothing tried holds them: an fp8 KV cache, shorter contexts, servers over two nodes at most.\n" in out
+    assert "\nNothing tried serves them: an fp8 KV cache, shorter contexts, servers over two nodes at most.\n" in out
     assert "Serve" not in out
 
 

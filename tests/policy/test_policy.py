@@ -598,7 +598,7 @@ def test_the_context_that_cures_is_the_longest_in_steps_of_1024() -> None:
 
 
 def test_what_nothing_cures_says_so() -> None:
-    assert only(one("min_concurrency: 999999")).fix == "nothing tried would do"
+    assert only(one("min_concurrency: 999999")).fix == "nothing tried is enough"
 
 
 def test_a_target_that_does_not_fit_is_told_what_would() -> None:
@@ -847,7 +847,7 @@ def test_a_target_may_ask_for_less_error_than_the_rest() -> None:
     assert (own.target, own.outcome, general.outcome) == ("chat", "fail", "pass")
     other = judged(text, evidence=dataclasses.replace(EVIDENCE, matches=frozenset({"other"}))).findings[0]
     assert (other.outcome, "not of this target" in other.message) == ("skip", True)
-    assert only(one("max_prediction_error: 1%")).message == "there is no measured: file with a run"
+    assert only(one("max_prediction_error: 1%")).message == "there is no `measured:` file with a run"
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

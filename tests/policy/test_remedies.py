@@ -78,14 +78,14 @@ def test_the_change_that_cures_all_does_when_it_is_fed_back(run: Run, tmp_path: 
         assert bool(failing) == (ran.code == 1)
         cure = target["cure"]
         if cure is None:
-            assert not any("which cures" in (it["fix"] or "") for it in failing)
+            assert not any("which fixes" in (it["fix"] or "") for it in failing)
             continue
         cured += 1
         assert len(cure["rules"]) == len(failing)
         if len(failing) > 1:
             for finding in failing:
                 assert finding["fix"].startswith(f"needs {' '.join(cure['flags'])} (")
-                assert finding["fix"].endswith(f"), which cures all {len(failing)}")
+                assert finding["fix"].endswith(f"), which fixes all {len(failing)}")
         again = checked(run, tmp_path, changed(values, cure["keys"]))
         assert again.code == 0, (seed, values, cure, again.out, again.err)
     assert cured >= 5  # the draw has something to cure
@@ -133,11 +133,11 @@ def test_rules_that_only_warn_are_cured_too_or_left_as_they_are() -> None:
     rules = "min_concurrency: 20, max_weights: 10GiB, min_kv_tokens: {}"
     more = "severity: {min_kv_tokens: warn}\n"
     told, _ = fixes(rules.format("500k"), more)
-    assert {str(fix).rpartition(", ")[2] for fix in told.values()} == {"which cures all 3"}
+    assert {str(fix).rpartition(", ")[2] for fix in told.values()} == {"which fixes all 3"}
     told, target = fixes(rules.format("2000m"), more)
     assert target.cure is not None
     assert target.cure.rules == ("min_concurrency", "max_weights")
-    assert str(told["min_concurrency"]).endswith(", which cures 2 of 3")
+    assert str(told["min_concurrency"]).endswith(", which fixes 2 of 3")
     assert told["min_kv_tokens"] == NOTHING
 
 
@@ -145,7 +145,7 @@ def test_where_nothing_cures_all_each_rule_says_what_it_needs_and_that() -> None
     told, target = fixes("min_concurrency: 20, max_weights: 1MiB")
     assert target.cure is None
     assert str(told["min_concurrency"]).startswith("needs --kv-cache-dtype fp8 (")
-    assert str(told["min_concurrency"]).endswith("; no change tried cures all 2")
+    assert str(told["min_concurrency"]).endswith("; no change tried fixes all 2")
     assert told["max_weights"] == NOTHING
 
 
@@ -157,7 +157,7 @@ def test_what_was_measured_no_change_cures() -> None:
     told, target = fixes(rules, more, evidence=evidence)
     assert target.cure is not None
     assert target.cure.rules == ("min_concurrency", "max_weights")
-    assert str(told["max_weights"]).endswith(", which cures 2 of 3")
+    assert str(told["max_weights"]).endswith(", which fixes 2 of 3")
 
 
 def test_figures_below_the_baseline_are_cured_by_the_same_change_or_accepted() -> None:
@@ -169,7 +169,7 @@ def test_figures_below_the_baseline_are_cured_by_the_same_change_or_accepted() -
     assert target.cure is not None
     assert target.cure.rules == ("min_concurrency", "baseline.kv_tokens", "baseline.concurrency")
     for name in target.cure.rules[1:]:
-        assert f", which cures all 3; {ACCEPT}" in str(told[name])
+        assert f", which fixes all 3; {ACCEPT}" in str(told[name])
     alone, target = fixes("fits: true", more.replace(", concurrency: 5%", ""), baseline={"chat": before})
     assert (alone["baseline.kv_tokens"], target.cure) == (ACCEPT, None)
 

@@ -333,7 +333,7 @@ def test_reconcile_says_what_the_log_decided(run: Run, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(V1_LOG.format(line=MISSING), encoding="utf-8")
     ran = run("reconcile", "--log", log, "--gpu", "h100-80g", "--ctx", "8k")
-    assert "sized as with VLLM_USE_V1=1 VLLM_USE_FLASHINFER_SAMPLER=0: the log's lines or its command say so" in ran.err
+    assert "sized with VLLM_USE_V1=1 VLLM_USE_FLASHINFER_SAMPLER=0, as the log or its command says" in ran.err
 
 
 # --- deployments ------------------------------------------------------------------------------------------------------

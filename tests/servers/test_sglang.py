@@ -231,7 +231,7 @@ class TestThePlan:
     @pytest.mark.parametrize(
         ("argv", "note"),
         [
-            (("llama-3.1-8b", "--ctx", "8k"), "SGLang's rule of thumb gives 0.83"),
+            (("llama-3.1-8b", "--ctx", "8k"), "using 0.83"),
             (("llama-3.1-8b", "--ctx", "8k", "--mem-fraction-static", "0.99"), "0.79 GiB are kept back"),
             (("qwen3.5-9b", "--ctx", "8k"), "slots for recurrent states"),
             (("gemma-2-9b", "--ctx", "4k"), "counted in full"),

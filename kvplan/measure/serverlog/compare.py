@@ -115,7 +115,7 @@ def _one(rows: Sequence[Row], gpus: Sequence[str]) -> Row:
     if other is None:
         return first
     said = f"{_figure(first)} on {gpus[0]}, {_figure(rows[other])} on {gpus[other]}"
-    why = f"depends on the GPU, which is not known: {said}; add --gpu"
+    why = f"depends on the GPU: {said}; add --gpu"
     return replace(first, predicted=None, low=None, high=None, kind=None, why=why)
 
 

@@ -36,7 +36,7 @@ def _pools(plan: Plan, pool: SglangPool) -> Iterator[str]:
         share = float(pool.swa_ratio)
         yield (
             f"window layers have a pool of {share:g} x as many tokens, which every page of the full pool pays for: "
-            f"{pool.full[plan.stage]:,} B + {share:g} x {pool.windows[plan.stage]:,} B a token; a request is charged "
+            f"{pool.full[plan.stage]:,} B + {share:g} x {pool.windows[plan.stage]:,} B a token; a request takes "
             f"the larger of its pages and its window pages / {share:g}"
         )
     if state := pool.state[plan.stage]:
@@ -60,7 +60,7 @@ def _budget(plan: Plan) -> Iterator[str]:
         yield f"- set aside for images {images:,} B"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
     kept = memory.total - context.likely - memory.budget
-    yield f"kept back for activations and CUDA graphs, which SGLang does not measure: {kept:,} B ({format_gib(kept)})"
+    yield f"reserved for activations and CUDA graphs, which SGLang does not measure: {kept:,} B ({format_gib(kept)})"
 
 
 def _users(plan: Plan) -> Iterator[str]:

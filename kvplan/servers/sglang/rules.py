@@ -298,15 +298,15 @@ def _older_fraction(total: int, ranks: int, release: Version) -> float:
 def notes(args: EngineArgs, settings: Settings, kept: int, wanted: int, images: int) -> Iterator[str]:
     """What the answer rests on that no row shows.
 
-    kept, wanted  bytes kept back for activations and graphs, and what SGLang's own rule of thumb would keep
+    kept, wanted  bytes reserved for activations and graphs, and what SGLang's own rule of thumb would keep
     images        bytes set aside for images
     """
     if args.mem_fraction_static is None:
         fraction = f"{settings.gpu_memory_utilization:.6g}"
-        yield f"no --mem-fraction-static: SGLang's rule of thumb gives {fraction}; the command states it"
+        yield f"no --mem-fraction-static: using {fraction} from SGLang's rule of thumb; the printed command sets it"
     elif kept < wanted:
         yield (
-            f"{format_gib(max(0, kept))} are kept back for activations and CUDA graphs; SGLang's rule of thumb keeps "
+            f"{format_gib(max(0, kept))} are reserved for activations and CUDA graphs; SGLang's rule of thumb keeps "
             f"{format_gib(wanted)}"
         )
     if images:

@@ -22,7 +22,7 @@ TERMS = Terms(
     shorter="A shorter context is safer.",
     checks_start=False,
     keeps_share=True,
-    outside="kept back for activations and graphs",
+    outside="reserved for activations and graphs",
     uncompared=(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
         f"{SGLANG_SOURCE}; posted start-up logs (tests/servers/test_sglang.py)",

@@ -39,7 +39,7 @@ def _pools(plan: Plan) -> Iterator[str]:
     if len(plan.pool.groups) > 1:
         yield (
             "groups share one set of block ids: a block costs the widest group's bytes, "
-            f"{plan.capacity.bytes_per_block:,} B, and a request is charged the sum, "
+            f"{plan.capacity.bytes_per_block:,} B, and a request takes the sum, "
             f"{plan.capacity.blocks_per_request:,} blocks"
         )
 

@@ -592,8 +592,8 @@ def runner_rule(settings: Settings) -> str | None:
 
 
 NARROWER = (
-    "--kv-cache-memory-bytes sets the pool whatever they take, --enforce-eager has none, and the log of one start says "
-    "what they took (kvplan reconcile)"
+    "fix the KV cache size with --kv-cache-memory-bytes, run without graphs (--enforce-eager), or measure "
+    "one start (kvplan reconcile --log)"
 )
 WIDE = 0.2  # a range of the pool this share wide is worth a word
 
@@ -608,7 +608,7 @@ def wide_by_graphs(
     if not in_budget or likely <= 0 or high - low < WIDE * likely or 2 * spread < high - low:
         return None
     share = f"{graphs.low / GIB:.2f}-{graphs.high / GIB:.2f} GiB"
-    return f"the range is mostly that of the CUDA graphs, {share}: {NARROWER}"
+    return f"most of the range comes from the CUDA graphs, {share}: {NARROWER}"
 
 
 def cuda_graphs(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version, *, sm: int = 0) -> Estimate:
