@@ -246,7 +246,7 @@ def refuse_missing(*wanted: tuple[str, bool, str]) -> None:
     missing = [(name, cure) for name, is_said, cure in wanted if not is_said]
     if missing:
         names, cures = zip(*missing, strict=True)
-        raise UsageError(", ".join(names), f"{'is' if len(names) == 1 else 'are'} missing", "; ".join(cures))
+        raise UsageError(", ".join(names), "missing", "; ".join(cures))
 
 
 MODEL_CURE = "name one (`kvplan models` lists them), a config.json or a Hub id, or paste a command with --from-command"

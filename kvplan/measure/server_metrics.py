@@ -308,7 +308,7 @@ def _figures(given: Given) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         checked = values if kind == "share" else [*values, sum(values)]
         wrong = next((value for value in checked if not 0 <= value <= most), None)  # so it is for nan
         if wrong is not None:
-            left_out.append((metric, f"{wrong:g} is no {kind}"))
+            left_out.append((metric, f"{wrong:g} is not a {kind}"))
         else:
             found[figure] = max(0.0, *values) if kind == "share" else round(sum(values))
     return found, left_out

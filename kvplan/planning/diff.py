@@ -315,7 +315,7 @@ class Reader:
         value: Any = self.document
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise self.fault(path, "missing", "it may come from another release of kvplan; write it again")
+                raise self.fault(path, "is missing", "it may come from another release of kvplan; write it again")
             value = value[key]
         return value
 

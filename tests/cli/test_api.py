@@ -66,8 +66,8 @@ def test_pandas_takes_the_rows() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: kvplan.estimate("llama-3.1-8b"), kvplan.UsageError, "gpu: is missing"),
-        (lambda: kvplan.estimate(gpu="l40s"), kvplan.UsageError, "MODEL: is missing"),
+        (lambda: kvplan.estimate("llama-3.1-8b"), kvplan.UsageError, "gpu: missing"),
+        (lambda: kvplan.estimate(gpu="l40s"), kvplan.UsageError, "MODEL: missing"),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s,h200"), kvplan.UsageError, "kvplan.sweep takes several"),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", max_model_length=1), kvplan.UsageError, "max_model_len"),
         (lambda: kvplan.estimate("llama-3.1-8b", gpu="l40s", format="csv"), kvplan.UsageError, "no such keyword"),

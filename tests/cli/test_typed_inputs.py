@@ -159,7 +159,7 @@ def test_engines_built_in_python_are_read(text: str, model: str, args: dict[str,
     ("text", "fault"),
     [
         ("LLM(model=path)", "model: is Python code, which kvplan does not run"),
-        ('LLM(model="a/b", tensor_parallel_size=torch.cuda.device_count())', "tensor_parallel_size: is Python that is"),
+        ('LLM(model="a/b", tensor_parallel_size=torch.cuda.device_count())', "tensor_parallel_size: is Python code"),
         ('LLM(model="a/b", max_model_len=9**9**9)', "max_model_len: is Python code, which kvplan does not run"),
         ('LLM(model="a/b", max_model_len=1/0)', "max_model_len: is Python code, which kvplan does not run"),
         ('LLM(model="a/b", **more)', "more is not unpacked"),
@@ -233,11 +233,11 @@ def test_a_template_is_refused(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (("simulate",), "MODEL, --gpu, what comes: are missing; name one"),
-        (("simulate", "qwen3-8b"), "--gpu, what comes: are missing; name the GPU to simulate; give one of --trace"),
-        (("recommend",), "MODEL, --users: are missing; name one"),
+        (("simulate",), "MODEL, --gpu, what comes: missing; name one"),
+        (("simulate", "qwen3-8b"), "--gpu, what comes: missing; name the GPU to simulate; give one of --trace"),
+        (("recommend",), "MODEL, --users: missing; name one"),
         (("recommend", "qwen3-8b"), "--users: missing; say how many"),
-        (("check", "--init"), "MODEL, --gpu: are missing; name one"),
+        (("check", "--init"), "MODEL, --gpu: missing; name one"),
     ],
 )
 def test_all_that_is_missing_is_named_in_one_error(run: Run, argv: tuple[str, ...], names: str) -> None:

@@ -305,13 +305,13 @@ def test_a_limit_without_a_figure_to_compare_is_refused(run: Run, log: Log) -> N
         (("--log", "x", "--metrics", "y"), "--log and --metrics: are given together"),
         (("--log", "x", "--calibrate", "c.json"), "--calibrate: needs a run"),
         (("somewhere", "--gpu", "h200"), "--gpu: a run records its own arguments"),
-        (("somewhere", "--model", "llama-3.1-8b"), "--model: a run says itself"),
+        (("somewhere", "--model", "llama-3.1-8b"), "--model: a run records"),
         (("--log", "/no/such.log"), "/no/such.log: no such file or directory"),
         (("--log", str(ROOT)), "is a directory"),
         (("--metrics", "/no/such.txt"), "/no/such.txt: no such file or directory"),
         (("--metrics", "file:///etc/passwd"), "not an http or https URL"),
         (("--metrics", "ftp://host/metrics"), "not an http or https URL"),
-        (("--metrics", "http://user:secret@host/metrics"), "a URL with a password is not used"),
+        (("--metrics", "http://user:secret@host/metrics"), "a URL must not contain a password"),
     ],
 )
 def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> None:
@@ -325,7 +325,10 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
     [
         ("hello\n", "holds no line of a vLLM or SGLang server's start-up"),
         ("Model loading took 1 GiB and\n", "does not say which model it served"),
-        ("non-default args: {'model': 'llama-3.1-8b'}\n", "does not say its release; add --engine vllm@0.11"),
+        (
+            "non-default args: {'model': 'llama-3.1-8b'}\n",
+            "does not say its release; add --engine with the release, such as vllm@0.11",
+        ),
         (
             "vLLM API server version 0.1.dev3+gabc\nargs: Namespace(model='llama-3.1-8b')\n",
             "0.1.dev3+gabc is not a release",

@@ -115,8 +115,8 @@ def test_the_answer_says_whether_it_keeps_up(run: Run, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ((), "FIRST: is missing"),
-        (("examples/metrics.1.txt",), "SECOND: is missing"),
+        ((), "FIRST: missing"),
+        (("examples/metrics.1.txt",), "SECOND: missing"),
         (("examples/metrics.1.txt", "examples/metrics.1.txt"), "SECOND: is the first page"),
         ((*PAIR, "--growth", "-1"), "--growth"),
         ((*PAIR, "--interval", "x"), "--interval"),

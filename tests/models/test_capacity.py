@@ -344,7 +344,7 @@ def test_windows_are_charged_with_two_batches_in_flight() -> None:
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
-    with pytest.raises(UsageError, match="was made for 131,072 tokens"):
+    with pytest.raises(UsageError, match="supports up to 131,072 tokens"):
         sized("llama-3.1-8b", max_model_len=131_073)
 
 

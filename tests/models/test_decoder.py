@@ -558,7 +558,7 @@ INVALID: dict[str, tuple[str, Values, str]] = {
         "gemma3_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
         "rope_parameters: must have an entry for each kind of layer (full_attention and sliding_attention)",
     ),
-    "no factor": ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor: is missing"),
+    "no factor": ("llama", {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor: missing"),
     "a theta of 0": ("llama", {"rope_theta": 0}, "rope_theta: must be above 0 (0)"),
     "text for eps": ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps: must be a finite number ('1e-5')"),
     "an odd head": ("llama", {"head_dim": 15}, "head_dim: must be even where positions rotate (15)"),
@@ -567,10 +567,10 @@ INVALID: dict[str, tuple[str, Values, str]] = {
     "too few in a group": ("deepseek_v3", {"n_group": 16}, "n_group: must leave each group two experts (16)"),
     "too many groups": ("deepseek_v3", {"topk_group": 9}, "topk_group: must be at most n_group, 8 (9)"),
     "too many experts": ("deepseek_v3", {"num_experts_per_tok": 9}, "num_experts_per_tok: must be at most 8 (9)"),
-    "groups nobody counted": ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: is missing"),
-    "no KV heads": ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads: is missing: transformers has"),
-    "no head_dim": ("qwen3", {"head_dim": ...}, "head_dim: is missing: transformers has"),
-    "no window": ("gemma3_text", {"sliding_window": ...}, "sliding_window: is missing: transformers has"),
+    "groups nobody counted": ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: missing"),
+    "no KV heads": ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads: missing: transformers has"),
+    "no head_dim": ("qwen3", {"head_dim": ...}, "head_dim: missing: transformers has"),
+    "no window": ("gemma3_text", {"sliding_window": ...}, "sliding_window: missing: transformers has"),
 }  # fmt: skip
 
 

@@ -184,7 +184,7 @@ def test_an_unknown_tower_is_refused_by_name(values: dict[str, Any], named: str)
             "num_hidden_layers: must be between 1 and 4096",
         ),
         (model("gemma3", 5376, {**SIGLIP, "image_size": "896"}), "image_size: must be an integer"),
-        ({"model_type": "gemma3", "vision_config": SIGLIP}, "hidden_size: is missing"),
+        ({"model_type": "gemma3", "vision_config": SIGLIP}, "hidden_size: missing"),
         (model("llama4", 5120, {**LLAMA_4, "pixel_shuffle_ratio": 0}), "pixel_shuffle_ratio: must be above 0"),
         (model("mistral3", 5120, PIXTRAL, vision_feature_layer=-30), "vision_feature_layer: must be between"),
         ({**GEMMA_3N, "audio_config": {"sscp_conv_channel_size": [128]}}, "sscp_conv_channel_size: must name two"),

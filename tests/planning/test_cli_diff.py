@@ -200,9 +200,9 @@ def test_flags_that_would_be_ignored_are_refused(run: Run, models: Path) -> None
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ((), "OLD: is missing"),
-        (("./old",), "NEW: is missing"),
-        (("./old", "./new"), "--gpu: is missing"),
+        ((), "OLD: missing"),
+        (("./old",), "NEW: missing"),
+        (("./old", "./new"), "--gpu: missing"),
         (("./old", "nope.json", *FLAGS), "nope.json: no such file or directory"),
         (("./old", "nothing", *FLAGS), "model 'nothing': not in the catalog"),
         (("./old", "", *FLAGS), "OLD, NEW: one of them is empty ('')"),

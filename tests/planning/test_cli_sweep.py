@@ -286,7 +286,7 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
         (("--dtype", "bfloat16,int8"), "--dtype 'int8': is not accepted by vLLM"),
         (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan knows vLLM"),
         (("--mean-tokens", "1k,200k"), "mean length 204,800: is beyond the context"),
-        (("--mean-tokens", "1k,2k", "--prompt-tokens", "1k", "--output-tokens", "9"), "--mean-tokens: says the same"),
+        (("--mean-tokens", "1k,2k", "--prompt-tokens", "1k", "--output-tokens", "9"), "--mean-tokens: conflicts with"),
         (("--block-size", "16,24"), "--block-size 24: must be a multiple of 16"),
         (("--gpu-memory-utilization", "0.9,1.9"), "--gpu-memory-utilization: outside (0, 1] ('1.9')"),
         (("--limit", "0"), "--limit: must be at least 1"),
@@ -308,7 +308,7 @@ def test_what_no_combination_can_use_is_refused(run: Run, words: tuple[str, ...]
 
 
 def test_a_sweep_needs_a_model(run: Run) -> None:
-    assert refused(run("sweep", "--gpu", "h200")).startswith("MODEL: is missing")
+    assert refused(run("sweep", "--gpu", "h200")).startswith("MODEL: missing")
 
 
 def test_a_gpu_without_a_price_is_named_and_kept(run: Run, prices: Path) -> None:

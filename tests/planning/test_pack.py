@@ -157,7 +157,7 @@ def test_a_policy_is_packed_as_its_rules_ask(run: Run, tmp_path: Path) -> None:
     ("words", "problem"),
     [
         ((), "POLICY or --server: one of the two is required"),
-        (("--server", "qwen3-8b"), "--gpu: is missing"),
+        (("--server", "qwen3-8b"), "--gpu: missing"),
         (("--gpu", "l40s", "--server", "qwen3-8b --users x"), "--users"),
         (("--gpu", "l40s", "--server", "qwen3-8b 'x"), "cannot be split into words"),
         (("--gpu", "l40s", "--server", " "), "is empty"),
@@ -167,7 +167,7 @@ def test_a_policy_is_packed_as_its_rules_ask(run: Run, tmp_path: Path) -> None:
             ("--gpu", "l40s", "--server", "a=qwen3-8b", "--server", "b=qwen3-0.6b --tensor-parallel-size 2"),
             "runs on 2 GPUs",
         ),
-        (("--gpu", "rtx-4090", "--server", "qwen3-32b"), "does not hold 1 user on rtx-4090 even alone"),
+        (("--gpu", "rtx-4090", "--server", "qwen3-32b"), "cannot serve 1 user on rtx-4090 even alone"),
         (("--gpu", "l40s", "--server", "no-such-model"), "no-such-model"),
     ],
 )

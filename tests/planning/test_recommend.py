@@ -601,13 +601,13 @@ def test_reports_are_what_standard_output_would_be(run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        ((), "--users: is missing"),
+        ((), "--users: missing"),
         (("--users", "0"), "--users: must be at least 1"),
         (("--users", "-5"), "--users: not a whole number"),
         (("--users", "1000001"), "--users: more than 1,000,000"),
         (("--users", "9", "--ctx", "4k,8k"), "--ctx: recommend takes one context"),
         (("--users", "9", "--ctx", "auto"), "--ctx: recommend takes one context"),
-        (("--users", "9", "--ctx", "1M"), "max_model_len 1,048,576: llama-3.1-8b was made for"),
+        (("--users", "9", "--ctx", "1M"), "max_model_len 1,048,576: llama-3.1-8b supports up to"),
         (("--users", "9", "--ctx", "4k", "--mean-tokens", "8k"), "mean length 8,192: is beyond the context"),
         (("--users", "9", "--gpus", "h200,,l40s"), "--gpus: contains an empty name"),
         (("--users", "9", "--gpus", "nosuch"), "gpu 'nosuch'"),

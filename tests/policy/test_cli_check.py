@@ -168,9 +168,9 @@ def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) 
             "6:25",
             "does not divide the 32 attention heads",
         ),
-        ("  model: llama-3.1-8b\n  gpu: l4\n  max_model_len: 200k\n", "6:18", "was made for 131,072 tokens"),
-        ("  model: llama-3.1-8b\n", "3:3", "target chat: gpu: is missing"),
-        ("  gpu: l4\n", "3:3", "target chat: model: is missing"),
+        ("  model: llama-3.1-8b\n  gpu: l4\n  max_model_len: 200k\n", "6:18", "supports up to 131,072 tokens"),
+        ("  model: llama-3.1-8b\n", "3:3", "target chat: gpu: missing"),
+        ("  gpu: l4\n", "3:3", "target chat: model: missing"),
         ("  gpu: l4\n  command: vllm server x\n", "5:12", "target chat: command: contains no server command"),
         ("  gpu: l4\n  command: vllm serve x --max-modle-len 3\n", "5:12", "did you mean --max-model-len"),
         ("  model: ./nosuch\n  gpu: l4\n", "4:10", "nosuch: no such file or directory"),
@@ -178,7 +178,7 @@ def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) 
         ("  model: llama-3.1-8b\n  gpu: l4\n  engine_arg: [block_sise=3]\n", "6:15", "did you mean block_size"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  lengths: nosuch.csv\n", "6:12", "no such file"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  mean_tokens: 2m\n", "6:16", "mean length"),
-        ("  model: qwen3-8b\n  gpu: l4\n  workload: {profile: azur}\n", "6:13", "profile 'azur': there is none"),
+        ("  model: qwen3-8b\n  gpu: l4\n  workload: {profile: azur}\n", "6:13", "profile 'azur': no such profile"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  draft_model: lama\n", "6:16", "model 'lama': not in the catalog"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  shared_prefix: 200k\n", "6:18", "leaves no room in the context"),
     ],
@@ -358,7 +358,7 @@ def test_reports_are_written_beside_the_answer(run: Run, tmp_path: Path) -> None
 
 
 def test_a_report_that_cannot_be_written_costs_no_time(run: Run, tmp_path: Path) -> None:
-    for name, what in (("a.txt", "suffix"), ("no/a.json", "no such directory")):
+    for name, what in (("a.txt", "unknown file type"), ("no/a.json", "no such directory")):
         assert what in refused(run("check", EXAMPLE, "--today", EXAMPLE_DAY, "--report", tmp_path / name))
 
 

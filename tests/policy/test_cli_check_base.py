@@ -529,7 +529,7 @@ def test_a_waiver_that_is_longer_or_wider_fails_and_a_shorter_one_passes(run: Ru
 def test_a_base_that_would_be_an_option_of_git_is_refused(run: Run, repository: Path) -> None:
     for name in ("--upload-pack=x", "", "-x", "a\nb"):
         assert "is not a valid revision name" in refused(run("check", f"--base={name}"))
-    assert "--base: judges a policy" in refused(
+    assert "--base: checks a policy" in refused(
         run("check", "--init", "llama-3.1-8b", "--gpu", "h200", "--base", "main")
     )
 

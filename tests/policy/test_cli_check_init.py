@@ -90,12 +90,12 @@ def test_a_file_that_exists_is_kept_unless_forced(run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("llama-3.1-8b",), "--gpu: is missing"),
-        (("--gpu", "h200"), "MODEL: is missing"),
+        (("llama-3.1-8b",), "--gpu: missing"),
+        (("--gpu", "h200"), "MODEL: missing"),
         (("llama-3.1-70b", "--gpu", "l4", "--ctx", "8k"), "does not fit"),
-        ((*INITS["plain"], "--strict"), "--strict: judges a policy"),
-        ((*INITS["plain"], "--today", "2030-01-01"), "--today: judges a policy"),
-        (("--gpu", "h200", "--from-pid", "1", "--from-command", "vllm serve x"), "say the same"),
+        ((*INITS["plain"], "--strict"), "--strict: checks a policy"),
+        ((*INITS["plain"], "--today", "2030-01-01"), "--today: checks a policy"),
+        (("--gpu", "h200", "--from-pid", "1", "--from-command", "vllm serve x"), "are alternatives"),
         (("--gpu", "h200", "--from-pid", "one"), "is not a process id"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
         policy_init.command_of("9", proc)
     with pytest.raises(EnvironmentProblem, match="no /proc"):
         policy_init.command_of("9", tmp_path / "none")
-    with pytest.raises(UsageError, match="no process id"):
+    with pytest.raises(UsageError, match="a process id"):
         policy_init.command_of("../7", proc)
     message = refused(
         run("check", "--init", "--gpu", "h200", "--from-pid", str(os.getpid()), "-o", tmp_path / "p.yaml")

@@ -246,7 +246,7 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         (f"vllm serve {MODEL} --speculative-config nonsense", "not a JSON object"),
         (f"vllm serve {MODEL} --max-lora-rank 7 --enable-lora", "not one of 1, 8, 16"),
         (f"vllm serve {MODEL} --performance-mode fast", "not one of balanced, interactivity, throughput"),
-        (f"vllm serve {MODEL} --kv-cache-memory-bytes 16", "too small to be meant"),
+        (f"vllm serve {MODEL} --kv-cache-memory-bytes 16", "implausibly small"),
         (f"vllm serve {MODEL} --compilation-config nonsense", "not a JSON object"),
         (f"cd /opt && echo {MODEL}", "contains no server command"),
         (f"vllm serve {MODEL} --served-model-name {'a ' * 8192}", "is longer than 16,384 characters"),

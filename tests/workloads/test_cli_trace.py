@@ -225,9 +225,9 @@ def test_a_path_that_cannot_be_written_is_refused_before_reading(run: Run, tmp_p
         (("",), "no such profile"),
         (("no/such.csv",), "no/such.csv: no such file"),
         ((".",), "is a directory"),
-        (("TRACE", "--rate", "2"), "--rate: goes with a profile"),
+        (("TRACE", "--rate", "2"), "--rate: works with a profile"),
         (("TRACE", "--num-requests", "2"), "`kvplan trace sample` takes a part"),
-        (("TRACE", "--shared-prefix", "2"), "--shared-prefix: goes with a profile"),
+        (("TRACE", "--shared-prefix", "2"), "--shared-prefix: works with a profile"),
     ],
 )
 def test_what_convert_refuses(run: Run, trace: Path, tmp_path: Path, argv: tuple[str, ...], complaint: str) -> None:
@@ -299,8 +299,8 @@ def test_every_subcommand_and_option_has_a_help_text(run: Run) -> None:
 def test_a_wrong_or_missing_subcommand_is_refused_with_the_near_one(run: Run) -> None:
     assert refused(run("trace", "stat")) == "stat: no such command; did you mean stats?"
     assert refused(run("trace")) == "COMMAND: missing; see `kvplan trace --help`"
-    assert "FILE|PROFILE: is missing" in refused(run("trace", "stats"))
-    assert "--output: is missing" in refused(run("trace", "convert", "rag"))
+    assert "FILE|PROFILE: missing" in refused(run("trace", "stats"))
+    assert "--output: missing" in refused(run("trace", "convert", "rag"))
 
 
 def test_stats_load_no_heavy_library() -> None:
