@@ -454,8 +454,8 @@ def test_30_a_report_that_cannot_be_written_is_refused_before_the_work(run: Run,
         "none/a.json": "no such directory",
         "folder.json": "is a directory",
         "file/a.json": "no such directory",
-        "a.txt": "suffix",
-        "a": "suffix",
+        "a.txt": "unknown file type",
+        "a": "unknown file type",
     }
     for name, fault in faults.items():
         line = refused(run("estimate", "no-such-model", "--report", tmp_path / name))  # the report is looked at first

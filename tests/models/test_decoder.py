@@ -568,9 +568,9 @@ INVALID: dict[str, tuple[str, Values, str]] = {
     "too many groups": ("deepseek_v3", {"topk_group": 9}, "topk_group: must be at most n_group, 8 (9)"),
     "too many experts": ("deepseek_v3", {"num_experts_per_tok": 9}, "num_experts_per_tok: must be at most 8 (9)"),
     "groups nobody counted": ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "n_group: missing"),
-    "no KV heads": ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads: missing: transformers has"),
-    "no head_dim": ("qwen3", {"head_dim": ...}, "head_dim: missing: transformers has"),
-    "no window": ("gemma3_text", {"sliding_window": ...}, "sliding_window: missing: transformers has"),
+    "no KV heads": ("mistral", {"num_key_value_heads": ...}, "num_key_value_heads: is missing: transformers has"),
+    "no head_dim": ("qwen3", {"head_dim": ...}, "head_dim: is missing: transformers has"),
+    "no window": ("gemma3_text", {"sliding_window": ...}, "sliding_window: is missing: transformers has"),
 }  # fmt: skip
 
 
