@@ -285,7 +285,7 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        (("--mean-tokens", "2k", "--prompt-tokens", "1k", "--output-tokens", "1k"), "says the same"),
+        (("--mean-tokens", "2k", "--prompt-tokens", "1k", "--output-tokens", "1k"), "conflicts with"),
         (("--prompt-tokens", "1k"), "must be used together"),
         (("--overflow", "1%"), "applies only to --lengths"),
         (("--lengths", "normal:1"), "--lengths"),

@@ -114,7 +114,7 @@ def test_the_help_says_what_fills_in_what_is_missing(run: Run) -> None:
     text = " ".join(run("reconcile", "--help").out.split())
     for option in ("--log FILE", "--metrics URL|FILE"):
         said = text.partition(f" {option} ")[2].partition(" FILE ")[0][:330]
-        assert all(flag in said for flag in ("--engine", "--model", "--config", "does not say")), said
+        assert all(flag in said for flag in ("--engine", "--model", "--config", "lacks")), said
     assert "log-reconciliation" in "".join(run("schema", "--help").out.split())
 
 
