@@ -292,7 +292,7 @@ def test_the_action_fails_a_change_that_weakens_the_policy_where_it_knows_the_ba
     assert "title=KVP203 change.limit (policy)::" in ran.out
     ran = run_action(place, base="origin/nowhere", sarif="true")
     assert ran.code == 2
-    assert ran.out.startswith("::error file=kvplan.policy.yaml,title=kvplan::revision 'origin/nowhere': git knows")
+    assert ran.out.startswith("::error file=kvplan.policy.yaml,title=kvplan::revision 'origin/nowhere': no such commit")
 
 
 def test_the_action_says_why_a_policy_cannot_be_read(place: Workplace) -> None:
