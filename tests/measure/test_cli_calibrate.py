@@ -152,7 +152,7 @@ def test_a_result_stands_beside_its_prediction(tmp_path: Path, run: Run) -> None
 def test_a_load_without_lengths_is_refused(tmp_path: Path, run: Run) -> None:
     path = written(tmp_path, total_output_tokens=None)
     ran = run("reconcile", "--bench", path, "--gpu", "h100-80g", "--ctx", "8k")
-    assert (ran.code, "--output-tokens: missing" in ran.err) == (2, True)
+    assert (ran.code, "--output-tokens: is missing" in ran.err) == (2, True)
 
 
 def test_users_of_one_length_drift_apart() -> None:

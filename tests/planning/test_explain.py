@@ -218,7 +218,7 @@ def test_the_rules_that_hang_on_the_installation_are_named(run: Run, engine: str
     text = " ".join(done.out.split())
     for line in lines:
         assert line in text
-    assert "--kv-cache-memory-bytes sets the pool whatever they take" in text
+    assert "fix the KV cache size with --kv-cache-memory-bytes" in text
 
 
 def test_a_wide_range_names_the_graphs(run: Run) -> None:

@@ -319,7 +319,7 @@ def test_a_default_that_does_not_start_is_lowered(run: Run) -> None:
     answer = estimated(run, "--from-command", best["command"], "--gpu", "t4")
     assert answer["fits"]
     told = run("recommend", "llama-3.1-8b", "--users", "300", "--ctx", "2k", "--gpu", "4xt4").out.splitlines()
-    assert told[0].startswith("No: llama-3.1-8b on 4 x t4 holds none of 300 users")
+    assert told[0].startswith("No: llama-3.1-8b on 4 x t4 serves none of 300 users")
     assert told[1].startswith("  it wants 13.56 GiB free at the start")
 
 

@@ -101,7 +101,7 @@ def test_a_policy_is_answered_target_by_target(run: Run, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("qwen3-8b", "--gpu", "l40s"), "--from: missing"),
+        (("qwen3-8b", "--gpu", "l40s"), "--from: is missing"),
         (("--gpu", "l40s"), "SERVER: missing"),
         (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@0.24", "--to", "sglang"), "--from, --to: name two servers"),
         (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@9.1"), "vllm@9.1"),

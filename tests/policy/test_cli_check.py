@@ -116,7 +116,7 @@ def test_a_policy_of_which_all_is_skipped_warns(run: Run, tmp_path: Path) -> Non
     ran = run("check", policy(tmp_path, rules="max_preemption_rate: 1%"))
     assert ran.code == 0
     assert "kvplan: warning: " in ran.err
-    assert "nothing was judged" in ran.err
+    assert "nothing was checked" in ran.err
     assert run("check", policy(tmp_path, rules="max_preemption_rate: 1%"), "--quiet").err == ""
 
 

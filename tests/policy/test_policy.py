@@ -677,7 +677,7 @@ def test_the_exit_code(rules: str, more: str, plain: int, strict: int) -> None:
 
 
 def test_a_policy_of_which_nothing_was_judged_warns() -> None:
-    assert any("nothing was judged" in warning for warning in judged(one("max_preemption_rate: 1%")).warnings)
+    assert any("nothing was checked" in warning for warning in judged(one("max_preemption_rate: 1%")).warnings)
     assert judged(one("fits: true, max_preemption_rate: 1%")).warnings == ()
 
 

@@ -137,7 +137,7 @@ def test_the_schema_names_every_flag_and_setting() -> None:
 
 
 def test_an_unknown_schema_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"schema 'run': no such profile; use one of error, plan, plans"):
+    with pytest.raises(UsageError, match=r"schema 'run': no such schema; use one of error, plan, plans"):
         document_schema("run")
 
 

@@ -208,7 +208,7 @@ def test_another_rate_squeezes_a_traces_times(trace: Path, tmp_path: Path, run: 
 def test_a_trace_without_times_comes_evenly_at_the_rate(tmp_path: Path, run: Run) -> None:
     trace, path = tmp_path / "lengths.csv", tmp_path / "requests.csv"
     trace.write_text("prompt_tokens,output_tokens\n" + "100,5\n" * 10)
-    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate: missing")
+    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate: is missing")
     ran = run("simulate", *MODEL, "--trace", trace, "--rate", "2", "--requests", path)
     assert ran.code == 0, ran.err
     assert sorted(float(row["arrival_s"]) for row in read_rows(path.read_text())) == [at / 2 for at in range(10)]
@@ -217,7 +217,7 @@ def test_a_trace_without_times_comes_evenly_at_the_rate(tmp_path: Path, run: Run
 def test_a_trace_in_which_all_come_at_once_has_no_rate(tmp_path: Path, run: Run) -> None:
     trace = tmp_path / "burst.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "5,100,5\n" * 10)
-    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate: missing")
+    assert refused(run("simulate", *MODEL, "--trace", trace)).startswith("--rate: is missing")
 
 
 def test_stated_lengths_and_distributions_are_drawn(tmp_path: Path, run: Run) -> None:
@@ -406,8 +406,8 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
         ((*MODEL, *CONV, "--prompt-tokens", "5"), "simulate: --profile and --prompt-tokens conflict"),
         ((*MODEL, "--prompt-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens: must be used together"),
         ((*MODEL, "--output-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens: must be used together"),
-        ((*MODEL, "--prompt-tokens", "5", "--output-tokens", "5"), "--rate: missing"),
-        ((*MODEL, "--profile", "arxiv-summarization"), "--rate: missing"),
+        ((*MODEL, "--prompt-tokens", "5", "--output-tokens", "5"), "--rate: is missing"),
+        ((*MODEL, "--profile", "arxiv-summarization"), "--rate: is missing"),
         ((*MODEL, "--profile", "\x1b[2J"), "profile '"),
         ((*MODEL, *CONV, "--rate", "0"), "--rate: not requests per second"),
         ((*MODEL, *CONV, "--rate", "1e3"), "--rate: not requests per second"),
