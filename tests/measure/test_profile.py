@@ -208,8 +208,8 @@ def test_max_error_may_be_said_of_one_row_and_of_the_total(copied: Path, run: Ru
         (("unattributed=1%",), "'unattributed' is not a row of this comparison"),
         (("wieghts=1%",), "'wieghts' is not a row of this comparison"),
         (("=1%",), "'=1%' does not name a row; write total=1%"),
-        (("weights=1%", "weights=2%"), "says weights twice; say it once"),
-        (("1%", "2%"), "says the share of every row twice; say it once"),
+        (("weights=1%", "weights=2%"), "says weights twice; set it once"),
+        (("1%", "2%"), "says the share of every row twice; set it once"),
         (("total=much",), "'total=much' has no percentage; write 2%, or ROW=SHARE: total=1%"),
         (("weights",), "'weights' has no percentage; write 2%, or ROW=SHARE: total=1%"),
         (("2%,",), "'' has no percentage"),
@@ -542,7 +542,7 @@ def test_the_live_view_says_how_far_it_is() -> None:
         (("llama-3.1-8b",), 3, "no GPU that CUDA can use; use --device cpu"),
         (("smollm2-135m", "--device", "cuda"), 3, "--device cuda: no GPU that CUDA can use; use --device cpu"),
         (("smollm2-135m", "--device", "tpu9"), 2, "'tpu9': is not a device"),
-        ((*SMALL, "--trace", "x.csv"), 2, "--trace: says how many requests"),
+        ((*SMALL, "--trace", "x.csv"), 2, "--trace: already sets the number of requests"),
         ((*SMALL, "--lengths", "const:9"), 2, "both set request lengths"),
         ((*SMALL, "--ctx", "8"), 2, "the longest request has 24 tokens, the context 8"),
         ((*SMALL, "--interval", "soon"), 2, "--interval"),
@@ -554,8 +554,16 @@ def test_the_live_view_says_how_far_it_is() -> None:
         (("--weights", "nowhere"), 2, "--weights nowhere: is not a directory"),  # which needs no GPU to be seen
         ((*SMALL, "--weights", ""), 2, "--weights '': is not a directory"),
         ((*SMALL, "--ctx", "8193"), 2, "--ctx 8193: smollm2-135m has 8192 positions"),
-        ((*SMALL, "--baseline", "contiguous", "--allocator", "contiguous"), 2, "is the allocator of the first run"),
-        (("--trace", "x.csv", "--output-tokens", "4", "--device", "cpu"), 2, "--trace: says how many requests"),
+        (
+            (*SMALL, "--baseline", "contiguous", "--allocator", "contiguous"),
+            2,
+            "is already the allocator of the first run",
+        ),
+        (
+            ("--trace", "x.csv", "--output-tokens", "4", "--device", "cpu"),
+            2,
+            "--trace: already sets the number of requests",
+        ),
         ((*SMALL, "--shared-prefix", "21"), 2, "longer than the shortest prompt (20 tokens)"),
     ],
 )

@@ -102,7 +102,7 @@ def test_an_unknown_layer_type_is_refused_by_name(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "granite"])
 def test_layer_types_that_the_other_keys_contradict_are_refused(model_type: str) -> None:
-    with pytest.raises(InvalidInputError, match="layer 0 is 'sliding_attention', but by its other keys"):
+    with pytest.raises(InvalidInputError, match="layer 0 is 'sliding_attention', but its other keys"):
         read(model_type=model_type, sliding_window=1024, layer_types=["sliding_attention"] * 32)
 
 

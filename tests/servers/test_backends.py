@@ -81,8 +81,8 @@ def test_a_backend_is_refused_in_the_servers_words(row: dict[str, Any]) -> None:
         ("deepseek-v2-lite", "h100", "FLASHMLA", "blocks of 64 tokens in place of 16"),
         ("deepseek-v2-lite", "b200", "CUTLASS_MLA", "blocks of 128 tokens in place of 32"),
         ("qwen3-next-80b-a3b", "b200", "FLASH_ATTN", "blocks of "),
-        ("llama-3.1-8b", "h100", "TREE_ATTN", "what it does to memory is not modeled"),
-        ("llama-3.1-8b", "h100", "CUSTOM", "what it does to memory is not modeled"),
+        ("llama-3.1-8b", "h100", "TREE_ATTN", "its effect on memory is not modeled"),
+        ("llama-3.1-8b", "h100", "CUSTOM", "its effect on memory is not modeled"),
     ],
 )
 def test_a_note_says_what_a_backend_changes(model: str, card: str, backend: str, note: str) -> None:
