@@ -168,7 +168,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
     known = ("max_model_len", "max_num_seqs", "tensor_parallel_size")
     with pytest.raises(InvalidInputError, match=r"p\.yaml:1:1: target: has no key 'max_model_lem'; did you mean max_m"):
         strict_yaml.table(top, "target", known)
-    assert strict_yaml.nearest("zzz", known, {}) == f"there are {', '.join(known)}"
+    assert strict_yaml.nearest("zzz", known, {}) == f"known keys: {', '.join(known)}"
     assert strict_yaml.nearest("max-num-seqs", known, {}) == "did you mean max_num_seqs?"
     assert strict_yaml.nearest("tp", known, {"tp": "tensor_parallel_size"}) == "did you mean tensor_parallel_size?"
 
