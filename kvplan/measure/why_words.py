@@ -37,10 +37,20 @@ def unknown(name: str, failure: Failure) -> str:
         return "The log shows no known failure, but ends before the server is ready."
     if stopped is None:
         return "The text shows no known failure."
+    if failure.memory_question:
+        figures = failure.figures
+        stated = figures.tried_bytes is not None and figures.free_bytes is not None
+        lacking = f" ({size(figures.tried_bytes)} asked for, {size(figures.free_bytes)} free)" if stated else ""
+        where = "the text does not show during which part of start-up or serving"
+        return f"{stopped}: the GPU ran out of memory{lacking}, but {where}."
     return f"{stopped}, but this text does not show the cause."
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
+
+
+def plural(requests: int) -> str:
+    return f"{requests:,} request{'' if requests == 1 else 's'}"
 
 
 def size(value: Size | None) -> str:
@@ -165,8 +175,9 @@ def sglang_prefill(figures: Figures) -> str:
 
 
 def retract(figures: Figures) -> str:
-    count = "requests" if figures.retracted is None else f"{figures.retracted:,} request(s)"
-    return f"the KV cache is full, and {count} were sent back to the queue"
+    count = "requests" if figures.retracted is None else plural(figures.retracted)
+    went = "was" if figures.retracted == 1 else "were"
+    return f"the KV cache is full, and {count} {went} sent back to the queue"
 
 
 def says(text: str) -> Callable[[Figures], str]:

@@ -29,6 +29,7 @@ from benchmarks.throughput import BenchRequest, Run, figures, run_transformers, 
 from engine import Engine, SamplingParams
 from kvplan.workloads.profiles import profile
 
+pytestmark = pytest.mark.full  # a script for GPUs: what it measures needs one, what it writes is checked here
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 # Llama-3.1-8B in bfloat16 at 4.3 TB/s and three quarters of 989 TFLOP/s: 7.505e9 parameters without the embedding.

@@ -29,6 +29,7 @@ from engine import memory
 from kvplan.core.errors import EnvironmentProblem
 from kvplan.measure.reconcile import COMPONENTS
 
+pytestmark = pytest.mark.full  # a script for GPUs: what it measures needs one, what it writes is checked here
 ROOT = Path(__file__).resolve().parents[2]
 # What a fake stage begins with: FOLDER, and save(numbers) as a real stage would.
 PRELUDE = """

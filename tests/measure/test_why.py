@@ -434,3 +434,15 @@ def test_a_damaged_log_is_answered_or_refused() -> None:
             continue
         assert all(cure["effect"] is not None for cure in answer["cures"] if cure["starts"])
         assert why_lines(answer)
+
+
+def test_memory_that_ran_out_in_an_unknown_part_is_said_with_its_figures(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "INFO 05-01 10:00:00 [core.py:58] Initializing a V1 LLM engine (v0.9.1) with config: model='Qwen/Qwen3-32B'\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+        "79.25 GiB of which 1.10 GiB is free.\n"
+    )
+    first = run("why", str(log)).out.splitlines()[0]
+    assert first.startswith("vLLM did not start: the GPU ran out of memory (2.00 GiB asked for, 1.10 GiB free), but")
+    assert run("why", str(log), "--format", "json").json["cause"] is None
