@@ -105,6 +105,8 @@ def check(request: Request, draft: ModelSpec | None, method: str, tokens: int) -
             "name a draft of the same family",
         )
     if draft is not None and args.pipeline_parallel_size > 1:
-        raise UsageError("drafts", "with pipeline parallelism are not modeled", "use --tp, or leave the drafts out")
+        raise UsageError(
+            "--draft-model", "drafts with pipeline parallelism are not modeled", "use --tp, or leave the drafts out"
+        )
     if draft is not None and draft.has_states and draft is not spec:
         raise UnsupportedModelError(draft.name, "a draft with recurrent states is not modeled")
