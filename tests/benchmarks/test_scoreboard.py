@@ -215,7 +215,7 @@ def test_a_context_that_was_stretched_is_taken() -> None:
         assert isinstance(row, Case)
         result = score_case(row, Models())
         assert isinstance(result, Scored)
-        assert ("made for 40,960" in str(result.refused)) is refused
+        assert ("supports up to 40,960" in str(result.refused)) is refused
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_a_faulty_csv_is_refused_with_its_line(tmp_path: Path, data: bytes, comp
         (b'{"time": 1, "tokens": 5}\n', r"line 1: no lengths among the keys \(time, tokens\)"),
         (line() + b'{"x": "' + b"y" * 2**20 + b'"}\n', "line 2: longer than"),
         (b'{"completed": 3, "total_input_tokens": 5}\n', "save it with --save-detailed"),
-        (json.dumps({**RESULT, "output_lens": [1]}).encode(), r"not of one length \(3, 1, 3\)"),
+        (json.dumps({**RESULT, "output_lens": [1]}).encode(), r"differ in length \(3, 1, 3\)"),
         (json.dumps({**RESULT, "output_lens": [1, 2, "3"]}).encode(), "request 3: output_lens: not a whole number"),
         (json.dumps({**RESULT, "start_times": [0, -1, 0]}).encode(), "request 2: start_times: not a time"),
         (BENCH + b"\n" + BENCH, "line 2: more after the first result"),
@@ -568,7 +568,7 @@ def test_a_run_that_many_share_makes_no_family() -> None:
         (lambda: span_of(regular(10), 0.5, 3.2), "no request came from 3.2 s to 3.7 s"),
         (lambda: span_of(regular(10), 5, 100), "no request came"),
         (lambda: thinned(regular(10), 11), "--num-requests 11: the trace has 10 requests"),
-        (lambda: span_of(Trace(regular(3).requests, "lengths.csv", has_arrivals=False), 1), "has no arrivals"),
+        (lambda: span_of(Trace(regular(3).requests, "lengths.csv", has_arrivals=False), 1), "has no arrival times"),
     ],
 )
 def test_a_part_that_is_not_there_is_refused(part: Callable[[], Trace], complaint: str) -> None:
