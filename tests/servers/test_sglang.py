@@ -232,7 +232,7 @@ class TestThePlan:
         ("argv", "note"),
         [
             (("llama-3.1-8b", "--ctx", "8k"), "using 0.83"),
-            (("llama-3.1-8b", "--ctx", "8k", "--mem-fraction-static", "0.99"), "0.79 GiB are kept back"),
+            (("llama-3.1-8b", "--ctx", "8k", "--mem-fraction-static", "0.99"), "0.79 GiB are reserved"),
             (("qwen3.5-9b", "--ctx", "8k"), "slots for recurrent states"),
             (("gemma-2-9b", "--ctx", "4k"), "counted in full"),
         ],
@@ -329,8 +329,8 @@ class TestTheCommandLine:
             ("--disable-radix-cache yes", "without a flag"),
             ("--mem-fraction-statc 0.5", "did you mean --mem-fraction-static"),
             ("--gpu-memory-utilization 0.5", "is a flag of vLLM"),
-            ("--context-length 32k", "no whole number"),
-            ("--context-length -1", "no whole number"),
+            ("--context-length 32k", "not a whole number"),
+            ("--context-length -1", "not a whole number"),
             ("--mem-fraction-static 90%", "is not a number"),
         ],
     )
@@ -405,7 +405,7 @@ def test_the_context_that_a_note_names_is_the_one_that_is_taken(run: Run) -> Non
     """SGLang takes the long context of longrope models (0.5.23: 131,072 of Phi-3-mini-128k), vLLM the original one."""
     for engine, tokens in (("sglang", "131,072"), ("vllm", "4,096")):
         ran = run("estimate", "phi-3-mini-128k", "--gpu", "h100-80g", "--engine", engine)
-        assert f"no --ctx: the model's maximum of {tokens} tokens" in ran.err
+        assert f"no --ctx: using the model's maximum of {tokens} tokens" in ran.err
         assert f"at {tokens} tokens each" in ran.out.splitlines()[0]
 
 
