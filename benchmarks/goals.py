@@ -216,7 +216,7 @@ def _check(path: Path, name: str, measured: Measured) -> None:
     if name not in NAMES:
         raise InvalidInputError(f"{shown(path)}: {printable(name, 40)!r} is no goal; there are {', '.join(NAMES)}")
     if type(value) not in (int, float) or not isfinite(value):
-        raise InvalidInputError(f"{shown(path)}: {name} is no number ({printable(str(value), 40)}); measure it anew")
+        raise InvalidInputError(f"{shown(path)}: {name} is not a number ({printable(str(value), 40)}); measure it anew")
     if not all(isinstance(text, str) for text in (measured.stage, measured.commit or "", measured.utc)):
         raise InvalidInputError(f"{shown(path)}: {name} has a stage, commit or time that is no text; measure it anew")
 

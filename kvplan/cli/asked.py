@@ -16,6 +16,7 @@ from kvplan.core.units import (
     MAX_TOKENS,
     MIB,
     format_count,
+    format_gib,
     parse_contexts,
     parse_fraction,
     parse_size,
@@ -83,6 +84,13 @@ def read(
         raise error.changed(keys=("draft_model",)) from error
     stated_in_use = options.memory_in_use
     in_use = None if stated_in_use is None else parse_size(stated_in_use, "--memory-in-use", least=0)
+    for _, machine in gpus:
+        if in_use is not None and in_use >= machine.total_memory:
+            raise UsageError(
+                "--memory-in-use",
+                f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
+                "state what other processes hold on one GPU",
+            )
     told = None
     if command and command.environment:
         from kvplan.servers import environment

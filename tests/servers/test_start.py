@@ -231,3 +231,12 @@ def test_that_nothing_is_in_use_may_be_stated(run: Run, stated: str) -> None:
     empty, typical = run(*asked, "--memory-in-use", stated).json, run(*asked).json
     assert (empty["inputs"]["memory_in_use"], typical["inputs"]["memory_in_use"]) == (0, None)
     assert (empty["fits"], typical["fits"]) == (True, False)
+
+
+def test_more_in_use_than_there_is_is_refused(run: Run) -> None:
+    ran = run("estimate", "llama-3.1-8b", "--gpu", "l4", "--ctx", "8k", "--memory-in-use", "30GiB")
+    assert ran.code == 2
+    assert ran.errors == [
+        "kvplan: error: --memory-in-use: is more than l4 has (30.00 GiB of 22.03 GiB); "
+        "state what other processes hold on one GPU"
+    ]
