@@ -11,7 +11,7 @@ from kvplan.models.spec import ModelSpec
 
 def read_spec(directory: Path) -> ModelSpec:
     if not directory.is_dir():
-        raise InvalidInputError(f"{directory}: is no directory; give a model directory, or a ModelSpec")
+        raise InvalidInputError(f"{directory}: is not a directory; give a model directory, or a ModelSpec")
     return hf_config.load_spec(directory)
 
 

@@ -142,7 +142,7 @@ def test_wsl_is_no_gate(tmp_path: Path, install: fake_nvml.Install, run: Command
     path.write_text(path.read_text().replace('"environment": {}', '"environment": {"is_wsl": true}'))
     refused = run("reconcile", tmp_path / "run", "--max-error", "2%")
     assert refused.code == 2
-    assert "under WSL the driver does not say" in refused.err
+    assert "under WSL the driver does not report" in refused.err
 
 
 def test_device_rows_add_up_with_what_was_there_before(tmp_path: Path, install: fake_nvml.Install) -> None:

@@ -191,7 +191,7 @@ def test_plain_experts_are_padded_for_the_kernel_that_blackwell_runs(model: str,
 def test_mxfp4_runs_in_bfloat16_alone(dtype: str) -> None:
     """vLLM 0.33: "torch.float32 is not supported for quantization method gpt_oss_mxfp4"."""
     request = Request(catalog.load("gpt-oss-20b"), gpu("h100-80g"), EngineArgs(dtype=dtype, max_model_len=4096))
-    with pytest.raises(UsageError, match="MXFP4 in bfloat16 alone"):
+    with pytest.raises(UsageError, match="MXFP4 only in bfloat16"):
         plan(request)
     assert plan(replace(request, args=replace(request.args, dtype="bfloat16"))).fits
 
