@@ -3,7 +3,7 @@
 Changes are tried by planning them: whether they satisfy the rule is computed, never guessed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +23,7 @@ from kvplan.servers.base import terms_of
 
 if TYPE_CHECKING:
     from kvplan.workloads.lengths import Lengths
+    from kvplan.workloads.trace import TraceRequest
 
 Number = int | float
 
@@ -198,7 +199,7 @@ def request_tokens(case: Case, key: str) -> int | str:
         return f"the trace {printable(str(workload.trace), 200)} does not exist"
     if workload is not None and (workload.profile is not None or workload.trace is not None):
         with located(workload, case.target):
-            return _workload_tokens(workload.profile, workload.trace)[key]
+            return _workload_tokens(workload)[key]
     return f"the target states neither lengths nor a workload to take the {key} length from"
 
 
@@ -240,20 +241,34 @@ def quantile(points: Sequence[tuple[int, float]], share: float) -> int:
 DRAWN: Final = 10_000  # requests of a profile; its p99 is then known to about a percent
 
 
-@cache
-def _workload_tokens(profile: str | None, trace: Path | None) -> dict[str, int]:
+def _workload_tokens(workload: Workload) -> dict[str, int]:
     """Mean and p99 of prompt + output."""
-    if profile is not None:
-        from itertools import islice
+    if workload.profile is not None:
+        return _profile_tokens(workload.profile)
+    assert workload.trace is not None
+    path = workload.trace.resolve()  # a relative path means another file in another directory
+    status = path.stat()
+    return _trace_tokens(path, status.st_mtime_ns, status.st_size)
 
-        from kvplan.workloads import profiles
 
-        requests = list(islice(profiles.profile(profile).requests(rate=1.0, seed=0), DRAWN))
-    else:
-        from kvplan.workloads import trace as traces
+@cache
+def _profile_tokens(name: str) -> dict[str, int]:
+    from itertools import islice
 
-        assert trace is not None
-        requests = list(traces.read(trace).requests)
+    from kvplan.workloads import profiles
+
+    return _mean_and_p99(islice(profiles.profile(name).requests(rate=1.0, seed=0), DRAWN))
+
+
+@cache
+def _trace_tokens(path: Path, mtime_ns: int, size: int) -> dict[str, int]:
+    """The time of change and the size tell a file from the one that stood there before."""
+    from kvplan.workloads import trace as traces
+
+    return _mean_and_p99(traces.read(path).requests)
+
+
+def _mean_and_p99(requests: Iterable["TraceRequest"]) -> dict[str, int]:
     lengths = sorted(it.prompt_tokens + it.output_tokens for it in requests)
     return {"mean": ceil(sum(lengths) / len(lengths)), "p99": lengths[ceil(0.99 * len(lengths)) - 1]}
 

@@ -313,6 +313,20 @@ def test_paths_are_relative_to_the_policy(run: Run, tmp_path: Path, monkeypatch:
         assert "800 tokens (the mean)" in findings(ran)["min_users"]["message"]
 
 
+def test_a_relative_trace_is_read_where_the_check_runs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same relative path in two directories, and a file that changes, in one process: each check reads its own."""
+    command = "  model: llama-3.1-8b\n  gpu: l40s\n  max_model_len: 4k\n  workload: {trace: trace.csv}\n"
+    for folder, prompt in (("a", 700), ("b", 100), ("b", 1100)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        Path("trace.csv").write_text(f"prompt_tokens,output_tokens\n{prompt},100\n")
+        path = policy(tmp_path / folder, command, "min_users: 1")
+        ran = run("check", path.name, "--format", "json")
+        assert f"{prompt + 100:,} tokens (the mean)" in findings(ran)["min_users"]["message"]
+
+
 @pytest.mark.parametrize(("prompt", "code"), [(990, 0), (1024, 1)])
 def test_preemption_is_simulated_on_the_targets_own_pool(run: Run, tmp_path: Path, prompt: int, code: int) -> None:
     """127 blocks of 16 tokens beside the null block. Two requests that end with 1,005 tokens stored hold 63 each. One
