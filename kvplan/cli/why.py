@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from kvplan.cli import asked, output
 from kvplan.cli.options import PlanOptions
@@ -22,7 +22,6 @@ from kvplan.measure.failure import Failure, read_failure
 from kvplan.measure.serverlog.asked import asked_words, changed
 from kvplan.measure.serverlog.log import MAX_BYTES, ServerLog, parse_log, read_text
 from kvplan.measure.serverlog.request import check_model, engine_of, model_of
-from kvplan.measure.serverlog.wordings import Engine
 from kvplan.planning import cures as planning
 from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.flags import serve_command
@@ -295,7 +294,7 @@ def command_of(case: Case, cure: Cure, words: Sequence[str] | None, request: Req
         return None
     changes = {name: planning.flag_text(case.server, name, value).split() for name, value in cure.args.items()}
     if words is not None and (None not in cure.args.values() or any("quantization" in word for word in words)):
-        return shlex.join(changed(words, cast(Engine, case.server), changes))
+        return shlex.join(changed(words, case.server, changes))
     if cure.plan is not None:
         return shlex.join(serve_command(cure.plan))
     return None

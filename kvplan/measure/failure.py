@@ -45,7 +45,6 @@ from kvplan.servers.sglang import failures as sglang
 from kvplan.servers.vllm import failures as vllm
 
 Outcome = Literal["started", "failed", "died", "unknown"]
-ServerName = Literal["vllm", "sglang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Failure:
     log              what the start-up lines say: model, arguments, weights, GPU; None where there is none
     """
 
-    server: ServerName | None
+    server: str | None
     version: str | None
     outcome: Outcome
     cause: Cause | None
@@ -110,7 +109,7 @@ _TOLD_BY_FRAMES: Final[dict[str, tuple[Cause, Phase]]] = {
 }
 # Part of start-up (or cause) that a table of frames names -> what running out of memory there is. Where the pool is
 # allocated and where kernels are warmed up, no cause of the list is meant: the phase alone is told.
-_CAUSES: Final[dict[ServerName, dict[str, tuple[Cause | None, Phase]]]] = {
+_CAUSES: Final[dict[str, dict[str, tuple[Cause | None, Phase]]]] = {
     "vllm": {
         "load": ("oom_loading_weights", "load"),
         "profile": ("oom_profile_run", "profile"),
@@ -144,7 +143,7 @@ class _Hit:
     cause: Cause | None
     start: int
     line: int
-    server: ServerName | None = None
+    server: str | None = None
     phase: Phase | None = None
     proof: int | None = None
 
@@ -185,7 +184,7 @@ class _Reading:
     # --- messages of the tables
 
     def _hits(self) -> Iterator[_Hit]:
-        tables: tuple[tuple[ServerName | None, tuple[Wording, ...]], ...] = (
+        tables: tuple[tuple[str | None, tuple[Wording, ...]], ...] = (
             ("vllm", vllm.WORDINGS), ("sglang", sglang.WORDINGS), (None, SYSTEM), (None, OUT_OF_MEMORY)
         )  # fmt: skip
         lines_told = set[int]()  # torch's words are looked at once a line, and not where the server names the cause
@@ -215,7 +214,7 @@ class _Reading:
     # --- whose log it is
 
     @cached_property
-    def server(self) -> ServerName | None:
+    def server(self) -> str | None:
         """The server that the text names by its own words, else by its files, else by its name."""
         named = {hit.server for hit in self.hits if hit.server is not None and hit.wording.strength == "decisive"}
         if len(named) == 1:

@@ -10,15 +10,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable, read_text
+from kvplan.servers.base import SERVERS
+from kvplan.servers.metrics import Counted, Metrics
 
 MAX_PAGE_BYTES = 10 * 10**6
 MAX_LINES = 5_000  # of the metrics read here; a server with 64 ranks has some hundreds
@@ -27,65 +29,8 @@ MAX_COUNT = 10**15  # of tokens, blocks or requests; what says more is not a cou
 MAX_REDIRECTS = 3
 DEADLINE_S = 5.0
 
-Kind = Literal["vllm", "sglang"]
-# Field of ServerStats -> the metric's names, the newest first.
-_VLLM: dict[str, tuple[str, ...]] = {
-    "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-    "running": ("vllm:num_requests_running",),
-    "waiting": ("vllm:num_requests_waiting",),
-    "preemptions": ("vllm:num_preemptions_total",),
-    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-    "prompt_tokens": ("vllm:prompt_tokens_total",),
-    "generation_tokens": ("vllm:generation_tokens_total",),
-}
-_SGLANG: dict[str, tuple[str, ...]] = {
-    "kv_usage": ("sglang:token_usage",),
-    "running": ("sglang:num_running_reqs",),
-    "waiting": ("sglang:num_queue_reqs",),
-    "hit_rate": ("sglang:cache_hit_rate",),
-    # Counted when their request ends, so that a rate comes in jumps; a page with _REALTIME says more.
-    "prompt_tokens": ("sglang:prompt_tokens_total",),
-    "generation_tokens": ("sglang:generation_tokens_total",),
-}
 _SHARES = ("kv_usage", "hit_rate")
-# Counted as they are computed, by the label `mode`; decode lacks the first token of each request, which prefill gives.
-_REALTIME = "sglang:realtime_tokens_total"
-_MODES = {"prompt_tokens": ("prefill_compute", "prefill_cache"), "generation_tokens": ("decode",)}
-_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one replica: where several say a figure, it is the same tokens
 _START = "process_start_time_seconds"
-_CACHE_CONFIG = "vllm:cache_config_info"
-# Label of it -> the engine argument it stands for, or the fact of a log (kvplan/measure/serverlog/log.py).
-_FLAGS = {
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "cache_dtype": "kv_cache_dtype",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "num_gpu_blocks_override": "num_gpu_blocks_override",
-    "mamba_ssm_cache_dtype": "mamba_ssm_cache_dtype",
-}
-_FACTS = {
-    "num_gpu_blocks": "num_blocks",
-    "kv_cache_size_tokens": "kv_tokens",
-    "kv_cache_max_concurrency": "max_concurrency",
-}
-# SGLang's constants -> the same; sizes are GiB.
-_SGLANG_FACTS = {
-    "sglang:max_total_num_tokens": "kv_tokens",
-    "sglang:weight_memory_usage_gb": "weights",
-    "sglang:kv_cache_memory_usage_gb": "available_kv",
-    "sglang:graph_memory_usage_gb": "cuda_graphs",
-    "sglang:context_len": "context",
-}
-_SGLANG_FLAGS = {"sglang:page_size": "page_size"}
-_WANTED = (
-    _CACHE_CONFIG,
-    _REALTIME,
-    _START,
-    *_SGLANG_FACTS,
-    *_SGLANG_FLAGS,
-    *(name for table in (_VLLM, _SGLANG) for names in table.values() for name in names),
-)
 
 
 class MetricsError(Exception):
@@ -100,6 +45,7 @@ class MetricsError(Exception):
 class ServerStats:
     """What a server says of itself, over all its engines; None where it does not.
 
+    kind            the server's name
     kv_usage        share of the KV cache in use, of the fullest engine
     running, waiting, preemptions, prefix_hits, prefix_queries   sums; the prefix figures are tokens since its start
     hit_rate        share of prompt tokens found in the prefix cache
@@ -109,7 +55,7 @@ class ServerStats:
     left_out        (metric, why) of each figure that cannot be, such as a share above 1
     """
 
-    kind: Kind
+    kind: str
     kv_usage: float | None = None
     running: int | None = None
     waiting: int | None = None
@@ -128,22 +74,25 @@ class ServerStats:
 
 
 def server_stats(page: str) -> ServerStats:
-    """The figures of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
-    samples = _samples(page)
-    match _kind(samples):
-        case "vllm":
-            return _vllm_stats(samples)
-        case "sglang":
-            return _sglang_stats(samples)
+    """The figures of a server's /metrics page; MetricsError where it is the page of none that is known."""
+    name, metrics, samples = _read(page)
+    return _stats(name, metrics, samples)
 
 
-def _kind(samples: "Samples") -> Kind:
-    """Whose page it is: vLLM's where a metric is its."""
-    if any(name.startswith("vllm:") for name, _, _ in samples):
-        return "vllm"
-    if any(name.startswith("sglang:") for name, _, _ in samples):
-        return "sglang"
-    raise MetricsError(_NONE_ON_IT)
+def server_named(page: str) -> str:
+    """Whose page it is; MetricsError where it is the page of no server that is known."""
+    return _read(page)[0]
+
+
+def _read(page: str) -> "tuple[str, Metrics, Samples]":
+    """A page's server, by its prefix; its names; and what the page says of them."""
+    known = {name: server().metrics() for name, server in SERVERS.items()}
+    tables = {name: metrics for name, metrics in known.items() if metrics is not None}
+    samples = _samples(page, (_START, *(name for metrics in tables.values() for name in metrics.names)))
+    for server, metrics in tables.items():
+        if any(name.startswith(metrics.prefix) for name, _, _ in samples):
+            return server, metrics, samples
+    raise MetricsError(f"no {' or '.join(metrics.prefix for metrics in tables.values())} metrics on it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,31 +104,44 @@ class ServerSetup:
     num_engines  replicas on the page, each with a pool of its own
     """
 
-    kind: Kind
+    server: str
     flags: dict[str, str]
     facts: dict[str, str]
     num_engines: int = 1
 
 
 def server_setup(page: str) -> ServerSetup:
-    """The constants of a vLLM or SGLang server's /metrics page; MetricsError where it is no such page."""
-    samples = _samples(page)
+    """The constants of a server's /metrics page; MetricsError where it is the page of none that is known."""
+    server, metrics, samples = _read(page)
     name = next((labels["model_name"] for _, labels, _ in samples if labels.get("model_name")), None)
     model = {} if name is None else {"model": name[:300]}
-    if _kind(samples) == "vllm":
-        configs = [labels for metric, labels, _ in samples if metric == _CACHE_CONFIG]
-        engines = {labels.get("engine", ""): labels for labels in configs}
-        labels = min(engines.values(), key=lambda one: _number(one, "num_gpu_blocks") or math.inf, default={})
-        said = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
-        flags = {flag: said[label] for label, flag in _FLAGS.items() if label in said}
-        if said.get("user_specified_block_size") == "True" and "block_size" in said:
-            flags["block_size"] = said["block_size"]
-        facts = {fact: said[label] for label, fact in _FACTS.items() if _is_figure(fact, said.get(label, ""))}
-        return ServerSetup("vllm", model | flags, facts, max(1, len(engines)))
-    first = {metric: f"{value:.12g}" for metric, _, value in reversed(samples) if math.isfinite(value)}
-    found = {fact: first[metric] for metric, fact in _SGLANG_FACTS.items() if metric in first}
-    flags = {flag: first[metric] for metric, flag in _SGLANG_FLAGS.items() if first.get(metric, "").isdigit()}
-    return ServerSetup("sglang", model | flags, {fact: text for fact, text in found.items() if _is_figure(fact, text)})
+    constants, num_engines = _metrics_as_constants(samples), 1
+    if metrics.info is not None:
+        constants, num_engines = _labels_as_constants(metrics.info, samples)
+    facts = {fact: constants[key] for key, fact in metrics.facts.items() if _is_figure(fact, constants.get(key, ""))}
+    flags = {flag: constants[key] for key, flag in metrics.flags.items() if _is_flag(metrics, key, constants)}
+    return ServerSetup(server, model | flags, facts, num_engines)
+
+
+def _is_flag(metrics: Metrics, key: str, constants: Mapping[str, str]) -> bool:
+    """Whether a constant is on the page, and was chosen; those that are metrics are whole numbers."""
+    if metrics.info is None:
+        return constants.get(key, "").isdigit()
+    return key in constants and (key not in metrics.chosen or constants.get(metrics.chosen[key]) == "True")
+
+
+def _labels_as_constants(info: str, samples: "Samples") -> tuple[dict[str, str], int]:
+    """Labels of the engine with the fewest blocks, and the number of engines."""
+    configs = [labels for metric, labels, _ in samples if metric == info]
+    engines = {labels.get("engine", ""): labels for labels in configs}
+    labels = min(engines.values(), key=lambda engine: _number(engine, "num_gpu_blocks") or math.inf, default={})
+    given = {label: text[:100] for label, text in labels.items() if text not in ("None", "auto", "")}
+    return given, max(1, len(engines))
+
+
+def _metrics_as_constants(samples: "Samples") -> dict[str, str]:
+    """The first value of every metric."""
+    return {metric: f"{value:.12g}" for metric, _, value in reversed(samples) if math.isfinite(value)}
 
 
 COUNTS = ("num_blocks", "kv_tokens", "context")
@@ -190,7 +152,6 @@ def _is_figure(fact: str, text: str) -> bool:
 
 
 _FIGURE = r"[0-9]{1,15}(?:\.[0-9]{1,12})?"
-_NONE_ON_IT = "no vllm: or sglang: metrics on it"
 
 Samples = Sequence[tuple[str, dict[str, str], float]]  # (name, labels, value)
 
@@ -204,7 +165,7 @@ def page_sums(page: str, names: Sequence[str]) -> dict[str, float]:
     return sums
 
 
-def _samples(page: str, wanted: tuple[str, ...] = _WANTED) -> Samples:
+def _samples(page: str, wanted: tuple[str, ...]) -> Samples:
     """The wanted samples of a page in Prometheus' text format; the other lines are not parsed."""
     from prometheus_client.parser import text_fd_to_metric_families
 
@@ -235,24 +196,28 @@ def _float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _vllm_stats(samples: Samples) -> ServerStats:
-    figures, left_out = _figures(_values(samples, _VLLM))
+def _stats(server: str, metrics: Metrics, samples: Samples) -> ServerStats:
+    given = _values(samples, metrics.figures)
+    counted = metrics.counted
+    if counted is not None and any(name == counted.metric for name, _, _ in samples):
+        given |= {figure: (counted.metric, _tokens_of(samples, counted, figure)) for figure in counted.modes}
+    figures, left_out = _figures(given)
     hits, queries = figures.get("prefix_hits"), figures.get("prefix_queries")
     if hits is not None and queries is not None and hits > queries:
-        left_out.append((_VLLM["prefix_hits"][0], f"{hits:,} of {queries:,} is not a share"))
+        left_out.append((metrics.figures["prefix_hits"][0], f"{hits:,} of {queries:,} is not a share"))
         del figures["prefix_hits"]
-        hits = None
-    config = next((labels for name, labels, _ in samples if name == _CACHE_CONFIG), {})
+    elif hits is not None and queries:
+        figures["hit_rate"] = hits / queries
+    config = next((labels for name, labels, _ in samples if name == metrics.info), {})
     num_blocks, block_size = _number(config, "num_gpu_blocks"), _number(config, "block_size")
-    counted = None if num_blocks is None or block_size is None else num_blocks * block_size
-    kv_tokens = _number(config, "kv_cache_size_tokens") or counted
+    product = None if num_blocks is None or block_size is None else num_blocks * block_size
+    kv_tokens = _number(config, "kv_cache_size_tokens") or product
     if kv_tokens is not None and kv_tokens > MAX_COUNT:
-        left_out.append((_CACHE_CONFIG, f"{kv_tokens:.3g} tokens is not a count"))
+        left_out.append((str(metrics.info), f"{kv_tokens:.3g} tokens is not a count"))
         kv_tokens = None
     return ServerStats(
-        "vllm",
+        server,
         **figures,
-        hit_rate=hits / queries if hits is not None and queries else None,
         num_blocks=num_blocks,
         block_size=block_size,
         kv_tokens=kv_tokens,
@@ -262,22 +227,14 @@ def _vllm_stats(samples: Samples) -> ServerStats:
     )
 
 
-def _sglang_stats(samples: Samples) -> ServerStats:
-    given = _values(samples, _SGLANG)
-    if any(name == _REALTIME for name, _, _ in samples):
-        given |= {figure: (_REALTIME, _realtime(samples, modes)) for figure, modes in _MODES.items()}
-    figures, left_out = _figures(given)
-    return ServerStats("sglang", **figures, started_s=_started(samples), left_out=tuple(left_out))
-
-
-def _realtime(samples: Samples, modes: tuple[str, ...]) -> list[float]:
+def _tokens_of(samples: Samples, counted: Counted, figure: str) -> list[float]:
     """Tokens of these modes, of each replica once; a mode is on the page from its first token on, so none is 0."""
-    found: dict[tuple[tuple[str, str], ...], float] = {}
+    tokens: dict[tuple[tuple[str, str], ...], float] = {}
     for name, labels, value in samples:
-        if name == _REALTIME and labels.get("mode") in modes:
-            replica = tuple(sorted((label, text) for label, text in labels.items() if label not in _RANKS))
-            found[replica] = max(found.get(replica, value), value)
-    return list(found.values()) or [0.0]
+        if name == counted.metric and labels.get("mode") in counted.modes[figure]:
+            replica = tuple(sorted((label, text) for label, text in labels.items() if label not in counted.ranks))
+            tokens[replica] = max(tokens.get(replica, value), value)
+    return list(tokens.values()) or [0.0]
 
 
 def _started(samples: Samples) -> float | None:
@@ -287,7 +244,7 @@ def _started(samples: Samples) -> float | None:
 Given = dict[str, tuple[str, list[float]]]  # field -> (metric, its values)
 
 
-def _values(samples: Samples, table: dict[str, tuple[str, ...]]) -> Given:
+def _values(samples: Samples, table: Mapping[str, tuple[str, ...]]) -> Given:
     """Of every field that a sample gives: the newest metric that does, and its values."""
     found: Given = {}
     for figure, names in table.items():

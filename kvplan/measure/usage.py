@@ -6,36 +6,14 @@ the truth is said by tests/facts/usage_truth.jsonl: pages that vLLM's own logger
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.measure.server_metrics import MetricsError, page_sums, server_stats
+from kvplan.measure.server_metrics import MetricsError, page_sums, server_named, server_stats
+from kvplan.servers.base import server_of
+from kvplan.servers.metrics import Counters
 
-# Field -> vLLM's counter or the sum of its histogram.
-COUNTERS: Final[Mapping[str, str]] = {
-    "ended": "vllm:request_prompt_tokens_count",
-    "prompt_tokens_ended": "vllm:request_prompt_tokens_sum",
-    "output_tokens_ended": "vllm:request_generation_tokens_sum",
-    "first_tokens": "vllm:time_to_first_token_seconds_count",
-    "first_token_s": "vllm:time_to_first_token_seconds_sum",
-    "tokens_after_first": "vllm:inter_token_latency_seconds_count",
-    "token_s": "vllm:inter_token_latency_seconds_sum",
-    "prefill_s": "vllm:request_prefill_time_seconds_sum",
-    "queue_s": "vllm:request_queue_time_seconds_sum",
-    "steps": "vllm:iteration_tokens_total_count",
-    "prompt_tokens": "vllm:prompt_tokens_total",
-    "output_tokens": "vllm:generation_tokens_total",
-    "prefix_queries": "vllm:prefix_cache_queries_total",
-    "prefix_hits": "vllm:prefix_cache_hits_total",
-    "preemptions": "vllm:num_preemptions_total",
-}
-GAUGES: Final[Mapping[str, str]] = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-}
-STARTS: Final = "vllm:prompt_tokens_created"  # Unix time at which this process began to count
 NEEDED: Final = ("ended", "prompt_tokens_ended", "output_tokens_ended")
 
 
@@ -88,23 +66,23 @@ class Usage:
 def usage(first: str, second: str, seconds: float | None) -> Usage:
     """What happened between two pages of one server.
 
-    Raises MetricsError for a page that is not vLLM's, InvalidInputError where nothing ended in between.
+    Raises MetricsError for pages whose counts do not serve, InvalidInputError where nothing ended in between.
     """
-    kinds = {server_stats(page).kind for page in (first, second)}
-    if kinds != {"vllm"}:
-        raise MetricsError("SGLang counts a request's tokens when it ends; its pages are not read for this yet")
-    names = (*COUNTERS.values(), *GAUGES.values(), STARTS)
+    table = counters_of(first, second)
+    counters = table.counters
+    names = (*counters.values(), *table.gauges.values(), table.started)
     old, new = page_sums(first, names), page_sums(second, names)
-    missing = [COUNTERS[field] for field in NEEDED if COUNTERS[field] not in new]
+    missing = [counters[field] for field in NEEDED if counters[field] not in new]
     if missing:
-        raise MetricsError(f"{missing[0]} is not on the page; vLLM before 0.6 counts no requests")
-    restarted = began(new) > began(old) or any(new.get(name, 0.0) < old.get(name, 0.0) for name in COUNTERS.values())
+        raise MetricsError(f"{missing[0]} is not on the page; {table.since}")
+    started = new.get(table.started, -math.inf) > old.get(table.started, -math.inf)
+    restarted = started or any(new.get(name, 0.0) < old.get(name, 0.0) for name in counters.values())
     before = {} if restarted else old
-    counted = {field: new.get(name, 0.0) - before.get(name, 0.0) for field, name in COUNTERS.items()}
+    counted = {field: new.get(name, 0.0) - before.get(name, 0.0) for field, name in counters.items()}
     ended = round(counted["ended"])
     if ended < 1:
         raise InvalidInputError("the second page", "no request ended since the first one", "take it later")
-    waiting = [page.get(GAUGES["waiting"], 0.0) for page in (old, new)]
+    waiting = [page.get(table.gauges["waiting"], 0.0) for page in (old, new)]
     stats = server_stats(second)
     span = None if restarted else seconds
     running = None if span is None else (counted["token_s"] + counted["prefill_s"]) / span
@@ -134,5 +112,14 @@ def usage(first: str, second: str, seconds: float | None) -> Usage:
     )
 
 
-def began(page: Mapping[str, float]) -> float:
-    return page.get(STARTS, -math.inf)
+def counters_of(first: str, second: str) -> Counters:
+    """What the pages' server counts; MetricsError for pages of two servers, or of one whose counts do not serve."""
+    names = {server_named(page) for page in (first, second)}
+    tables = [metrics.workload for name in sorted(names) if (metrics := server_of(name).metrics()) is not None]
+    reason = next((table for table in tables if isinstance(table, str)), None)
+    if reason is not None:
+        raise MetricsError(reason)
+    match tables:
+        case [Counters() as table]:
+            return table
+    raise MetricsError("the pages are of two servers")

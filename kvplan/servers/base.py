@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.environment import Variable
     from kvplan.servers.host import HostRow
+    from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import Plan, Request, Sized
     from kvplan.servers.releases import Version
     from kvplan.servers.standing import Other
@@ -153,6 +154,7 @@ class Server(Protocol):
     launch     the words of the command that starts what was planned
     explain    the formulas behind a plan
     host       what it takes of the host's memory
+    metrics    its names on a /metrics page; None where its page is not read
     """
 
     @property
@@ -179,6 +181,7 @@ class Server(Protocol):
     def launch(self, plan: "Plan") -> list[str]: ...
     def explain(self, plan: "Plan") -> Explanation: ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
+    def metrics(self) -> "Metrics | None": ...
 
 
 def _vllm() -> Server:

@@ -16,8 +16,6 @@ NAMED = {
     "cli/options.py": 2,
     "cli/run_options.py": 3,
     "measure/bench_results.py": 6,  # likewise
-    "measure/server_metrics.py": 33,
-    "measure/usage.py": 1,
     "measure/why_words.py": 6,
     "planning/cures.py": 7,
     "sizing/weights.py": 1,

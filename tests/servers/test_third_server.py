@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.measure import server_metrics
 from kvplan.servers import base
 from tests.support import third_server
 from tests.support.cli import Run
@@ -102,4 +103,22 @@ def test_its_pasted_command_is_read_by_itself(run: Run) -> None:
     line = "export X=1; acme meta-llama/Llama-3.1-8B --slots 8"
     ran = run("estimate", "--from-command", line, *ROOMY, "--format", "json")
     assert (ran.json["inputs"]["engine"], ran.json["inputs"]["args"]["max_num_seqs"]) == ("acme@1.0", 8)
+    assert foreign(ran.err) == []
+
+
+PAGE = """acme:busy 3
+acme:tokens 4096
+"""
+
+
+def test_its_metrics_page_is_read_by_its_own_names(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    stats, setup = server_metrics.server_stats(PAGE), server_metrics.server_setup(PAGE)
+    assert (stats.kind, stats.running, stats.kv_tokens, setup.facts) == ("acme", 3, None, {"kv_tokens": "4096"})
+    pages = [tmp_path / name for name in ("first.txt", "second.txt")]
+    for page in pages:
+        page.write_text(PAGE, encoding="utf-8")
+    ran = run("rightsize", *pages)
+    assert ran.code == 2
+    assert "Acme counts nothing" in ran.err
     assert foreign(ran.err) == []

@@ -9,6 +9,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.environment import Variable
 from kvplan.servers.host import HostRow
+from kvplan.servers.metrics import Metrics
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Plan, Request, Sized, check_load
 from kvplan.servers.releases import Version
@@ -116,6 +117,16 @@ def launch(plan: Plan) -> list[str]:
 
 def host(plan: Plan) -> tuple[HostRow, ...]:
     return ()
+
+
+def metrics() -> Metrics:
+    return Metrics(
+        prefix="acme:",
+        figures={"running": ("acme:busy",)},
+        facts={"acme:tokens": "kv_tokens"},
+        flags={},
+        workload="Acme counts nothing",
+    )
 
 
 def explain(plan: Plan) -> Explanation:

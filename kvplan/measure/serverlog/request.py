@@ -43,10 +43,10 @@ def log_of_page(setup: ServerSetup) -> ServerLog:
     """A /metrics page's constants as if they had been logged."""
     readings = tuple(Reading(fact, text, "", 0) for fact, text in setup.facts.items())
     if setup.num_engines == 1:
-        return ServerLog(setup.kind, setup.flags, readings, 1, 1, called="page")
+        return ServerLog(setup.server, setup.flags, readings, 1, 1, called="page")
     note = f"{setup.num_engines} replicas on the page have a pool of their own each; the smallest is compared"
     flags = setup.flags | {"data_parallel_size": str(setup.num_engines)}
-    return ServerLog(setup.kind, flags, readings, 1, 1, (note,), called="page")
+    return ServerLog(setup.server, flags, readings, 1, 1, (note,), called="page")
 
 
 def flags_of(log: ServerLog) -> dict[str, str]:

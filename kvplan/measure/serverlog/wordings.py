@@ -9,9 +9,9 @@ the line; a file is the server's own, of the release named.
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Literal
+from typing import Final
 
-Engine = Literal["vllm", "sglang"]
+Engine = str  # the name of a server
 
 SIZE: Final = r"-?[0-9]{1,7}(?:\.[0-9]{1,8})?"
 COUNT: Final = r"[0-9](?:[0-9,]{0,18}[0-9])?"

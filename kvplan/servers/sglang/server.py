@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
     from kvplan.servers.environment import Variable
     from kvplan.servers.host import HostRow
+    from kvplan.servers.metrics import Metrics
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "flags", "host", "kept_back", "labels", "launch", "name", "parse", "read_pair",
-    "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
+    "context", "drafter", "explain", "flags", "host", "kept_back", "labels", "launch", "metrics", "name", "parse",
+    "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
 ]  # fmt: skip
 
 name = "sglang"
@@ -76,6 +77,12 @@ def explain(plan: Plan) -> Explanation:
     from kvplan.servers.sglang import explain as own  # of no account unless asked for
 
     return own.explain(plan)
+
+
+def metrics() -> "Metrics":
+    from kvplan.servers.sglang.metrics import METRICS  # of no account unless a page is read
+
+    return METRICS
 
 
 def start(words: list[str]) -> "Started | None":

@@ -1,0 +1,31 @@
+"""SGLang's metrics. Source: sglang 0.5 srt/metrics/collector.py."""
+
+from kvplan.servers.metrics import Counted, Metrics
+
+METRICS = Metrics(
+    prefix="sglang:",
+    figures={
+        "kv_usage": ("sglang:token_usage",),
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "hit_rate": ("sglang:cache_hit_rate",),
+        # Counted when their request ends, so that a rate comes in jumps; a page with `counted` says more.
+        "prompt_tokens": ("sglang:prompt_tokens_total",),
+        "generation_tokens": ("sglang:generation_tokens_total",),
+    },
+    facts={  # sizes are GiB
+        "sglang:max_total_num_tokens": "kv_tokens",
+        "sglang:weight_memory_usage_gb": "weights",
+        "sglang:kv_cache_memory_usage_gb": "available_kv",
+        "sglang:graph_memory_usage_gb": "cuda_graphs",
+        "sglang:context_len": "context",
+    },
+    flags={"sglang:page_size": "page_size"},
+    # Decode lacks the first token of each request, which prefill gives.
+    counted=Counted(
+        "sglang:realtime_tokens_total",
+        {"prompt_tokens": ("prefill_compute", "prefill_cache"), "generation_tokens": ("decode",)},
+        ("tp_rank", "pp_rank", "moe_ep_rank"),
+    ),
+    workload="SGLang counts a request's tokens when it ends; its pages are not read for this yet",
+)
