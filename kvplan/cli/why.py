@@ -26,7 +26,7 @@ from kvplan.planning import cures as planning
 from kvplan.planning.cures import Anchor, Case, Cure
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Request, plan
-from kvplan.servers.base import SERVERS
+from kvplan.servers.base import failures_of_servers
 from kvplan.servers.engines import parse_engine
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
@@ -106,7 +106,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     """What happened, and what cures it."""
     failure = read_failure(lines)
     log = failure.log or parse_log("\n".join(lines), bare=True)
-    named = next((name for name in SERVERS if (failure.cause or "").startswith(name)), None)
+    named = next((name for name, own in failures_of_servers().items() if failure.cause in own.causes), None)
     server = failure.server or named or log.engine
     setup = Setup(options, failure, log, server)
     request = setup.request() if failure.cause is not None else None

@@ -24,6 +24,8 @@ from kvplan.measure.failure_words import (
     tells_of_the_host,
 )
 from kvplan.measure.serverlog.log import ServerLog, parse_log
+from kvplan.servers.base import failures_of_servers
+from kvplan.servers.engines import DEFAULT
 from kvplan.servers.failures import (
     LEAD,
     MEMORY_CAUSES,
@@ -33,6 +35,7 @@ from kvplan.servers.failures import (
     SYSTEM,
     WRAPPERS,
     Cause,
+    Failures,
     Figures,
     Phase,
     Size,
@@ -41,8 +44,6 @@ from kvplan.servers.failures import (
     figure,
     squeezed,
 )
-from kvplan.servers.sglang import failures as sglang
-from kvplan.servers.vllm import failures as vllm
 
 Outcome = Literal["started", "failed", "died", "unknown"]
 
@@ -99,36 +100,7 @@ def _start_up(lines: list[str]) -> ServerLog | None:
         return None
 
 
-# --- which cause a part of start-up is --------------------------------------------------------------------------------
-
-_TOLD_BY_FRAMES: Final[dict[str, tuple[Cause, Phase]]] = {
-    "oom_sampler_warmup": ("oom_sampler_warmup", "warmup"),
-    "lora_memory": ("lora_memory", "load"),
-    "host_memory_or_shm": ("host_memory_or_shm", "load"),
-    "sglang_oom_prefill": ("sglang_oom_prefill", "serving"),
-}
-# Part of start-up (or cause) that a table of frames names -> what running out of memory there is. Where the pool is
-# allocated and where kernels are warmed up, no cause of the list is meant: the phase alone is told.
-_CAUSES: Final[dict[str, dict[str, tuple[Cause | None, Phase]]]] = {
-    "vllm": {
-        "load": ("oom_loading_weights", "load"),
-        "profile": ("oom_profile_run", "profile"),
-        "pool": (None, "pool"),
-        "capture": ("oom_cuda_graph_capture", "capture"),
-        "warmup": (None, "warmup"),
-        "serving": ("oom_runtime", "serving"),
-        "executing": ("oom_runtime", "serving"),
-        **_TOLD_BY_FRAMES,
-    },
-    "sglang": {
-        "load": ("oom_loading_weights", "load"),
-        "pool": (None, "pool"),
-        "capture": ("sglang_cuda_graph_failed", "capture"),
-        "warmup": (None, "warmup"),
-        "serving": ("oom_runtime", "serving"),
-        **_TOLD_BY_FRAMES,
-    },
-}
+# --- messages of the tables -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +151,14 @@ class _Reading:
     def __init__(self, text: LogText, log: ServerLog | None) -> None:
         self.text = text
         self.log = log
+        self._servers = failures_of_servers()
         self.hits = list(self._hits())
 
     # --- messages of the tables
 
     def _hits(self) -> Iterator[_Hit]:
-        tables: tuple[tuple[str | None, tuple[Wording, ...]], ...] = (
-            ("vllm", vllm.WORDINGS), ("sglang", sglang.WORDINGS), (None, SYSTEM), (None, OUT_OF_MEMORY)
-        )  # fmt: skip
+        own = [(name, failures.wordings) for name, failures in self._servers.items()]
+        tables: list[tuple[str | None, tuple[Wording, ...]]] = [*own, (None, SYSTEM), (None, OUT_OF_MEMORY)]
         lines_told = set[int]()  # torch's words are looked at once a line, and not where the server names the cause
         for server, wordings in tables:
             for wording in wordings:
@@ -220,34 +192,36 @@ class _Reading:
         if len(named) == 1:
             return named.pop()
         plain = self.text.squeezed.lower()
-        if "sglang/srt" in plain or "sglang.launch_server" in plain:
-            return "sglang"
-        num_sglang, num_vllm = plain.count("sglang"), plain.count("vllm")
-        if num_sglang or num_vllm:
-            return "sglang" if num_sglang > num_vllm else "vllm"
-        if self._positions(phrase for phrase, _ in sglang.MARKS):
-            return "sglang"
+        for name, failures in self._servers.items():
+            if any(words in plain for words in failures.files):
+                return name
+        counts = {name: plain.count(name) for name in self._servers}
+        if any(counts.values()):
+            return max(counts, key=counts.__getitem__)
+        for name, failures in self._servers.items():
+            if failures.own_marks and self._positions(phrase for phrase, _ in failures.marks):
+                return name
         return None if self.log is None else self.log.engine
 
     @property
-    def _frames_table(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        return sglang.FRAMES if self.server == "sglang" else vllm.FRAMES
+    def _own(self) -> Failures:
+        """The tables of the server, or of the one that is planned where none is named."""
+        return self._servers.get(self.server or DEFAULT) or self._servers[DEFAULT]
 
     @cached_property
     def _ready(self) -> list[int]:
         """Where the server says that it serves."""
-        return self._positions(sglang.READY if self.server == "sglang" else vllm.READY)
+        return self._positions(self._own.ready)
 
     @cached_property
     def _begins(self) -> list[int]:
         """Where a server begins; a log may hold several attempts."""
-        return self._positions((*vllm.STARTS, *sglang.STARTS))
+        return self._positions(words for failures in self._servers.values() for words in failures.starts)
 
     @cached_property
     def _marks(self) -> list[tuple[int, Phase]]:
         """What each healthy line says of start-up, in order."""
-        table = sglang.MARKS if self.server == "sglang" else vllm.MARKS
-        return sorted((start, phase) for phrase, phase in table for start in self._positions([phrase]))
+        return sorted((start, phase) for phrase, phase in self._own.marks for start in self._positions([phrase]))
 
     def _positions(self, phrases: Iterable[str]) -> list[int]:
         return sorted(start for phrase in phrases for start in self.text.positions(phrase, MOST_HITS))
@@ -266,8 +240,15 @@ class _Reading:
         cause, phase = self._cause_in(part)
         return replace(hit, cause=cause, phase=phase, proof=part.line)
 
+    @property
+    def _sent_back(self) -> Cause | None:
+        """The cause of requests sent back: the server's, or of the one server that sends them where none is named."""
+        if self.server is not None:
+            return self._own.sent_back
+        return next((own.sent_back for own in self._servers.values() if own.sent_back is not None), None)
+
     def _cause_in(self, part: _Part) -> tuple[Cause | None, Phase | None]:
-        return _CAUSES[self.server or "vllm"].get(part.name, (None, None))
+        return self._own.parts.get(part.name, (None, None))
 
     @cached_property
     def _frame_starts(self) -> list[int]:
@@ -294,7 +275,7 @@ class _Reading:
     def _part_of(self, frames: list[Frame]) -> _Part | None:
         """The first row of the server's table that a trace holds; lines of source count where no frame does."""
         for with_calls in (False, True):
-            for name, functions in self._frames_table:
+            for name, functions in self._own.frames:
                 for frame in frames:
                     if frame.is_call > with_calls or frame.name not in functions:
                         continue
@@ -318,21 +299,18 @@ class _Reading:
         if not marks or marks[-1][1] == "pool":  # behind the pool stand its allocation, warm-up and capture
             return None
         start, phase = marks[-1]
-        is_sampler = phase == "warmup" and self.server == "vllm"
-        return _Part("oom_sampler_warmup" if is_sampler else phase, self.text.line_of(start))
+        name = phase if self.server is None else self._own.last_part.get(phase, phase)
+        return _Part(name, self.text.line_of(start))
 
     def _part_by_size(self, hit: _Hit) -> _Part | None:
         """By the size that was tried after graphs were captured: the warm-up's sort has one of its own."""
         figures = self._figures(hit)
         index = bisect_left(self._frame_starts, hit.start)
-        is_traced = any(frame.name in vllm.SORTS for frame in self.text.frames[max(0, index - TRACE) : index])
-        if (
-            self.server == "vllm"
-            and figures.private_pools_bytes
-            and vllm.is_sampler_sort(figures.tried_bytes, is_traced)
-        ):
-            return _Part("oom_sampler_warmup", hit.line)
-        return None
+        functions = frozenset(frame.name for frame in self.text.frames[max(0, index - TRACE) : index])
+        if self.server is None or self._own.of_size is None:
+            return None
+        name = self._own.of_size(figures.tried_bytes, bool(figures.private_pools_bytes), functions)
+        return None if name is None else _Part(name, hit.line)
 
     # --- other errors
 
@@ -368,8 +346,8 @@ class _Reading:
                 continue
             if len(line) > LONGEST_SENTENCE or self.text.is_healthy(start):
                 continue
-            if self.server != "vllm" and tells_of_retraction(line):
-                return _Hit(_WORDS, "sglang_oom_decode_retract", start, index, phase="serving")
+            if (sent_back := self._sent_back) is not None and tells_of_retraction(line):
+                return _Hit(_WORDS, sent_back, start, index, phase="serving")
             if not unresolved and not self._has_a_crash and tells_of_a_kill(line):
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
             if not unresolved and tells_of_the_host(line):

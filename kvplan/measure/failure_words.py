@@ -68,7 +68,7 @@ def tells_of_memory(line: str) -> bool:
 
 
 def tells_of_retraction(line: str) -> bool:
-    """Whether a line says that SGLang took requests back for want of KV cache."""
+    """Whether a line says that requests were taken back for want of KV cache."""
     return _RETRACT.search(line) is not None
 
 
@@ -88,4 +88,4 @@ def parts_told(line: str) -> Iterator[str]:
     if _PROFILE.search(line):
         yield "profile"
     if _PREFILL.search(line):
-        yield "sglang_oom_prefill"
+        yield "prefill"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvplan.measure.failure import Failure
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import kind_of_cause, terms_of
 from kvplan.servers.failures import Figures, Size
 
 PHASES: Final[Mapping[str, str]] = {
@@ -24,7 +24,7 @@ def summary(failure: Failure) -> str:
     if failure.cause is None:
         return unknown(name, failure)
     verb = {"failed": "did not start", "died": "stopped", "started": "runs"}.get(failure.outcome, "failed")
-    reason = REASONS[failure.cause](failure.figures)
+    reason = reason_of(failure.cause)(failure.figures)
     text = f"{name} {verb}: {reason}."
     return text if failure.memory_question is not False else f"{text} Memory flags do not fix it."
 
@@ -160,12 +160,12 @@ def kv_dtype(figures: Figures) -> str:
     return f"no attention backend on this GPU reads a KV cache of {name}"
 
 
-def sglang_pool(figures: Figures) -> str:
+def pool_after_weights(figures: Figures) -> str:
     share = "" if figures.mem_fraction is None else f" (mem_fraction_static {figures.mem_fraction:g})"
     return f"after the weights nothing is left for the KV cache{share}"
 
 
-def sglang_prefill(figures: Figures) -> str:
+def prefill(figures: Figures) -> str:
     if figures.tried_tokens is not None and figures.available_tokens is not None:
         return (
             f"a prefill wanted room for {figures.tried_tokens:,} tokens in the KV cache, which had "
@@ -202,11 +202,15 @@ REASONS: Final[Mapping[str, Callable[[Figures], str]]] = {
     "too_few_gpus": too_few_gpus,
     "host_memory_or_shm": says("the host ran out of memory, or of shared memory"),
     "nccl_or_multiprocess": says("its processes could not communicate (NCCL or the process group)"),
-    "sglang_not_enough_memory": sglang_pool,
-    "sglang_oom_prefill": sglang_prefill,
-    "sglang_oom_decode_retract": retract,
-    "sglang_cuda_graph_failed": out_of_memory("capturing CUDA graphs"),
+    "pool_after_weights": pool_after_weights,
+    "oom_prefill": prefill,
+    "oom_decode": retract,
+    "oom_graphs": out_of_memory("capturing CUDA graphs"),
     "lora_memory": out_of_memory("making room for LoRA adapters"),
     "quantization_mismatch": says("the quantization does not fit the checkpoint, or how it is split"),
     "not_memory": says("an error that is not about memory"),
 }
+
+
+def reason_of(cause: str) -> Callable[[Figures], str]:
+    return REASONS[kind_of_cause(cause)]

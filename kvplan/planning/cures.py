@@ -16,7 +16,7 @@ from kvplan.core.records import dataclass
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Plan, Request, plan
-from kvplan.servers.base import terms_of
+from kvplan.servers.base import kind_of_cause, terms_of
 from kvplan.servers.failures import Figures
 from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm import pool as vllm_pool
@@ -452,7 +452,7 @@ IMAGES = Move("limit_mm_per_prompt", nothing, "fewer images and videos per reque
 QUANTIZED = Move("quantization", nothing, "take a quantized checkpoint of the model: its weights are smaller", "change")
 OFFLOAD = Move("cpu_offload_gb", nothing, "moves a part of the weights to host memory, and is slow", "add")
 GRAPHS = Move("cudagraph_capture_sizes", nothing, "fewer and smaller CUDA graphs take less memory")
-GRAPHS_SGLANG = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs take less memory")
+GRAPH_BATCH = Move("cuda_graph_max_bs", fewer_graphs, "fewer and smaller CUDA graphs take less memory")
 KV_AUTO = Move("kv_cache_dtype", only("auto"), "keeps the KV cache in the model's own type", "change")
 ITEM = Move("max_num_batched_tokens", item_tokens, "room for the largest image or video", "raise")
 STATES = Move("max_num_seqs", state_blocks, "a block for the state of each sequence")
@@ -466,7 +466,7 @@ RETRACT = Move("max_num_seqs", fewer_seqs, "fewer requests at once: those that r
 SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
 LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
 
-# Of each cause what helps, the best first.
+# Of each cause, or kind of a server's own ones, what helps, the best first.
 MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "kv_too_small_for_max_len": (CONTEXT, SHARE_UP, FP8, RANKS_UP, EAGER),
     "no_kv_memory": (SHARE_UP, RANKS_UP, BATCH, EAGER, SEQS, QUANTIZED),
@@ -484,26 +484,24 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "dtype_or_capability": (HALF,),
     "kv_dtype_unsupported": (KV_AUTO,),
     "quantization_mismatch": (WHOLE_BLOCKS,),
-    "sglang_not_enough_memory": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
-    "sglang_oom_decode_retract": (SHARE_UP, RETRACT, FP8, SLOWER),
-    "sglang_oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
-    "sglang_cuda_graph_failed": (SHARE_DOWN, GRAPHS_SGLANG, EAGER),
+    "pool_after_weights": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
+    "oom_decode": (SHARE_UP, RETRACT, FP8, SLOWER),
+    "oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
+    "oom_graphs": (SHARE_DOWN, GRAPH_BATCH, EAGER),
     "lora_memory": (LORAS, SHARE_DOWN),
 }
-
-
-PREFILL: Final = ("sglang_oom_prefill",)  # the pool may lack the room, or torch
 
 
 def moves(case: Case) -> Sequence[Move]:
     """What helps in a case: what its pool lacks wants a larger share, what lies beside the pool a smaller one."""
     if case.cause == "quantization_mismatch" and "divisible" not in case.evidence:
         return ()
-    if case.cause in PREFILL and case.figures.tried_tokens is not None:
+    kind = kind_of_cause(case.cause)
+    if kind == "oom_prefill" and case.figures.tried_tokens is not None:  # the pool lacks the room, not torch
         return (SHARE_UP, SEQS, BATCH)
     if case.cause == "free_memory_below_utilization" and case.figures.initial_free_bytes is not None:
         return ()  # the share was free; what was measured changed
-    return MOVES.get(case.cause, ())
+    return MOVES.get(kind, ())
 
 
 # --- actions that are no flags ----------------------------------------------------------------------------------------
@@ -523,7 +521,7 @@ def actions(case: Case) -> Iterator[Cure]:
             yield _action(f"end what else holds the GPU, {held} (nvidia-smi lists it; it may be an earlier server)")
         else:
             yield _action("end what else holds the GPU (nvidia-smi lists it; it may be an earlier server)")
-    elif case.cause.startswith(("oom", "sglang_oom", "sglang_cuda")) and other is not None and figures.in_use_bytes:
+    elif kind_of_cause(case.cause).startswith("oom") and other is not None and figures.in_use_bytes:
         yield _action(f"end the other process on the GPU, which holds {format_gib(other.bytes)}")
     spare = figures.reserved_bytes
     if spare is not None and case.lacking and spare.bytes > max(GIB // 2, case.lacking):

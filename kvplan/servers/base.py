@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvplan.models.spec import ModelSpec
     from kvplan.servers.arguments import EngineArgs
     from kvplan.servers.environment import Variable
+    from kvplan.servers.failures import Failures
     from kvplan.servers.host import HostRow
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.plans import Plan, Request, Sized
@@ -154,6 +155,7 @@ class Server(Protocol):
     launch     the words of the command that starts what was planned
     explain    the formulas behind a plan
     host       what it takes of the host's memory
+    failures   how it tells of its failures; None where its logs of them are not read
     metrics    its names on a /metrics page; None where its page is not read
     """
 
@@ -181,6 +183,7 @@ class Server(Protocol):
     def launch(self, plan: "Plan") -> list[str]: ...
     def explain(self, plan: "Plan") -> Explanation: ...
     def host(self, plan: "Plan") -> "tuple[HostRow, ...]": ...
+    def failures(self) -> "Failures | None": ...
     def metrics(self) -> "Metrics | None": ...
 
 
@@ -206,3 +209,14 @@ def server_of(engine: str) -> Server:
 
 def terms_of(engine: str) -> Terms:
     return server_of(engine).terms
+
+
+def failures_of_servers() -> "dict[str, Failures]":
+    """How each server tells of its failures, by its name."""
+    tables = {name: server().failures() for name, server in SERVERS.items()}
+    return {name: table for name, table in tables.items() if table is not None}
+
+
+def kind_of_cause(cause: str) -> str:
+    """What a cause of one server alone is called by what speaks of any; other causes are their own kind."""
+    return next((own.causes[cause] for own in failures_of_servers().values() if cause in own.causes), cause)

@@ -5,7 +5,8 @@ quotes and backticks, since terminals, issue forms and Python's tracebacks break
 """
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache
 from math import ceil, floor
@@ -189,6 +190,46 @@ def compiled(pattern: str) -> re.Pattern[str]:
     plain = re.sub(r"[ '\"`]+", "", pattern)
     return re.compile(re.sub(r"<(\w+)>", lambda match: f"(?P<{match[1]}>{_written(match[1])})", plain))
 
+
+Part = tuple[Cause | None, Phase]
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How a server tells of its failures, and which causes are its own.
+
+    wordings   its messages
+    frames     functions in a traceback -> the part of start-up they are; the first row that a trace holds decides
+    marks      healthy lines -> the part that follows them; own_marks: whether no other server writes them
+    ready      what it says when it serves; starts: when it begins
+    files      what only its own paths and commands hold, in small letters
+    parts      part of start-up -> what running out of memory there is; a cause of None: the phase alone is told
+    last_part  what such an error is by the last mark alone, where that differs from the part it names
+    of_size    which part a size tells: (what was tried, whether graphs were captured, functions of the trace)
+    sent_back  cause where somebody says that requests were sent back to the queue
+    causes     causes of its own -> what the planner calls their kind
+    """
+
+    wordings: tuple[Wording, ...]
+    frames: tuple[tuple[str, frozenset[str]], ...]
+    marks: tuple[tuple[str, Phase], ...]
+    ready: tuple[str, ...]
+    starts: tuple[str, ...]
+    parts: Mapping[str, Part]
+    files: tuple[str, ...] = ()
+    own_marks: bool = False
+    last_part: Mapping[str, str] = field(default_factory=dict)
+    of_size: Callable[[Size | None, bool, frozenset[str]], str | None] | None = None
+    sent_back: Cause | None = None
+    causes: Mapping[str, str] = field(default_factory=dict)
+
+
+# Parts that a table of frames names as their cause.
+TOLD_BY_FRAMES: Final[Mapping[str, Part]] = {
+    "oom_sampler_warmup": ("oom_sampler_warmup", "warmup"),
+    "lora_memory": ("lora_memory", "load"),
+    "host_memory_or_shm": ("host_memory_or_shm", "load"),
+}
 
 # torch names the GPU, what it tried, what was free and whose memory the rest is.
 TORCH_FIGURES: Final = (

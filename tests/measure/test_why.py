@@ -5,7 +5,7 @@ import re
 import shlex
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,13 +16,14 @@ from kvplan.core.units import GIB
 from kvplan.documents.diagnosis import diagnosis_document
 from kvplan.hardware.gpu import gpu
 from kvplan.measure.serverlog.asked import asked_words, changed
-from kvplan.measure.why_words import REASONS
+from kvplan.measure.why_words import reason_of
 from kvplan.models import catalog
 from kvplan.planning.cures import MOVES, Case, Cure, cures, stated_pool
 from kvplan.planning.plan import Request
 from kvplan.report.why_text import why_lines
+from kvplan.servers.base import kind_of_cause
 from kvplan.servers.engines import parse_engine
-from kvplan.servers.failures import MEMORY_CAUSES, Figures, Size
+from kvplan.servers.failures import MEMORY_CAUSES, Cause, Figures, Size
 from kvplan.servers.pasted import read_command
 from kvplan.servers.vllm.rules import EngineArgs
 from tests.support.cli import Ran, Run
@@ -237,13 +238,9 @@ def test_a_command_of_sglang_is_changed_by_its_own_flags() -> None:
 
 
 def test_every_cause_has_its_sentence_and_every_cause_of_memory_its_cures() -> None:
-    from typing import get_args
-
-    from kvplan.servers.failures import Cause, Figures
-
     for cause in get_args(Cause):
-        assert REASONS[cause](Figures())
-    assert {cause for cause in MEMORY_CAUSES if cause not in MOVES} <= {"host_memory_or_shm"}
+        assert reason_of(cause)(Figures())
+    assert {cause for cause in MEMORY_CAUSES if kind_of_cause(cause) not in MOVES} <= {"host_memory_or_shm"}
 
 
 def test_a_followed_log_passes_through_and_is_explained_on_standard_error(tmp_path: Path) -> None:
@@ -379,7 +376,7 @@ def test_a_prefill_that_the_pool_cannot_hold_wants_a_larger_pool_and_one_that_to
 
 def test_every_cure_with_a_plan_starts() -> None:
     figures = Figures(tried_bytes=size(0.5), free_bytes=size(0.1), total_bytes=size(23.64))
-    for cause in MOVES:
+    for cause in (cause for cause in get_args(Cause) if kind_of_cause(cause) in MOVES):
         engine = "sglang@0.5.5" if cause.startswith("sglang") else "vllm@0.23"
         for cure in planned(cause, "qwen3-8b", "rtx-4090", engine, figures, max_model_len=16384):
             assert cure.plan is None or (cure.plan.fits and cure.starts)

@@ -16,19 +16,16 @@ NAMED = {
     "cli/options.py": 2,
     "cli/run_options.py": 3,
     "measure/bench_results.py": 6,  # likewise
-    "measure/why_words.py": 6,
-    "planning/cures.py": 7,
     "sizing/weights.py": 1,
 }
 
 
 def named_lines() -> dict[str, int]:
-    """Lines that say `sglang`, by file, outside the rooms that own the name; logs and their failures are each
-    server's."""
+    """Lines that say `sglang`, by file, outside the rooms that own the name; readers of logs are each server's."""
     lines = {}
     for path in sorted(KVPLAN.rglob("*.py")):
         name = path.relative_to(KVPLAN).as_posix()
-        if name.startswith(("servers/", "measure/serverlog/", "measure/failure")):
+        if name.startswith(("servers/", "measure/serverlog/")):
             continue
         if count := sum("sglang" in line.lower() for line in path.read_text(encoding="utf-8").splitlines()):
             lines[name] = count

@@ -122,3 +122,13 @@ def test_its_metrics_page_is_read_by_its_own_names(run: Run, tmp_path: Path) -> 
     assert ran.code == 2
     assert "Acme counts nothing" in ran.err
     assert foreign(ran.err) == []
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_its_failure_is_told_in_its_own_words(run: Run, tmp_path: Path, form: str) -> None:
+    log = tmp_path / "acme.log"
+    log.write_text("acme begins\nacme: nothing left for tokens\n", encoding="utf-8")
+    ran = run("why", log, "--format", form)
+    assert ran.code == 0, ran.err
+    assert "Acme did not start: weights and activations take all that it may use" in ran.out
+    assert foreign(ran.out + ran.err) == []

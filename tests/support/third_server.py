@@ -8,6 +8,7 @@ It has words of its own in every place where a server's words are printed, and n
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.base import Explanation, Sources, Starts, Terms
 from kvplan.servers.environment import Variable
+from kvplan.servers.failures import Failures, Wording
 from kvplan.servers.host import HostRow
 from kvplan.servers.metrics import Metrics
 from kvplan.servers.names import model_id
@@ -32,6 +33,7 @@ terms = Terms(
     risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
     keeps_share=True, outside="left to Acme",
     uncompared=("{label} by its manual", "Acme's manual"),
+    own_flags={"gpu_memory_utilization": "--share"},
     sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
 )  # fmt: skip
 
@@ -117,6 +119,11 @@ def launch(plan: Plan) -> list[str]:
 
 def host(plan: Plan) -> tuple[HostRow, ...]:
     return ()
+
+
+def failures() -> Failures:
+    message = Wording("no_kv_memory", "acme: nothing left for tokens", "1.0", "acme server.c", phase="pool")
+    return Failures((message,), (), (), ("acme serves",), ("acme begins",), {}, own_marks=True)
 
 
 def metrics() -> Metrics:

@@ -5,7 +5,7 @@ Compared with the source of 9 releases, 0.3.6 to 0.5.23 (tests/measure/test_fail
 
 from typing import Final
 
-from kvplan.servers.failures import Cause, Phase, Wording
+from kvplan.servers.failures import TOLD_BY_FRAMES, Cause, Failures, Phase, Wording
 
 _RUNNER: Final = "srt/model_executor/model_runner.py"
 _BATCH: Final = "srt/managers/schedule_batch.py"
@@ -135,7 +135,7 @@ FRAMES: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     ("pool", frozenset({"init_memory_pool", "alloc_memory_pool", "_init_pools", "_create_buffers",
                         "_build_token_to_kv_pool"})),
     (
-        "sglang_oom_prefill",
+        "prefill",
         frozenset(
             {
                 "forward_extend", "forward_split_prefill", "prepare_for_extend", "get_new_batch_prefill",
@@ -165,3 +165,30 @@ MARKS: Final[tuple[tuple[str, Phase], ...]] = (
 READY: Final = ("The server is fired up and ready to roll", "Uvicorn running on", "Application startup complete",
                 "Prefill batch", "Decode batch")  # fmt: skip
 STARTS: Final = ("server_args=ServerArgs(",)
+
+FAILURES: Final = Failures(
+    WORDINGS,
+    FRAMES,
+    MARKS,
+    READY,
+    STARTS,
+    # Where the pool is allocated and where kernels are warmed up, no cause of the list is meant.
+    parts={
+        "load": ("oom_loading_weights", "load"),
+        "pool": (None, "pool"),
+        "capture": ("sglang_cuda_graph_failed", "capture"),
+        "warmup": (None, "warmup"),
+        "prefill": ("sglang_oom_prefill", "serving"),
+        "serving": ("oom_runtime", "serving"),
+        **TOLD_BY_FRAMES,
+    },
+    files=("sglang/srt", "sglang.launch_server"),
+    own_marks=True,
+    sent_back="sglang_oom_decode_retract",
+    causes={
+        "sglang_not_enough_memory": "pool_after_weights",
+        "sglang_oom_prefill": "oom_prefill",
+        "sglang_oom_decode_retract": "oom_decode",
+        "sglang_cuda_graph_failed": "oom_graphs",
+    },
+)

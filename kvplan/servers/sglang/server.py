@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvplan.servers.environment import Variable
+    from kvplan.servers.failures import Failures
     from kvplan.servers.host import HostRow
     from kvplan.servers.metrics import Metrics
     from kvplan.servers.standing import Other
     from kvplan.servers.words import ServeCommand, Started
 
 __all__ = [
-    "context", "drafter", "explain", "flags", "host", "kept_back", "labels", "launch", "metrics", "name", "parse",
-    "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms", "variables",
+    "context", "drafter", "explain", "failures", "flags", "host", "kept_back", "labels", "launch", "metrics", "name",
+    "parse", "read_pair", "release", "rest_last", "seqs_cure", "settings", "size", "start", "starts", "terms",
+    "variables",
 ]  # fmt: skip
 
 name = "sglang"
@@ -77,6 +79,12 @@ def explain(plan: Plan) -> Explanation:
     from kvplan.servers.sglang import explain as own  # of no account unless asked for
 
     return own.explain(plan)
+
+
+def failures() -> "Failures":
+    from kvplan.servers.sglang.failures import FAILURES  # of no account unless a log is read
+
+    return FAILURES
 
 
 def metrics() -> "Metrics":

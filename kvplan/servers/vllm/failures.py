@@ -6,7 +6,7 @@ Compared with the source of 26 releases, 0.6.6 to 0.33 (tests/measure/test_failu
 from typing import Final
 
 from kvplan.core.units import MIB
-from kvplan.servers.failures import TORCH_FIGURES, Cause, Phase, Size, Wording
+from kvplan.servers.failures import TOLD_BY_FRAMES, TORCH_FIGURES, Cause, Failures, Phase, Size, Wording
 
 _POOL: Final = "v1/core/kv_cache_utils.py"
 _WORKER: Final = "v1/worker/gpu_worker.py"
@@ -316,3 +316,31 @@ def is_sampler_sort(tried: Size | None, is_traced: bool) -> bool:
     elements = [(rows * vocabulary, width) for rows, width in kinds for vocabulary in VOCABULARIES]
     sizes = (-(-count * width // (2 * MIB)) * 2 * MIB for count, width in elements)
     return any(tried.low <= size <= tried.high for size in sizes)
+
+
+def part_of_size(tried: Size | None, captured: bool, functions: frozenset[str]) -> str | None:
+    """The sampler's warm-up, whose sort has a size of its own, behind the capture of graphs."""
+    return "oom_sampler_warmup" if captured and is_sampler_sort(tried, bool(functions & SORTS)) else None
+
+
+FAILURES: Final = Failures(
+    WORDINGS,
+    FRAMES,
+    MARKS,
+    READY,
+    STARTS,
+    # Where the pool is allocated and where kernels are warmed up, no cause of the list is meant.
+    parts={
+        "load": ("oom_loading_weights", "load"),
+        "profile": ("oom_profile_run", "profile"),
+        "pool": (None, "pool"),
+        "capture": ("oom_cuda_graph_capture", "capture"),
+        "warmup": (None, "warmup"),
+        "prefill": ("oom_runtime", "serving"),
+        "serving": ("oom_runtime", "serving"),
+        "executing": ("oom_runtime", "serving"),
+        **TOLD_BY_FRAMES,
+    },
+    last_part={"warmup": "oom_sampler_warmup"},
+    of_size=part_of_size,
+)
