@@ -191,7 +191,7 @@ def simulated(plan: Plan, workload: Workload) -> float | str:
         return "the workload names neither a profile nor a trace"
     rate = workload.rate_per_s or source.rate
     if rate is None:
-        return f"{source.name} has no rate; give the workload one"
+        return f"{source.name} has no rate; add one to the workload"
     return preempted_share(plan, source, rate, workload.tpot_s)
 
 
@@ -374,7 +374,7 @@ def say(target: Target, asked: Asked) -> None:
             output.tell("note", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
     if (others := overruled_model(target)) is not None:
         own, other = (printable(text, 100) for text in others)
-        output.tell("note", f"target {target.id}: model: {own} counts, not {other} of its command")
+        output.tell("note", f"target {target.id}: uses model: {own}, not {other} from its command")
 
 
 def overruled_model(target: Target) -> tuple[str, str] | None:
@@ -407,7 +407,7 @@ def baseline_figures(policy: Policy) -> Mapping[str, Figures] | None:
 def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
     if policy.baseline is None:
         raise UsageError(
-            "--update-baseline", f"{policy.path} names no baseline", "add baseline: {file: .kvplan/baseline.json}"
+            "--update-baseline", f"{policy.path} names no baseline", "add `baseline: {file: .kvplan/baseline.json}`"
         )
     path = policy.baseline.path
     try:
@@ -415,12 +415,12 @@ def write_baseline(policy: Policy, result: CheckResult, *, quiet: bool) -> None:
     except OSError as error:
         where = printable(str(path.parent), 200)
         raise EnvironmentProblem(
-            f"--update-baseline: {where}", f"cannot be made ({error.strerror})", "name another file"
+            f"--update-baseline: {where}", f"cannot be created ({error.strerror})", "name another file"
         ) from error
     with output.report_files([str(path)], "--update-baseline", {path.suffix.lower(): "json"}, force=True) as (file,):
         file.save(rendered("json", result))
     if not quiet:
-        output.tell("note", f"{printable(str(path), 400)}: written; commit it with the policy")
+        output.tell("note", f"wrote {printable(str(path), 400)}; commit it with the policy")
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -68,16 +68,16 @@ def since_base(
     except UsageError:
         if text != "HEAD" or git.has_commits(folder):
             raise
-        return noted(policy, "HEAD", "there is no commit yet: nothing to compare with")
+        return noted(policy, "HEAD", "there is no commit yet, so there is nothing to compare with")
     with opened(revision, path) as base:
         if not git.copy(revision, base.place, base.top):
-            what = f"there is no policy {printable(base.place, 200)} at {base.name}: nothing to compare with"
+            what = f"{base.name} has no policy {printable(base.place, 200)}, so there is nothing to compare with"
             return noted(policy, base.name, what)
         with chdir(base.folder):
             try:
                 before = policy_of(base)
             except KvplanError as error:
-                what = f"the policy of {base.name} cannot be read: {error}"
+                what = f"the policy in {base.name} cannot be read: {error}"
                 return policy_changes.result(policy.path, base.name, [finding("base", "skip", what)])
             old_figures, problems = figures_of(base, before)
             names = known(base, before)
@@ -144,7 +144,7 @@ def figures_of(base: Base, policy: Policy) -> tuple[Mapping[str, Figures] | None
             git.copy(base.revision, baseline, base.top)
         return baseline_figures(policy), []
     except KvplanError as error:
-        return None, [finding("baseline", "skip", f"the baseline of {base.name} cannot be read: {error.unquoted}")]
+        return None, [finding("baseline", "skip", f"the baseline in {base.name} cannot be read: {error.unquoted}")]
 
 
 # --- what an id stands for --------------------------------------------------------------------------------------------
@@ -168,12 +168,12 @@ def server_notes(
         if not changes and judge.figures(was) != judge.figures(case):
             changes = text_changes(old, target)
     except KvplanError as error:
-        text = f"target {target.id}: what its server was cannot be told: {error.unquoted}"
+        text = f"target {target.id}: its previous server cannot be determined: {error.unquoted}"
         yield finding("server", "note", text, target.mark)
         return
     if changes:
         more = f" and {len(changes) - MOST_CHANGES:,} more" if len(changes) > MOST_CHANGES else ""
-        text = f"target {target.id} stands for something else: {', '.join(changes[:MOST_CHANGES])}{more}"
+        text = f"target {target.id} now means another server: {', '.join(changes[:MOST_CHANGES])}{more}"
         yield finding("server", "note", text, target.mark)
 
 
@@ -235,7 +235,7 @@ def workload_changes(base: Base, before: Target, now: Target, policy: Policy) ->
     if names[0] != names[1]:
         changes.append(f"workload: trace {names[0] or 'not given'} -> {names[1] or 'not given'}")
     elif names[0] is not None and not is_same(base, {os.path.normpath(Path(base.place).parent / names[0])}):
-        changes.append("workload: what stands in its trace")
+        changes.append("workload: the contents of its trace")
     return [printable(change, 200) for change in changes]
 
 

@@ -30,14 +30,18 @@ def read_evidence(measured: Measured, cases: Sequence[Case]) -> Evidence:
 def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
     path = measured.path
     if not exists(path):
-        return Evidence(problem=f"{printable(measured.text, 200)} does not exist; measure with kvplan profile")
+        return Evidence(problem=f"{printable(measured.text, 200)} does not exist; create it with kvplan profile")
     if path.name == MANIFEST:
         return of_run(load_run(path.parent), cases)
     if is_directory(path):
         return of_run(load_run(path), cases)
     document = load_json(path)
     if document.get("schema") != RECONCILIATION:
-        raise InvalidInputError(shown(path), "is neither a run nor a reconciliation", "name one")
+        raise InvalidInputError(
+            shown(path),
+            "is neither a run nor a reconciliation",
+            "name a run directory, or JSON output of kvplan reconcile",
+        )
     return of_reconciliation(document, path, cases)
 
 
@@ -70,7 +74,7 @@ def of_reconciliation(document: Mapping[str, Any], path: Path, cases: Sequence[C
     if not (beside / MANIFEST).exists():
         return Evidence(
             subject=f"{printable(str(document.get('model')), 80)} on {printable(str(document.get('device')), 80)}",
-            problem=f"no {MANIFEST} lies beside {printable(path.name, 80)} to say when and on what it was measured",
+            problem=f"{MANIFEST} is missing beside {printable(path.name, 80)}, so its date and GPU are not known",
         )
     return replace(facts(load_run(beside), cases), error=error, worst=worst)
 

@@ -32,7 +32,9 @@ def init(options: CheckOptions) -> int:
     )
     target = options.output or DEFAULT_NAME
     if Path(target).exists() and not options.force:
-        raise UsageError(f"{printable(target, 400)}", "exists", "name another file with -o, or replace it with --force")
+        raise UsageError(
+            f"{printable(target, 400)}", "already exists", "name another file with -o, or overwrite it with --force"
+        )
     options = with_command(options)
     command = None if options.from_command is None else read_command(options.from_command)
     refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them, too
@@ -41,7 +43,7 @@ def init(options: CheckOptions) -> int:
         say(asked, quiet=options.quiet)
         file.save(text_of(asked, options, Path(target).parent))
     again = "" if target == DEFAULT_NAME else f" {shlex.quote(target)}"
-    output.write(f"{printable(target, 400)}: written; `kvplan check{printable(again, 400)}` judges it")
+    output.write(f"wrote {printable(target, 400)}; check it with `kvplan check{printable(again, 400)}`")
     return 0
 
 

@@ -32,17 +32,17 @@ _TAB_INDENT: Final = re.compile(r"^ *\t", re.MULTILINE)
 _DATE: Final = re.compile(r"\d{4}-\d\d?-\d\d?(?:[Tt ].*)?")
 # Plain scalars whose meaning depends on the reader: (what it looks like, why it is refused, what to write). No pattern
 # can take the same characters in two ways: a long value would cost the square of its length.
-_NUMBER: Final = "is a number to some readers"
+_NUMBER: Final = "is read as a number by some YAML parsers"
 ODD: Final = tuple(
     (re.compile(pattern, re.IGNORECASE), why, cure)
     for pattern, why, cure in (
-        (r"~|null", "is not a value", "write one, or leave the key out"),
-        (r"yes|no|on|off|y|n", "is true or false to some readers", "write true or false, or quote it"),
-        (r"[-+]?0[0-9_]+", "is octal to some readers", "write it without the leading 0, or quote it"),
+        (r"~|null", "is not a value", "write a value, or remove the key"),
+        (r"yes|no|on|off|y|n", "is read as true or false by some YAML parsers", "write true or false, or quote it"),
+        (r"[-+]?0[0-9_]+", "is read as octal by some YAML parsers", "write it without the leading 0, or quote it"),
         (r"[-+]?0[xob][0-9a-f_]*", _NUMBER, "write plain digits, or quote it"),
         (r"[-+]?[0-9][0-9.]*_[0-9_.]*", _NUMBER, "write it without _, or quote it"),
         (r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)e[-+]?[0-9]+", _NUMBER, "write its digits, or quote it"),
-        (r"[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?", "is a number of base 60 to some readers", "quote it"),
+        (r"[-+]?[0-9]+(?::[0-5]?[0-9])+(?:\.[0-9]*)?", "is read as a base-60 number by some YAML parsers", "quote it"),
         (r"[-+]?\.inf|\.nan", "is not a finite number", "write a number"),
     )
 )  # fmt: skip
@@ -100,7 +100,7 @@ def parse(text: str, where: str) -> Table:
         at = error.problem_mark or error.context_mark
         mark = Mark(where, at.line + 1, at.column + 1) if at else Mark(where, 1, 1)
         problem = printable(str(error.problem), 120)
-        cure = "quote a value that holds `: `" if "mapping values" in problem else "correct it"
+        cure = "quote a value that contains `: `" if "mapping values" in problem else "correct it"
         raise wrong(mark, "", f"is not YAML ({problem})", cure) from None
     except yaml.YAMLError as error:
         raise wrong(Mark(where, 1, 1), "", f"is not YAML ({printable(str(error), 120)})", "correct it") from None
@@ -116,7 +116,10 @@ def refuse_characters(text: str, where: str) -> None:
     if strange is not None:
         code = f"U+{ord(strange.group()):04X}"
         raise wrong(
-            _place(text, strange.start(), where), "", f"holds a character that YAML does not take ({code})", "delete it"
+            _place(text, strange.start(), where),
+            "",
+            f"contains a character that YAML does not allow ({code})",
+            "delete it",
         )
     tab = _TAB_INDENT.search(text)
     if tab is not None:
@@ -151,7 +154,7 @@ class _Open:
         if not isinstance(node, Scalar) or not node.text:
             raise wrong(node.mark, "", f"{kind_of(node)} is used as a key", "a key is one word")
         if node.text == "<<" and node.is_plain:
-            raise wrong(node.mark, "", "a merge key (<<) is not taken", "write the keys out")
+            raise wrong(node.mark, "", "merge keys (<<) are not supported", "write the keys out")
         if node.text in self.keys:
             first = self.keys[node.text].line
             raise wrong(
@@ -184,7 +187,7 @@ def _built(text: str, where: str) -> Node | None:
                 _refuse_document(event, mark, num_documents)
             case yaml.AliasEvent():
                 raise wrong(
-                    mark, "", f"an alias (*{printable(str(event.anchor), 40)}) is not taken", "write the value out"
+                    mark, "", f"aliases (*{printable(str(event.anchor), 40)}) are not supported", "write the value out"
                 )
             case yaml.ScalarEvent():
                 _refuse_decorations(event, mark)
@@ -205,9 +208,9 @@ def _built(text: str, where: str) -> Node | None:
 
 def _refuse_document(event: "yaml.DocumentStartEvent", mark: Mark, number: int) -> None:
     if number > 1:
-        raise wrong(mark, "", "a second document begins", "keep one in a file")
+        raise wrong(mark, "", "a second document starts here", "keep one document per file")
     if event.version or event.tags:
-        raise wrong(mark, "", "a % directive is not taken", "delete the line")
+        raise wrong(mark, "", "% directives are not supported", "delete the line")
 
 
 def _refuse_decorations(
@@ -217,12 +220,12 @@ def _refuse_decorations(
         raise wrong(
             mark,
             "",
-            f"an anchor (&{printable(str(event.anchor), 40)}) is not taken",
+            f"anchors (&{printable(str(event.anchor), 40)}) are not supported",
             "write the value where it is used",
         )
     if event.tag:
         tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
-        raise wrong(mark, "", f"a tag ({printable(tag, 60)}) is not taken", "write the plain value")
+        raise wrong(mark, "", f"tags ({printable(tag, 60)}) are not supported", "write the plain value")
 
 
 def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
@@ -234,7 +237,7 @@ def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
     escaped = _STRANGE.search(event.value)
     if escaped is not None:
         code = f"U+{ord(escaped.group()):04X}"
-        raise wrong(mark, "", f"an escape stands for a character that does not belong in text ({code})", "delete it")
+        raise wrong(mark, "", f"an escape sequence produces a control character ({code})", "delete it")
     return Scalar(event.value, is_plain, mark)
 
 
@@ -244,7 +247,7 @@ def _scalar(event: "yaml.ScalarEvent", mark: Mark) -> Scalar:
 def kind_of(node: Node) -> str:
     match node:
         case Table():
-            return "a table of keys"
+            return "a mapping"
         case Items():
             return "a list"
         case Scalar(text="", is_plain=True):
@@ -277,7 +280,7 @@ def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
 
 def items(node: Node, what: str) -> tuple[Node, ...]:
     if not isinstance(node, Items):
-        raise wrong(node.mark, what, f"is {kind_of(node)}", "write a list, a line with - for each")
+        raise wrong(node.mark, what, f"is {kind_of(node)}", "write a list, with one `- ` line per item")
     return node.values
 
 
@@ -286,13 +289,13 @@ def scalar(node: Node, what: str) -> Scalar:
     if not isinstance(node, Scalar):
         raise wrong(node.mark, what, f"is {kind_of(node)}", "write one value")
     if node.is_plain and not node.text:
-        raise wrong(node.mark, what, "has no value", "write one, or leave the key out")
+        raise wrong(node.mark, what, "has no value", "write a value, or remove the key")
     if node.is_date:
         raise wrong(
             node.mark,
             what,
             f"is a date ({printable(node.text, 40)}), which does not belong here",
-            "quote it if meant",
+            "quote it if you mean text",
         )
     return node
 

@@ -82,7 +82,7 @@ def changes_result(
     """The changes judged: each fails, unless the base revision's policy allows its kind. Notes stand below."""
     findings = [_finding(change, revision, change.kind in base.allow_changes) for change in changes]
     if not findings:
-        findings = [finding("base", "pass", f"no target, rule, limit, waiver or baseline is weaker than at {revision}")]
+        findings = [finding("base", "pass", f"no target, rule, limit, waiver or baseline is weaker than in {revision}")]
     return result(policy.path, revision, [*findings, *notes])
 
 
@@ -111,7 +111,7 @@ def _finding(change: Change, revision: str, is_allowed: bool) -> Finding:
     message = f"{named(change.subjects)}: {change.text}"
     if is_allowed:
         return finding(change.kind, "note", f"{message} ({revision} allows it)", change.mark)
-    cure = f"undo it, or let {revision} allow it first: allow_changes: [{change.kind}]"
+    cure = f"undo it, or first allow it in {revision}: allow_changes: [{change.kind}]"
     return finding(change.kind, "fail", message, change.mark, cure)
 
 
@@ -124,11 +124,11 @@ def named(subjects: tuple[str, ...]) -> str:
 def notes(base: Policy, now: Policy) -> Iterator[Finding]:
     """What makes nothing weaker yet, but ought to be read."""
     if allowed := [kind for kind in now.allow_changes if kind not in base.allow_changes]:
-        yield finding("base", "note", f"allow_changes: a later change may weaken {', '.join(allowed)}")
+        yield finding("base", "note", f"allow_changes: later changes may weaken {', '.join(allowed)}")
     old, new = base.measured, now.measured
     if old is not None and new is not None and os.path.normpath(old.text) != os.path.normpath(new.text):
         texts = (printable(each.text, 200) for each in (old, new))
-        yield finding("base", "note", f"measured: the evidence is another file: {' -> '.join(texts)}", new.mark)
+        yield finding("base", "note", f"measured: the evidence file changed: {' -> '.join(texts)}", new.mark)
 
 
 # --- targets and their rules ------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _targets(base: Policy, now: Policy) -> Iterator[Change]:
     for target in base.targets:
         if target.id not in kept:
             twin = next((other for other in added if said(other) == said(target)), None)
-            text = "is gone" if twin is None else f"is now named {twin.id}"
+            text = "was removed" if twin is None else f"was renamed to {twin.id}"
             yield Change("target", (_subject(target),), text, None if twin is None else twin.mark)
 
 
@@ -238,7 +238,7 @@ def _severities(base: Policy, now: Policy) -> Iterator[Change]:
     measured = {rule.name: rule for rule in _measured_rules(now)}
     for rule in _measured_rules(base):
         if rule.name in measured and base.severity.get(rule.name) != "warn" and now.severity.get(rule.name) == "warn":
-            yield Change("severity", (MEASURED,), f"{rule.name} warns where it failed", measured[rule.name].mark)
+            yield Change("severity", (MEASURED,), f"{rule.name} now warns instead of failing", measured[rule.name].mark)
 
 
 def _lowered(base: Policy, target: Target, now: Policy, after: Target) -> Iterator[Change]:
@@ -248,7 +248,7 @@ def _lowered(base: Policy, target: Target, now: Policy, after: Target) -> Iterat
         if name in kept and not warned and _warns(now, after, name):
             rule = kept[name]
             shown = _shown(rule) if name.startswith("baseline.") else name
-            yield Change("severity", (_subject(target),), f"{shown} warns where it failed", rule.mark)
+            yield Change("severity", (_subject(target),), f"{shown} now warns instead of failing", rule.mark)
 
 
 def _all_rules(policy: Policy, target: Target) -> list[Rule]:
@@ -270,7 +270,7 @@ def _waivers(base: Policy, now: Policy) -> Iterator[Change]:
         if not any(_is_new(waiver, pair, base.waivers) for pair in pairs):
             continue
         name = printable(f"{waiver.target}/{waiver.rule}", 200)
-        text = f"is new, until {waiver.expires}" if not same else f"is extended: {max(same)} -> {waiver.expires}"
+        text = f"is new (until {waiver.expires})" if not same else f"was extended: {max(same)} -> {waiver.expires}"
         yield Change("waiver", (f"waiver {name}",), text, waiver.mark)
 
 
@@ -291,12 +291,12 @@ def _baseline(base: State, now: State) -> Iterator[Change]:
         return
     name = f"{BASELINE} {printable(old.text, 200)}"
     if new is None:
-        yield Change("baseline", (name,), "is no longer named", None)
+        yield Change("baseline", (name,), "is no longer referenced", None)
         return
     if os.path.normpath(old.text) != os.path.normpath(new.text):
-        yield Change("baseline", (name,), f"is replaced by {printable(new.text, 200)}", new.mark)
+        yield Change("baseline", (name,), f"was replaced by {printable(new.text, 200)}", new.mark)
     elif now.figures is None:
-        yield Change("baseline", (name,), "is deleted", new.mark)
+        yield Change("baseline", (name,), "was deleted", new.mark)
     ids = {target.id for target in now.policy.targets}
     for target, figures in base.figures.items():
         if now.figures is not None and target in ids:
@@ -308,17 +308,19 @@ def _evidence(base: State, now: State) -> Iterator[Change]:
     """A run that is no longer there: its rules would be skipped."""
     measured = now.policy.measured
     if base.has_evidence and measured is not None and not now.has_evidence:
-        text = f"{printable(measured.text, 200)} is not there, where the base has its run: no rule of it is judged"
+        text = (
+            f"{printable(measured.text, 200)} is missing, but the base revision has this run; its rules are not checked"
+        )
         yield Change("rule", (MEASURED,), text, measured.mark)
 
 
 def _worse(rules: Iterable[Rule], before: Figures, now: Figures | None) -> Iterator[str]:
     """The figures that a rule bounds and that a baseline has made easier to keep."""
     if now is None:
-        yield "has no figures any more"
+        yield "no longer has figures"
         return
     if before.fits and not now.fits:
-        yield "fitted, and no longer does"
+        yield "no longer fits"
     for rule in rules:
         figure = rule.name.removeprefix("baseline.")
         old, new = round(getattr(before, figure), 12), round(getattr(now, figure), 12)

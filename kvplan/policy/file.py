@@ -230,9 +230,9 @@ def policy_of(top: Table, path: Path, root: Path | None = None) -> Policy:
     defaults = _Defaults.of(top.values.get("defaults"), place)
     nodes = strict_yaml.items(_needed(top, "targets", "policy"), "targets")
     if not nodes:
-        raise wrong(top.values["targets"].mark, "targets", "is empty", "write at least one, or `kvplan check --init`")
+        raise wrong(top.values["targets"].mark, "targets", "is empty", "add at least one, or run `kvplan check --init`")
     if len(nodes) > MAX_TARGETS:
-        raise wrong(nodes[MAX_TARGETS].mark, "targets", f"more than {MAX_TARGETS:,}", "split the file")
+        raise wrong(nodes[MAX_TARGETS].mark, "targets", f"has more than {MAX_TARGETS:,} entries", "split the file")
     targets = tuple(_target(node, defaults, place) for node in nodes)
     _refuse_twins(targets)
     baseline, measured = (top.values.get(name) for name in ("baseline", "measured"))
@@ -259,7 +259,7 @@ def _refuse_long(node: Node, key: str = "") -> None:
             for value in node.values:
                 _refuse_long(value, key)
         case Scalar() if key != "command" and len(node.text) > MAX_VALUE_CHARS:
-            told = f"is {len(node.text):,} characters long, at most {MAX_VALUE_CHARS:,}; shorten it"
+            told = f"is {len(node.text):,} characters long; maximum {MAX_VALUE_CHARS:,}"
             raise wrong(node.mark, f"{printable(key, 60)}: {told}")
 
 
@@ -267,7 +267,10 @@ def _check_version(top: Table) -> None:
     version = strict_yaml.scalar(_needed(top, "version", "policy"), "version")
     if version.text != "1":
         raise wrong(
-            version.mark, "version", f"is {printable(version.text, 20)!r}, and kvplan knows 1", "write version: 1"
+            version.mark,
+            "version",
+            f"is {printable(version.text, 20)!r}, but kvplan supports only 1",
+            "write version: 1",
         )
 
 
@@ -279,10 +282,10 @@ def _needed(table: Table, key: str, what: str) -> Node:
 
 EXAMPLES: Final[Mapping[str, str]] = {
     "version": "write version: 1",
-    "targets": "write one, or let `kvplan check --init MODEL --gpu NAME` do so",
+    "targets": "add one, or run `kvplan check --init MODEL --gpu NAME`",
     "id": "write one, for example id: chat-prod",
     "file": "name one, for example file: .kvplan/baseline.json",
-    "expires": "write the last day it holds: expires: 2027-01-31",
+    "expires": "write its last day: expires: 2027-01-31",
     "reason": "say why, for whoever reads the report",
     "rule": "write TARGET/RULE, for example rule: chat-prod/min_headroom",
 }
@@ -293,7 +296,7 @@ def _refuse_twins(targets: tuple[Target, ...]) -> None:
     for target in targets:
         if target.id in seen:
             raise wrong(
-                target.mark, f"target {target.id}", f"is the id of line {seen[target.id].line} too", "rename one"
+                target.mark, f"target {target.id}", f"is already defined in line {seen[target.id].line}", "rename one"
             )
         seen[target.id] = target.mark
 
@@ -351,7 +354,7 @@ def _target_id(node: Node) -> str:
             node.mark, "id", f"is not a name ({printable(text, 60)!r})", "use letters, digits, dot, dash, underscore"
         )
     if text == EVIDENCE_ID:
-        raise wrong(node.mark, "id", f"{EVIDENCE_ID!r} is what the measurement is filed under", "choose another")
+        raise wrong(node.mark, "id", f"{EVIDENCE_ID!r} is reserved for the measurement", "choose another id")
     return text
 
 
@@ -383,10 +386,10 @@ def check_engine_value(key: str, node: Node, what: str) -> None:
         strict_yaml.switch(node, name)
         return
     if isinstance(node, Items):
-        raise wrong(node.mark, name, "is a list", "a target has one, write a target for each")
+        raise wrong(node.mark, name, "is a list", "write one target for each value")
     text = strict_yaml.text(node, name)
     if key in ("gpu", "max_model_len") and "," in text:
-        raise wrong(node.mark, name, f"is several ({printable(text, 60)!r})", "write a target for each")
+        raise wrong(node.mark, name, f"has several values ({printable(text, 60)!r})", "write one target for each")
     if key in ARGUMENTS:
         with at(node.mark):
             read_argument(key, text, name)
@@ -401,7 +404,7 @@ def _workload(table: Table, what: str, place: Place) -> Workload:
             return reading(strict_yaml.text(node, f"{what}: {key}"), f"{what}: {key}")
 
     if "profile" in table.values and "trace" in table.values:
-        raise wrong(table.keys["trace"], f"{what}: workload", "names a profile and a trace", "keep one of them")
+        raise wrong(table.keys["trace"], f"{what}: workload", "names both a profile and a trace", "keep one of them")
     return Workload(
         profile=value("profile", lambda text, _: text),
         trace=value("trace", lambda text, _: place.file(text, table.values["trace"].mark, f"{what}: workload: trace")),
@@ -428,9 +431,7 @@ def _rate(text: str, option: str) -> float:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:/(s|min|h))?", text)
     rate = 0.0 if found is None else float(found[1]) / {"s": 1, "min": 60, "h": 3600}[found[2] or "s"]
     if not rate:
-        raise UsageError(
-            option, f"is not a rate of requests ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h"
-        )
+        raise UsageError(option, f"is not a request rate ({printable(text, 40)!r})", "write 5.5/s, 90/min or 2000/h")
     return rate
 
 
@@ -508,7 +509,7 @@ def share(text: str, option: str) -> Share:
 def _at_most_whole(text: str, option: str) -> Share:
     found = share(text, option)
     if found.value > 1:
-        raise UsageError(option, f"is over 100% ({printable(text, 40)})", "write at most 100%")
+        raise UsageError(option, f"is over 100% ({printable(text, 40)})", "write 100% or less")
     return found
 
 
@@ -576,7 +577,7 @@ def _near(name: str, known: tuple[str, ...]) -> str:
 
 def _path(text: str, table: Table) -> str:
     if not text or "\0" in text:
-        raise wrong(table.values["file"].mark, "file", "names no file", "write a path")
+        raise wrong(table.values["file"].mark, "file", "is empty", "write a path")
     return text
 
 
@@ -634,7 +635,7 @@ def _waiver(node: Node) -> Waiver:
         raise wrong(pattern.mark, "waiver", f"there is no rule {printable(rule, 60)!r}", f"{_near(rule, OWN_RULES)}")
     reason = strict_yaml.text(_needed(table, "reason", "waiver"), "waiver: reason")
     if not reason.strip():
-        raise wrong(table.values["reason"].mark, "waiver", "reason is empty", "say why")
+        raise wrong(table.values["reason"].mark, "waiver", "reason is empty", "say why the rule is waived")
     expires = strict_yaml.date(_needed(table, "expires", "waiver"), "waiver: expires")
     return Waiver(target, rule, " ".join(reason.split()), expires, pattern.mark, table.values["expires"].mark)
 

@@ -121,8 +121,8 @@ def free_bytes(plan: Plan) -> int:
 def headroom(plan: Plan) -> str:
     left = plan.memory.headroom
     if left < 0:
-        return f"{format_bytes(-left)} more planned than the {format_gib(plan.memory.total)} there are"
-    return f"{format_bytes(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} left"
+        return f"{format_bytes(-left)} more planned than the GPU's {format_gib(plan.memory.total)}"
+    return f"{format_bytes(left)} ({percent(left / plan.memory.total)}) of {format_gib(plan.memory.total)} free"
 
 
 def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
@@ -133,12 +133,11 @@ def users_gauge(tokens: int, name: str, prefix: int) -> Gauge:
 
     def describe(plan: Plan) -> str:
         length = min(tokens, plan.capacity.max_model_len)
-        told = f"{plural(value(plan), 'request')} of {length:,} tokens "
-        told += f"({name}) at once"
+        told = f"{plural(value(plan), 'concurrent request')} of {length:,} tokens ({name})"
         if shared_blocks(plan, prefix):
-            told += f", their prefix of {min(prefix, length):,} tokens stored once"
+            told += f", their shared prefix of {min(prefix, length):,} tokens stored once"
         pool = held.users_at(plan, tokens, prefix)
-        return told if pool == value(plan) else f"{told} ({seqs_flag(plan)}; the pool holds {pool:,})"
+        return told if pool == value(plan) else f"{told}, limited by {seqs_flag(plan)} (the pool holds {pool:,})"
 
     return Gauge(value, "requests", True, plain, describe, more_users)
 
@@ -153,12 +152,12 @@ def concurrency_gauge(tokens: int, prefix: int) -> Gauge:
 
     def describe(plan: Plan) -> str:
         count, pool = served(plan, tokens, prefix), held.users_at(plan, tokens, prefix)
-        told = f"{plural(count, 'request')} of {min(tokens, plan.capacity.max_model_len):,} tokens at once"
+        told = f"{plural(count, 'concurrent request')} of {min(tokens, plan.capacity.max_model_len):,} tokens"
         if not plan.fits:
             return told
         low, high = served(plan, tokens, prefix, "low"), served(plan, tokens, prefix, "high")
         spread = f"{low:,}-{high:,}" if low != high else f"{low:,}"
-        capped = f"; {seqs_flag(plan)}, the pool holds {pool:,}" if pool != count else ""
+        capped = f"; limited by {seqs_flag(plan)}, the pool holds {pool:,}" if pool != count else ""
         each = f"{format_gib(plan.memory.kv_cache)} of KV cache, {format_size(plan.bytes_per_request)} each"
         return f"{told} ({spread}{capped}; {each})"
 
@@ -181,8 +180,8 @@ def states_a_length(case: Case) -> bool:
 
 def length_name(case: Case, key: str) -> str:
     if not states_a_length(case):
-        return "the context"
-    return "the mean" if key == "mean" else "p99"
+        return "full context"
+    return "mean" if key == "mean" else "p99"
 
 
 def request_tokens(case: Case, key: str) -> int | str:
@@ -200,7 +199,7 @@ def request_tokens(case: Case, key: str) -> int | str:
     if workload is not None and (workload.profile is not None or workload.trace is not None):
         with located(workload, case.target):
             return _workload_tokens(workload)[key]
-    return f"the target states neither lengths nor a workload to take the {key} length from"
+    return f"the target states neither lengths nor a workload, so its {key} length is not known"
 
 
 def prefix_tokens(case: Case) -> int:
@@ -246,8 +245,11 @@ def _workload_tokens(workload: Workload) -> dict[str, int]:
     if workload.profile is not None:
         return _profile_tokens(workload.profile)
     assert workload.trace is not None
-    path = workload.trace.resolve()  # a relative path means another file in another directory
-    status = path.stat()
+    try:
+        path = workload.trace.resolve()  # a relative path means another file in another directory
+        status = path.stat()
+    except (OSError, ValueError):
+        return _trace_lengths(workload.trace)  # the reader's error says why
     return _trace_tokens(path, status.st_mtime_ns, status.st_size)
 
 
@@ -263,6 +265,10 @@ def _profile_tokens(name: str) -> dict[str, int]:
 @cache
 def _trace_tokens(path: Path, mtime_ns: int, size: int) -> dict[str, int]:
     """The time of change and the size tell a file from the one that stood there before."""
+    return _trace_lengths(path)
+
+
+def _trace_lengths(path: Path) -> dict[str, int]:
     from kvplan.workloads import trace as traces
 
     return _mean_and_p99(traces.read(path).requests)
@@ -383,7 +389,7 @@ GAUGES: Final[Mapping[str, Gauge]] = {
         "bytes/token",
         False,
         lambda n: format_size(int(n)),
-        lambda plan: f"{format_size(plan.bytes_per_token)} of KV for each token on each GPU",
+        lambda plan: f"{format_size(plan.bytes_per_token)} of KV cache per token on each GPU",
         smaller_entries,
     ),
     "max_lora_bytes": Gauge(

@@ -37,7 +37,7 @@ def policy_text(plans: Sequence[tuple[Plan, Stated]], origin: str) -> str:
             lacks = f"does not fit, {format_bytes(plan.deficit)} short on each GPU"
             if plan.refusal is not None:
                 lacks = f"does not start: {plan.refusal.text}"
-            raise UsageError(f"--init: {title(plan)}", f"{lacks}", "kvplan estimate says what would")
+            raise UsageError(f"--init: {title(plan)}", f"{lacks}", "see what would fit with kvplan estimate")
     parts = [HEAD.format(origin=printable(origin, 400), kept=KEPT, growth=GROWTH)]
     parts += [
         "\n".join(target_lines(plan, stated, name)) for (plan, stated), name in zip(plans, ids(plans), strict=True)
@@ -136,15 +136,18 @@ def rules(plan: Plan) -> Iterator[tuple[str, str]]:
         yield f"min_headroom: {share / 10:g}%", f"today {100 * memory.unused / memory.total:.1f} %"
     load, context = plan.request.load, plan.capacity.max_model_len
     if requests := served(plan, context, load.shared_prefix):
-        text = f"today {plural(requests, 'request')} of {context:,} tokens at once"
+        text = f"today {plural(requests, 'concurrent request')} of {context:,} tokens"
         yield f"min_concurrency: {max(1, requests * KEPT // 100)}", text
     if load.mean_tokens is not None and (users := plan.concurrency.users):
-        yield f"min_users: {max(1, users * KEPT // 100)}", f"today {plural(users, 'user')} of the mean length at once"
+        yield (
+            f"min_users: {max(1, users * KEPT // 100)}",
+            f"today {plural(users, 'concurrent user')} at the mean length",
+        )
     yield f"min_kv_tokens: {max(1, kv_tokens(plan) * KEPT // 100)}", f"today {kv_tokens(plan):,}"
     yield f"max_weights: {ceiling(memory.weights)}", f"today {format_gib(memory.weights)} on each GPU"
     if plan.bytes_per_token:
         token = plan.bytes_per_token
-        yield f"max_kv_bytes_per_token: {token}", f"{format_size(token)}, exact: only another model or flag changes it"
+        yield f"max_kv_bytes_per_token: {token}", f"{format_size(token)}, exact: changes only with the model or flags"
     if memory.lora:
         yield f"max_lora_bytes: {ceiling(memory.lora)}", f"today {format_gib(memory.lora)} on each GPU"
 
@@ -187,16 +190,14 @@ def command_of(pid: str, proc: Path = Path("/proc")) -> list[str]:
     """
     if not re.fullmatch(r"[0-9]{1,10}", pid):
         raise UsageError(
-            "--from-pid", f"is not a process id ({printable(pid, 40)!r})", "write a number, as `pgrep -f vllm` does"
+            "--from-pid", f"is not a process id ({printable(pid, 40)!r})", "write a number; `pgrep -f vllm` lists them"
         )
     if not proc.is_dir():
         raise EnvironmentProblem("--from-pid", "this system has no /proc", "paste the command with --from-command")
     try:
         raw = (proc / pid / "cmdline").read_bytes()
     except FileNotFoundError:
-        raise EnvironmentProblem(
-            f"--from-pid {pid}", "there is no such process", "`pgrep -f vllm` lists them"
-        ) from None
+        raise EnvironmentProblem(f"--from-pid {pid}", "no such process", "`pgrep -f vllm` lists them") from None
     except OSError as error:
         raise EnvironmentProblem(
             f"--from-pid {pid}", f"cannot be read ({error.strerror})", "run as the server's user"

@@ -80,7 +80,7 @@ class Against:
     today: datetime.date
     baseline: Mapping[str, Figures] | None = None
     evidence: Evidence | None = None
-    preemption_rate: PreemptionRate = lambda plan, workload: "the simulation is not at hand"
+    preemption_rate: PreemptionRate = lambda plan, workload: "no simulation is available"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,12 @@ def judge(policy: Policy, cases: Sequence[Case], against: Against) -> CheckResul
     refuse_idle(policy, results)
     warnings = [*_expired(policy.waivers, against.today)]
     if num_cured > MAX_CURED:
-        warnings.append(f"{policy.path}: fixes were searched for the first {MAX_CURED} targets that fail")
+        warnings.append(f"{policy.path}: fixes were computed only for the first {MAX_CURED} failing targets")
     outcomes = {finding.outcome for result in results for finding in result.findings}
     if outcomes == {"skip"}:
-        warnings.append(f"{policy.path}: every rule was skipped, so nothing was checked; --strict makes that fail")
+        warnings.append(
+            f"{policy.path}: every rule was skipped, so nothing was checked; use --strict to make this a failure"
+        )
     return CheckResult(policy.path, tuple(results), tuple(warnings))
 
 
@@ -170,7 +172,7 @@ class _Bench:
         before = (self.against.baseline or {}).get(target.id)
         rules = [*target.rules, *(self.policy.baseline.rules if self.policy.baseline else ())]
         if not rules and self.policy.measured is None:
-            raise wrong(target.mark, f"target {target.id}", "has no rules", "write at least rules: {fits: true}")
+            raise wrong(target.mark, f"target {target.id}", "has no rules", "add at least `rules: {fits: true}`")
         verdicts = [self.verdict(rule, before) for rule in rules]
         remedy = self.remedies(rules, verdicts, before) if self.cures else Remedies({})
         findings = tuple(
@@ -208,10 +210,10 @@ class _Bench:
         if isinstance(actual, str):
             return Verdict(None, actual)
         ok = gauge.holds(rule, plan)
-        message = f"{gauge.describe(plan)}, {'at least' if gauge.is_floor else 'at most'} {gauge.wanted(rule, plan)}"
+        message = f"{gauge.describe(plan)}; {'minimum' if gauge.is_floor else 'maximum'} {gauge.wanted(rule, plan)}"
         if not ok:
-            message += f": {gauge.text(abs(limit - actual))} {'short' if gauge.is_floor else 'over'}"
-            message += "" if plan.fits or not gauge.is_floor else " (it does not fit)"
+            message += f", {gauge.text(abs(limit - actual))} {'short' if gauge.is_floor else 'over'}"
+            message += "" if plan.fits or not gauge.is_floor else " because it does not fit"
         return Verdict(ok, message, limit, actual, gauge.unit)
 
     def gauge(self, rule: Rule) -> Gauge | str:
@@ -251,20 +253,24 @@ class _Bench:
         assert self.policy.baseline is not None
         if before is None:
             shown = printable(self.policy.baseline.text, 200)
-            missing = "there is no baseline" if self.against.baseline is None else "the target is not in the baseline"
-            return Verdict(None, f"{missing} {shown} yet (write it with --update-baseline)")
+            missing = (
+                f"the baseline {shown} does not exist yet"
+                if self.against.baseline is None
+                else f"the target is not in the baseline {shown} yet"
+            )
+            return Verdict(None, f"{missing}; create it with --update-baseline")
         figure = _figure(rule)
         was, now = getattr(before, figure), getattr(figures(self.case), figure)
         if was is None or now is None:  # of a distribution of lengths, or a baseline of an earlier release
-            return Verdict(None, f"{figure} of {'the baseline' if was is None else 'this target'} are not known")
+            return Verdict(None, f"{figure} is not known for {'the baseline' if was is None else 'this target'}")
         return compared(rule, was, now)
 
     def predicted(self, rule: Rule) -> Verdict:
         evidence = self.against.evidence
         if evidence is None:
-            return Verdict(None, "there is no `measured:` file with a run")
+            return Verdict(None, "there is no `measured:` run to compare with")
         if evidence.problem is None and self.case.target.id not in evidence.matches:
-            return Verdict(None, f"the run is of {evidence.subject}, not of this target")
+            return Verdict(None, f"the run is for {evidence.subject}, not for this target")
         return error_verdict(rule, evidence)
 
     # --- cures
@@ -419,24 +425,24 @@ def refuse_long_waivers(waivers: Sequence[Waiver], today: datetime.date) -> None
                 waiver.expires_mark,
                 "waiver: expires",
                 f"is more than a year away ({waiver.expires})",
-                f"write {latest} or a day before",
+                f"use {latest} or earlier",
             )
 
 
 def refuse_idle(policy: Policy, results: Sequence[TargetResult]) -> None:
-    """Refuse a waiver that no rule of any target matches: it is misspelt, or its rule is gone."""
+    """Refuse a waiver that no rule of any target matches: it is misspelled, or its rule is gone."""
     pairs = {(finding.target, finding.rule) for result in results for finding in result.findings}
     for waiver in policy.waivers:
         if not any(covers(waiver, target, rule) for target, rule in pairs):
             rule = printable(f"{waiver.target}/{waiver.rule}", 200)
-            raise wrong(waiver.mark, f"waiver {rule}", "matches no rule of any target", "correct it, or delete it")
+            raise wrong(waiver.mark, f"waiver {rule}", "matches no rule of any target", "correct or delete it")
 
 
 def _expired(waivers: Sequence[Waiver], today: datetime.date) -> Iterator[str]:
     for waiver in waivers:
         if waiver.expires < today:
             rule = printable(f"{waiver.target}/{waiver.rule}", 200)
-            yield f"{waiver.mark}: the waiver of {rule} expired on {waiver.expires.isoformat()} and no longer counts"
+            yield f"{waiver.mark}: the waiver of {rule} expired on {waiver.expires.isoformat()} and no longer applies"
 
 
 # --- baseline ---------------------------------------------------------------------------------------------------------
@@ -469,7 +475,9 @@ def compared(rule: Rule, before: Number, now: Number) -> Verdict:
     # Floats are compared to twelve digits: 14.0 -> 13.3 is 5 %, whatever the last bit says.
     ok = worse <= 0 or (change is not None and round(change, 12) <= rule.limit)
     signed = "" if not before else f" ({100 * (now - before) / abs(before):+.2f} %)"
-    told = f"{name} {text(before)} -> {text(now)}{signed}, at most {percent(rule.limit)} {'more' if grows else 'less'}"
+    told = (
+        f"{name} {text(before)} -> {text(now)}{signed}; maximum {'growth' if grows else 'drop'} {percent(rule.limit)}"
+    )
     return Verdict(ok, told, _edge(rule, before, grows), now, unit, None if ok else ACCEPT)
 
 
@@ -508,13 +516,13 @@ def error_verdict(rule: Rule, evidence: Evidence) -> Verdict:
     if evidence.problem is not None:
         return Verdict(None, evidence.problem)
     if not evidence.matches:
-        return Verdict(None, f"the run is of {evidence.subject}, which no target is")
+        return Verdict(None, f"the run is for {evidence.subject}, which matches no target")
     if evidence.error is None:
         return Verdict(None, evidence.no_error)
     ok = round(evidence.error, 12) <= rule.limit
-    message = f"predicted and measured differ by {percent(evidence.error)} at most ({evidence.worst})"
-    message += f", at most {percent(rule.limit)} allowed"
-    fix = None if ok else "kvplan reconcile shows the rows; --calibrate keeps this GPU's constants"
+    message = f"predicted and measured memory differ by up to {percent(evidence.error)} ({evidence.worst})"
+    message += f"; maximum {percent(rule.limit)}"
+    fix = None if ok else "see the rows with kvplan reconcile; --calibrate saves this GPU's constants"
     return Verdict(ok, message, rule.limit, evidence.error, "share", fix)
 
 
@@ -522,10 +530,11 @@ def age_verdict(rule: Rule, evidence: Evidence, today: datetime.date) -> Verdict
     if evidence.problem is not None:
         return Verdict(None, evidence.problem)
     if evidence.started is None:
-        return Verdict(None, "the measurement does not say when it was made")
+        return Verdict(None, "the measurement has no date")
     age = (today - evidence.started).days
     if age < 0:
-        return Verdict(None, f"the measurement is of {evidence.started.isoformat()}, after today; check the clock")
+        return Verdict(None, f"the measurement is dated {evidence.started.isoformat()}, in the future; check the clock")
     ok = age <= rule.limit
-    message = f"measured on {evidence.started.isoformat()}, {plural(age, 'day')} ago, at most {rule.limit:,} allowed"
+    message = f"measured on {evidence.started.isoformat()}, {plural(age, 'day')} ago"
+    message += f"; maximum age {plural(int(rule.limit), 'day')}"
     return Verdict(ok, message, int(rule.limit), age, "days", None if ok else "measure again: kvplan profile")

@@ -11,7 +11,7 @@ from kvplan.planning import advise
 from kvplan.planning.plan import Plan
 from kvplan.policy.result import Outcome
 
-NOTHING: Final = "nothing tried is enough"
+NOTHING: Final = "no change tried is enough"
 ACCEPT: Final = "if intended, accept it with kvplan check --update-baseline"
 MOST_STATES_SIMULATED: Final = 4  # a simulation takes a second or more
 
@@ -56,6 +56,7 @@ def remedies(plan: Plan, wishes: Sequence[Wish], num_unmet: int, start_knobs: ad
     unmet = [wish for wish in wishes if wish.outcome in ("fail", "warn")]
     if len(unmet) == 1:
         return remedies_of_one(plan, unmet[0], wishes, start_knobs)
+    every = "both" if num_unmet == 2 else f"all {num_unmet}"
     fixes = {wish.name: needs(wish, wish.alone(anything)) for wish in unmet if not wish.is_baseline}
     failing = [wish for wish in unmet if wish.outcome == "fail"]
     for wanted in (unmet, failing) if failing != unmet else (unmet,):
@@ -64,15 +65,15 @@ def remedies(plan: Plan, wishes: Sequence[Wish], num_unmet: int, start_knobs: ad
         kept = [wish for wish in wishes if wish in wanted or wish.outcome == "pass"]
         cure = together(plan, kept, start_knobs)
         if cure is not None:
-            which = "all" if len(wanted) == num_unmet else f"{len(wanted)} of"
+            which = every if len(wanted) == num_unmet else f"{len(wanted)} of {num_unmet}"
             for wish in wanted:
-                fixes[wish.name] = f"{needs(wish, [cure])}, which fixes {which} {num_unmet}"
+                fixes[wish.name] = f"{needs(wish, [cure])}, which fixes {which}"
                 if wish.is_baseline:
                     fixes[wish.name] += f"; {ACCEPT}"
             return Remedies(fixes, cure, tuple(wish.name for wish in wanted))
     for name, fix in fixes.items():
         if fix != NOTHING:
-            fixes[name] = f"{fix}; no change tried fixes all {num_unmet}"
+            fixes[name] = f"{fix}; no change tried fixes {every}"
     return Remedies(fixes)
 
 
@@ -107,6 +108,6 @@ def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> a
 
 
 def needs(wish: Wish, cures: Iterable[advise.Cure]) -> str:
-    """The changes with what each gives: needs --kv-cache-dtype fp8 (28.2) or --tensor-parallel-size 2 (30.3)."""
-    told = [f"{cure.flag} ({wish.told(cure.plan)})" for cure in cures]
-    return f"needs {' or '.join(told)}" if told else NOTHING
+    """The changes with what each gives: use --kv-cache-dtype fp8 (gives 28.2) or --max-num-seqs 64 (gives 30)."""
+    told = [f"{cure.flag} (gives {wish.told(cure.plan)})" for cure in cures]
+    return f"use {' or '.join(told)}" if told else NOTHING

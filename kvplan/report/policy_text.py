@@ -27,7 +27,7 @@ def markdown(result: CheckResult) -> str:
 
 def failure_markdown(failure: Failure) -> str:
     """The comment of a check that could not be made; it replaces an earlier one, as no answer is up to date."""
-    heading = "### kvplan check: not made, no rule was judged"
+    heading = "### kvplan check: could not run, no rule was checked"
     return f"{marker(failure.path)}\n{heading}\n\n**error**: {markdown_text(str(failure)[:8000])}\n"
 
 
@@ -52,7 +52,7 @@ def document(result: CheckResult, most_bytes: int) -> str:
     missing = [f"{count:,} {what}" for what, count in left_out.items() if count]
     if missing:
         parts.append(
-            f"*Cut to what GitHub takes: {' and '.join(missing)} not shown; `kvplan check --format json` has them all.*"
+            f"*Shortened to GitHub's limit: {' and '.join(missing)} not shown; `kvplan check --format json` shows all.*"
         )
     return "\n\n".join(parts) + "\n"
 
@@ -78,14 +78,14 @@ def blocks(result: CheckResult) -> Iterator[Block]:
     unmet = [_unmet_row(it) for outcome in ("fail", "warn", "note") for it in result.findings if it.outcome == outcome]
     unmet += _skipped_rows(result)
     if unmet:
-        yield _rows_block((), ("", "rule", "target", "what is", "what would help"), unmet)
+        yield _rows_block((), ("", "rule", "target", "result", "fix"), unmet)
     for target in result.targets:
         if target.figures is not None:
             yield _target_block(target, target.figures)
     met = [it for it in result.findings if it.outcome == "pass"]
     if met:
         opening = ("<details>", f"<summary>{len(met):,} passed</summary>", "")
-        yield _rows_block(opening, ("rule", "target", "what is"), map(_met_row, met), ("", "</details>"))
+        yield _rows_block(opening, ("rule", "target", "result"), map(_met_row, met), ("", "</details>"))
 
 
 def _rows_block(
@@ -99,7 +99,7 @@ def _rows_block(
 def counts_text(result: CheckResult) -> str:
     """ "2 failed, 1 warned, 1 skipped, 12 passed", without what there is none of."""
     counts = [(result.count(outcome), word) for outcome, word in WORDS.items()]
-    return ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing to judge"
+    return ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing to check"
 
 
 def _unmet_row(finding: Finding) -> Cells:

@@ -56,12 +56,12 @@ def test_a_command_may_go_over_several_lines() -> None:
     ("text", "what"),
     [
         ("010", "octal"),  # 8 in YAML 1.1, 10 in YAML 1.2
-        ("1e9", "number to some"),  # text for PyYAML, a number for others
-        ("1.5e3", "number to some"),
-        ("0x10", "number to some"),
-        ("0o17", "number to some"),
-        ("1_000", "number to some"),
-        ("1:30", "base 60"),  # 90 in YAML 1.1
+        ("1e9", "number by some"),  # text for PyYAML, a number for others
+        ("1.5e3", "number by some"),
+        ("0x10", "number by some"),
+        ("0o17", "number by some"),
+        ("1_000", "number by some"),
+        ("1:30", "base-60"),  # 90 in YAML 1.1
         ("yes", "write true or false"),
         ("NO", "write true or false"),
         ("off", "write true or false"),
@@ -71,8 +71,8 @@ def test_a_command_may_go_over_several_lines() -> None:
         ("null", "not a value"),
         ("*a", "alias"),
         ("&a 1", "anchor"),
-        ("!!python/object/apply:os.system [ls]", "a tag (!!python/object/apply:os.system)"),
-        ("!x 1", "a tag (!x)"),
+        ("!!python/object/apply:os.system [ls]", "tags (!!python/object/apply:os.system)"),
+        ("!x 1", "tags (!x)"),
         ("&a {b: 1}", "anchor"),
     ],
 )
@@ -94,7 +94,7 @@ def test_quoted_it_is_text(text: str) -> None:
         ("a: 1\nb: 2\na: 3\n", "p.yaml:3:1: duplicate key 'a', first in line 1"),
         ("a: {b: 1, b: 1}\n", "p.yaml:1:11: duplicate key 'b'"),
         ("a: 1\n'a': 2\n", "p.yaml:2:1: duplicate key 'a'"),
-        ("a: 1\n<<: {b: 1}\n", "p.yaml:2:1: a merge key"),
+        ("a: 1\n<<: {b: 1}\n", "p.yaml:2:1: merge keys"),
         ("? [a]\n: 1\n", "p.yaml:1:3: a list is used as a key"),
         ("{a: {: 1}}\n", "p.yaml:1:6:"),
         ("- a\n", "p.yaml:1:1: the top level is a list"),
@@ -103,7 +103,7 @@ def test_quoted_it_is_text(text: str) -> None:
         ("# only a comment\n\n", "p.yaml:1:1: is empty"),
         ("---\n", "p.yaml:1:1: is empty"),
         ("a: 1\n---\nb: 2\n", "p.yaml:2:1: a second document"),
-        ("%YAML 1.1\n---\na: 1\n", "p.yaml:1:1: a % directive"),
+        ("%YAML 1.1\n---\na: 1\n", "p.yaml:1:1: % directives"),
         ("a:\n\tb: 1\n", "p.yaml:2:1: a tab indents"),
         ("a:\n  \tb: 1\n", "p.yaml:2:3: a tab indents"),
         ("a: 1\nb: 'x\n", "p.yaml:3:1: is not YAML"),
@@ -114,10 +114,10 @@ def test_quoted_it_is_text(text: str) -> None:
             'a: "\\ud800"\n',
             "p.yaml:1:",
         ),  # half a character; the reader in C says where in the text, the other its start
-        ("a: 1\nb: \x07\n", "p.yaml:2:4: holds a character that YAML does not take (U+0007)"),
-        ("a: \x85\n", "p.yaml:1:4: holds a character"),
-        ("a: \u2028\n", "p.yaml:1:4: holds a character"),
-        ("a: \ufeff\n", "p.yaml:1:4: holds a character"),
+        ("a: 1\nb: \x07\n", "p.yaml:2:4: contains a character that YAML does not allow (U+0007)"),
+        ("a: \x85\n", "p.yaml:1:4: contains a character"),
+        ("a: \u2028\n", "p.yaml:1:4: contains a character"),
+        ("a: \ufeff\n", "p.yaml:1:4: contains a character"),
         ("a: " + "[" * 60 + "]" * 60, "p.yaml:1:53: is nested more than 50"),  # 1 table and 49 lists are 50
     ],
 )
@@ -127,7 +127,7 @@ def test_a_fault_of_the_file_is_refused_at_its_place(text: str, start: str) -> N
 
 @pytest.mark.parametrize("escape", ["\\0", "\\e[31m", "\\x85", "\\u2028", "\\uFEFF"])
 def test_an_escape_that_would_smuggle_such_a_character_is_refused(escape: str) -> None:
-    assert refusal(f'a: "x{escape}"\n').startswith("p.yaml:1:4: an escape stands for a char")
+    assert refusal(f'a: "x{escape}"\n').startswith("p.yaml:1:4: an escape sequence produces a control char")
 
 
 def test_fifty_levels_are_read() -> None:
@@ -207,7 +207,7 @@ def test_a_node_of_another_kind_is_refused() -> None:
     top = parse("a: [1]\nb: {c: 1}\nd: 1\ne:\n", "p.yaml")
     with pytest.raises(InvalidInputError, match=r":1:4: a: is a list; write one value"):
         strict_yaml.text(top.values["a"], "a")
-    with pytest.raises(InvalidInputError, match=r":2:4: b: is a table of keys; write a list"):
+    with pytest.raises(InvalidInputError, match=r":2:4: b: is a mapping; write a list"):
         strict_yaml.items(top.values["b"], "b")
     with pytest.raises(InvalidInputError, match=r":3:4: d: is the value '1'; write `key: value`"):
         strict_yaml.table(top.values["d"], "d")

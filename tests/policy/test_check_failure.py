@@ -87,7 +87,7 @@ def test_github_annotates_what_cannot_be_read_at_its_place(
     where = {} if place is None else {"line": str(place[0]), "col": str(place[1])}
     assert (name, properties) == ("error", {"file": path, **where, "title": "kvplan"})
     assert at + data == message
-    assert "not made, no rule was judged" in summary.read_text(encoding="utf-8")
+    assert "could not run, no rule was checked" in summary.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

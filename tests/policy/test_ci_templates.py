@@ -276,7 +276,7 @@ def test_the_action_fails_a_change_that_breaks_capacity_on_its_line_and_in_the_s
     name, properties, data = read_command(ran.out.splitlines()[0])
     assert (name, properties["file"], properties["line"]) == ("error", "kvplan.policy.yaml", "7")
     assert properties["title"] == "KVP012 min_concurrency chat"
-    assert "at least 12" in data
+    assert "minimum 12" in data
     assert "| **fail** | KVP012 min\\_concurrency |" in ran.summary
     uploaded = ran.uses["github/codeql-action/upload-sarif@v3"]["sarif_file"]
     results = json.loads(Path(uploaded).read_text(encoding="utf-8"))["runs"][0]["results"]
@@ -300,7 +300,7 @@ def test_the_action_says_why_a_policy_cannot_be_read(place: Workplace) -> None:
     ran = run_action(place, sarif="true")
     assert (ran.code, ran.outputs["exit-code"]) == (2, "2")
     assert ran.out.startswith("::error file=kvplan.policy.yaml,line=4,col=3,title=kvplan::target: has no key 'modle'")
-    assert "not made, no rule was judged" in ran.summary
+    assert "could not run, no rule was checked" in ran.summary
     uploaded = Path(ran.uses["github/codeql-action/upload-sarif@v3"]["sarif_file"])
     assert '"executionSuccessful": false' in uploaded.read_text(encoding="utf-8")
 

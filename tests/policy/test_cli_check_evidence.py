@@ -88,7 +88,7 @@ def test_a_reconciliation_says_the_error_and_the_run_beside_it_the_rest(run: Run
     alone = policy(tmp_path, H100, more="measured: {file: alone.json, max_error: 1%}")
     ran = run("check", alone, "--format", "json")
     assert findings(ran)["max_prediction_error"]["outcome"] == "skip"
-    assert "no run.json lies beside" in findings(ran)["max_prediction_error"]["message"]
+    assert "run.json is missing beside" in findings(ran)["max_prediction_error"]["message"]
 
 
 def test_evidence_ages_from_the_day_the_run_began(run: Run, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_evidence_ages_from_the_day_the_run_began(run: Run, tmp_path: Path) -> N
     assert run("check", path, "--today", "2026-10-31").code == 0
     late = run("check", path, "--today", "2026-11-01")
     assert late.code == 1
-    assert "measured on 2026-10-01, 31 days ago, at most 30 allowed" in late.out
+    assert "measured on 2026-10-01, 31 days ago; maximum age 30 days" in late.out
 
 
 def test_what_is_no_evidence_for_any_target_is_skipped(run: Run, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_is_no_evidence_for_any_target_is_skipped(run: Run, tmp_path: Path)
 
     assert "run does not exist" in told()
     cpu_run(tmp_path / "run")
-    assert told() == "the run is of tiny on cpu, which no target is"
+    assert told() == "the run is for tiny on cpu, which matches no target"
     failed_run(tmp_path / "failed")
     assert "CUDA out of memory" in told("measured: {file: failed, max_error: 5%}")
     gpu_run(tmp_path / "wsl")

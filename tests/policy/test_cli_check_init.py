@@ -155,7 +155,7 @@ def test_a_process_that_is_no_server_is_refused_without_its_words(run: Run, tmp_
     assert policy_init.command_of("7", proc) == ["VLLM_USE_V1=0", *words]
     with pytest.raises(EnvironmentProblem, match="no command line"):
         policy_init.command_of("8", proc)
-    with pytest.raises(EnvironmentProblem, match="there is no such process"):
+    with pytest.raises(EnvironmentProblem, match="no such process"):
         policy_init.command_of("9", proc)
     with pytest.raises(EnvironmentProblem, match="no /proc"):
         policy_init.command_of("9", tmp_path / "none")

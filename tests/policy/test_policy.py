@@ -145,7 +145,7 @@ def test_a_limit_is_read_in_its_unit(rules: str, name: str, limit: float, is_sha
         ("max_weights: 16", "6:24", "implausibly small"),
         ("max_weights: 16Gb", "6:24", "unknown unit 'Gb'"),
         ("max_weights: 5%", "6:24", "not a size"),
-        ("min_headroom: 120%", "6:25", "at most 100%"),
+        ("min_headroom: 120%", "6:25", "100% or less"),
         ("min_headroom: 5", "6:25", "implausibly small"),
         ("max_preemption_rate: 5", "6:32", "not a share ('5')"),
         ("max_preemption_rate: 101%", "6:32", "over 100%"),
@@ -170,17 +170,17 @@ def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) ->
         ("version: 2\ntargets: []\n", "p.yaml:1:10: version: is '2'"),
         ("version: 1\n", "p.yaml:1:1: policy: has no targets"),
         ("version: 1\ntargets: []\n", "p.yaml:2:10: targets: is empty"),
-        ("version: 1\ntargets: {a: 1}\n", "p.yaml:2:10: targets: is a table"),
+        ("version: 1\ntargets: {a: 1}\n", "p.yaml:2:10: targets: is a mapping"),
         ("version: 1\ntarget: []\n", "p.yaml:2:1: policy: has no key 'target'; did you mean targets"),
         ("version: 1\ntargets:\n- model: x\n", "p.yaml:3:3: target: has no id"),
         ("version: 1\ntargets:\n- id: a b\n", "p.yaml:3:7: id: is not a name"),
-        ("version: 1\ntargets:\n- id: measured\n", "p.yaml:3:7: id: 'measured' is what"),
-        ("version: 1\ntargets:\n- id: a\n- id: a\n", "p.yaml:4:3: target a: is the id of line 3 too"),
+        ("version: 1\ntargets:\n- id: measured\n", "p.yaml:3:7: id: 'measured' is reserved"),
+        ("version: 1\ntargets:\n- id: a\n- id: a\n", "p.yaml:4:3: target a: is already defined in line 3"),
         ("version: 1\ntargets:\n- id: a\n  tp: 2\n", "p.yaml:4:3: target: has no key 'tp'; did you mean tensor_p"),
         ("version: 1\ntargets:\n- id: a\n  max-num-seqs: 2\n", "p.yaml:4:3: target: has no key 'max-num-seqs'; did"),
         ("version: 1\ntargets:\n- id: a\n  max_num_seqs: 2.5\n", "p.yaml:4:17: target a: max_num_seqs: not a whole"),
         ("version: 1\ntargets:\n- id: a\n  max_model_len: 32kb\n", "p.yaml:4:18: target a: max_model_len: not a token"),
-        ("version: 1\ntargets:\n- id: a\n  max_model_len: 4k,8k\n", "p.yaml:4:18: target a: max_model_len: is several"),
+        ("version: 1\ntargets:\n- id: a\n  max_model_len: 4k,8k\n", "p.yaml:4:18: target a: max_model_len: has"),
         ("version: 1\ntargets:\n- id: a\n  gpu: [l4, h200]\n", "p.yaml:4:8: target a: gpu: is a list"),
         ("version: 1\ntargets:\n- id: a\n  enforce_eager: 1\n", "p.yaml:4:18: target a: enforce_eager: is neither"),
         ("version: 1\ndefaults: {rule: {}}\ntargets: []\n", "p.yaml:2:12: defaults: has no key 'rule'; did you mean"),
@@ -196,7 +196,7 @@ def test_a_wrong_rule_is_refused_at_its_place(rules: str, at: str, what: str) ->
         (one("fits: true", "baseline: {file: b, max_drop: {weights: 1%}}"), "p.yaml:7:32: baseline: max_drop: has no"),
         (one("fits: true", "baseline: {file: b, max_drop: {kv_tokens: 101%}}"), "p.yaml:7:43: baseline: max_drop: kv"),
         (one("fits: true", "measured: {file: r, max_age: 30}"), "p.yaml:7:30: measured: max_age: is not an age ('30')"),
-        (one("fits: true", "measured: {file: ''}"), "p.yaml:7:18: file: names no file"),
+        (one("fits: true", "measured: {file: ''}"), "p.yaml:7:18: file: is empty"),
     ],
 )  # fmt: skip
 def test_a_fault_is_refused_at_its_place(text: str, start: str) -> None:
@@ -206,9 +206,9 @@ def test_a_fault_is_refused_at_its_place(text: str, start: str) -> None:
 @pytest.mark.parametrize(
     ("workload", "what"),
     [
-        ("{profile: a, trace: b}", "names a profile and a trace"),
-        ("{rate: 5 per second}", "is not a rate of requests"),
-        ("{rate: 0}", "is not a rate of requests"),
+        ("{profile: a, trace: b}", "names both a profile and a trace"),
+        ("{rate: 5 per second}", "is not a request rate"),
+        ("{rate: 0}", "is not a request rate"),
         ("{tpot: 30 seconds}", "not a duration"),
         ("{profil: a}", "did you mean profile"),
     ],
@@ -246,7 +246,7 @@ def test_rules_of_the_defaults_count_unless_the_target_has_its_own() -> None:
 
 def test_more_targets_than_can_be_meant_are_refused() -> None:
     text = "version: 1\ntargets:\n" + "".join(f"- {{id: t{i}}}\n" for i in range(501))
-    assert refusal(text).startswith("p.yaml:503:3: targets: more than 500")
+    assert refusal(text).startswith("p.yaml:503:3: targets: has more than 500")
 
 
 # --- rules, at their edges --------------------------------------------------------------------------------------------
@@ -285,10 +285,10 @@ def test_concurrency_is_counted_as_every_command_counts_users() -> None:
     assert only(one("min_concurrency: 14")).outcome == "pass"
     failed = only(one("min_concurrency: 14.1"))
     assert (failed.outcome, failed.actual) == ("fail", 14)
-    assert "14 requests of 32,768 tokens at once (13-14; " in failed.message
+    assert "14 concurrent requests of 32,768 tokens (13-14; " in failed.message
     capped = only(one("min_concurrency: 9"), planned(max_num_seqs=8))
     assert (capped.outcome, capped.actual) == ("fail", 8)
-    assert "8; --max-num-seqs, the pool holds 14;" in capped.message
+    assert "8; limited by --max-num-seqs, the pool holds 14;" in capped.message
     assert flags_of(capped)[0][0] == "--max-num-seqs 9"
 
 
@@ -380,9 +380,9 @@ def test_no_more_users_run_than_the_scheduler_takes() -> None:
     made = planned(load=Load(mean_tokens=100), max_num_seqs=64)
     passed, failed = only(one("min_users: 64"), made), only(one("min_users: 65"), made)
     assert (passed.outcome, failed.outcome) == ("pass", "fail")
-    assert "--max-num-seqs; the pool holds" in failed.message
+    assert "limited by --max-num-seqs (the pool holds" in failed.message
     assert failed.fix is not None
-    assert failed.fix.startswith("needs --max-num-seqs 65 (65)")
+    assert failed.fix.startswith("use --max-num-seqs 65 (gives 65)")
 
 
 def test_lengths_that_nobody_states_are_skipped_not_guessed() -> None:
@@ -399,7 +399,7 @@ def test_users_of_a_length_that_nobody_states_are_of_the_full_context() -> None:
     for key in ("mean", "p99"):
         passed, failed = (only(one(f"min_users: {{{key}: {n}}}"), made) for n in (users, users + 1))
         assert (passed.outcome, failed.outcome, passed.actual) == ("pass", "fail", users)
-        assert f"{users} requests of 32,768 tokens (the context) at once" in passed.message
+        assert f"{users} concurrent requests of 32,768 tokens (full context)" in passed.message
 
 
 def test_a_rule_of_a_server_that_does_not_start_is_cured_by_what_starts_it() -> None:
@@ -410,7 +410,7 @@ def test_a_rule_of_a_server_that_does_not_start_is_cured_by_what_starts_it() -> 
     held = lower.concurrency
     for finding, value in ((fits, f"{held.users} users"), (users, f"{held.users}"), (requests, f"{held.users}")):
         assert finding.outcome == "fail"
-        assert f"--gpu-memory-utilization 0.83 ({value})" in str(finding.fix)
+        assert f"--gpu-memory-utilization 0.83 (gives {value})" in str(finding.fix)
 
 
 def with_workload(rules: str, workload: str) -> str:
@@ -425,7 +425,7 @@ def test_lengths_come_from_a_trace_where_the_target_has_none(tmp_path: Path) -> 
     made = planned(max_model_len=131072)
     text = with_workload("min_users: {mean: 1, p99: 1}", f"{{trace: {trace}}}")
     mean, p99 = judged(text, made).findings
-    assert "50,500 tokens (the mean)" in mean.message
+    assert "50,500 tokens (mean)" in mean.message
     assert "99,000 tokens (p99)" in p99.message
     gone = only(with_workload("min_users: 1", f"{{trace: {tmp_path / 'gone.csv'}}}"), made)
     assert (gone.outcome, "does not exist" in gone.message) == ("skip", True)
@@ -450,7 +450,7 @@ def test_a_prefix_of_the_workloads_profile_is_stored_once() -> None:
     # Blocks of 16 tokens; 900 tokens are 56 whole blocks.
     each = -(-tokens // 16)
     assert (apart, once) == (usable // each, (usable - 56) // (each - 56)) == (51, 56)
-    assert ", their prefix of 900 tokens stored once, at least 1" in told
+    assert ", their shared prefix of 900 tokens stored once; minimum 1" in told
     assert "stored once" not in apart_told
 
 
@@ -466,7 +466,7 @@ def test_a_prefix_counts_once_only_where_the_server_keeps_it_and_all_requests_ha
 def test_a_stated_prefix_wins_over_the_profiles() -> None:
     text = one("min_users: 1").replace("rules:", NOTES.replace("rules:", "shared_prefix: 1600\n  rules:"))
     finding = only(text, planned(load=Load(shared_prefix=1600)))
-    assert "their prefix of 1,600 tokens stored once" in finding.message
+    assert "their shared prefix of 1,600 tokens stored once" in finding.message
 
 
 def test_a_failing_rate_is_told_what_would_help_and_each_plan_is_simulated_once() -> None:
@@ -524,8 +524,8 @@ def with_flags(made: Plan, flags: str) -> Plan:
 
 def flags_of(finding: Finding) -> list[tuple[str, str]]:
     assert finding.fix is not None
-    assert finding.fix.startswith("needs ")
-    pairs = [part.rsplit(" (", 1) for part in finding.fix.removeprefix("needs ").split(" or ")]
+    assert finding.fix.startswith("use ")
+    pairs = [part.rsplit(" (gives ", 1) for part in finding.fix.removeprefix("use ").split(" or ")]
     return [(flag, value.rstrip(")")) for flag, value in pairs]
 
 
@@ -598,7 +598,7 @@ def test_the_context_that_cures_is_the_longest_in_steps_of_1024() -> None:
 
 
 def test_what_nothing_cures_says_so() -> None:
-    assert only(one("min_concurrency: 999999")).fix == "nothing tried is enough"
+    assert only(one("min_concurrency: 999999")).fix == "no change tried is enough"
 
 
 def test_a_target_that_does_not_fit_is_told_what_would() -> None:
@@ -634,7 +634,7 @@ def test_a_waiver_holds_through_the_day_it_expires(expires: str, outcome: str, w
     assert finding.waiver == (None if warned else f"INFRA-12 (until {expires})")
     assert bool(result.warnings) == warned
     if warned:
-        told = "p.yaml:8:10: the waiver of chat/min_concurrency expired on 2026-11-20 and no longer counts"
+        told = "p.yaml:8:10: the waiver of chat/min_concurrency expired on 2026-11-20 and no longer applies"
         assert result.warnings == (told,)
 
 
@@ -761,7 +761,9 @@ def test_users_may_not_drop_from_the_baselines(before: int | None, outcome: str)
     assert [finding.outcome for finding in result.findings] == ["pass", outcome]
 
 
-@pytest.mark.parametrize(("baseline", "what"), [(None, "there is no baseline b.json"), ({}, "not in the baseline")])
+@pytest.mark.parametrize(
+    ("baseline", "what"), [(None, "the baseline b.json does not exist"), ({}, "not in the baseline")]
+)
 def test_a_missing_baseline_is_skipped(baseline: dict[str, Figures] | None, what: str) -> None:
     result = judged(one("fits: true", BASELINE), baseline=baseline)
     assert [finding.outcome for finding in result.findings] == ["pass", "skip", "skip"]
@@ -846,8 +848,8 @@ def test_a_target_may_ask_for_less_error_than_the_rest() -> None:
     own, general, _ = judged(text, evidence=EVIDENCE).findings
     assert (own.target, own.outcome, general.outcome) == ("chat", "fail", "pass")
     other = judged(text, evidence=dataclasses.replace(EVIDENCE, matches=frozenset({"other"}))).findings[0]
-    assert (other.outcome, "not of this target" in other.message) == ("skip", True)
-    assert only(one("max_prediction_error: 1%")).message == "there is no `measured:` file with a run"
+    assert (other.outcome, "not for this target" in other.message) == ("skip", True)
+    assert only(one("max_prediction_error: 1%")).message == "there is no `measured:` run to compare with"
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -895,7 +897,7 @@ def test_the_first_hundred_failing_targets_get_a_cure() -> None:
     fixes = [finding.fix for finding in result.findings]
     assert all(fix is not None for fix in fixes[:100])
     assert fixes[100] is None
-    assert any("the first 100 targets" in warning for warning in result.warnings)
+    assert any("the first 100 failing targets" in warning for warning in result.warnings)
 
 
 def test_errors_of_a_policy_are_errors_of_kvplan() -> None:

@@ -61,7 +61,7 @@ def checked(*findings: Finding, path: str = "kvplan.policy.yaml", **changes: Any
 ONE_OF_EACH = checked(
     finding("pass", "fits"),
     finding("warn", "min_headroom", fix="lower --gpu-memory-utilization"),
-    finding("fail", fix="needs --kv-cache-dtype fp8 (18.2)"),
+    finding("fail", fix="use --kv-cache-dtype fp8 (gives 18.2)"),
     finding("skip", "max_preemption_rate", "batch", message="no workload is named", actual=None, limit=0.01),
     finding("warn", "max_weights", "batch", waiver="until the H200 move, INFRA-12"),
     warnings=("waiver batch/max_lora_bytes: expired on 2026-10-01",),
@@ -99,7 +99,7 @@ def test_an_annotation_stands_on_the_line_of_its_rule(monkeypatch: pytest.Monkey
     lines = github_lines(ONE_OF_EACH)
     assert lines[0] == (
         "::error file=kvplan.policy.yaml,line=12,col=7,title=KVP012 min_concurrency chat::"
-        "9.1 full-length requests < 12; needs --kv-cache-dtype fp8 (18.2)"
+        "9.1 full-length requests < 12; use --kv-cache-dtype fp8 (gives 18.2)"
     )
     assert [line.split(" ")[0] for line in lines[:-1]] == ["::error", "::warning", "::warning", "::notice"]
     assert "(waived: until the H200 move, INFRA-12)" in lines[2]
@@ -249,9 +249,10 @@ def test_the_comment_begins_with_its_mark_and_says_the_worst_first() -> None:
     assert lines[0] == marker("kvplan.policy.yaml") == "<!-- kvplan-check: kvplan.policy.yaml -->"
     assert lines[1] == "### kvplan check: 1 failed, 2 warned, 1 skipped, 1 passed"
     rows = rendered("\n".join(lines)).rows
-    assert rows[0] == ["", "rule", "target", "what is", "what would help"]
+    assert rows[0] == ["", "rule", "target", "result", "fix"]
     assert rows[1] == [
-        "fail", "KVP012 min_concurrency", "chat", "9.1 full-length requests < 12", "needs --kv-cache-dtype fp8 (18.2)",
+        "fail", "KVP012 min_concurrency", "chat", "9.1 full-length requests < 12",
+        "use --kv-cache-dtype fp8 (gives 18.2)",
     ]  # fmt: skip
     assert [row[0] for row in rows[1:5]] == ["fail", "warn", "warn", "skip"]
     assert rows[3][3] == "9.1 full-length requests < 12 (waived: until the H200 move, INFRA-12)"
@@ -325,7 +326,7 @@ def test_a_comment_stays_below_githubs_limit_and_says_what_it_leaves_out() -> No
     assert len(text.encode()) < 65_536
     rows = [row for row in rendered(text).rows if row[0] == "fail"]
     targets = text.count("\n#### ")
-    note = f"*Cut to what GitHub takes: {500 - len(rows):,} rows and {500 - targets:,} targets not shown; "
+    note = f"*Shortened to GitHub's limit: {500 - len(rows):,} rows and {500 - targets:,} targets not shown; "
     assert text.splitlines()[-1].startswith(note)
     assert len(rows) > 50
 
@@ -368,7 +369,7 @@ def test_a_junit_reader_sees_each_rule_as_a_case() -> None:
     assert isinstance(failure, Failure)
     assert (failure.message, failure.type) == ("9.1 full-length requests < 12", "KVP012")
     assert failure.text == (
-        "kvplan.policy.yaml:12:7: fail: 9.1 full-length requests < 12\nneeds --kv-cache-dtype fp8 (18.2)"
+        "kvplan.policy.yaml:12:7: fail: 9.1 full-length requests < 12\nuse --kv-cache-dtype fp8 (gives 18.2)"
     )
     (skipped,) = cases["KVP009 max_preemption_rate"].result
     assert isinstance(skipped, Skipped)
@@ -484,8 +485,8 @@ def test_a_path_is_a_uri(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_a_result_without_findings_is_written_in_every_format() -> None:
     empty = CheckResult("p.yaml", (TargetResult("chat", 3, "title", (), figures(), None),), ())
-    assert "nothing to judge" in markdown(empty)
-    assert github_lines(empty) == ["kvplan check: nothing to judge"]
+    assert "nothing to check" in markdown(empty)
+    assert github_lines(empty) == ["kvplan check: nothing to check"]
     assert suites_of(junit_xml(empty))[0].tests == 0
     assert read_sarif(empty)["runs"][0]["results"] == []
 

@@ -84,8 +84,10 @@ def test_the_change_that_cures_all_does_when_it_is_fed_back(run: Run, tmp_path: 
         assert len(cure["rules"]) == len(failing)
         if len(failing) > 1:
             for finding in failing:
-                assert finding["fix"].startswith(f"needs {' '.join(cure['flags'])} (")
-                assert finding["fix"].endswith(f"), which fixes all {len(failing)}")
+                assert finding["fix"].startswith(f"use {' '.join(cure['flags'])} (gives ")
+                assert finding["fix"].endswith(
+                    f"), which fixes {'both' if len(failing) == 2 else f'all {len(failing)}'}"
+                )
         again = checked(run, tmp_path, changed(values, cure["keys"]))
         assert again.code == 0, (seed, values, cure, again.out, again.err)
     assert cured >= 5  # the draw has something to cure
@@ -119,7 +121,7 @@ def test_no_part_of_the_change_that_cures_all_is_idle() -> None:
 def test_a_cure_of_one_rule_keeps_the_others() -> None:
     """Less of the GPU for the server alone would cure the headroom, and leave fewer than 14 requests."""
     alone, _ = fixes("min_headroom: 12%")
-    assert str(alone["min_headroom"]).startswith("needs --gpu-memory-utilization 0.88 (")
+    assert str(alone["min_headroom"]).startswith("use --gpu-memory-utilization 0.88 (gives ")
     text = ONE.format("min_headroom: 12%, min_concurrency: 14", "")
     (target,) = judged(text, planned()).targets
     assert target.cure is not None
@@ -144,8 +146,8 @@ def test_rules_that_only_warn_are_cured_too_or_left_as_they_are() -> None:
 def test_where_nothing_cures_all_each_rule_says_what_it_needs_and_that() -> None:
     told, target = fixes("min_concurrency: 20, max_weights: 1MiB")
     assert target.cure is None
-    assert str(told["min_concurrency"]).startswith("needs --kv-cache-dtype fp8 (")
-    assert str(told["min_concurrency"]).endswith("; no change tried fixes all 2")
+    assert str(told["min_concurrency"]).startswith("use --kv-cache-dtype fp8 (gives ")
+    assert str(told["min_concurrency"]).endswith("; no change tried fixes both")
     assert told["max_weights"] == NOTHING
 
 

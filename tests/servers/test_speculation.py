@@ -296,7 +296,7 @@ def test_a_policy_takes_a_method(run: Run, tmp_path: Path) -> None:
     )
     ran = run("check", str(policy))
     assert ran.code == 1
-    assert ran.out.count("46.50 KiB of KV for each token on each GPU, at most 46 KiB: 512 B over") == 2
+    assert ran.out.count("46.50 KiB of KV cache per token on each GPU; maximum 46 KiB, 512 B over") == 2
     assert "1 passed, 2 failed" in ran.out
 
 
