@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from kvplan.core.errors import KvplanError
+from kvplan.measure.failure_messages import cause_of
 from kvplan.measure.failure_text import Evidence, Frame, LogText
 from kvplan.measure.failure_words import (
     LONGEST_SENTENCE,
@@ -84,6 +85,8 @@ MOST_HITS: Final = 200  # of one phrase that are looked at
 TRACE: Final = 400  # lines of a traceback above its last line that are looked at
 AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
 NEAR: Final = 12  # lines between a trace's last function and its message
+LONGEST_LEAD: Final = 60  # squeezed characters between an exception's type and what it passes on
+MOST_PREFIX: Final = 240  # characters in which a process names itself
 MOST_WORDS: Final = 300  # lines at either end of a text in which a person's words are looked for
 
 
@@ -138,7 +141,8 @@ _WRAPPING_TYPES: Final = re.compile(
     r"InternalServer|ProcessRaised|KeyboardInterrupt)(?:Error|Exception)?"
 )
 _EXCEPTION: Final = re.compile(
-    r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception))(?:: (?=\S)|:?[\s`]{0,4}$)"
+    r"(?:^|[\s`(\"'>:\]])(?:[A-Za-z_]\w{0,60}\.){0,8}([A-Z]\w{0,80}(?:Error|Exception)|Exception)"
+    r"(?:: (?=\S)|:?[\s`]{0,4}$)"
 )
 _MAYBE_MEMORY: Final = re.compile(r"(?i)memory|kv[- ]?cache|\boom\b|notenough|insufficient")
 _OTHER: Final = Wording("not_memory", "", "any", "an exception of Python")
@@ -187,7 +191,10 @@ class _Reading:
 
     @cached_property
     def server(self) -> str | None:
-        """The server that the text names by its own words, else by its files, else by its name."""
+        """The server whose processes wrote the text; else that of its words, of its files, of its name."""
+        wrote = [name for name, failures in self._servers.items() if self._has_a_line(failures.processes)]
+        if len(wrote) == 1:
+            return wrote[0]
         named = {hit.server for hit in self.hits if hit.server is not None and hit.wording.strength == "decisive"}
         if len(named) == 1:
             return named.pop()
@@ -202,6 +209,10 @@ class _Reading:
             if failures.own_marks and self._positions(phrase for phrase, _ in failures.marks):
                 return name
         return None if self.log is None else self.log.engine
+
+    def _has_a_line(self, patterns: tuple[str, ...]) -> bool:
+        joined = re.compile("|".join(patterns)) if patterns else None
+        return joined is not None and any(joined.search(line[:MOST_PREFIX]) for line in self.text.lines)
 
     @property
     def _own(self) -> Failures:
@@ -315,7 +326,7 @@ class _Reading:
     # --- other errors
 
     def _other_errors(self) -> Iterator[_Hit]:
-        """Exceptions of no table that pass nothing on: an error of code, data or settings."""
+        """Exceptions of no table that pass nothing on: by what they speak of, else errors of code, data or settings."""
         for index, line in enumerate(self.text.lines):
             if "Error" not in line and "Exception" not in line:
                 continue
@@ -323,11 +334,13 @@ class _Reading:
             if match is None or _WRAPPING_TYPES.fullmatch(match[1]) or re.search(r"\b(?:raise|except)\b", line):
                 continue
             start = self.text.place(index, match.start(1))
-            rest = self.text.squeezed[start : start + 240]
-            message = line[match.end() :].partition(". ")[0]
-            if self.text.is_healthy(start) or _MAYBE_MEMORY.search(message):
+            passed_on = self.text.squeezed[start : start + len(match[1]) + LONGEST_LEAD]
+            message = line[match.end() :] or " ".join(self.text.lines[index + 1 : index + 2])
+            if self.text.is_healthy(start) or any(squeezed(words) in passed_on for words in WRAPPERS):
                 continue
-            if not any(squeezed(words) in rest for words in WRAPPERS):
+            if (cause := cause_of(message, self._own.kinds)) is not None:
+                yield _Hit(_OTHER, cause, start, index)
+            elif not _MAYBE_MEMORY.search(message.partition(". ")[0]):
                 yield _Hit(_OTHER, "not_memory", start, index)
 
     @cached_property

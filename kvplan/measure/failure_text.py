@@ -22,11 +22,13 @@ MOST_FRAMES: Final = 20_000
 _ANSI: Final = re.compile(
     r"(?:\x1b|\^\[|ESC(?=\[[0-9;]{0,8}m)|\\033|\\x1b|\\u001b)\[[0-9;?]{0,40}[A-Za-z]|\x1b|\[[0-9;]{1,8}m"
 )
-# What stands before a message: quotes, the container's name, time stamps, processes, the logger.
+# What stands before a message: quotes, the container's name, the stream, a journal, time stamps, processes, the logger.
 _PREFIX: Final = re.compile(
     r"\s{0,80}(?:"
     r">|\|(?=\s)|"
     r"[A-Za-z0-9_./-]{1,80}\s{1,20}\|(?=\s|$)|"
+    r"(?:stdout|stderr) [FP](?=\s|$)|"
+    r"[A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [\w.-]{1,60} [\w.@-]{1,60}(?:\[[0-9]{1,9}\])?:(?=\s|$)|"
     r"\[?[0-9]{4}[-/][0-9]{2}[-/][0-9]{2}[T ][0-9:]{8}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
     r"(?: [A-Z]{2,5}[0-9]{1,4}){0,5}\]?|"
     r"\((?:[A-Za-z_][A-Za-z0-9_]{0,60} )?(?:pid|rank|ip|TP[0-9]{1,3}|[A-Za-z0-9_]{1,30} pid)\b[^()]{0,120}\)|"

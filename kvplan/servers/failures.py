@@ -208,6 +208,8 @@ class Failures:
     of_size    which part a size tells: (what was tried, whether graphs were captured, functions of the trace)
     sent_back  cause where somebody says that requests were sent back to the queue
     causes     causes of its own -> what the planner calls their kind
+    processes  patterns of how its processes name themselves before a line, and of what they say of each other
+    kinds      cause -> a pattern of messages that no table knows
     """
 
     wordings: tuple[Wording, ...]
@@ -222,6 +224,8 @@ class Failures:
     of_size: Callable[[Size | None, bool, frozenset[str]], str | None] | None = None
     sent_back: Cause | None = None
     causes: Mapping[str, str] = field(default_factory=dict)
+    processes: tuple[str, ...] = ()
+    kinds: Mapping[Cause, str] = field(default_factory=dict)
 
 
 # Parts that a table of frames names as their cause.

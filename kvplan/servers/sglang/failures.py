@@ -164,6 +164,10 @@ MARKS: Final[tuple[tuple[str, Phase], ...]] = (
 )
 READY: Final = ("The server is fired up and ready to roll", "Uvicorn running on", "Application startup complete",
                 "Prefill batch", "Decode batch")  # fmt: skip
+PROCESSES: Final = (  # as they name themselves before a line, and what they say of each other
+    r"^\[[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}(?: (?:DP|TP|PP|EP|CP|ATTN_\w{2})[0-9]{1,3}){1,5}\]",
+    r"Scheduler hit an exception|Received sigquit from a child process",
+)
 STARTS: Final = ("server_args=ServerArgs(",)
 
 FAILURES: Final = Failures(
@@ -191,4 +195,6 @@ FAILURES: Final = Failures(
         "sglang_oom_decode_retract": "oom_decode",
         "sglang_cuda_graph_failed": "oom_graphs",
     },
+    processes=PROCESSES,
+    kinds={"sglang_not_enough_memory": r"(?:increase|raise|larger).{0,20}--mem-fraction-static"},
 )

@@ -294,6 +294,11 @@ READY: Final = (
     "Starting vLLM API server on",
     "Avg prompt throughput",
 )
+PROCESSES: Final = (  # as they name themselves before a line, and what they say of each other
+    r"\((?:[A-Za-z]{0,20}EngineCore\w{0,40}|APIServer\w{0,20}|ApiServer\w{0,20}|Worker(?:_\w{1,40})?) pid=[0-9]",
+    r"Engine core initialization failed|WorkerProc (?:initialization failed|failed to start)|"
+    r"EngineCore failed to start",
+)
 STARTS: Final = ("vLLM API server version", "█ version")
 
 DUMMY_REQUESTS: Final = (1024, 256)  # of the sampler's warm-up: V1's defaults of sequences on large and small GPUs
@@ -343,4 +348,6 @@ FAILURES: Final = Failures(
     },
     last_part={"warmup": "oom_sampler_warmup"},
     of_size=part_of_size,
+    processes=PROCESSES,
+    kinds={"no_kv_memory": r"(?:increas|rais)\w{1,3}.{0,12}gpu_memory_utilization"},
 )
