@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.cli import output
+from kvplan.cli import manifests, output
 from kvplan.cli.asked import Asked, Context, load_of, read, refuse_missing
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
@@ -43,12 +43,14 @@ from kvplan.policy.result import (
 )
 from kvplan.report.lines import Line, line, write
 from kvplan.servers.arguments import SHORT
+from kvplan.servers.manifest import Served
 from kvplan.servers.pasted import read_command
 from kvplan.servers.words import ServeCommand
 
 Loads = dict[tuple[object, ...], Load]  # by what is said of lengths, the context, and the model's own
 
 SIMULATED_REQUESTS = 2000  # of a profile, which has no end; p99 and a 1 % rule rest on 20 of them
+MANIFEST_OPTIONS = ("gpu",)  # options of a plan that a manifest leaves open
 ENVIRONMENT = ("offline",)  # options of a plan that say nothing about the target
 
 
@@ -60,8 +62,11 @@ def check(options: CheckOptions) -> int:
         return init(options)
     path = Path(options.model or DEFAULT_NAME)
     with failure_told(path, lambda failure: show_failure(failure, options.format)):
-        refuse_plan_options(options)
+        is_manifest = not options.init and manifests.is_manifest(path)
+        refuse_plan_options(options, MANIFEST_OPTIONS if is_manifest else ())
         refuse_no_policy(options, path)
+        if is_manifest and options.base is not None:
+            raise UsageError("--base", "compares policies, not manifests", "name the manifest in a policy's target")
         with (
             output.report_files(options.report or [], "--report", SUFFIXES, force=options.force) as reports,
             failure_told(path, lambda failure: save_failure(failure, reports)),
@@ -73,6 +78,7 @@ def check(options: CheckOptions) -> int:
                 quiet=options.quiet,
                 update=options.update_baseline,
                 base=options.base,
+                policy=manifests.policy_of(path, gpu_of(options)) if is_manifest else None,
             )
             for report in reports:
                 report.save(rendered(report.format, result))
@@ -83,11 +89,16 @@ def check(options: CheckOptions) -> int:
     return result.exit_code(options.strict)
 
 
-def refuse_plan_options(options: CheckOptions) -> None:
+def gpu_of(options: CheckOptions) -> str | None:
+    """The GPU of a manifest's containers."""
+    return None if options.gpu is None else ",".join(options.gpu)
+
+
+def refuse_plan_options(options: CheckOptions, taken: Container[str] = ()) -> None:
     """What a plan is made from stands in the policy; given beside it, it would be ignored."""
     own = {field.name for field in fields(WorkloadOptions)} - {*ENVIRONMENT, "model"} | {"output", "from_pid"}
     for field in fields(CheckOptions):
-        if field.name in own and getattr(options, field.name) != field.default:
+        if field.name in own and field.name not in taken and getattr(options, field.name) != field.default:
             flag = {"max_model_len": "--ctx"}.get(field.name, "--" + field.name.replace("_", "-"))
             raise UsageError(flag, "only works with --init", "set it in the policy's target instead")
 
@@ -120,13 +131,14 @@ def checked(
     quiet: bool = False,
     update: bool = False,
     base: str | None = None,
+    policy: Policy | None = None,
 ) -> CheckResult:
-    """The policy in a file, judged. Raises InvalidInputError for a fault in it, with its line.
+    """The policy in a file, or the one given, judged. Raises InvalidInputError for a fault in it, with its line.
 
     update  the policy's baseline file is written anew, and the rules are judged against that
     base    a revision: what is weaker than there is judged, too
     """
-    policy = policy_file.read(path)
+    policy = policy or policy_file.read(path)
     loads: Loads = {}
     cases = [planned(target, policy, offline=offline, quiet=quiet, loads=loads) for target in policy.targets]
     evidence = None
@@ -219,12 +231,25 @@ def asked_of(
 ) -> Asked:
     """What a target asks to be planned; with `engine`, of that release."""
     known = {} if loads is None else loads
-    command = None if target.command is None else read_command(target.command.text)
-    options = options_of(target, command, policy.folder, offline=offline)
+    served = manifests.container_of(target, policy.folder)
+    stated = target if served is None else manifests.with_gpu(served, target)
+    command = command_of(target, served)
+    options = options_of(stated, command, policy.folder, offline=offline, served=served)
     if engine is not None:
         options = replace(options, engine=engine)
     refuse_files_outside(options, command, policy.root)
-    return read(options, lambda context, spec: load_at(options, context, spec, known), command)
+    asked = read(options, lambda context, spec: load_at(options, context, spec, known), command)
+    if served is not None:
+        manifests.check_gpus(served, asked)
+        manifests.note_gpu(served, asked, stated=stated is target)
+    return asked
+
+
+def command_of(target: Target, served: Served | None) -> ServeCommand | None:
+    """The command of a target's container, or its own; None where it has neither."""
+    if served is not None:
+        return manifests.command_of(served)
+    return None if target.command is None else read_command(target.command.text)
 
 
 def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: Loads) -> Load:
@@ -237,7 +262,8 @@ def load_at(options: EstimateOptions, context: Context, spec: ModelSpec, loads: 
 
 def located(error: KvplanError, target: Target) -> KvplanError:
     """The same error with its place in the policy."""
-    known = error if target.command is None else error.renamed("--from-command", "command:")
+    key = "command:" if target.manifest is None else "manifest:"
+    known = error if target.command is target.manifest else error.renamed("--from-command", key)
     placed = known.within(f"target {target.id}")
     kind = EnvironmentProblem if isinstance(error, EnvironmentProblem) else InvalidInputError
     return kind(placed.subject, placed.problem, placed.remedy, mark=place_of(error, target))
@@ -257,8 +283,9 @@ def place_of(error: KvplanError, target: Target) -> Mark:
     if not set(keys) & {"from_command", *ENGINE_KEYS}:
         keys = named_by(error, target)
     stated = next((key for key in keys if key in target.own), None)
-    if stated is None and target.command is not None and keys:
-        return target.command.mark
+    source = target.command or target.manifest
+    if stated is None and source is not None and keys:
+        return source.mark
     return target.place(stated or next((key for key in keys if key in target.defaults), ""))
 
 
@@ -271,13 +298,19 @@ def named_by(error: KvplanError, target: Target) -> list[str]:
     return keys or (["model"] if isinstance(error, UnsupportedModelError) else [])
 
 
-def options_of(target: Target, command: ServeCommand | None, folder: Path, *, offline: bool) -> EstimateOptions:
+def options_of(
+    target: Target, command: ServeCommand | None, folder: Path, *, offline: bool, served: Served | None = None
+) -> EstimateOptions:
     """A target as the options of `kvplan estimate`: what it says itself, then its command, then the defaults."""
     nodes = dict(target.own)
     stated = keys_of_command(command)
     nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
     given: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
-    if target.command is not None and command is not None:
+    if served is not None and command is not None:
+        given["from_command"] = served.command
+        if "model" not in given:
+            manifests.check_model(served, command)
+    elif target.command is not None and command is not None:
         given["from_command"] = target.command.text
         if "model" not in given and command.model is not None and command.model.startswith("."):
             given["model"] = path_in(folder, command.model)
@@ -287,7 +320,13 @@ def options_of(target: Target, command: ServeCommand | None, folder: Path, *, of
             "model" in given or command is not None,
             "name one, or paste the command: `command: vllm serve ...`",
         ),
-        ("gpu", "gpu" in given or "gpu_memory" in given, "name one of `kvplan gpus`"),
+        (
+            "gpu",
+            "gpu" in given or "gpu_memory" in given,
+            "name one of `kvplan gpus`"
+            if served is None
+            else "no label of its node says which; add --gpu or gpu: NAME",
+        ),
     )
     return EstimateOptions(**given, offline=offline)
 
@@ -367,11 +406,12 @@ def is_path_in(folder: Path, text: str) -> bool:
 
 def say(target: Target, asked: Asked) -> None:
     """Warnings of a target, and where its command reads a number otherwise than kvplan's own keys would."""
+    source = "command" if target.manifest is None else "manifest"
     for text in dict.fromkeys(asked.warnings):
-        output.tell("warning", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
+        output.tell("warning", f"target {target.id}: {text.replace('--from-command', source, 1)}")
     for text in dict.fromkeys(asked.notes):
-        if text in asked.readings:
-            output.tell("note", f"target {target.id}: {text.replace('--from-command', 'command', 1)}")
+        if text in asked.readings or (target.manifest is not None and text.startswith("--from-command: ")):
+            output.tell("note", f"target {target.id}: {text.replace('--from-command', source, 1)}")
     if (others := overruled_model(target)) is not None:
         own, other = (printable(text, 100) for text in others)
         output.tell("note", f"target {target.id}: uses model: {own}, not {other} from its command")

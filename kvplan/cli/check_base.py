@@ -186,7 +186,7 @@ def known(base: Base, policy: Policy) -> set[str]:
 def names_of(base: Base, target: Target) -> Iterator[str]:
     """Words of a target that may be files of the repository, as paths from the top."""
     nodes = [node for key, node in {**target.defaults, **target.own}.items() if key in PATH_KEYS]
-    texts = [*words([*nodes, *([target.command] if target.command else [])])]
+    texts = [*words([*nodes, *(node for node in (target.command, target.manifest) if node)])]
     if target.workload is not None and target.workload.trace is not None:
         texts.append(os.path.relpath(target.workload.trace, base.path.parent))
     return git.names_of(texts, str(Path(base.place).parent))

@@ -29,7 +29,7 @@ class CheckOptions(WorkloadOptions):
         Text,
         typer.Argument(
             metavar="[POLICY]",
-            help=f"Policy file. Default: ./{DEFAULT_NAME}. With --init: the model.",
+            help=f"Policy file, or a Kubernetes or compose file. Default: ./{DEFAULT_NAME}. With --init: the model.",
             autocompletion=complete_policy,
             show_default=False,
         ),

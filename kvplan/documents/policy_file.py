@@ -118,10 +118,12 @@ WORKLOAD: Final = keys(
 )
 SEVERITIES: Final = keys("Of a rule that is not met: fail, if nothing is said.", **dict.fromkeys(OWN_RULES, SEVERITY))
 TARGET: Final = keys(
-    "A server: a model on a GPU with its engine's arguments, or the command that starts it.",
+    "A server: a model on a GPU with its engine's arguments, or the command or the manifest that starts it.",
     "id",
     id={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"},
     command=TEXT,
+    manifest=TEXT,
+    container=TEXT,
     **ENGINE,
     workload=WORKLOAD,
     rules=RULE_TABLE,

@@ -148,8 +148,8 @@ def _targets(base: Policy, now: Policy) -> Iterator[Change]:
 def said(target: Target) -> dict[str, str]:
     """What a target says of its server, as text by key."""
     nodes: dict[str, Node] = {**target.defaults, **target.own}
-    if target.command is not None:
-        nodes["command"] = target.command
+    stated = {"command": target.command, "manifest": target.manifest, "container": target.container}
+    nodes |= {key: node for key, node in stated.items() if node is not None}
     return {key: _text(node) for key, node in nodes.items()}
 
 

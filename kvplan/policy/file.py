@@ -38,7 +38,7 @@ ENGINE_KEYS: Final = (
     "model", "revision", *READING_SWITCHES, "gpu", "gpu_memory", "memory_in_use", "engine", "engine_arg",
     "weights_bytes", "calibration", "draft_model", "enable_lora", *ARGUMENTS, *LENGTH_KEYS,
 )  # fmt: skip
-TARGET_KEYS: Final = ("id", "command", *ENGINE_KEYS, "workload", "rules", "severity")
+TARGET_KEYS: Final = ("id", "command", "manifest", "container", *ENGINE_KEYS, "workload", "rules", "severity")
 DEFAULT_KEYS: Final = (*ENGINE_KEYS, "workload", "rules")
 TOP_KEYS: Final = ("version", "defaults", "targets", "baseline", "measured", "severity", "waivers", "allow_changes")
 WORKLOAD_KEYS: Final = ("profile", "trace", "rate", "tpot", *LENGTH_KEYS)
@@ -95,7 +95,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that is checked. `own` and `defaults` are its engine keys: what it says itself, and what all say."""
+    """A server that is checked. `own` and `defaults` are its engine keys: what it says itself, and what all say.
+
+    manifest, container  the file whose container starts it, and that container's name where the file has several
+    """
 
     id: str
     mark: Mark
@@ -105,6 +108,8 @@ class Target:
     workload: Workload | None
     rules: tuple[Rule, ...]
     severity: Mapping[str, Severity]
+    manifest: Scalar | None = None
+    container: Scalar | None = None
 
     def place(self, key: str) -> Mark:
         """Where an engine key is stated, else the target's own place."""
@@ -332,6 +337,8 @@ def _target(node: Node, defaults: _Defaults, place: Place) -> Target:
         own=engine,
         defaults=defaults.engine,
         command=_command(table.values.get("command"), f"{what}: command"),
+        manifest=_manifest(table, what, place),
+        container=_optional(table, "container", what),
         workload=workload or defaults.workload,
         rules=(*own, *(rule for rule in defaults.rules if rule.name not in said)),
         severity=_severity(table.values.get("severity")),
@@ -345,6 +352,24 @@ def _command(node: Node | None, what: str) -> Scalar | None:
     if len(found.text) > MAX_COMMAND_CHARS:
         raise wrong(found.mark, what, *too_long(found.text))
     return found
+
+
+def _manifest(table: Table, what: str, place: Place) -> Scalar | None:
+    """The manifest that a target's server stands in; a target has it or a command."""
+    manifest = _optional(table, "manifest", what)
+    if manifest is None:
+        if "container" in table.values:
+            raise wrong(table.keys["container"], what, "names a container and no manifest", "add manifest: FILE")
+        return None
+    if "command" in table.values:
+        raise wrong(table.keys["manifest"], what, "names a manifest and a command", "keep one of them")
+    place.file(manifest.text, manifest.mark, f"{what}: manifest")
+    return manifest
+
+
+def _optional(table: Table, key: str, what: str) -> Scalar | None:
+    node = table.values.get(key)
+    return None if node is None else strict_yaml.scalar(node, f"{what}: {key}")
 
 
 def _target_id(node: Node) -> str:

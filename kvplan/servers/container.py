@@ -6,7 +6,7 @@ shell, which kvplan/servers/pasted.py reads like any other. Sources: the Compose
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kvplan.core.errors import UsageError
@@ -23,6 +23,7 @@ _KEYS: Final = re.compile(
 _LIST: Final = re.compile(r"-[ \t]+[\"']?--|\[\s*[\"']|(?:-[ \t]+)?(?:args|command)[ \t]*:")
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*{server}[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:[-.][\w.-]+)?"
 _MODEL: Final = re.compile(r"--model(?:[-_]path)?(?:=.*)?", re.DOTALL)
+ELSEWHERE: Final = ("env_file", "envFrom")  # name the place of variables
 MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
 
 
@@ -63,8 +64,8 @@ def shell_line(text: str) -> tuple[str, str | None]:
     words, image = _words(container), _image(container)
     if not _names_server(image, *words):  # an image of one's own, or none
         words = [*server_for(words), *words]
-    pairs = [name if value is None else f"{name}={value}" for name, value in _variables(container)]
-    script = _script(words)
+    pairs = [name if value is None else f"{name}={value}" for name, value in variables_of(container)]
+    script = script_of(words)
     if script is None and image and not names_server(words):
         options = [word for pair in pairs for word in ("-e", pair)]
         return shlex.join(["docker", "run", *options, image, *words]), image
@@ -92,7 +93,7 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
-    """Every mapping that has an image, a command or arguments; init containers too, which run no server."""
+    """Every mapping that has an image, a command or arguments, but for init containers."""
     left: list[Any] = [
         {"args": each} if isinstance(each, list) and all(isinstance(word, str) for word in each) else each
         for each in documents
@@ -106,7 +107,7 @@ def _containers(documents: list[Any]) -> Iterator[dict[str, Any]]:
         if isinstance(node, dict):
             if {"image", "command", "args"} & node.keys() and not isinstance(node.get("image"), dict):
                 yield node
-            left.extend(node.values())
+            left.extend(value for key, value in node.items() if key != "initContainers")
         elif isinstance(node, list):
             left.extend(node)
 
@@ -135,18 +136,18 @@ def _split(text: str) -> list[str]:
         raise UsageError("--from-command", "the quotes of a command do not match", "paste the whole command") from None
 
 
-def _script(words: list[str]) -> str | None:
+def script_of(words: list[str]) -> str | None:
     """The script of `sh -c SCRIPT`."""
     flag = script_flag(words) if words and is_shell(words[0]) else None
     return None if flag is None else words[flag + 1]
 
 
-def _variables(container: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
+def variables_of(container: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """(name, value) of `environment:` and `env:`; None for a value that lies elsewhere (valueFrom, a bare name).
 
     `env_file:` and `envFrom:` stand for the variables that they name a place of.
     """
-    yield from ((key, None) for key in ("env_file", "envFrom") if container.get(key))
+    yield from ((key, None) for key in ELSEWHERE if container.get(key))
     for key in ("environment", "env"):
         variables = container.get(key)
         if isinstance(variables, dict):

@@ -5,12 +5,16 @@ The text is split as a shell would and never run. A flag that changes memory in 
 
 import re
 import shlex
+from typing import TYPE_CHECKING
 
 from kvplan.core.errors import NoServerError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers import environment, shell
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.words import ServeCommand, refuse
+
+if TYPE_CHECKING:
+    from kvplan.servers.manifest import Served
 
 MAX_COMMAND_CHARS = 16 * 1024  # room for every flag of a server at once
 
@@ -35,13 +39,15 @@ def parse(text: str) -> ServeCommand:
     """The same, with the flags that are refused listed in it."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
-    from kvplan.servers import container, snippet  # of no account for most commands
+    from kvplan.servers import container, manifest, snippet  # of no account for most commands
 
     if snippet.is_snippet(text):
         name, words = snippet.words_of(text)
         command = server_of(name).parse(words)
         command.args = {**server_of(name).starts.call_args, **command.args}
         return command
+    if manifest.is_manifest_file(text):
+        return parse_manifest(text)
     if not container.is_manifest(text):
         return _parse_line(text)
     line, image = container.shell_line(text)
@@ -53,6 +59,33 @@ def parse(text: str) -> ServeCommand:
         label = container.image_label(name, [image or ""])
         if label is not None and (command.engine or name) == name:
             command.engine = label
+    return command
+
+
+def parse_manifest(text: str) -> ServeCommand:
+    """The command of the one container of a whole manifest that serves; several are refused by name."""
+    from kvplan.servers import manifest
+
+    containers = manifest.served(text, "--from-command")
+    if len(containers) > 1:
+        names = ", ".join(each.id for each in containers[:5])
+        raise UsageError(
+            "--from-command",
+            f"{len(containers)} containers run servers ({names})",
+            "save it and give `kvplan check FILE`, or paste one of them",
+        )
+    return parse_container(containers[0])
+
+
+def parse_container(served: "Served") -> ServeCommand:
+    """The command of a container of a manifest; its image says the release."""
+    from kvplan.servers import container
+
+    command = _parse_line(served.command)
+    command.notes += [f"--from-command: {note}" for note in served.notes]
+    if served.image and re.search("|".join(SERVERS), served.command) is None:
+        title = server_of(command.engine or container.DEFAULT).terms.title
+        command.notes.append(f"--from-command: {printable(served.image, 100)}: its arguments are read as {title}'s")
     return command
 
 

@@ -1,0 +1,151 @@
+"""Containers of manifests as targets of a check: the file -> what is served -> a policy, or the command of a target."""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from kvplan.cli.asked import Asked
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable, read_text, shown
+from kvplan.core.strict_yaml import Mark, Node, Scalar
+from kvplan.policy.file import Policy, Rule, Target, check_engine_value, root_of
+from kvplan.servers import manifest
+from kvplan.servers.manifest import Served
+from kvplan.servers.pasted import parse_container
+from kvplan.servers.words import ServeCommand, refuse
+
+MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether a file that is checked is a manifest; of one that cannot be read, the policy's reader says why."""
+    if path.suffix.lower() not in MANIFEST_SUFFIXES:
+        return False
+    try:
+        if not path.is_file() or path.stat().st_size > manifest.MAX_CHARS:
+            return False
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError):
+        return False
+    return manifest.is_manifest_file(text) or is_json_manifest(text)
+
+
+def is_json_manifest(text: str) -> bool:
+    return text.lstrip().startswith("{") and '"apiVersion"' in text and '"targets"' not in text
+
+
+def policy_of(path: Path, gpu: str | None) -> Policy:
+    """A policy whose targets are a manifest's containers, each of which must start; `gpu` wins over nodes' labels."""
+    targets = []
+    for each in containers(path):
+        mark = Mark(shown(path), each.line, 1)
+        own: dict[str, Node] = {}
+        if gpu is not None:
+            own["gpu"] = Scalar(gpu, is_plain=False, mark=mark)
+            check_engine_value("gpu", own["gpu"], "--gpu")
+        targets.append(
+            Target(
+                id=each.id,
+                mark=mark,
+                own=own,
+                defaults={},
+                command=None,
+                workload=None,
+                rules=(Rule("fits", limit=True, text="true", mark=mark),),
+                severity={},
+                manifest=Scalar(path.name, is_plain=False, mark=mark),
+                container=Scalar(each.id, is_plain=False, mark=mark),
+            )
+        )
+    return Policy(
+        path=shown(path), folder=path.parent, root=root_of(path), targets=tuple(targets), baseline=None, measured=None,
+        severity={}, waivers=(),
+    )  # fmt: skip
+
+
+def containers(path: Path) -> list[Served]:
+    """Everything that a manifest serves."""
+    return _served(read_text(path, manifest.MAX_CHARS), shown(path))
+
+
+@lru_cache(maxsize=8)
+def _served(text: str, where: str) -> list[Served]:
+    return manifest.served(text, where)
+
+
+def container_of(target: Target, folder: Path) -> Served | None:
+    """The container that starts a target; None for a target that names no manifest."""
+    if target.manifest is None:
+        return None
+    every = containers(folder / target.manifest.text)
+    if target.container is None:
+        if len(every) > 1:
+            names = ", ".join(each.id for each in every[:5])
+            raise UsageError("manifest", f"has {len(every)} containers that serve ({names})", "add container: NAME")
+        return every[0]
+    name = target.container.text
+    matching = [each for each in every if each.id == name] or [each for each in every if each.container == name]
+    if len(matching) != 1:
+        problem = "names no container that serves" if not matching else "names several containers"
+        names = ", ".join(each.id for each in every[:5])
+        raise UsageError("container", f"{problem} ({printable(name, 60)!r})", f"write one of {names}")
+    return matching[0]
+
+
+def command_of(served: Served) -> ServeCommand:
+    """The command of a container; a model that lies inside of it cannot be sized."""
+    command = parse_container(served)
+    refuse(command)
+    return command
+
+
+def check_model(served: Served, command: ServeCommand) -> None:
+    """Refuse a model that lies in the container, as nothing says which it is."""
+    if command.model is None or command.model.startswith(("/", "s3://", "gs://", "pvc://", "oci://")):
+        where = "is not named" if command.model is None else f"lies in the container ({printable(command.model, 80)})"
+        raise UsageError(
+            "model",
+            f"{where}",
+            f"name it in a policy: a target with manifest:, container: {served.id} and model:",
+        )
+
+
+def check_gpus(served: Served, asked: Asked) -> None:
+    """Refuse a server that needs more GPUs than its pods ask for, and note those that it leaves."""
+    if served.num_gpus is None:
+        return
+    args = asked.requests[0].args
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    total = served.num_gpus * served.num_pods
+    pods = f" in {served.num_pods} pods" if served.num_pods > 1 else ""
+    if ranks > total:
+        raise UsageError(
+            "nvidia.com/gpu",
+            f"its command needs {ranks} GPUs, and the manifest asks for {total}{pods}",
+            "ask for as many, or change --tensor-parallel-size",
+        )
+    if ranks < total:
+        add_note(asked, f"{total - ranks} of {total} GPUs{pods} stay unused: its command takes {ranks}")
+
+
+def note_gpu(served: Served, asked: Asked, *, stated: bool) -> None:
+    if stated and served.gpu is not None and served.gpu != asked.requests[0].gpu.name:
+        add_note(asked, f"gpu: {asked.requests[0].gpu.name} counts, not {served.gpu} of {served.gpu_label}")
+    elif not stated and served.gpu is not None:
+        add_note(asked, f"gpu: {served.gpu} is inferred from {printable(served.gpu_label, 120)}")
+    if served.replicas != 1:
+        add_note(asked, f"{served.replicas} replicas: the figures are of one")
+
+
+def add_note(asked: Asked, text: str) -> None:
+    asked.notes.append(text)
+    asked.readings.append(text)
+
+
+def with_gpu(served: Served, target: Target) -> Target:
+    """The target on the GPU that the container's node says, unless it states its own."""
+    nodes = {**target.defaults, **target.own}
+    if served.gpu is None or "gpu" in nodes or "gpu_memory" in nodes:
+        return target
+    place = target.manifest.mark if target.manifest else target.mark
+    return replace(target, own={**target.own, "gpu": Scalar(served.gpu, is_plain=False, mark=place)})

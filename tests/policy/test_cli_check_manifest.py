@@ -1,0 +1,150 @@
+"""`kvplan check MANIFEST`, and targets of a policy that name a container of one."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.cli import Run, refused
+from tests.support.cli import run as run  # the fixture
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
+POLICY = """\
+version: 1
+targets:
+  - id: chat
+    manifest: deployment.yaml
+    rules: {fits: true, min_concurrency: 2}
+  - id: second
+    manifest: kserve.yaml
+    container: llama3
+    max_model_len: 8k
+    rules: {fits: true}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for file in EXAMPLES.glob("*.yaml"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_container_of_a_manifest_is_a_target_that_must_start(run: Run) -> None:
+    ran = run("check", EXAMPLES / "kserve.yaml", "--format", "json")
+    rows = [(row["id"], rule["rule"], rule["outcome"]) for row in ran.json["targets"] for rule in row["findings"]]
+    assert ran.code == 0
+    assert rows == [("llama3", "fits", "pass"), ("qwen3", "fits", "pass")]
+    assert "target llama3: gpu: l40s is inferred from node.kubernetes.io/instance-type: g6e.12xlarge" in ran.err
+    assert "target qwen3: 2 replicas: the figures are of one" in ran.err
+
+
+def test_a_manifest_is_planned_as_its_command_is(run: Run) -> None:
+    """By another way in: the same words as a pasted command, on the GPU that the label says."""
+    (target,) = run("check", EXAMPLES / "deployment.yaml", "--format", "json", "-q").json["targets"]
+    pasted = "docker run vllm/vllm-openai:v0.33.0 Qwen/Qwen3-32B --max-model-len 16384 -tp 2 --max-num-seqs 64"
+    plan = run("estimate", "--from-command", pasted, "--gpu", "h100-80g", "--format", "json", "-q").json
+    assert target["figures"]["kv_tokens"] == plan["kv"]["tokens"]
+    whole = run("estimate", "--from-command", (EXAMPLES / "deployment.yaml").read_text(), "--gpu", "h100-80g",
+                "--format", "json", "-q").json  # fmt: skip
+    assert whole["kv"] == plan["kv"]
+
+
+def test_a_server_that_does_not_start_fails_the_check(run: Run, folder: Path) -> None:
+    ran = run("check", "deployment.yaml", "--gpu", "l4", "-q")
+    assert ran.code == 1
+    assert "fail  KVP001 fits" in ran.out
+
+
+def test_the_gpu_given_wins_over_a_label(run: Run, folder: Path) -> None:
+    ran = run("check", "deployment.yaml", "--gpu", "h200")
+    assert "qwen3-32b on h200" in ran.out
+    assert "gpu: h200 counts, not h100-80g of nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3" in ran.err
+
+
+def test_a_gpu_that_nothing_says_is_asked_for(run: Run, folder: Path) -> None:
+    line = refused(run("check", "leaderworkerset.yaml"))
+    assert line.startswith("leaderworkerset.yaml:13:1: target llama-405b: gpu: missing; ")
+    assert "--gpu" in line
+
+
+def test_a_pod_with_fewer_gpus_than_ranks_is_refused(run: Run, folder: Path) -> None:
+    file = folder / "deployment.yaml"
+    file.write_text(file.read_text().replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 1"))
+    line = refused(run("check", "deployment.yaml", "-q"))
+    assert "target chat: nvidia.com/gpu: its command needs 2 GPUs, and the manifest asks for 1" in line
+
+
+def test_gpus_that_no_rank_takes_are_said(run: Run, folder: Path) -> None:
+    file = folder / "deployment.yaml"
+    file.write_text(file.read_text().replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 4"))
+    assert "2 of 4 GPUs stay unused: its command takes 2" in run("check", "deployment.yaml").err
+
+
+def test_two_pods_hold_one_server(run: Run, folder: Path) -> None:
+    assert run("check", "leaderworkerset.yaml", "--gpu", "h100", "-q").code == 0
+    file = folder / "leaderworkerset.yaml"
+    file.write_text(file.read_text().replace("size: 2", "size: 1"))
+    assert "needs 16 GPUs, and the manifest asks for 8;" in refused(
+        run("check", "leaderworkerset.yaml", "--gpu", "h100", "-q")
+    )
+
+
+def test_a_model_inside_the_container_is_asked_for(run: Run, folder: Path) -> None:
+    file = folder / "deployment.yaml"
+    file.write_text(file.read_text().replace("value: Qwen/Qwen3-32B", "value: /models/mine"))
+    line = refused(run("check", "deployment.yaml", "-q"))
+    assert "model: lies in the container (/models/mine); name it in a policy" in line
+    (folder / "kvplan.policy.yaml").write_text(
+        POLICY.replace("    rules: {fits: true, m", "    model: qwen3-32b\n    rules: {fits: true, m")
+    )
+    assert run("check", "-q").code == 0
+
+
+def test_targets_of_a_policy_name_containers(run: Run, folder: Path) -> None:
+    (folder / "kvplan.policy.yaml").write_text(POLICY)
+    ran = run("check", "--format", "json")
+    assert ran.code == 0
+    chat, second = ran.json["targets"]
+    assert [rule["rule"] for rule in chat["findings"]] == ["fits", "min_concurrency"]
+    assert "8,192 tokens" in second["title"]  # what a target says wins over its container
+
+
+REFUSALS = [
+    ("    container: llama3\n", "", "manifest: has 2 containers that serve (llama3, qwen3); add container"),
+    ("container: llama3", "container: nope", "names no container that serves ('nope'); write one of llama3, qwen3"),
+    ("manifest: kserve.yaml", "manifest: ../x.yaml", "target second: manifest: points outside"),
+    ("manifest: kserve.yaml", "manifest: none.yaml", "none.yaml"),
+    ("manifest: kserve.yaml", "manifest: kserve.yaml\n    command: vllm serve x", "names a manifest and a command"),
+    ("manifest: kserve.yaml\n", "model: qwen3-8b\n", "names a container and no manifest"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "fault"), REFUSALS)
+def test_a_target_whose_container_is_not_clear_is_refused(
+    run: Run, folder: Path, old: str, new: str, fault: str
+) -> None:
+    assert POLICY.count(old) == 1
+    (folder / "kvplan.policy.yaml").write_text(POLICY.replace(old, new))
+    assert fault in refused(run("check", "-q"))
+
+
+def test_options_of_a_plan_but_the_gpu_are_refused(run: Run, folder: Path) -> None:
+    assert "--ctx" in refused(run("check", "deployment.yaml", "--ctx", "4k"))
+    assert "compares policies, not manifests" in refused(run("check", "deployment.yaml", "--base", "HEAD"))
+    assert "--gpu" in refused(run("check", "deployment.yaml", "--gpu", "h100,h200"))
+
+
+def test_a_template_is_refused(run: Run, folder: Path) -> None:
+    (folder / "t.yaml").write_text("apiVersion: apps/v1\nkind: Deployment\n{{- if .x }}\nspec: {}\n{{- end }}\n")
+    assert "t.yaml: is a template, which is not rendered" in refused(run("check", "t.yaml", "--gpu", "h100"))
+
+
+def test_a_manifest_as_json_is_read(run: Run, folder: Path) -> None:
+    spec = {"containers": [{"name": "c", "image": "vllm/vllm-openai:v0.33.0", "args": ["--model", "Qwen/Qwen3-8B"]}]}
+    text = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
+    (folder / "pod.json").write_text(text)
+    ran = run("check", "pod.json", "--gpu", "h100-80g", "-q")
+    assert ran.out.startswith("p  qwen3-8b on h100-80g")

@@ -1,0 +1,277 @@
+"""Manifests: which containers serve, with which command, on which GPUs.
+
+Expected words are those that the objects' own controllers start: the kubelet's expansion of $(NAME), KServe's runtimes
+(config/llmisvcconfig, config/runtimes), production-stack's helm/templates/deployment-vllm-multi.yaml, lws.sigs.k8s.io.
+"""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvplan.core.errors import UsageError
+from kvplan.servers import manifest, nodes
+from kvplan.servers.manifest import Served
+from kvplan.servers.pasted import parse_container, read_command
+from kvplan.servers.words import ServeCommand
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "manifests"
+IMAGE = "vllm/vllm-openai:v0.33.0"
+
+
+def served(text: str) -> list[Served]:
+    return manifest.served(textwrap.dedent(text), "f.yaml")
+
+
+def command(text: str) -> ServeCommand:
+    (each,) = served(text)
+    return parse_container(each)
+
+
+def pod(container: str, kind: str = "Pod", more: str = "") -> str:
+    body = textwrap.indent(textwrap.dedent(container).strip(), "      ")
+    return f"apiVersion: v1\nkind: {kind}\nmetadata: {{name: p}}\nspec:\n{more}  containers:\n    - name: c\n{body}\n"
+
+
+# (example, container, model, release, GPUs of a pod, pods, replicas, GPU by its labels, arguments)
+EXPECTED = [
+    ("deployment", "chat", "Qwen/Qwen3-32B", "vllm@0.33.0", 2, 1, 3, "h100-80g",
+     {"max_model_len": 16384, "tensor_parallel_size": 2, "max_num_seqs": 64}),
+    ("leaderworkerset", "llama-405b", "meta-llama/Llama-3.1-405B", "vllm@0.33.0", 8, 2, 2, None,
+     {"max_model_len": 16384, "tensor_parallel_size": 8, "pipeline_parallel_size": 2}),
+    ("sglang-leaderworkerset", "deepseek", "deepseek-ai/DeepSeek-V3", "sglang@0.5.23", 8, 2, 1, "h200",
+     {"max_model_len": 32768, "tensor_parallel_size": 16}),
+    ("kserve", "llama3", "meta-llama/Llama-3.1-8B-Instruct", None, 2, 1, 2, "l40s",
+     {"max_model_len": 16384, "tensor_parallel_size": 2}),
+    ("kserve", "qwen3", "Qwen/Qwen3-30B-A3B", None, 2, 1, 2, "a100-80g",
+     {"max_model_len": 32768, "tensor_parallel_size": 2, "gpu_memory_utilization": 0.9}),
+    ("production-stack.values", "llama3", "meta-llama/Llama-3.1-8B-Instruct", "vllm@0.33.0", 1, 1, 2, "l40s",
+     {"max_model_len": 32768, "gpu_memory_utilization": 0.9, "enable_chunked_prefill": True,
+      "enable_prefix_caching": True, "max_num_batched_tokens": 4096}),
+    ("production-stack.values", "phi4", "microsoft/phi-4", "vllm@0.33.0", 2, 1, 1, None,
+     {"max_model_len": 16384, "tensor_parallel_size": 2, "enable_prefix_caching": False}),
+    ("compose", "chat", "Qwen/Qwen3-8B", "vllm@0.33.0", 1, 1, 1, None,
+     {"max_model_len": 16384, "gpu_memory_utilization": 0.85}),
+    ("compose", "coder", "Qwen/Qwen3-14B", "sglang@0.5.23", 1, 1, 1, None, {"max_model_len": 16384}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expected", EXPECTED, ids=lambda row: f"{row[0]}-{row[1]}")
+def test_every_container_of_the_examples_is_read_as_its_controller_starts_it(expected: tuple[object, ...]) -> None:
+    name, container, *rest = expected
+    by_id = {each.id: each for each in manifest.served((EXAMPLES / f"{name}.yaml").read_text(), f"{name}.yaml")}
+    each = by_id[str(container)]
+    parsed = parse_container(each)
+    assert [
+        parsed.model, parsed.engine, each.num_gpus, each.num_pods, each.replicas, each.gpu, parsed.args
+    ] == rest  # fmt: skip
+    assert not parsed.unknown
+    assert not parsed.refused
+
+
+def test_the_examples_serve_nothing_else() -> None:
+    files = sorted(EXAMPLES.glob("*.yaml"))
+    ids = [(file.stem, each.id) for file in files for each in manifest.served(file.read_text(), file.name)]
+    assert sorted(ids) == sorted((row[0], row[1]) for row in EXPECTED)
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "Job", "DaemonSet"])
+def test_a_pod_template_is_read_in_any_workload(kind: str) -> None:
+    inner = textwrap.indent(pod(f'image: {IMAGE}\nargs: [--model, m/x, --max-model-len, "4096"]'), "  ")
+    spec = inner[inner.index("  spec:") :]
+    text = (
+        f"apiVersion: apps/v1\nkind: {kind}\nmetadata: {{name: w}}\nspec:\n  template:\n{textwrap.indent(spec, '  ')}"
+    )
+    assert command(text).args == {"max_model_len": 4096}
+
+
+def test_kubernetes_expands_its_variables_and_a_shell_its_own() -> None:
+    text = pod(f"""
+        image: {IMAGE}
+        command: [bash, -c]
+        args:
+          - |
+            set -e
+            export NAME=m/y   # the model
+            exec vllm serve $NAME --max-model-len $(LENGTH) --max-num-seqs ${{SEQS:-7}} \\
+              --tensor-parallel-size "$TP"
+            wait
+        env:
+          - {{name: LENGTH, value: "8192"}}
+          - {{name: HALF, value: "1"}}
+          - {{name: TP, value: $(HALF)}}
+    """)
+    parsed = command(text)
+    assert parsed.model == "m/y"
+    assert parsed.args == {"max_model_len": 8192, "max_num_seqs": 7, "tensor_parallel_size": 1}
+
+
+def test_two_dollars_keep_a_variable_as_it_is() -> None:
+    assert manifest.expanded("$$(A) $(A) $(B)", {"A": "1"}) == "$(A) 1 $(B)"
+
+
+def test_a_variable_of_a_secret_is_not_known_and_refused_where_it_matters() -> None:
+    text = pod(f"""
+        image: {IMAGE}
+        args: [--model, $(MODEL)]
+        env: [{{name: MODEL, valueFrom: {{secretKeyRef: {{name: a, key: b}}}}}}]
+    """)
+    with pytest.raises(UsageError, match="variable"):
+        command(text)
+
+
+def test_variables_that_change_memory_reach_the_plan() -> None:
+    text = pod(f'image: {IMAGE}\nargs: [--model, m/x]\nenv: [{{name: VLLM_USE_V1, value: "0"}}]')
+    assert command(text).environment == {"VLLM_USE_V1": "0"}
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        "image: postgres:17",
+        f"image: {IMAGE}\ncommand: [bash, /vllm-workspace/multi-node-serving.sh, worker]",
+        f"image: {IMAGE}\ncommand: [sh, -c, 'ray start --address=$(LWS_LEADER_ADDRESS) --block']",
+        "image: lmcache/lmstack-router:latest\nargs: [--port, '8000', --service-discovery, k8s]",
+        "image: vllm/vllm-router:v0.1\nargs: [--policy, round_robin]",
+    ],
+)
+def test_what_serves_no_model_is_no_target(container: str) -> None:
+    with pytest.raises(UsageError, match="no container in it runs a server"):
+        served(pod(container))
+
+
+def test_an_init_container_is_no_target_whatever_it_runs() -> None:
+    more = f"  initContainers: [{{name: warm, image: '{IMAGE}', args: [--model, m/x]}}]\n"
+    with pytest.raises(UsageError, match="no container in it runs a server"):
+        served(pod("image: postgres:17", more=more))
+
+
+TEMPLATES = [
+    "apiVersion: v1\nkind: Pod\nspec:\n{{- if .Values.x }}\n  containers: []\n{{- end }}\n",
+    "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\nspec:\n  replicas: {{ .Values.n }}\n",
+    pod(f"image: {IMAGE}\nargs: [--model, m/x]\nresources: {{limits: {{nvidia.com/gpu: '{{{{ .n }}}}'}}}}"),
+    "services:\n  {% for x in y %}\n  a: {image: b}\n  {% endfor %}\n",
+]
+
+
+@pytest.mark.parametrize("text", TEMPLATES)
+def test_a_template_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="is a template, which is not rendered; give what `helm template` prints") as e:
+        served(text)
+    assert "\n" not in str(e.value)
+
+
+def test_a_chat_template_among_the_arguments_is_none_of_ours() -> None:
+    text = pod(f"image: {IMAGE}\nargs: [--model, m/x, --chat-template, '{{{{ bos_token }}}}']")
+    assert command(text).model == "m/x"
+
+
+def test_a_slice_of_a_gpu_is_refused() -> None:
+    for name, count in (("nvidia.com/mig-1g.10gb", "1"), ("nvidia.com/gpu", "0.5")):
+        with pytest.raises(UsageError, match="asks for a"):
+            served(pod(f"image: {IMAGE}\nargs: [--model, m/x]\nresources: {{limits: {{{name}: {count}}}}}"))
+
+
+def test_a_list_and_many_documents_give_every_server() -> None:
+    one = pod(f"image: {IMAGE}\nargs: [--model, m/x]")
+    two = "---\n".join([one, one, "# nothing\n"])
+    assert [each.id for each in served(two)] == ["p.c", "p.c-2"]
+    items = textwrap.indent(one, "    ").replace("    apiVersion", "  - apiVersion", 1)
+    assert [each.id for each in served(f"apiVersion: v1\nkind: List\nitems:\n{items}")] == ["p"]
+
+
+def test_the_charts_default_turns_prefix_caching_off() -> None:
+    text = """
+        servingEngineSpec:
+          modelSpec:
+            - {name: a, repository: lmcache/vllm-openai, tag: v0.3.9, modelURL: m/x, requestGPU: 1, vllmConfig: {dtype: bfloat16}}
+            - {name: b, repository: vllm/vllm-openai, tag: v0.9.2, modelURL: m/x, requestGPU: 1}
+            - {name: c, enabled: false}
+    """  # noqa: E501 -- one model a line
+    first, second = map(parse_container, served(text))
+    assert (first.engine, first.args) == (None, {"dtype": "bfloat16", "enable_prefix_caching": False})
+    assert (second.engine, second.args) == ("vllm@0.9.2", {})
+
+
+def test_kserve_names_the_model_by_its_uri() -> None:
+    text = """
+        apiVersion: serving.kserve.io/v1beta1
+        kind: InferenceService
+        metadata: {name: a}
+        spec:
+          predictor:
+            workerSpec: {tensorParallelSize: 8, pipelineParallelSize: 2}
+            model:
+              modelFormat: {name: huggingface}
+              storageUri: hf://m/x
+              resources: {limits: {nvidia.com/gpu: 8}}
+    """
+    (each,) = served(text)
+    parsed = parse_container(each)
+    assert (parsed.model, each.num_gpus, each.num_pods) == ("m/x", 8, 2)
+    assert parsed.args == {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+    with pytest.raises(UsageError, match="no container"):
+        served(text.replace("huggingface", "sklearn"))
+
+
+LABELS = [
+    ("nvidia.com/gpu.product", "NVIDIA-A100-SXM4-80GB", "a100-80g"),
+    ("nvidia.com/gpu.product", "NVIDIA-A100-80GB-PCIe", "a100-pcie-80g"),
+    ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3", "h100-80g"),
+    ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3-SHARED", "h100-80g"),
+    ("nvidia.com/gpu.product", "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", None),
+    ("nvidia.com/gpu.product", "NVIDIA-H200", "h200"),
+    ("nvidia.com/gpu.product", "Tesla-T4", "t4"),
+    ("nvidia.com/gpu.product", "NVIDIA-Something-New", None),
+    ("cloud.google.com/gke-accelerator", "nvidia-l4", "l4"),
+    ("cloud.google.com/gke-accelerator", "nvidia-tesla-a100", "a100-40g"),
+    ("karpenter.k8s.aws/instance-gpu-name", "l40s", "l40s"),
+    ("karpenter.k8s.aws/instance-gpu-name", "a100", None),  # of 40 or 80 GB
+    ("karpenter.k8s.aws/instance-family", "g6e", "l40s"),
+    ("node.kubernetes.io/instance-type", "p4d.24xlarge", "a100-40g"),
+    ("node.kubernetes.io/instance-type", "p4de.24xlarge", "a100-80g"),
+    ("node.kubernetes.io/instance-type", "g6.12xlarge", "l4"),
+    ("node.kubernetes.io/instance-type", "a3-ultragpu-8g", "h200"),
+    ("kubernetes.io/hostname", "h100-1", None),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "gpu"), LABELS)
+def test_a_nodes_label_names_the_gpu_or_nothing(key: str, value: str, gpu: str | None) -> None:
+    assert nodes.gpu_of_labels([(key, [value])])[0] == gpu
+
+
+def test_a_choice_of_gpus_names_none() -> None:
+    values = ["NVIDIA-L40S", "NVIDIA-L4"]
+    assert nodes.gpu_of_labels([(nodes.PRODUCT, values)]) == (None, "")
+
+
+def test_every_gpu_of_the_list_that_kubernetes_can_label_is_read_back() -> None:
+    from kvplan.hardware.gpu import gpu, gpu_names
+
+    for name in gpu_names():
+        spec = gpu(name)
+        if spec.vendor == "nvidia":
+            assert nodes.gpu_of_product(nodes.product_of(spec.device_name)) == name
+
+
+def test_a_pasted_manifest_with_several_servers_names_them() -> None:
+    with pytest.raises(UsageError, match=r"2 containers run servers \(llama3, qwen3\); save it and give `kvplan check"):
+        read_command((EXAMPLES / "kserve.yaml").read_text())
+
+
+def test_a_pasted_manifest_with_one_server_is_its_command() -> None:
+    assert read_command((EXAMPLES / "deployment.yaml").read_text()).args["max_num_seqs"] == 64
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kind: [", "kind: &a [*a]\napiVersion: *a", "services: {a: {<<: {b: c}, image: 3, command: {x: y}}}",
+     "apiVersion: 1\nkind: Pod\nspec: {containers: 3}", "kind: InferenceService\nspec: {predictor: {model: []}}",
+     "services: {a: null, b: [], c: {deploy: [], image: []}}", "servingEngineSpec: {modelSpec: [null, 3, {}]}",
+     "kind: LeaderWorkerSet\nspec: {leaderWorkerTemplate: {size: x}}", "kind: List\nitems: [[[]]]\napiVersion: v1",
+     "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [[]], command: 'a \"b'}]}"],
+)  # fmt: skip
+def test_odd_manifests_are_refused_not_crashed_on(text: str) -> None:
+    with pytest.raises(UsageError):
+        served(text)
