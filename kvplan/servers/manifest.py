@@ -1,9 +1,10 @@
 """Manifests: the containers of a Kubernetes or compose file that serve a model, each as the command that it runs.
 
 Reads Pod, Deployment, StatefulSet, Job and whatever else holds `containers:`, LeaderWorkerSet, KServe's
-InferenceService and LLMInferenceService, Helm values of vLLM's production stack, and compose files. Nothing is rendered or run. Sources:
-kubernetes.io (Pod v1, dependent environment variables), the Compose specification (interpolation), lws.sigs.k8s.io,
-KServe's config/llmisvcconfig and config/runtimes, production-stack's helm/templates/deployment-vllm-multi.yaml.
+InferenceService and LLMInferenceService, Helm values of vLLM's production stack, and compose files. Nothing is
+rendered or run. Sources: kubernetes.io (Pod v1, dependent environment variables), the Compose specification
+(interpolation), lws.sigs.k8s.io, KServe's config/llmisvcconfig and config/runtimes, production-stack's
+helm/templates/deployment-vllm-multi.yaml.
 """
 
 import re
