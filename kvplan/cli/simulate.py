@@ -4,37 +4,29 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from kvplan.cli import output
 from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.drawing import FIGURES, require_libraries
+from kvplan.cli.load import Load, load_of
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
 from kvplan.core.table import as_csv
-from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
+from kvplan.core.units import parse_fraction, parse_size, parse_tokens
 from kvplan.planning.plan import Plan, plan
 from kvplan.report.formats import rendered
-from kvplan.report.simulate_text import rate_text
 from kvplan.servers.vllm.size import prefix_notes
 from kvplan.simulate import ranges, slo
-from kvplan.simulate.arrivals import Arrivals
 from kvplan.simulate.loop import Simulation
 from kvplan.simulate.outcome import Answer, Variant
 from kvplan.simulate.result import result
 from kvplan.simulate.setup import Setup, check
-from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
 from kvplan.simulate.steptime import Shares, step_time
 from kvplan.simulate.tiers import CHUNK_TOKENS, TierSpec
-from kvplan.workloads.lengths import Lengths, parse_lengths
-from kvplan.workloads.profiles import parse_rate, profile
-from kvplan.workloads.trace import read as read_trace
+from kvplan.workloads import generator
 
-NUM_REQUESTS = 2000
-PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, where no number is stated
-RAMP_S = 60.0
 PROGRESS_S = 10.0
 STEADY = 20  # requests above a percentile, from which on another seed changes little
 CSV = {".csv": "csv"}
@@ -42,6 +34,7 @@ CSV = {".csv": "csv"}
 
 def simulate(options: SimulateOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where a promise is not surely kept."""
+    options = with_generator(options)
     with ExitStack() as files:
         reports = files.enter_context(output.report_files(options.report or [], force=options.force))
         timeline = files.enter_context(only(options, options.timeline, "--timeline", CSV))
@@ -73,6 +66,30 @@ def simulate(options: SimulateOptions) -> int:
     return int(options.exit_code and not all(kept.verdict == "kept" for kept in answer.variants[0].kept))
 
 
+def with_generator(options: SimulateOptions) -> SimulateOptions:
+    """The options with what a load generator's command says where they say nothing."""
+    text = options.bench_command
+    if text is None and options.from_command is not None and generator.is_generator(options.from_command):
+        text, options = options.from_command, replace(options, from_command=None)
+    if text is None:
+        return options
+    said = generator.options_of(text)
+    if options.from_command is not None:  # whose model it is
+        said.pop("model", None)
+    for source in ("trace", "profile", "prompt_tokens", "output_tokens"):
+        if getattr(options, source) is not None:  # another source
+            said = {
+                name: value for name, value in said.items() if name not in ("profile", "prompt_tokens", "output_tokens")
+            }
+    if options.users is not None:
+        said = {name: value for name, value in said.items() if name not in ("rate", "arrivals", "max_concurrency")}
+    taken = {name: value for name, value in said.items() if getattr(options, name) is None}
+    if not options.quiet:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items() if name != "model")
+        output.tell("note", f"the load generator's command is read as {flags}")
+    return replace(options, **taken)  # type: ignore[arg-type]
+
+
 def only(
     options: SimulateOptions, path: str | None, flag: str, suffixes: Mapping[str, str]
 ) -> AbstractContextManager[list[output.ReportFile]]:
@@ -95,135 +112,6 @@ def planned(options: SimulateOptions) -> Plan:
     found = plan(asked.requests[0])
     check(found)
     return found
-
-
-# --- the load ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests and how they come: at a rate, or from users.
-
-    skipped  requests that are not judged: each user's first
-    """
-
-    source: Source
-    rate: float | None
-    users: int | None
-    think_s: float = 0.0
-    ramp_s: float = RAMP_S
-
-    @property
-    def skipped(self) -> int:
-        return self.users or 0
-
-    @property
-    def amount(self) -> float:
-        """What a search makes larger or smaller."""
-        return float(self.users) if self.users is not None else self.rate or 0.0
-
-    def at(self, amount: float) -> "Load":
-        return replace(self, users=int(amount)) if self.users is not None else replace(self, rate=amount)
-
-    def arrivals(self) -> Arrivals:
-        if self.users is not None:
-            return self.source.closed(self.users, self.think_s, self.ramp_s)
-        assert self.rate is not None
-        return self.source.open(self.rate)
-
-    @property
-    def how(self) -> str:
-        if self.users is not None:
-            return f"{self.users:,} user{'' if self.users == 1 else 's'}"
-        assert self.rate is not None
-        return f"{rate_text(self.rate)} requests/s"
-
-    @property
-    def text(self) -> str:
-        count = self.source.num_requests
-        return f"{self.source.name}, {count:,} request{'' if count == 1 else 's'}, {self.how}"
-
-
-def load_of(options: SimulateOptions) -> Load:
-    source = source_of(options)
-    for note in source.notes:
-        output.tell("warning", note)
-    if options.users is None:
-        for flag, text in {"--think": options.think, "--ramp": options.ramp}.items():
-            if text is not None:
-                raise UsageError(flag, "is for --users", "leave it out, or say how many users there are")
-        rate = source.rate if options.rate is None else parse_rate(options.rate, "--rate")
-        if rate is None:
-            raise UsageError("--rate", f"is missing, and {printable(source.name, 100)} has none", "give it, or --users")
-        return Load(source, rate, None)
-    if options.rate is not None:
-        raise UsageError("--users", "send after each answer, so --rate does not apply", "leave one out")
-    users = parse_count(options.users, "--users", most=1_000_000)
-    think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
-    ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
-    return Load(source, None, users, think, ramp)
-
-
-def source_of(options: SimulateOptions) -> Source:
-    """The one source that is named."""
-    stated = options.prompt_tokens is not None or options.output_tokens is not None
-    named = [
-        name
-        for name, given in {
-            "--trace": options.trace is not None,
-            "--profile": options.profile is not None,
-            "--prompt-tokens": stated,
-        }.items()
-        if given
-    ]
-    if len(named) != 1:
-        what = f"{' and '.join(named)} conflict" if named else "no workload is given"
-        raise UsageError("simulate", what, "give one of --trace, --profile, --prompt-tokens")
-    shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
-    count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
-    seed = 0 if options.seed is None else int(parse_seed(options.seed))
-    if options.trace is not None:
-        found = from_trace(read_trace(Path(options.trace)), count)
-        if count is not None and found.num_requests < count:
-            output.tell("warning", f"--num-requests {count:,}: the trace has only {found.num_requests:,}; using all")
-        return found if not shared else with_shared_prefix(found, shared)
-    users = parse_count(options.users, "--users") if options.users else 0
-    most = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
-    if options.profile is not None:
-        return from_profile(profile(options.profile), most, seed, shared)
-    if options.prompt_tokens is None or options.output_tokens is None:
-        raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "give both")
-    prompt = lengths(options.prompt_tokens, "--prompt-tokens")
-    if shared and prompt.longest <= shared:
-        raise UsageError(
-            f"--shared-prefix {shared:,}",
-            f"leaves nothing of prompts of {prompt.longest:,} tokens",
-            "state longer ones",
-        )
-    return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), most, seed, shared or 0)
-
-
-def shared_prefix(text: str) -> int:
-    return 0 if text == "0" else parse_tokens(text, "--shared-prefix")
-
-
-def parse_seed(text: str) -> str:
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise UsageError(
-            "--seed", f"not a whole number ({printable(repr(text), 40)})", "write 0 or more in plain digits"
-        )
-    return text
-
-
-def lengths(text: str, option: str) -> Lengths:
-    """A count, or a distribution."""
-    if ":" in text:
-        try:
-            return parse_lengths(text, MAX_TOKENS)
-        except UsageError as error:
-            raise error.renamed("--lengths", option) from None
-    tokens = parse_tokens(text, option)
-    return Lengths(((tokens, 1.0),), f"{tokens:,}")
 
 
 # --- the runs ---------------------------------------------------------------------------------------------------------
@@ -257,7 +145,7 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
         output.tell(
             "note", f"no published result has {' or '.join(found.unseen)}: times are extrapolated, ranges wider"
         )
-    return Answer(the_plan, load.text, times.text, load.users is not None, promises, variants, found)
+    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, variants, found)
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
@@ -274,7 +162,7 @@ def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
 
 def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...], found: ranges.Ranges) -> Variant:
     simulation = run(setup, load)
-    figures = result(simulation, load.skipped)
+    figures = result(simulation, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.judged and setup.allocator == "paged":
         capacity = setup.plan.capacity
         raise UsageError(
@@ -287,7 +175,8 @@ def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ..
     if not promises:
         return Variant(name, simulation, figures)
     kept = slo.kept(promises, simulation, load.skipped, found)
-    return Variant(name, simulation, figures, kept, largest(setup, load, promises))
+    good = slo.good_requests(promises, simulation, load.skipped)
+    return Variant(name, simulation, figures, kept, largest(setup, load, promises), good)
 
 
 def run(setup: Setup, load: Load, stop: Callable[[Simulation], bool] | None = None) -> Simulation:
@@ -318,8 +207,10 @@ class Progress:
         output.tell("note", f"simulated {done:,} of {all_of:,} requests at {self._load.how}")
 
 
-def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.Largest:
-    """The largest rate, or number of users, that keeps every promise."""
+def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.Largest | None:
+    """The largest rate, or number of users, that keeps every promise; None of requests that all come at once."""
+    if load.amount is None:
+        return None
 
     def keeps(amount: float) -> bool:
         at = load.at(amount)
@@ -327,10 +218,10 @@ def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.
         simulation = run(setup, at, broken)
         return not broken(simulation) and all(it.is_kept for it in slo.kept(promises, simulation, at.skipped))
 
-    if load.users is None:
+    if not load.is_closed:
         return slo.largest_rate(load.amount, keeps)
-    # Every user is judged by some requests of his own.
-    return slo.largest_users(load.users, keeps, max(1, load.source.num_requests // 2))
+    # Every user is judged by some requests of their own.
+    return slo.largest_users(int(load.amount), keeps, max(1, load.source.num_requests // 2))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -5,15 +5,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvplan.cli.options import ColorOption, ForceOption, FormatOption, PlanOptions, Text, complete, complete_gpu, option
-
-
-def complete_profile(incomplete: str) -> list[str]:
-    return complete("workloads.yaml", incomplete)
+from kvplan.cli.load_options import LoadOptions
+from kvplan.cli.options import ColorOption, ForceOption, FormatOption, Text, complete_gpu, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions(PlanOptions):
+class SimulateOptions(LoadOptions):
     """`kvplan simulate`; None: not said."""
 
     gpu: Annotated[
@@ -29,53 +26,6 @@ class SimulateOptions(PlanOptions):
             metavar="TOKENS",
         ),
     ] = None
-    # what comes
-    trace: Annotated[
-        Text, option("--trace", help="Trace file to replay (`kvplan trace stats FILE`).", metavar="FILE")
-    ] = None
-    profile: Annotated[
-        Text,
-        option(
-            "--profile",
-            help="Named workload to draw requests from (`kvplan trace profiles`).",
-            metavar="NAME",
-            complete=complete_profile,
-        ),
-    ] = None
-    prompt_tokens: Annotated[
-        Text, option("--prompt-tokens", help="Prompt lengths: 3000, or lognormal:mean=2k,p95=6k.", metavar="N|DIST")
-    ] = None
-    output_tokens: Annotated[
-        Text, option("--output-tokens", help="Output lengths, in the same forms.", metavar="N|DIST")
-    ] = None
-    shared_prefix: Annotated[
-        Text, option("--shared-prefix", help="Length of the prefix that all prompts share.", metavar="TOKENS")
-    ] = None
-    num_requests: Annotated[
-        Text,
-        option(
-            "--num-requests",
-            help="Number of requests. Default: the whole trace, or 2,000, or 10 per user (up to 20,000).",
-            metavar="N",
-        ),
-    ] = None
-    seed: Annotated[Text, option("--seed", help="Random seed. Default: 0.", metavar="N")] = None
-    # how it comes
-    rate: Annotated[Text, option("--rate", help="Requests per second. Default: the trace's own rate.", metavar="N")] = (
-        None
-    )
-    users: Annotated[
-        Text,
-        option(
-            "--users",
-            help="Number of users who each wait for an answer before sending again; instead of --rate.",
-            metavar="N",
-        ),
-    ] = None
-    think: Annotated[
-        Text, option("--think", help="Time a user waits before sending again. Default: 0s.", metavar="TIME")
-    ] = None
-    ramp: Annotated[Text, option("--ramp", help="Time over which the users join. Default: 60s.", metavar="TIME")] = None
     # what is asked
     slo: Annotated[
         Text,

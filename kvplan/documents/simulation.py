@@ -26,7 +26,10 @@ class Inputs(TypedDict):
 
 
 class Requests(TypedDict):
-    """`judged` are those whose times count: where users wait for answers, not each one's first."""
+    """`judged` are those whose times count: where users wait for answers, not each one's first.
+
+    `good` keep every promised time; `queue_grows` where more come than are served.
+    """
 
     arrived: Count
     finished: Count
@@ -35,6 +38,8 @@ class Requests(TypedDict):
     failed: Count
     preempted: Count
     arrival_rate: Number | None
+    queue_grows: bool
+    good: Count | None
 
 
 class Spread(TypedDict):
@@ -88,13 +93,14 @@ class Tier(TypedDict):
 
 
 class Throughput(TypedDict):
-    """Per second, over the whole run."""
+    """Per second, over the whole run; `goodput_per_s` counts requests that keep every promised time."""
 
     requests_per_s: Number
     output_tokens_per_s: Number
     prompt_tokens_per_s: Number
     requests_per_s_range: Interval
     output_tokens_per_s_range: Interval
+    goodput_per_s: Number | None
 
 
 class Slo(TypedDict):
@@ -147,4 +153,5 @@ class SimulationDocument(TypedDict):
 
     schema: Literal["kvplan/simulation@1"]
     inputs: Inputs
+    verdict: str
     variants: Annotated[list[Variant], "One run for each."]

@@ -116,10 +116,80 @@ def rows(answer: Answer) -> list[Row]:
                 [kept_text(variant.kept[at]) for variant in answer.variants],
             )
         )
-    if answer.promises:
+    if any(promise.metric is not None for promise in answer.promises):
+        found.append(("requests that meet every target", [good_text(variant) for variant in answer.variants]))
+    if answer.variants[0].largest is not None:
         what = "largest number of users" if answer.by_users else "largest rate per second"
         found.append((what, [largest_text(variant, users=answer.by_users) for variant in answer.variants]))
     return found
+
+
+def good_text(variant: Variant) -> str:
+    """Their share and, as load generators count goodput, how many per second."""
+    one, good = variant.result, variant.good or 0
+    judged = one.judged + one.rejected + one.failed
+    return f"{percent(good / max(1, judged))} ({rate_text(goodput(variant) or 0.0)}/s)"
+
+
+def goodput(variant: Variant) -> float | None:
+    if variant.good is None:
+        return None
+    return variant.good / variant.result.seconds if variant.result.seconds else 0.0
+
+
+def verdict_line(answer: Answer) -> str:
+    """The answer in a sentence: whether the targets are met, else how fast the answers come."""
+    main = answer.variants[0]
+    if main.result.queue_grows and not any(kept.verdict == "broken" for kept in main.kept):
+        return queue_grows(answer)
+    if not main.kept:
+        return figures_line(answer)
+    broken = [kept for kept in main.kept if kept.verdict == "broken"]
+    close = [kept for kept in main.kept if kept.verdict == "too close to call"]
+    named = ", ".join(promise_text(kept) for kept in broken or close or main.kept)
+    if broken:
+        why = f" {queue_grows(answer)}" if main.result.queue_grows else ""
+        return f"No: with {answer.how}, {named}.{best_load(answer, main)}{why}"
+    if close:
+        return f"Too close to call with {answer.how}: {named}.{best_load(answer, main)}"
+    return f"Yes: with {answer.how}, {named}."
+
+
+def promise_text(kept: Kept) -> str:
+    """ "ttft p99 is 0.3-1.4 s (target 2 s)"."""
+    if kept.value is None:
+        return f"{kept.promise.name} is not reached (target {limit_text(kept)})"
+    if kept.low is None or kept.high is None or kept.low == kept.high:
+        return f"{kept.promise.name} is {value_text(kept, kept.value)} (target {limit_text(kept)})"
+    return f"{kept.promise.name} is {span(kept.low, kept.high)} (target {limit_text(kept)})"
+
+
+def best_load(answer: Answer, main: Variant) -> str:
+    largest = main.largest
+    if largest is None:
+        return ""
+    if largest.keeps is None:
+        return " No load that was tried meets the targets." if main.kept[0].verdict == "broken" else ""
+    load = load_text(largest.keeps, users=answer.by_users)
+    return f" The targets are likely met up to {load} {'users' if answer.by_users else 'requests/s'}."
+
+
+def queue_grows(answer: Answer) -> str:
+    one = answer.variants[0].result
+    come, served = (rate_text(float(f"{rate:.3g}")) for rate in (one.arrival_rate or 0.0, one.requests_per_s))
+    return f"The queue grows without end: {come} requests/s come and {served} are served."
+
+
+def figures_line(answer: Answer) -> str:
+    one, ranges = answer.variants[0].result, answer.ranges
+    first, token = (
+        f"{duration(one.times[metric].p50)} ({span(*ranges.time(metric, one.times[metric].p50))})"
+        for metric in ("ttft", "tpot")
+    )
+    low, high = rate_range(answer, one, one.output_tokens_per_s)
+    tokens = f"{one.output_tokens_per_s:,.0f} output tokens/s"
+    tokens += "" if low == high else f" ({low:,.0f}-{high:,.0f})"
+    return f"With {answer.how}: first token after {first}, then {token} per token (medians), {tokens}."
 
 
 def ttft_saved(answer: Answer, variant: Variant) -> float | None:
@@ -214,7 +284,8 @@ def figures_table(answer: Answer) -> Table:
 
 def lines(answer: Answer) -> list[Part]:
     return [
-        line(title(answer), "bold"),
+        line(verdict_line(answer), "bold"),
+        line(title(answer)),
         line(),
         figures_table(answer),
         line(),
@@ -233,7 +304,12 @@ def shapes(answer: Answer) -> formats.Answer:
 
 def page(answer: Answer) -> list[Block]:
     below = "\n".join(f"{name}: {markdown_text(text)}  " for name, text in facts(answer))
-    return [heading(2, title(answer)), figures_table(answer), Markdown(below)]
+    return [
+        heading(2, title(answer)),
+        Markdown(markdown_text(verdict_line(answer))),
+        figures_table(answer),
+        Markdown(below),
+    ]
 
 
 def metrics_table(answer: Answer) -> Table:
@@ -276,6 +352,7 @@ def document(answer: Answer) -> typed.SimulationDocument:
             "step_time": answer.step_time,
             "unseen": list(answer.ranges.unseen),
         },
+        "verdict": verdict_line(answer),
         "variants": [result_document(answer, variant) for variant in answer.variants],
     }
 
@@ -292,6 +369,8 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
             "failed": one.failed,
             "preempted": one.preempted,
             "arrival_rate": one.arrival_rate,
+            "queue_grows": one.queue_grows,
+            "good": variant.good,
         },
         "seconds": one.seconds,
         "steps": one.steps,
@@ -314,6 +393,7 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
             "output_tokens_per_s": one.output_tokens_per_s,
             "prompt_tokens_per_s": one.prompt_tokens_per_s,
             "requests_per_s_range": list(rate_range(answer, one, one.requests_per_s)),
+            "goodput_per_s": goodput(variant),
             "output_tokens_per_s_range": list(rate_range(answer, one, one.output_tokens_per_s)),
         },
         "slo": [

@@ -1,10 +1,57 @@
 """When requests come: by the clock, whatever the server does, or from users who wait for their answers."""
 
+import random
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import repeat
+from math import inf
 from typing import Protocol
 
 from kvplan.workloads.trace import TraceRequest
+
+Stages = tuple[tuple[float, float], ...]  # (requests per second, seconds); the last rate goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Gaps between arrivals: gamma-distributed, `shape` as the load generators' burstiness.
+
+    shape  1: a Poisson process; less: bursts; inf: all gaps alike
+    """
+
+    shape: float = 1.0
+
+    def gaps(self, seed: int) -> Iterator[float]:
+        """Gaps of mean 1."""
+        if self.shape == inf:
+            yield from repeat(1.0)
+        rng = random.Random(f"arrivals {seed}")
+        while True:
+            yield rng.gammavariate(self.shape, 1 / self.shape)
+
+    def times(self, stages: Stages, seed: int) -> Iterator[float]:
+        """Seconds at which requests come, the first at 0; a rate of infinity is all at once.
+
+        A gap is passed at the rate of the stage it lies in: the rest of it at the next stage's.
+        """
+        at = begun = 0.0
+        left = iter(stages)
+        rate, seconds = next(left)
+        yield at
+        for gap in self.gaps(seed):
+            rest = gap
+            while (after := next(left, None) if at + rest / rate > begun + seconds else None) is not None:
+                rest -= (begun + seconds - at) * rate
+                at = begun = begun + seconds
+                rate, seconds = after
+            at += rest / rate
+            yield at
+
+
+def retimed(requests: Iterator[TraceRequest], times: Iterator[float]) -> Iterator[TraceRequest]:
+    """The same requests at other times."""
+    return (replace(request, arrival_s=at) for request, at in zip(requests, times, strict=False))
 
 
 class Arrivals(Protocol):
@@ -41,23 +88,36 @@ class Open:
 
 
 class Closed:
-    """`num_users` who each send a request, wait for its end, think, and send the next; they join over `ramp_s`."""
+    """`num_users` who each send a request, wait for its end, think, and send the next; they join over `ramp_s`.
+
+    timed  no request is sent before its own time: a load generator's limit of concurrent requests over a rate
+    """
 
     def __init__(
-        self, requests: Iterator[TraceRequest], num_users: int, think_s: float = 0.0, ramp_s: float = 0.0
+        self,
+        requests: Iterator[TraceRequest],
+        num_users: int,
+        think_s: float = 0.0,
+        ramp_s: float = 0.0,
+        *,
+        timed: bool = False,
     ) -> None:
-        self._requests, self._think_s = requests, think_s
+        self._requests, self._think_s, self._timed = requests, think_s, timed
         self._next = next(requests, None)
         self._times = [user * ramp_s / num_users for user in range(num_users)]  # a heap: when each idle user sends
 
     def next_time(self) -> float | None:
-        return self._times[0] if self._times and self._next is not None else None
+        if not self._times or self._next is None:
+            return None
+        return max(self._times[0], self._next.arrival_s) if self._timed else self._times[0]
 
     def pop(self) -> tuple[float, TraceRequest]:
-        request = self._next
+        at, request = self.next_time(), self._next
+        assert at is not None
         assert request is not None
         self._next = next(self._requests, None)
-        return heappop(self._times), request
+        heappop(self._times)
+        return at, request
 
     def ended(self, time: float) -> None:
         heappush(self._times, time + self._think_s)

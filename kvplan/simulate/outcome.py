@@ -11,13 +11,18 @@ from kvplan.simulate.slo import Kept, Largest, Promise
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run the same load."""
+    """One way to run the same load.
+
+    largest  None where nothing is promised, or all requests come at once
+    good     requests that keep every promised time by themselves
+    """
 
     name: str
     simulation: Simulation
     result: Result
     kept: tuple[Kept, ...] = ()
     largest: Largest | None = None
+    good: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,7 @@ class Answer:
     plan: Plan
     load: str
     step_time: str
+    how: str
     by_users: bool
     promises: tuple[Promise, ...]
     variants: tuple[Variant, ...]

@@ -1,9 +1,10 @@
 """What a run showed, as figures."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvplan.simulate.loop import Simulation
-from kvplan.simulate.records import METRICS, Metric, percentile
+from kvplan.simulate.records import METRICS, Metric, Records, percentile
 
 SHARES = (0.5, 0.9, 0.99)
 
@@ -38,6 +39,7 @@ class Result:
     empty_slots      share of the slots of running requests' blocks in which nothing is stored; None: states only
     hit_rate         share of the looked-up prompt tokens found in the GPU's prefix cache
     arrival_rate     finished requests per second between the first and the last of their arrivals; None of one
+    queue_grows      whether requests come faster than they are served, by the clock
     """
 
     num_requests: int
@@ -67,6 +69,32 @@ class Result:
     output_tokens_per_s: float
     prompt_tokens_per_s: float
     arrival_rate: float | None
+    queue_grows: bool = False
+
+
+GROWTH = 1.8  # of a queue that grows steadily the last quarter of the arrivals waits 7/3 as long as the second
+
+
+def queue_grows(records: Records) -> bool:
+    """Whether the time in queue goes on growing as long as requests come.
+
+    Told by the last quarter of the arrivals: it waits much longer than the second, and longer than it is served.
+    """
+    order = sorted(range(len(records)), key=lambda row: records.arrival[row])
+    if len(order) < 40:
+        return False
+    quarter = len(order) // 4
+
+    def mean(rows: list[int], times: Callable[[int], float]) -> float:
+        return sum(map(times, rows)) / len(rows)
+
+    def queue(row: int) -> float:
+        return records.admitted[row] - records.arrival[row]
+
+    second, last = order[quarter : 2 * quarter], order[-quarter:]
+    if records.arrival[order[-1]] <= records.arrival[order[0]] or mean(last, queue) < GROWTH * mean(second, queue):
+        return False
+    return mean(last, queue) > mean(last, lambda row: records.ended[row] - records.admitted[row])
 
 
 def spread(values: list[float]) -> Spread:
@@ -75,8 +103,11 @@ def spread(values: list[float]) -> Spread:
     return Spread(mean, p50, p90, p99)
 
 
-def result(simulation: Simulation, skipped: int = 0) -> Result:
-    """The figures of a run that has ended; the first `skipped` arrivals are not among its times."""
+def result(simulation: Simulation, skipped: int = 0, *, by_clock: bool = False) -> Result:
+    """The figures of a run that has ended; the first `skipped` arrivals are not among its times.
+
+    by_clock  requests come whatever the server does, so that a queue may grow without end
+    """
     records, timeline, counts = simulation.records, simulation.timeline, simulation.counts
     seconds, scheduler = max(records.ended, default=simulation.clock), simulation.scheduler
     cache, usable = scheduler.prefix_cache_stats, scheduler.blocks.num_usable_blocks
@@ -117,4 +148,5 @@ def result(simulation: Simulation, skipped: int = 0) -> Result:
         output_tokens_per_s=counts.output_tokens / seconds if seconds else 0.0,
         prompt_tokens_per_s=counts.prompt_tokens / seconds if seconds else 0.0,
         arrival_rate=(len(records) - 1) / (last - first) if last > first else None,
+        queue_grows=by_clock and queue_grows(records),
     )

@@ -108,6 +108,26 @@ def kept_promise(promise: Promise, value: float | None, ranges: Ranges | None) -
     return Kept(promise, value, *ranges.time(promise.metric, value))
 
 
+def good_requests(promises: tuple[Promise, ...], simulation: Simulation, skipped: int) -> int:
+    """Requests that are judged and keep every promised time by themselves: what load generators call goodput.
+
+    An answer of one token keeps any time per token.
+    """
+    records = simulation.records
+    limits = {promise.metric: promise.limit for promise in promises if promise.metric is not None}
+    good = 0
+    for row, number in enumerate(records.number):
+        first, ended, arrival = records.first_token[row], records.ended[row], records.arrival[row]
+        times = {
+            "ttft": first - arrival,
+            "tpot": (ended - first) / max(1, records.output[row] - 1),
+            "queue": records.admitted[row] - arrival,
+            "latency": ended - arrival,
+        }
+        good += number > skipped and all(times[metric] <= limit for metric, limit in limits.items())
+    return good
+
+
 class Broken:
     """Tells while a run goes on that a promise can no longer be kept: already too many requests have missed it."""
 

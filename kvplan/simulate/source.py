@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 
 from kvplan.core.errors import UsageError
-from kvplan.simulate.arrivals import Arrivals, Closed, Open
+from kvplan.simulate.arrivals import Arrivals, Closed, Open, Process, Stages, retimed
 from kvplan.workloads.lengths import Lengths
 from kvplan.workloads.profiles import Profile
 from kvplan.workloads.trace import Trace, TraceRequest
@@ -35,9 +35,13 @@ class Source:
         """By the clock, at `rate` requests per second on average."""
         return Open(islice(self.requests(rate), self.num_requests))
 
-    def closed(self, num_users: int, think_s: float, ramp_s: float) -> Arrivals:
+    def timed(self, stages: Stages, process: Process, seed: int) -> Iterator[TraceRequest]:
+        """All of them at other times: by rates that follow each other, and another process."""
+        return islice(retimed(self.requests(self.rate or 1.0), process.times(stages, seed)), self.num_requests)
+
+    def closed(self, num_users: int, think_s: float, ramp_s: float, *, first_counts: bool = False) -> Arrivals:
         """From users who wait for their answers; the first starts at once, the last after `ramp_s`."""
-        if num_users >= self.num_requests:
+        if num_users >= self.num_requests and not first_counts:
             raise UsageError(
                 f"--users {num_users:,}",
                 f"there are only {self.num_requests:,} requests, and each user's first one is not counted",

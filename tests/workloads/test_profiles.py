@@ -72,7 +72,7 @@ def grouped_correlation(found: Profile) -> float:
 def test_there_are_the_workloads_people_ask_for() -> None:
     assert NAMES == [
         "azure-2023-code", "azure-2023-conv", "mooncake-conv", "mooncake-synthetic", "arxiv-summarization",
-        "reasoning", "rag", "clinical-notes",
+        "reasoning", "rag", "clinical-notes", "sharegpt",
     ]  # fmt: skip
 
 
@@ -115,7 +115,7 @@ def test_joint_tenths_have_even_margins_and_the_published_correlation(name: str)
 
 def test_those_drawn_apart_have_a_rank_correlation_near_0() -> None:
     apart = [profile(name) for name in NAMES if not profile(name).joint]
-    assert len(apart) == 5
+    assert len(apart) == 6
     assert all(abs(each.rank_correlation or 0) < 0.15 for each in apart)
 
 
@@ -169,6 +169,18 @@ def test_clinical_notes_are_the_stated_law() -> None:
     assert found.prompt_mean == pytest.approx(900 + mean_note, abs=0.05)
     assert found.output_mean == pytest.approx(mean_answer, abs=0.05)
     assert found.prompt[-1] + found.output[-1] == 32_768
+
+
+def test_sharegpt_has_the_published_means_and_vllms_bounds() -> None:
+    """Means of 200 samples with Llama 3's tokenizer (205.845 and 211.61 tokens in io.net's results of vLLM 0.8.5); vLLM
+    keeps prompts of 4 to 1,024 tokens. The shape is assumed."""
+    sharegpt = profile("ShareGPT")
+    law = entries.entry(entries.locate("workloads.yaml"), "sharegpt")["law"]
+    prompts, mean_prompt = truncated(**law["prompt"])
+    answers, mean_answer = truncated(**law["answer"])
+    assert (sharegpt.kind, list(sharegpt.prompt), list(sharegpt.output)) == ("assumed", prompts, answers)
+    assert (mean_prompt, mean_answer) == (pytest.approx(205.845, rel=0.005), pytest.approx(211.61, rel=0.005))
+    assert (sharegpt.prompt[0], sharegpt.prompt[-1]) == (4, 1024)
 
 
 def test_clinical_notes_begin_with_one_instruction() -> None:
@@ -297,7 +309,7 @@ def test_an_impossible_rate_is_refused_before_anything_is_drawn(rate: float) -> 
 
 def test_a_profile_without_a_rate_needs_one() -> None:
     without = [name for name in NAMES if profile(name).rate_per_s is None]
-    assert without == ["arxiv-summarization", "clinical-notes"]
+    assert without == ["arxiv-summarization", "clinical-notes", "sharegpt"]
     for name in without:
         with pytest.raises(UsageError, match="no rate is published"):
             profile(name).requests()

@@ -1,0 +1,227 @@
+"""The load that options state: which requests, and how they come."""
+
+import re
+from dataclasses import dataclass, replace
+from math import inf, isinf
+from pathlib import Path
+from typing import Final
+
+from kvplan.cli import output
+from kvplan.cli.load_options import LoadOptions
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.units import MAX_TOKENS, parse_count, parse_duration, parse_tokens
+from kvplan.report.simulate_text import rate_text
+from kvplan.simulate.arrivals import Arrivals, Closed, Open, Process, Stages
+from kvplan.simulate.source import Source, from_lengths, from_profile, from_trace, with_shared_prefix
+from kvplan.workloads.lengths import Lengths, parse_lengths
+from kvplan.workloads.profiles import parse_rate, profile
+from kvplan.workloads.trace import read as read_trace
+
+NUM_REQUESTS: Final = 2000
+PER_USER, MOST_BY_DEFAULT = 10, 20_000  # requests of users, where no number is stated
+RAMP_S: Final = 60.0
+MAX_SHAPE: Final = 1e6
+STAGES_FORM: Final = "write 4, inf, or rates with how long each lasts: 2:60s,8:120s"
+ARRIVALS_FORM: Final = "write constant, poisson or gamma:0.5 (less than 1: in bursts)"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests and how they come: by the clock, or from users.
+
+    stages   requests per second, and how long each rate lasts; none where users send them
+    users    who each wait for an answer; with stages: no more requests than these at once
+    process  None: as the source has them
+    is_judged_whole  whether each user's first request counts as well
+    """
+
+    source: Source
+    stages: Stages
+    users: int | None = None
+    think_s: float = 0.0
+    ramp_s: float = RAMP_S
+    process: Process | None = None
+    seed: int = 0
+    is_judged_whole: bool = False
+
+    @property
+    def skipped(self) -> int:
+        """Requests that are not judged: each user's first."""
+        return 0 if self.is_judged_whole or self.users is None else self.users
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether requests come as fast as users are answered."""
+        return not self.stages
+
+    @property
+    def peak(self) -> float:
+        """The highest rate of the stages."""
+        return max((rate for rate, _ in self.stages), default=0.0)
+
+    @property
+    def amount(self) -> float | None:
+        """What a search makes larger or smaller: users, or the highest rate; None where all come at once."""
+        if self.is_closed:
+            return float(self.users or 0)
+        return None if isinf(self.peak) else self.peak
+
+    def at(self, amount: float) -> "Load":
+        if self.is_closed:
+            return replace(self, users=int(amount))
+        return replace(self, stages=tuple((rate * amount / self.peak, seconds) for rate, seconds in self.stages))
+
+    def arrivals(self) -> Arrivals:
+        source = self.source
+        if self.is_closed:
+            return source.closed(self.users or 1, self.think_s, self.ramp_s, first_counts=self.is_judged_whole)
+        [(rate, _), *later] = self.stages
+        if self.process is None and self.users is None and not later and not isinf(rate):
+            return source.open(rate)
+        requests = source.timed(self.stages, self.process or Process(), self.seed)
+        return Open(requests) if self.users is None else Closed(requests, self.users, timed=True)
+
+    @property
+    def how(self) -> str:
+        if self.is_closed:
+            return f"{self.users:,} user{'' if self.users == 1 else 's'}"
+        limit = "" if self.users is None else f", at most {self.users:,} at once"
+        if isinf(self.peak):
+            return "all requests at once"
+        rates = ", then ".join(rate_text(rate) for rate, _ in self.stages)
+        kind = "" if self.process is None or self.process.shape == 1.0 else f", {process_text(self.process)}"
+        return f"{rates} request{'' if rates == '1' else 's'}/s{kind}{limit}"
+
+    @property
+    def text(self) -> str:
+        count = self.source.num_requests
+        return f"{self.source.name}, {count:,} request{'' if count == 1 else 's'}, {self.how}"
+
+
+def process_text(process: Process) -> str:
+    return "evenly spaced" if isinf(process.shape) else f"gamma gaps of shape {process.shape:g}"
+
+
+def load_of(options: LoadOptions) -> Load:
+    source = source_of(options)
+    for note in source.notes:
+        output.tell("warning", note)
+    seed = 0 if options.seed is None else int(parse_seed(options.seed))
+    if options.users is not None:
+        return from_users(options, source, seed)
+    for flag, text in {"--think": options.think, "--ramp": options.ramp}.items():
+        if text is not None:
+            raise UsageError(flag, "is for --users", "leave it out, or say how many users there are")
+    limit = None
+    if options.max_concurrency is not None:
+        limit = parse_count(options.max_concurrency, "--max-concurrency", most=1_000_000)
+    process = None if options.arrivals is None else parse_process(options.arrivals)
+    if options.rate is None and source.rate is None and limit is None:
+        raise UsageError("--rate", f"is missing, and {printable(source.name, 100)} has none", "give it, or --users")
+    stages = parse_stages(options.rate) if options.rate is not None else ((source.rate or inf, inf),)
+    if isinf(stages[0][0]):
+        if process is not None:
+            raise UsageError("--arrivals", "does not apply to requests that all come at once", "leave it out")
+        if limit is not None:  # each sends as soon as another is answered: users without a ramp
+            users = min(limit, source.num_requests)
+            return Load(source, (), users, ramp_s=0.0, seed=seed, is_judged_whole=True)
+    return Load(source, stages, limit, process=process, seed=seed, is_judged_whole=True)
+
+
+def from_users(options: LoadOptions, source: Source, seed: int) -> Load:
+    for flag, text in {
+        "--rate": options.rate, "--arrivals": options.arrivals, "--max-concurrency": options.max_concurrency,
+    }.items():  # fmt: skip
+        if text is not None:
+            raise UsageError("--users", f"send after each answer, so {flag} does not apply", "leave one out")
+    users = parse_count(options.users or "", "--users", most=1_000_000)
+    think = 0.0 if options.think is None else parse_duration(options.think, "--think", least=0.0)
+    ramp = RAMP_S if options.ramp is None else parse_duration(options.ramp, "--ramp", least=0.0)
+    return Load(source, (), users, think, ramp, seed=seed)
+
+
+def parse_stages(text: str) -> Stages:
+    """`4`, `inf`, `2:60s,8:120s`."""
+    if text in ("inf", "infinity"):
+        return ((inf, inf),)
+    if ":" not in text:
+        return ((parse_rate(text, "--rate"), inf),)
+    parts = [part.strip().partition(":") for part in text.split(",")]
+    if len(parts) > 1000 or not all(colon for _, colon, _ in parts):
+        raise UsageError("--rate", f"{printable(repr(text), 60)} is not understood", STAGES_FORM)
+    return tuple((parse_rate(rate, "--rate"), parse_duration(seconds, "--rate")) for rate, _, seconds in parts)
+
+
+def parse_process(text: str) -> Process:
+    if text == "constant":
+        return Process(inf)
+    if text == "poisson":
+        return Process()
+    match = re.fullmatch(r"gamma:([0-9]{1,7}(?:\.[0-9]{1,6})?)", text)
+    if match is None or not 0.001 <= float(match[1]) <= MAX_SHAPE:
+        raise UsageError("--arrivals", f"{printable(repr(text), 60)} is not understood", ARRIVALS_FORM)
+    return Process(float(match[1]))
+
+
+def source_of(options: LoadOptions) -> Source:
+    """The one source that is named."""
+    stated = options.prompt_tokens is not None or options.output_tokens is not None
+    named = [
+        name
+        for name, given in {
+            "--trace": options.trace is not None,
+            "--profile": options.profile is not None,
+            "--prompt-tokens": stated,
+        }.items()
+        if given
+    ]
+    if len(named) != 1:
+        what = f"{' and '.join(named)} conflict" if named else "no workload is given"
+        raise UsageError("simulate", what, "give one of --trace, --profile, --prompt-tokens")
+    shared = None if options.shared_prefix is None else shared_prefix(options.shared_prefix)
+    count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
+    seed = 0 if options.seed is None else int(parse_seed(options.seed))
+    if options.trace is not None:
+        found = from_trace(read_trace(Path(options.trace)), count)
+        if count is not None and found.num_requests < count:
+            output.tell("warning", f"--num-requests {count:,}: the trace has only {found.num_requests:,}; using all")
+        return found if not shared else with_shared_prefix(found, shared)
+    at_once = options.users or options.max_concurrency
+    users = parse_count(at_once, "--users" if options.users else "--max-concurrency") if at_once else 0
+    most = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))
+    if options.profile is not None:
+        return from_profile(profile(options.profile), most, seed, shared)
+    if options.prompt_tokens is None or options.output_tokens is None:
+        raise UsageError("--prompt-tokens and --output-tokens", "must be used together", "give both")
+    prompt = lengths(options.prompt_tokens, "--prompt-tokens")
+    if shared and prompt.longest <= shared:
+        raise UsageError(
+            f"--shared-prefix {shared:,}",
+            f"leaves nothing of prompts of {prompt.longest:,} tokens",
+            "state longer ones",
+        )
+    return from_lengths(prompt, lengths(options.output_tokens, "--output-tokens"), most, seed, shared or 0)
+
+
+def shared_prefix(text: str) -> int:
+    return 0 if text == "0" else parse_tokens(text, "--shared-prefix")
+
+
+def parse_seed(text: str) -> str:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise UsageError(
+            "--seed", f"not a whole number ({printable(repr(text), 40)})", "write 0 or more in plain digits"
+        )
+    return text
+
+
+def lengths(text: str, option: str) -> Lengths:
+    """A count, or a distribution."""
+    if ":" in text:
+        try:
+            return parse_lengths(text, MAX_TOKENS)
+        except UsageError as error:
+            raise error.renamed("--lengths", option) from None
+    tokens = parse_tokens(text, option)
+    return Lengths(((tokens, 1.0),), f"{tokens:,}")

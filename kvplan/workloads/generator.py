@@ -1,0 +1,210 @@
+"""A load generator's command line as the load it sends, in the words of `kvplan simulate`.
+
+`vllm bench serve` (and benchmark_serving.py before it) and `sglang.bench_serving`: defaults, and how lengths are drawn,
+from vllm/benchmarks/serve.py and datasets/ of 0.33.0 and sglang/benchmark/serving.py of 0.5.23.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+
+OPTION: Final = "--bench-command"
+MAX_CHARS: Final = 16 * 1024
+Spread = Callable[[int, float], tuple[int, int]]  # (length, range ratio) -> (shortest, longest)
+
+
+def around(tokens: int, ratio: float) -> tuple[int, int]:
+    """vLLM: uniform between the length less and plus this share of it."""
+    return max(1, math.floor(tokens * (1 - ratio))), max(1, math.ceil(tokens * (1 + ratio)))
+
+
+def below(tokens: int, ratio: float) -> tuple[int, int]:
+    """SGLang: uniform from this share of the length to the length."""
+    return max(1, int(tokens * ratio)), max(1, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """One tool.
+
+    is_called  what its command looks like
+    spread     how `--random-range-ratio` draws lengths
+    """
+
+    name: str
+    is_called: str
+    dataset: str
+    output_len: int
+    spread: Spread
+    num_prompts: int = 1000
+    input_len: int = 1024
+
+
+GENERATORS: Final = (
+    Generator("vllm bench serve", r"\bvllm\s+bench\s+serve\b|\bbenchmark_serving\.py\b", "random", 128, around),
+    Generator(
+        "sglang.bench_serving", r"\bsglang\.bench_serving\b|\bbench_serving\.py\b|\bsglang\s+bench\b", "sharegpt",
+        1024, below,
+    ),
+)  # fmt: skip
+SHAREGPT: Final = "sharegpt"
+RANDOM: Final = ("random", "random-ids")
+# What changes neither lengths nor arrivals: names of flags that take a value, and of switches.
+VALUES: Final = frozenset(
+    {
+        "label", "backend", "base-url", "host", "port", "endpoint", "header", "tokenizer", "tokenizer-mode",
+        "logprobs", "num-warmups", "metadata", "result-dir", "result-filename", "percentile-metrics",
+        "metric-percentiles", "request-id-prefix", "top-p", "top-k", "min-p", "temperature", "frequency-penalty",
+        "presence-penalty", "repetition-penalty", "served-model-name", "ready-check-timeout-sec",
+        "chat-template-kwargs", "extra-body", "dataset-path", "random-batch-size", "output-file", "plot-timeline",
+        "timeline-itl-thresholds", "warmup-requests", "tag", "extra-request-body", "apply-chat-template-kwargs",
+    }
+)  # fmt: skip
+SWITCHES: Final = frozenset(
+    {
+        "trust-remote-code", "disable-tqdm", "profile", "save-result", "save-detailed", "append-result",
+        "ignore-eos", "insecure", "skip-tokenizer-init", "skip-chat-template", "disable-shuffle", "no-oversample",
+        "no-stream", "use-beam-search", "plot-dataset-stats", "disable-stream", "disable-ignore-eos",
+        "return-logprob", "apply-chat-template", "flush-cache", "tokenize-prompt", "output-details", "random-ids",
+    }
+)  # fmt: skip
+READ: Final = frozenset(
+    {
+        "model", "dataset-name", "num-prompts", "num-prompt", "random-input-len", "random-output-len",
+        "random-input", "random-output", "random-range-ratio", "random-prefix-len", "input-len", "output-len",
+        "sharegpt-output-len", "request-rate", "burstiness", "max-concurrency", "seed", "goodput",
+        "prefix-repetition-prefix-len", "prefix-repetition-suffix-len", "prefix-repetition-num-prefixes",
+        "prefix-repetition-output-len",
+    }
+)  # fmt: skip
+
+
+def is_generator(text: str) -> bool:
+    return any(re.search(generator.is_called, text) for generator in GENERATORS)
+
+
+def options_of(text: str) -> dict[str, str]:
+    """The options of `kvplan simulate` that say the same; UsageError where a flag has no such option."""
+    generator = next((each for each in GENERATORS if re.search(each.is_called, text)), None)
+    if generator is None or len(text) > MAX_CHARS:
+        raise UsageError(OPTION, "no command of a load generator is found", "paste `vllm bench serve ...`")
+    said = flags(text, generator)
+    dataset = said.get("dataset-name", generator.dataset)
+    found = {"num_requests": said.get("num-prompts", said.get("num-prompt", str(generator.num_prompts)))}
+    if dataset in RANDOM:
+        found |= random_lengths(said, generator)
+    elif dataset == SHAREGPT:
+        found["profile"] = SHAREGPT
+        if "sharegpt-output-len" in said:
+            raise UsageError(
+                OPTION, "--sharegpt-output-len has no counterpart", "state --prompt-tokens, --output-tokens"
+            )
+    elif dataset == "prefix_repetition" and said.get("prefix-repetition-num-prefixes") == "1":
+        prefix = whole(said, "prefix-repetition-prefix-len", 256)
+        found["prompt_tokens"] = str(prefix + whole(said, "prefix-repetition-suffix-len", 256))
+        found["output_tokens"] = str(whole(said, "prefix-repetition-output-len", 128))
+        found["shared_prefix"] = str(prefix)
+    else:
+        raise UsageError(
+            OPTION, f"--dataset-name {printable(dataset, 60)}: its lengths are not known here",
+            "write them to a --trace, or state --prompt-tokens and --output-tokens",
+        )  # fmt: skip
+    return found | arrivals(said)
+
+
+def flags(text: str, generator: Generator) -> dict[str, str]:
+    """Flag -> value, dashes between words; a flag that is given twice counts last, as for the tools."""
+    try:
+        words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
+    except ValueError as error:
+        raise UsageError(OPTION, f"the quotes do not match ({str(error).lower()})", "paste the whole command") from None
+    said: dict[str, str] = {}
+    name: str | None = None
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word[2:].partition("=")
+            name = flag.replace("_", "-")
+            if name in SWITCHES:
+                name = None
+            elif name not in VALUES | READ:
+                raise UsageError(
+                    OPTION, f"--{printable(name, 60)} of {generator.name} has no counterpart in a simulation",
+                    "leave it out of the command",
+                )  # fmt: skip
+            elif equals:
+                said[name], name = value, None
+        elif name is not None:
+            said[name] = f"{said[name]} {word}" if name in said and name == "goodput" else word
+            name = name if name == "goodput" else None
+    return said
+
+
+def random_lengths(said: Mapping[str, str], generator: Generator) -> dict[str, str]:
+    prompt = whole(said, first(said, "random-input-len", "random-input", "input-len"), generator.input_len)
+    answer = whole(said, first(said, "random-output-len", "random-output", "output-len"), generator.output_len)
+    prefix = whole(said, "random-prefix-len", 0)
+    prompt_ratio, answer_ratio = ratios(said.get("random-range-ratio", "0.0"))
+    low, high = generator.spread(prompt, prompt_ratio)
+    found = {
+        "prompt_tokens": uniform(low + prefix, high + prefix),
+        "output_tokens": uniform(*generator.spread(answer, answer_ratio)),
+    }
+    return found | ({"shared_prefix": str(prefix)} if prefix else {})
+
+
+def ratios(text: str) -> tuple[float, float]:
+    """Of prompts and of answers: `0.2`, or `{"input": 0.2, "output": 0.5}`."""
+    pair = re.fullmatch(r"\s*\{\s*['\"]input['\"]\s*:\s*([0-9.]+)\s*,\s*['\"]output['\"]\s*:\s*([0-9.]+)\s*\}\s*", text)
+    try:
+        found = (float(pair[1]), float(pair[2])) if pair else (float(text), float(text))
+    except ValueError:
+        found = (-1.0, -1.0)
+    if not all(0 <= ratio <= 1 for ratio in found):
+        raise UsageError(OPTION, f"--random-range-ratio {printable(text, 60)} is no share", "write 0 to 1")
+    return found
+
+
+def arrivals(said: Mapping[str, str]) -> dict[str, str]:
+    found = {"rate": said.get("request-rate", "inf")}
+    if "max-concurrency" in said:
+        found["max_concurrency"] = said["max-concurrency"]
+    burstiness = said.get("burstiness", "1.0")
+    if found["rate"] != "inf" and burstiness not in ("1", "1.0"):
+        found["arrivals"] = "constant" if burstiness == "inf" else f"gamma:{burstiness}"
+    if "seed" in said:
+        found["seed"] = said["seed"]
+    if "goodput" in said:
+        found["slo"] = ",".join(promise(each) for each in said["goodput"].split())
+    if "model" in said:
+        found["model"] = said["model"]
+    return found
+
+
+def promise(text: str) -> str:
+    """`ttft:2000` of milliseconds as `ttft=2000ms`."""
+    name, _, limit = text.partition(":")
+    names = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
+    if name not in names or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", limit):
+        raise UsageError(OPTION, f"--goodput {printable(text, 60)} is not understood", "write ttft:2000 tpot:50")
+    return f"{names[name]}={limit}ms"
+
+
+def first(said: Mapping[str, str], *names: str) -> str:
+    return next((name for name in names if name in said), names[0])
+
+
+def whole(said: Mapping[str, str], name: str, default: int) -> int:
+    text = said.get(name, str(default))
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UsageError(OPTION, f"--{name} {printable(text, 60)} is no whole number", "write plain digits")
+    return int(text)
+
+
+def uniform(low: int, high: int) -> str:
+    return str(low) if low == high else f"uniform:{low}-{high}"

@@ -1,0 +1,191 @@
+"""Loads in the words of benchmarks: how requests come, and a load generator's own command."""
+
+import csv
+import math
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+
+from kvplan.core.errors import UsageError
+from kvplan.simulate.arrivals import Closed, Process
+from kvplan.workloads.generator import around, below, options_of
+from kvplan.workloads.trace import TraceRequest
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+ONCE = ((math.inf, math.inf),)
+LLAMA = ("simulate", "llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k", "-q", "--format", "json")
+
+
+def times(process: Process, stages: tuple[tuple[float, float], ...], count: int) -> list[float]:
+    return list(islice(process.times(stages, 0), count))
+
+
+def test_constant_gaps_and_stages() -> None:
+    """2 a second for 3 s are requests at 0, 0.5, ... 3; then 10 a second."""
+    assert times(Process(math.inf), ((2.0, math.inf),), 4) == [0, 0.5, 1, 1.5]
+    staged = times(Process(math.inf), ((2.0, 3.0), (10.0, math.inf)), 10)
+    assert staged == pytest.approx([0, 0.5, 1, 1.5, 2, 2.5, 3, 3.1, 3.2, 3.3])
+    # 1.5 requests fit into a second at 1.5/s: the half gap that is left takes 0.05 s at 10/s.
+    assert times(Process(math.inf), ((1.5, 1.0), (10.0, math.inf)), 3) == pytest.approx([0, 2 / 3, 1.05])
+
+
+def test_all_at_once() -> None:
+    assert times(Process(), ONCE, 5) == [0.0] * 5
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
+def test_gamma_gaps_have_mean_and_spread(shape: float) -> None:
+    """The gamma distribution: mean 1 / rate, standard deviation over mean 1 / sqrt(shape); shape 1 is Poisson."""
+    at = times(Process(shape), ((5.0, math.inf),), 40_000)
+    gaps = [later - earlier for earlier, later in pairwise(at)]
+    assert fmean(gaps) == pytest.approx(0.2, rel=0.03)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(1 / math.sqrt(shape), rel=0.05)
+
+
+def test_a_limit_holds_requests_back() -> None:
+    """Two at a time, one due each second, each taking 5 s: the third is sent at 5 s, when the first is answered."""
+    arrivals = Closed((TraceRequest(float(at), 10, 10) for at in range(4)), 2, timed=True)
+    sent = []
+    ends = iter((5.0, 6.0, 10.0, 11.0))
+    while arrivals.next_time() is not None:
+        sent.append(arrivals.pop()[0])
+        if arrivals.next_time() is None:
+            arrivals.ended(next(ends))
+    assert sent == [0.0, 1.0, 5.0, 6.0]
+
+
+# --- load generators --------------------------------------------------------------------------------------------------
+
+# Shortest and longest of 400,000 draws by the tools' own functions: get_sampling_params of vllm 0.33.0
+# (vllm/benchmarks/datasets/utils.py), compute_random_lens of sglang 0.5.23 (sglang/benchmark/datasets/common.py).
+VLLM = [(1000, 0.2, 800, 1200), (1024, 0.0, 1024, 1024), (7, 0.5, 3, 11), (512, 0.9, 51, 973), (333, 0.15, 283, 383)]
+SGLANG = [(1024, 0.0, 1, 1024), (1024, 0.8, 819, 1024), (1000, 1.0, 1000, 1000), (7, 0.5, 3, 7), (333, 0.15, 49, 333)]
+
+
+@pytest.mark.parametrize(("tokens", "ratio", "low", "high"), VLLM)
+def test_vllm_draws_lengths_around_the_stated_one(tokens: int, ratio: float, low: int, high: int) -> None:
+    assert around(tokens, ratio) == (low, high)
+
+
+@pytest.mark.parametrize(("tokens", "ratio", "low", "high"), SGLANG)
+def test_sglang_draws_lengths_below_the_stated_one(tokens: int, ratio: float, low: int, high: int) -> None:
+    assert below(tokens, ratio) == (low, high)
+
+
+COMMANDS = [
+    (
+        "vllm bench serve --model m --random-input-len 1000 --random-output-len 200 --random-range-ratio 0.2 "
+        "--num-prompts 64 --max-concurrency 16 --goodput ttft:2000 tpot:50 --ignore-eos --port 8001",
+        {"model": "m", "prompt_tokens": "uniform:800-1200", "output_tokens": "uniform:160-240", "num_requests": "64",
+         "rate": "inf", "max_concurrency": "16", "slo": "ttft=2000ms,tpot=50ms"},
+    ),
+    (
+        "vllm bench serve",  # its defaults
+        {"prompt_tokens": "1024", "output_tokens": "128", "num_requests": "1000", "rate": "inf"},
+    ),
+    (
+        "python3 benchmarks/benchmark_serving.py --dataset-name sharegpt --dataset-path x.json --request-rate 4 "
+        "--burstiness 0.5 --seed 3",
+        {"profile": "sharegpt", "num_requests": "1000", "rate": "4", "arrivals": "gamma:0.5", "seed": "3"},
+    ),
+    (
+        "vllm bench serve --random-prefix-len 100 --random-input-len 200",
+        {"prompt_tokens": "300", "output_tokens": "128", "shared_prefix": "100", "num_requests": "1000", "rate": "inf"},
+    ),
+    (
+        "python3 -m sglang.bench_serving --backend sglang --dataset-name random --random-input 1024 "
+        "--random-output=512 --random-range-ratio 0.5 --num-prompt 30 --request-rate 8",
+        {"prompt_tokens": "uniform:512-1024", "output_tokens": "uniform:256-512", "num_requests": "30", "rate": "8"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "options"), COMMANDS)
+def test_a_load_generators_command_is_read(command: str, options: dict[str, str]) -> None:
+    assert options_of(command) == options
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("vllm bench serve --ramp-up-strategy linear", "--ramp-up-strategy"),
+        ("vllm bench serve --dataset-name sonnet", "sonnet"),
+        ("vllm bench serve --goodput ttfb:3", "ttfb:3"),
+        ("vllm bench serve --random-range-ratio x", "x is no share"),
+        ("vllm serve m", "no command of a load generator"),
+        ("vllm bench serve '", "quotes"),
+    ],
+)
+def test_what_a_simulation_lacks_is_refused_by_name(command: str, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        options_of(command)
+
+
+# --- in the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_wave_counts_and_may_be_all_there_is(run: Run) -> None:
+    load = ("--prompt-tokens", "500", "--output-tokens", "20", "--num-requests", "16")
+    document = run(*LLAMA, *load, "--max-concurrency", "16").json
+    [variant] = document["variants"]
+    assert (variant["requests"]["judged"], variant["requests"]["finished"]) == (16, 16)
+    assert variant["running"]["peak"] + variant["waiting"]["peak"] >= 16
+    at_once = run(*LLAMA, *load, "--rate", "inf").json["variants"][0]
+    assert at_once["times"] == variant["times"]  # nobody waits for a slot: the same load
+    command = "vllm bench serve --random-input-len 500 --random-output-len 20 --num-prompts 16 --max-concurrency 16"
+    assert run(*LLAMA, "--bench-command", command).json["variants"][0]["times"] == variant["times"]
+    assert run(*LLAMA, "--from-command", command).json["variants"][0]["times"] == variant["times"]
+
+
+def test_a_limit_over_a_rate(run: Run) -> None:
+    load = ("--prompt-tokens", "500", "--output-tokens", "50", "--num-requests", "80", "--rate", "50")
+    limited = run(*LLAMA, *load, "--max-concurrency", "4", "--arrivals", "constant").json["variants"][0]
+    assert limited["running"]["peak"] + limited["waiting"]["peak"] <= 8  # never more than 4 at once
+    assert not limited["requests"]["queue_grows"]
+
+
+def test_goodput_counts_requests_that_keep_every_time(run: Run, tmp_path: Path) -> None:
+    """Told by the rows of the requests themselves."""
+    load = ("--prompt-tokens", "uniform:100-3000", "--output-tokens", "40", "--num-requests", "120", "--rate", "4")
+    path = tmp_path / "requests.csv"
+    document = run(*LLAMA, *load, "--slo", "ttft=300ms,tpot=25ms", "--requests", path).json["variants"][0]
+    with path.open() as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    good = sum(
+        row["first_token_s"] - row["arrival_s"] <= 0.3 and (row["ended_s"] - row["first_token_s"]) / 39 <= 0.025
+        for row in rows
+    )
+    assert 0 < good < len(rows) == 120
+    assert document["requests"]["good"] == good
+    assert document["throughput"]["goodput_per_s"] == pytest.approx(good / document["seconds"])
+
+
+def test_a_queue_that_grows_is_said(run: Run) -> None:
+    """An A100 reads some 5 prompts of 1,000 tokens a second with answers of 300; 40 a second come, then 1."""
+    load = ("--prompt-tokens", "1000", "--output-tokens", "300")
+    many = run(*LLAMA, *load, "--rate", "40", "--num-requests", "400").json
+    assert many["variants"][0]["requests"]["queue_grows"]
+    assert many["verdict"].startswith("The queue grows without end: ")
+    few = run(*LLAMA, *load, "--rate", "1", "--num-requests", "100").json
+    assert not few["variants"][0]["requests"]["queue_grows"]
+    assert few["verdict"].startswith("With 1 request/s: first token after ")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--rate", "2:x"), "--rate"),
+        (("--rate", "2:60s,8"), "--rate"),
+        (("--rate", "inf", "--arrivals", "constant"), "--arrivals"),
+        (("--rate", "2", "--arrivals", "gamma:0"), "gamma:0"),
+        (("--users", "4", "--max-concurrency", "4"), "--max-concurrency"),
+        (("--max-concurrency", "0"), "--max-concurrency"),
+    ],
+)
+def test_loads_that_make_no_sense_are_refused(run: Run, options: tuple[str, ...], part: str) -> None:
+    ran = run(*LLAMA[:-3], "--prompt-tokens", "500", "--output-tokens", "20", *options)
+    assert ran.code == 2
+    assert part in ran.err
