@@ -229,14 +229,15 @@ def _concurrency(plan: Plan) -> typed.Concurrency:
 
 
 def _host_memory(plan: Plan) -> typed.HostMemory:
-    """What --kv-offloading-size takes of the host, for all ranks of a replica, and how many requests' KV it holds.
-
-    Source: vLLM 0.33 v1/kv_offload: the size is divided by what one block costs on all ranks together.
-    """
-    args, capacity = plan.request.args, plan.capacity
-    block = args.tensor_parallel_size * sum(plan.pool.stage_bytes)
-    blocks = args.kv_offloading_size // block
-    return {"kv_offloading": args.kv_offloading_size, "blocks": blocks, "users": blocks // capacity.blocks_per_request}
+    """What keeps KV on the host, of all ranks of a replica, and how many requests of the full context it holds."""
+    tiers = [row for row in host_rows(plan) if row.tokens]
+    tokens = sum(row.tokens for row in tiers)
+    blocks = tokens // plan.pool.block_size
+    return {
+        "kv_offloading": sum(row.size for row in tiers),
+        "blocks": blocks,
+        "users": tokens // plan.capacity.max_model_len,
+    }
 
 
 def _host(plan: Plan) -> typed.Host:

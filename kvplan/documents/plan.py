@@ -62,7 +62,7 @@ def engine_argument(row: Argument, default: object) -> Schema:
             return {"enum": list(row.choices)} if isinstance(default, str) else schema_of(Size)
         case "flag":
             kind: Any = bool
-        case "text" | "limits":
+        case "text" | "limits" | "json":
             kind = str
         case "fraction" | "ratio":
             kind = Number
@@ -214,7 +214,7 @@ class HostMemory(TypedDict):
 class HostRow(TypedDict):
     """Host memory of each rank, or once of each replica; `compared` is empty where nothing was compared with it."""
 
-    name: Literal["swap_space", "kv_offloading", "shared_memory", "checkpoint"]
+    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint"]
     bytes: Count
     per: Literal["rank", "replica"]
     formula: str

@@ -31,7 +31,9 @@ from kvplan.servers.methods import METHODS
 if TYPE_CHECKING:
     from kvplan.servers.releases import Version
 
-Kind = Literal["context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits"]
+Kind = Literal[
+    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json"
+]  # fmt: skip
 Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts", "SGLang"]
 Server = Literal["vllm", "sglang"]
 MAX_RANKS: Final = 1024
@@ -274,6 +276,23 @@ class EngineArgs:
     kv_offloading_size: Annotated[
         int, Argument("gib", "Host memory for KV cache offloading, over all ranks.", "GIB")
     ] = 0
+    kv_offloading_backend: Annotated[
+        Literal["native", "lmcache"],
+        Argument("choice", "What keeps the KV cache of --kv-offloading-size.", choices=("native", "lmcache")),
+    ] = "native"
+    kv_transfer_config: Annotated[
+        str | None,
+        Argument("json", 'KV connector: {"kv_connector": "NixlConnector", "kv_role": "kv_both"}.', "JSON"),
+    ] = None
+    lmcache_max_local_cpu_size: Annotated[
+        int | None,
+        Argument(
+            "gib",
+            "Host memory of LMCache in each rank, as LMCACHE_MAX_LOCAL_CPU_SIZE.",
+            "GIB",
+            vllm=Flag(("lmcache_max_local_cpu_size",), printed=False),  # a variable of its environment
+        ),
+    ] = None
     enable_prefix_caching: Annotated[
         bool | None,
         Argument(
@@ -284,13 +303,13 @@ class EngineArgs:
     ] = None
     enable_chunked_prefill: Annotated[bool, Argument("flag", "Split long prompts across several steps.")] = True
     disable_hybrid_kv_cache_manager: Annotated[
-        bool,
+        bool | None,
         Argument(
             "flag",
             "Keep the whole context's KV in every layer.",
             sglang=Flag(("disable_hybrid_swa_memory",), on=True),
         ),
-    ] = False
+    ] = None
     async_scheduling: Annotated[
         bool,
         Argument(
@@ -544,6 +563,8 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return int(text) if text.isdigit() else text
         case "limits":
             return limits(text, option)
+        case "json":
+            return json_object(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
                 raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write a name that vLLM accepts")
@@ -581,6 +602,22 @@ def gib(text: str, option: str) -> int:
     if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
         return int(float(text) * GIB)
     return parse_size(text, option)
+
+
+MOST_JSON: Final = 20_000  # characters; no server takes a config of so many
+
+
+def json_object(text: str, option: str) -> str:
+    """A JSON object as one line of text, as json.dumps writes it; dotted flags add up to one."""
+    import json
+
+    try:
+        parsed = json.loads(text) if len(text) <= MOST_JSON else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise UsageError(option, f"is not a JSON object ({printable(text, 60)!r})", "write {...}, quoted with '...'")
+    return json.dumps(parsed)
 
 
 NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none

@@ -13,12 +13,13 @@ from typing import Any, Final, Literal, TypeVar
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
+from kvplan.core.units import GIB
 from kvplan.models.spec import ModelSpec
 from kvplan.servers.arguments import ARGUMENTS, EngineArgs
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.releases import SIZES_MIB, Number, Version
 
-Kind = Literal["on", "off", "size", "text"]  # 1 is True; 1 is False; a whole number; as it is
+Kind = Literal["on", "off", "size", "gib", "text"]  # 1 is True; 1 is False; a whole number; GiB in bytes; as it is
 UNCHANGED: Final = ("", "0")
 Concerns = Callable[[ModelSpec, EngineArgs], bool]
 
@@ -174,6 +175,12 @@ def _value(variable: Variable, name: str, text: str | None) -> bool | int | str:
         raise UsageError(name, "its value is not in the command", "write it there")
     if variable.kind == "text":
         return text
+    if variable.kind == "gib":
+        if not re.fullmatch(r"[0-9]{1,6}(?:\.[0-9]{1,9})?", text.strip()):
+            raise UsageError(
+                name, f"is not a number of GiB, as {variable.server} wants it", "write one, or leave it out"
+            )
+        return int(float(text) * GIB)
     if not re.fullmatch(r"-?[0-9]{1,9}", text.strip()):
         raise UsageError(name, f"is not a whole number, as {variable.server} wants it", "write 0 or 1, or leave it out")
     number = int(text)
@@ -191,8 +198,9 @@ def assignments(release: Version, args: EngineArgs) -> list[str]:
             continue
         if variable.sets in ARGUMENTS:
             flag, value = ARGUMENTS[variable.sets].flag(release.engine), getattr(args, variable.sets)
-            if value and flag is not None and flag.since and not release.has(flag.since):  # no flag says it yet
-                words.append(f"{name}={value}")
+            lacks = flag is not None and (not flag.printed or (flag.since and not release.has(flag.since)))
+            if value and lacks:  # no flag says it, or none yet
+                words.append(f"{name}={value / GIB:.9g}" if variable.kind == "gib" else f"{name}={value}")
             continue
         value = getattr(release, variable.sets, None) if variable.sets in _RELEASE_DEFAULTS else None
         if value is not None and value != _RELEASE_DEFAULTS[variable.sets]:

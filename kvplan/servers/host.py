@@ -11,11 +11,13 @@ class HostRow:
 
     per       of each rank, or once of each replica
     compared  with what somebody else's server said of it; empty: with nothing, it is modeled
+    tokens    whose KV it keeps for later, of requests of the full context; 0: none
     """
 
-    name: Literal["swap_space", "kv_offloading", "shared_memory", "checkpoint"]
+    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint"]
     size: int
     per: Literal["rank", "replica"]
     formula: str
     source: str
     compared: str
+    tokens: int = 0

@@ -121,6 +121,10 @@ CHANGES = {
         (0, 14), "sparse attention reserves a workspace for the index keys of a prefill: 40 contexts of 132 B a token",
         "vLLM v1/attention/backends/mla/indexer.py (get_max_prefill_buffer_size)", "0.11, 0.14, 0.16 to 0.33",
     ),
+    "groups_by_wish": Change(
+        (0, 14), "--no-disable-hybrid-kv-cache-manager keeps windows short beside a KV connector, too",
+        "vLLM config/vllm.py", "0.9.2, 0.10.2, 0.11, 0.14, 0.16 to 0.21",
+    ),
     "cached_states": Change(
         (0, 16), "--enable-prefix-caching keeps recurrent states at block ends: attention blocks cover them",
         "vLLM v1/kv_cache_interface.py (MambaSpec), model_executor/models/config.py", "0.11, 0.14, 0.16 to 0.33",
@@ -172,9 +176,22 @@ CHANGES = {
         "before, it only replaced the pool of a server that had passed them",
         "vLLM v1/core/kv_cache_utils.py (get_kv_cache_configs)", "0.8 to 0.33, 0.20 and 0.21 among them",
     ),
+    "offloaded_in_shm": Change(
+        (0, 21), "offloaded KV lies in one region of /dev/shm for all ranks; before, in pinned memory of each",
+        "vLLM v1/kv_offload (SharedOffloadRegion)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
+    ),
     "runner_v2_by_name": Change(
         (0, 22), "model runner V2 for a list of architectures: a table for penalties, a smaller sampling peak",
         "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.21 to 0.33",
+    ),
+    "connectors_keep_groups": Change(
+        (0, 22), "KV connectors that know groups leave the hybrid KV cache manager on; before, every connector turned "
+        "it off, so that windows keep the whole context",
+        "vLLM config/vllm.py and distributed/kv_transfer/kv_connector", "0.9.2, 0.10.2, 0.11, 0.14, 0.16 to 0.33",
+    ),
+    "lmcache_server": Change(
+        (0, 23), "--kv-offloading-backend lmcache asks a separate server of LMCache; before, each rank kept its share",
+        "vLLM config/vllm.py (_post_init_kv_transfer_config)", "0.14, 0.16, 0.19, 0.21 to 0.24, 0.26, 0.28, 0.30, 0.32",
     ),
     "tiled_experts": Change(
         (0, 24), "experts in 16 bits are padded to 128 columns a rank for FlashInfer's TRT-LLM kernel on Blackwell",
@@ -183,6 +200,10 @@ CHANGES = {
     "runner_v2_quantized": Change(
         (0, 24), "model runner V2 for quantized models of its list too; before, only where the config names no "
         "quantization", "vLLM config/vllm.py (_is_default_v2_model_runner_model)", "0.22, 0.23, 0.24",
+    ),
+    "offloaded_pages": Change(
+        (0, 24), "a chunk of offloaded KV is rounded up to pages of memory",
+        "vLLM v1/kv_offload (BLOCK_SIZE_ALIGNMENT)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
     ),
     "runner_v2_dense": Change(
         (0, 25), "model runner V2 for every dense model without recurrent states",
@@ -207,6 +228,10 @@ CHANGES = {
     "runner_v2_encoder": Change(
         (0, 27), "model runner V2 profiles a batch of images or audio too",
         "vLLM v1/worker/gpu/model_runner.py (profile_run)", "0.22 to 0.33",
+    ),
+    "latents_offloaded_once": Change(
+        (0, 27), "latents that every rank holds are offloaded once; before, by each rank",
+        "vLLM v1/kv_offload (replicated_layout)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
     ),
     "hybrid_prefix_caching": Change(
         (0, 28), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
@@ -263,6 +288,10 @@ CHANGES = {
     "mamba2_checkpoints": Change(
         (0, 32), "a cached state of Mamba2 takes one block more, for a checkpoint within a prompt",
         "vLLM model_executor/layers/mamba/mamba_mixer2.py (get_kv_cache_spec)", "0.29 to 0.33",
+    ),
+    "fewer_connector_keys": Change(
+        (0, 32), "--kv-transfer-config refuses kv_buffer_size, kv_ip, kv_parallel_size and kv_rank",
+        "vLLM config/kv_transfer.py", "0.14, 0.19, 0.21, 0.22, 0.24, 0.26 to 0.32",
     ),
     "delta_net_checkpoints": Change(
         (0, 33), "gated delta nets on compute capability 9.0, 10.x, 12.x: blocks of whole 64 tokens, one more",

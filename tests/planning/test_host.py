@@ -44,14 +44,14 @@ def test_later_engines_swap_nothing() -> None:
     assert [row.name for row in host_rows(planned("llama-3.1-8b", "vllm@0.33", max_model_len=4096))] == ["checkpoint"]
 
 
-def test_an_offloaded_cache_is_divided_over_the_ranks() -> None:
+def test_an_offloaded_cache_lies_in_one_region_of_all_ranks() -> None:
     answer = planned(
         "llama-3.1-8b", "vllm@0.33", tensor_parallel_size=2, max_model_len=4096, kv_offloading_size=8 * GIB
     )
     host = plan_document(answer)["host"]
     first = host["rows"][0]
-    assert (first["name"], first["bytes"], first["per"]) == ("kv_offloading", 4 * GIB, "rank")
-    assert host["per_rank"] == 4 * GIB
+    assert (first["name"], first["bytes"], first["per"]) == ("kv_offloading", 8 * GIB, "replica")
+    assert host["per_rank"] == 0
 
 
 def test_queues_between_processes_are_those_of_vllm_s_code() -> None:

@@ -18,7 +18,7 @@ from kvplan.servers.pasted import parse
 from kvplan.servers.standing import standings
 
 TEXTS = {"context": "8192", "tokens": "4096", "count": "8", "bytes": "17179869184", "gib": "2", "fraction": "0.5",
-         "ratio": "0.5", "text": "fp8", "limits": "image=2"}  # fmt: skip
+         "ratio": "0.5", "text": "fp8", "limits": "image=2", "json": "{}"}  # fmt: skip
 STARTS = {"vllm": "vllm serve a/b --enable-lora", "sglang": "python -m sglang.launch_server --model-path a/b --tp 8"}
 # Read together with others: drafts, which program it is, a number of ranks.
 NOT_ALONE = (
@@ -26,6 +26,7 @@ NOT_ALONE = (
     "usage",
     "enable_expert_parallel",
     "tensor_parallel_size",
+    "lmcache_max_local_cpu_size",  # a variable
 )
 
 

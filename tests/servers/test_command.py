@@ -131,7 +131,6 @@ def test_flags_of_no_account_are_listed_without_their_values() -> None:
     ("flags", "fault"),
     [
         ("--load-format bitsandbytes", "--load-format: may store other weights than the checkpoint's"),
-        ("--kv-transfer-config '{}'", "--kv-transfer-config: connects the KV cache to other memory"),
         ("--enable-sleep-mode", "--enable-sleep-mode: takes memory in a way that can be given back"),
         ("--enable-eplb --port 1", "--enable-eplb: keeps spare copies of experts"),
         ("--mm-ipc-gpu-memory-gb 2", "--mm-ipc-gpu-memory-gb: keeps images' tensors in GPU memory"),

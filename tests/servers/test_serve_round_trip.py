@@ -160,7 +160,8 @@ VALUES = {
     "--mamba-full-memory-ratio": "0.5", "--kv-offloading-size": "1.5", "--kv-cache-memory-bytes": "8589934592",
     "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
-    "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
+    "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
+    "--kv-offloading-backend": "lmcache", "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
 }  # fmt: skip
 # Flags that mean nothing without another: that one, and the pair that says the same.

@@ -139,7 +139,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         dcp=1,
         block_size=sglang_models.page_size(spec, sm, args, settings.version),
         prefix_caching=sglang_models.caches_prefixes(args),
-        flat=args.disable_hybrid_kv_cache_manager,
+        flat=bool(args.disable_hybrid_kv_cache_manager),
         first_engine=False,
         checkpoints=frozenset(),
         every_block=frozenset(),

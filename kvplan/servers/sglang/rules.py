@@ -89,7 +89,8 @@ CURES = {  # of arguments that SGLang lacks
         "give --prefill-attention-backend and --decode-attention-backend",
     ),
     "max_loras": ("adapters in SGLang are not modeled", "leave them out"),
-    "kv_offloading_size": ("SGLang's hierarchical cache is not modeled", "leave it out"),
+    "kv_offloading_size": ("SGLang's own is its hierarchical cache", "leave it out"),
+    "kv_transfer_config": ("SGLang has no connectors of vLLM", "leave it out"),
 }
 
 
@@ -128,8 +129,7 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
 def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
     """Refuse splits and GPUs that the model cannot run with."""
     experts = args.enable_expert_parallel and bool(spec.experts_per_token)  # of a dense model --ep-size says nothing
-    asked = replace(args, disable_hybrid_kv_cache_manager=False, enable_expert_parallel=experts)
-    vllm.check_parallel(spec, asked)  # SGLang's hybrids need no manager
+    vllm.check_parallel(spec, replace(args, enable_expert_parallel=experts), flat=False)  # its hybrids need no manager
     vllm.check_capability(spec, args, sm)
 
 

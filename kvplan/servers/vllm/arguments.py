@@ -115,9 +115,6 @@ REFUSED: Final = {
         all2all_backend=allgather_reducescatter|naive enable_dbo! ubatch_size=0|1 enable_elastic_ep!
     """,
     "keeps spare copies of experts, which is not modeled; leave it out": "enable_eplb!",
-    "connects the KV cache to other memory, whose buffers are not modeled; leave it out": """
-        kv_transfer_config kv_offloading_backend=native
-    """,
     "takes memory in a way that can be given back, which is not modeled; leave it out": """
         enable_sleep_mode! enable_cumem_allocator! enable_nccl_comm_suspend!
     """,

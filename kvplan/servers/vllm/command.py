@@ -224,6 +224,8 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
     plain, negated = plain_name(name)
     if plain in ARGUMENTS:
         take_argument(found, plain, values, option, negated=negated)
+    elif name.startswith("kv_transfer_config."):
+        connector_part(found, name, values, option)
     elif name.startswith("limit_mm_per_prompt."):
         limit_of(found, name, values, option)
     elif plain in ("model", "model_tag", "revision"):
@@ -263,6 +265,26 @@ def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> 
         added = limits(f"{modality}={one(values, option)}", option)
         kept = [pair for pair in before.split(",") if pair and pair.partition("=")[0] != modality]
         found.args["limit_mm_per_prompt"] = ",".join([*kept, added or ""])
+
+
+def connector_part(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+    """Add what a dotted flag says (--kv-transfer-config.kv_connector NixlConnector)."""
+    import json
+
+    config = json.loads(found.args.get("kv_transfer_config") or "{}")
+    inner, keys = config, name.split(".")[1:]
+    for key in keys[:-1]:
+        if not isinstance(inner, dict):
+            break
+        inner = inner.setdefault(key, {})
+    if not isinstance(inner, dict) or not all(keys):
+        raise UsageError(option, "is not a part of a JSON object", "write the object behind --kv-transfer-config")
+    text = literal(one(values, option), option.removeprefix("--from-command "))
+    try:
+        inner[keys[-1]] = json.loads(text)
+    except (ValueError, RecursionError):
+        inner[keys[-1]] = text
+    found.args["kv_transfer_config"] = json.dumps(config)
 
 
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:

@@ -6,11 +6,33 @@ from typing import Final
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.servers.host import HostRow
 from kvplan.servers.plans import Plan
+from kvplan.servers.vllm import connectors, tiers
+from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE
 
 SWAP_SPACE: Final = 4 * GIB  # --swap-space of the first engine, by default
 COMMAND_CHUNK, RESPONSE_CHUNK, GROUP_CHUNK = 16 * MIB, 24 * MIB, 4 * MIB
 CHUNKS, GROUP_CHUNKS = 10, 6
 EXECUTOR: Final = "vLLM 0.33 v1/executor/multiproc_executor.py, distributed/device_communicators/shm_broadcast.py"
+
+
+SOURCES: Final = {
+    NATIVE: "vLLM 0.33 v1/kv_offload/cpu/spec.py",
+    SIMPLE: "vLLM 0.33 v1/simple_kv_offload/manager.py",
+    LMCACHE: "LMCache's documentation (max_local_cpu_size); LMCache/LMCache#2901",
+}
+COMPARED: Final = "vLLM 0.33's own classes (tests/servers/test_connectors.py): equal"
+
+
+def transfer_buffers(plan: Plan) -> Iterator[HostRow]:
+    """A copy of the whole pool in each rank, where NIXL sends it from the host (kv_buffer_device)."""
+    connector = connectors.read(plan.request.args, plan.request.release)
+    for part in connector.parts if connector is not None else ():
+        if part.name.startswith("Nixl") and part.buffer_device == "cpu":
+            size = plan.capacity.num_blocks * plan.capacity.bytes_per_block
+            yield HostRow(
+                "kv_transfer", size, "rank", f"{part.name} with kv_buffer_device cpu: a copy of the KV cache",
+                "vLLM 0.33 distributed/kv_transfer/kv_connector/v1/nixl/base_worker.py", "",
+            )  # fmt: skip
 
 
 def rows(plan: Plan) -> Iterator[HostRow]:
@@ -24,12 +46,12 @@ def rows(plan: Plan) -> Iterator[HostRow]:
             "vLLM 0.6 worker/worker.py (determine_num_available_blocks)",
             'the "# CPU blocks" of posted logs of Llama-3-8B, Llama-3.1-70B and Qwen2.5 0.5B to 7B: equal',
         )  # fmt: skip
-    if args.kv_offloading_size:
-        yield HostRow(
-            "kv_offloading", args.kv_offloading_size // ranks, "rank",
-            f"--kv-offloading-size {format_gib(args.kv_offloading_size)} over {ranks} ranks, pinned",
-            "vLLM 0.33 v1/kv_offload", "",
-        )  # fmt: skip
+    for tier in tiers.of_plan(plan):
+        known = COMPARED if tier.name in (NATIVE, SIMPLE) and plan.request.release.is_compared else ""
+        how = f"{tier.name}: {tier.how}"
+        yield HostRow("kv_offloading", tier.size, "replica", how, SOURCES[tier.name], known, tier.tokens)
+    if args.kv_transfer_config is not None:
+        yield from transfer_buffers(plan)
     if ranks > 1 and not plan.settings.first_engine:
         commands = (COMMAND_CHUNK + 1 + ranks) * CHUNKS
         group = (GROUP_CHUNK + args.tensor_parallel_size) * GROUP_CHUNKS if args.tensor_parallel_size > 1 else 0

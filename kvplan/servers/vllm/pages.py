@@ -28,6 +28,7 @@ from kvplan.models.spec import (
 )
 from kvplan.servers.releases import Version
 from kvplan.servers.vllm import backends as vllm_backends
+from kvplan.servers.vllm import connectors
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.rules import EngineArgs, Settings
 from kvplan.sizing.layout import cdiv, index_key_bytes, ring_bytes, state_bytes, token_bytes
@@ -184,7 +185,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         dcp=args.decode_context_parallel_size,
         block_size=args.block_size,
         prefix_caching=prefix_caching,
-        flat=args.disable_hybrid_kv_cache_manager or not grouped,
+        flat=connectors.hybrid_manager_is_off(args, release) or not grouped,
         first_engine=settings.first_engine,
         checkpoints=checkpointed(release),
         every_block=frozenset() if release.has("aligned_states") else frozenset({"mamba1", "mamba2"}),

@@ -704,8 +704,11 @@ def renormalizes(spec: ModelSpec) -> bool:
     return spec.model_type in RENORMALIZING if stated is None else bool(stated)
 
 
-def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
-    """The splits a server refuses at start-up."""
+def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
+    """The splits a server refuses at start-up.
+
+    flat  the hybrid KV cache manager is off
+    """
     tp = args.tensor_parallel_size
     if args.enable_expert_parallel and not spec.experts_per_token:
         raise UsageError("--enable-expert-parallel", f"{spec.name} has no experts", "leave it out")
@@ -736,11 +739,11 @@ def check_parallel(spec: ModelSpec, args: EngineArgs) -> None:
             f"{spec.name} has {heads} KV heads, and only ranks that hold the same ones can share a request's tokens",
             f"use a tensor_parallel_size of {dcp * heads} or more",
         )
-    if dcp > 1 and spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not args.disable_hybrid_kv_cache_manager:
+    if dcp > 1 and spec.cache_kinds & {SlidingWindow, ChunkedAttention} and not flat:
         raise UsageError(
             f"decode_context_parallel_size {dcp}", f"vLLM refuses it for the windows of {spec.name}", "leave it out"
         )
-    if spec.has_states and args.disable_hybrid_kv_cache_manager and len(spec.cache_kinds) > 1:
+    if spec.has_states and flat and len(spec.cache_kinds) > 1:
         raise UnsupportedModelError(
             spec.name, "mixes attention with recurrent states", "it cannot run without the hybrid KV cache manager"
         )

@@ -10,7 +10,7 @@ from kvplan.servers import start
 from kvplan.servers.methods import LOOKING_AHEAD
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import connectors, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
@@ -215,13 +215,15 @@ def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     vllm.check_architecture(spec, request.release)
-    vllm.check_parallel(spec, args)
+    connectors.check(spec, args, request.release)
+    vllm.check_parallel(spec, args, flat=connectors.hybrid_manager_is_off(args, request.release))
     vllm.check_capability(spec, args, request.gpu.sm)
     settings = bounded_by_draft(request, settings)
     check_load(request, settings.max_model_len)
     pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
     capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    tiers.check(args, request.release, pool, settings.prefix_caching)
     low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
         low = high = capacity.num_blocks
@@ -238,6 +240,7 @@ def started(request: Request) -> Sized:
         (low / capacity.blocks_per_request, high / capacity.blocks_per_request), kv_cache,
         (
             *start_notes(request, settings, capacity, stages[capacity.stage]),
+            *connectors.notes(spec, args, request.release),
             *draft_notes(request, settings),
             *prefix_notes(request.load.shared_prefix, settings, pool),
         ),

@@ -20,6 +20,14 @@ def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
     return ChunkedAttention in spec.cache_kinds
 
 
+def _offloads(spec: ModelSpec, args: EngineArgs) -> bool:
+    return bool(args.kv_offloading_size) and args.kv_offloading_backend == "native"
+
+
+def _uses_lmcache(spec: ModelSpec, args: EngineArgs) -> bool:
+    return "LMCache" in (args.kv_transfer_config or "") or args.kv_offloading_backend == "lmcache"
+
+
 VARIABLES: Final[Mapping[str, Variable]] = {
     "VLLM_USE_V1": Variable(
         "vllm", "first_engine", "off", "0 runs the first engine, with its own batches and sampler",
@@ -60,5 +68,21 @@ VARIABLES: Final[Mapping[str, Variable]] = {
     "VLLM_PP_LAYER_PARTITION": Variable(
         "vllm", "", "text", "the layers of each pipeline stage", "vLLM 0.8.5 to 0.33 distributed/utils.py", (0, 6),
         None, _has_stages,
+    ),
+    "VLLM_USE_SIMPLE_KV_OFFLOAD": Variable(
+        "vllm", "", "on", "1 keeps --kv-offloading-size in SimpleCPUOffloadConnector; name it in --kv-transfer-config",
+        "vLLM 0.19 to 0.33 envs.py and config/vllm.py", (0, 19), None, _offloads,
+    ),
+    "LMCACHE_MAX_LOCAL_CPU_SIZE": Variable(
+        "vllm", "lmcache_max_local_cpu_size", "gib", "GiB of host memory that LMCache takes in each rank",
+        "LMCache's documentation (max_local_cpu_size)", (0, 8),
+    ),
+    "LMCACHE_CONFIG_FILE": Variable(
+        "vllm", "", "text", "a file of LMCache's settings, which is not read; write LMCACHE_MAX_LOCAL_CPU_SIZE",
+        "LMCache's documentation", (0, 8), None, _uses_lmcache,
+    ),
+    "LMCACHE_USE_LAYERWISE": Variable(
+        "vllm", "", "on", "true captures CUDA graphs in pieces alone", "vLLM 0.33 lmcache_connector.py", (0, 8), None,
+        _uses_lmcache, usual=("", "0", "false", "False"),
     ),
 }  # fmt: skip

@@ -1,0 +1,169 @@
+"""Host memory that vLLM's KV connectors keep blocks in.
+
+Source: vLLM 0.33 v1/kv_offload, v1/simple_kv_offload, distributed/kv_transfer/kv_connector/v1/offloading/config.py,
+re-derived; equal to the server's own classes on every case compared (tests/servers/test_connectors.py).
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.core.units import GIB, plural
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import Plan
+from kvplan.servers.releases import Version
+from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE, Connector, read
+from kvplan.servers.vllm.pool import Pool
+from kvplan.sizing.layout import cdiv
+
+PAGE: Final = 4096  # a chunk in the shared region is rounded up to pages of memory
+SIMPLE_BYTES: Final = 8 * GIB  # of SimpleCPUOffloadConnector where its config names none
+LMCACHE_BYTES: Final = 5 * GIB  # LMCache's max_local_cpu_size where nobody says another
+LMCACHE_CHUNK: Final = 256  # tokens that it keeps together
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Host memory that a connector keeps blocks in.
+
+    name    the connector's
+    size    bytes of a replica, all its ranks together
+    tokens  that it holds of requests of the full context
+    how     how the size comes about
+    """
+
+    name: str
+    size: int
+    tokens: int
+    how: str
+
+
+def of_plan(plan: Plan) -> Iterator[Tier]:
+    settings, capacity = plan.settings, plan.capacity
+    context, release = capacity.max_model_len, plan.request.release
+    yield from tiers(plan.request.args, release, plan.pool, context, caches=settings.prefix_caching)
+
+
+def check(args: EngineArgs, release: Version, pool: Pool, caches: bool) -> None:
+    """Refuse sizes that vLLM refuses."""
+    if args.kv_transfer_config is not None or args.kv_offloading_size:
+        deque(tiers(args, release, pool, 1, caches=caches), 0)
+
+
+def tiers(args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Iterator[Tier]:
+    """The host memory of each connector, of those whose own config says how much.
+
+    context  tokens of the longest request; caches: prefixes are cached
+    Raises UsageError for a size that vLLM refuses.
+    """
+    connector = read(args, release)
+    for part in connector.parts if connector is not None else ():
+        if part.name == NATIVE:
+            yield _native(part, args, release, pool, context, caches=caches)
+        elif part.name == SIMPLE and caches:
+            yield _simple(part, args, pool, context)
+        elif part.name == LMCACHE:
+            yield _lmcache(part, args, pool)
+
+
+def _native(part: Connector, args: EngineArgs, release: Version, pool: Pool, context: int, *, caches: bool) -> Tier:
+    """vLLM 0.33 v1/kv_offload/cpu/spec.py: chunks of some blocks of all ranks, rounded up to pages of memory; a latent
+    that every rank holds is kept once."""
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    kinds = {group.first.kind for group in pool.groups}
+    if "state" in kinds and len(kinds) > 1 and not caches:
+        raise UsageError(
+            part.option,
+            "tokens_per_block is not divisible by tokens_per_hash where states are not cached",
+            "Hybrid models need --enable-prefix-caching to align block sizes",
+        )
+    once = release.has("latents_offloaded_once") and is_replicated(pool, args)
+    each = chunk_blocks(part, [tokens for tokens, _ in reach(pool)])
+    bare = each * pool.stage_bytes[0] * (1 if once else ranks)
+    chunk = cdiv(bare, PAGE) * PAGE if release.has("offloaded_pages") else bare
+    asked = part.count("cpu_bytes_to_use") or 0
+    chunks = asked // chunk
+    copies = "kept once" if once else f"of {plural(ranks, 'rank')}"
+    how = f"{asked:,} B asked for, in chunks of {plural(each, 'block')} {copies}: {chunks:,} x {chunk:,} B"
+    shared = ", in /dev/shm" if release.has("offloaded_in_shm") else ", pinned"
+    return Tier(part.name, chunks * chunk, chunks * context // chunks_each(pool, context, each), how + shared)
+
+
+def _simple(part: Connector, args: EngineArgs, pool: Pool, context: int) -> Tier:
+    """vLLM 0.33 v1/simple_kv_offload/manager.py (_derive_cpu_config)."""
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    total = part.count("cpu_bytes_to_use")
+    each = part.count("cpu_bytes_to_use_per_rank")
+    room = each if each is not None else (SIMPLE_BYTES if total is None else total) // ranks
+    most = room // pool.stage_bytes[0]
+    stated = part.count("num_cpu_blocks")
+    if stated is not None and not 0 < stated <= most:
+        problem = f"num_cpu_blocks={stated} must be between 1 and local offload capacity {most}"
+        raise UsageError(part.option, problem, "use one of these")
+    blocks = max(1, most) if stated is None else stated
+    size = blocks * sum(pool.stage_bytes) * args.tensor_parallel_size
+    how = f"{blocks:,} blocks on each of {plural(ranks, 'rank')}, of {room:,} B each, pinned"
+    return Tier(part.name, size, blocks * context // chunks_each(pool, context, 1), how)
+
+
+def _lmcache(part: Connector, args: EngineArgs, pool: Pool) -> Tier:
+    """LMCache keeps its buffer in every rank's process (LMCache/LMCache#2901), of whole chunks."""
+    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    own = LMCACHE_BYTES if args.lmcache_max_local_cpu_size is None else args.lmcache_max_local_cpu_size
+    stated = part.extra.get("lmcache.max_local_cpu_size", own / GIB)
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 <= stated < 2**20:
+        problem = f"lmcache.max_local_cpu_size is not a number of GiB ({printable(str(stated), 40)!r})"
+        raise UsageError(part.option, problem, "write one")
+    size = int(stated * GIB)
+    chunk = sum(cdiv(LMCACHE_CHUNK, group.first.block_size) for group in pool.groups) * max(pool.stage_bytes)
+    how = f"{stated:g} GiB in each of {plural(ranks, 'rank')}, pinned; chunks of {LMCACHE_CHUNK} tokens"
+    return Tier(part.name, size * ranks, size // chunk * LMCACHE_CHUNK, how)
+
+
+def is_replicated(pool: Pool, args: EngineArgs) -> bool:
+    """Whether every rank holds the same bytes of each block (offloading/config.py, replicated_layout)."""
+    alone = args.pipeline_parallel_size == 1 and args.decode_context_parallel_size == 1
+    latent = all(spec.kind == "latent" for group in pool.groups for spec in group.specs)
+    return args.tensor_parallel_size > 1 and alone and latent
+
+
+def reach(pool: Pool) -> Iterator[tuple[int, int | None]]:
+    """Of each group whose prefixes are cached: tokens of a block on all ranks, and how far back attention reaches."""
+    for group in pool.groups:
+        first = group.first
+        if first.kind in ("ring", "cross"):
+            continue
+        sharded = 1 if first.kind == "state" else pool.dcp
+        yield first.block_size * sharded, 1 if first.kind == "state" else first.bound
+
+
+def chunks_each(pool: Pool, context: int, blocks: int) -> int:
+    """Chunks that a request of the full context takes in a tier (cpu/common.py, _kv_cache_size_tokens)."""
+    count = 0
+    for tokens, bound in reach(pool):
+        whole = cdiv(context, tokens * blocks)
+        count += whole if bound is None else min(whole, cdiv(bound, tokens * blocks))
+    return max(1, count)
+
+
+def chunk_blocks(connector: Connector, block_sizes: list[int]) -> int:
+    """Blocks of the GPU that go to the host together. Raises UsageError for a size that vLLM refuses."""
+    blocks = connector.count("blocks_per_chunk")
+    tokens = connector.count("block_size")
+    if tokens is None:
+        return blocks or 1
+    if len(set(block_sizes)) > 1:
+        raise UsageError(
+            connector.option, "block_size is given and the groups of the KV cache have several", "give blocks_per_chunk"
+        )
+    if not tokens or tokens % block_sizes[0]:
+        raise UsageError(
+            connector.option,
+            f"'block_size'={tokens} in kv_connector_extra_config must be a multiple of the GPU KV cache block size "
+            f"({block_sizes[0]} tokens)",
+            f"use {cdiv(max(1, tokens), block_sizes[0]) * block_sizes[0]}",
+        )
+    return tokens // block_sizes[0]
