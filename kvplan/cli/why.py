@@ -30,6 +30,7 @@ from kvplan.servers.base import failures_of_servers
 from kvplan.servers.engines import parse_engine
 
 AFTER_LOAD: Final = ("profile", "pool", "capture", "warmup", "serving")
+PREEMPTION: Final = "preemption"  # what is cured of a server that runs, and sends requests back
 COMMAND_SECONDS: Final = 120
 FIRST_LINES: Final = 20_000  # of a log that is followed: its start-up, and its end
 LAST_LINES: Final = 20_000
@@ -109,8 +110,9 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     named = next((name for name, own in failures_of_servers().items() if failure.cause in own.causes), None)
     server = failure.server or named or log.engine
     setup = Setup(options, failure, log, server)
-    request = setup.request() if failure.cause is not None else None
-    case = Case(server, failure.cause or "unknown", failure.figures, gpu_known=setup.gpu_known, args=shares_of(log),
+    cause = failure.cause or kind_of(failure)
+    request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
+    case = Case(server, cause, failure.figures, gpu_known=setup.gpu_known, args=shares_of(log),
         evidence=" ".join(each.text for each in failure.evidence),
     )  # fmt: skip
     base, anchor, differs = None, planning.Anchor({}), setup.problem
@@ -138,6 +140,13 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
         tuple(setup.missing),
         differs,
     )
+
+
+def kind_of(failure: Failure) -> str:
+    """What is cured where no cause is told."""
+    if failure.figures.preemptions:
+        return PREEMPTION
+    return planning.OUT_OF_MEMORY if failure.memory_question and failure.phase is None else "unknown"
 
 
 def shares_of(log: ServerLog) -> dict[str, float]:

@@ -19,6 +19,7 @@ from kvplan.measure.failure_words import (
     LONGEST_SENTENCE,
     parts_told,
     tells_of_a_kill,
+    tells_of_a_kv_check,
     tells_of_kv_dtype,
     tells_of_memory,
     tells_of_retraction,
@@ -272,7 +273,17 @@ class _Reading:
         if rank := self.text.rank(hit.line):
             above = [frame for frame in above if self.text.rank(frame.line) in (rank, "")]
         below = [frame for frame in frames[index : index + AFTER] if frame.line <= hit.line + AFTER]
-        return self._part_of(self._last_trace(above)) or self._part_of(below)
+        return self._part_of(self._last_trace(above)) or self._part_of_a_second_error(hit) or self._part_of(below)
+
+    def _part_of_a_second_error(self, hit: _Hit) -> _Part | None:
+        """By the error that was raised while this one was handled, where one part alone does so in these functions."""
+        for line in range(hit.line + 1, min(hit.line + NEAR, len(self.text.lines))):
+            if "During handling of the above exception" in self.text.lines[line]:
+                start = bisect_left(self._frame_starts, self.text.starts[line])
+                names = {frame.name for frame in self.text.frames[start : start + AFTER] if frame.line <= line + AFTER}
+                raised = (part for part, functions in self._own.raised_again.items() if functions & names)
+                return next((_Part(part, line) for part in raised), None)
+        return None
 
     def _last_trace(self, frames: list[Frame]) -> list[Frame]:
         """The frames since the last traceback's first line."""
@@ -365,6 +376,8 @@ class _Reading:
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
             if not unresolved and tells_of_the_host(line):
                 return _Hit(_WORDS, "host_memory_or_shm", start, index)
+            if tells_of_a_kv_check(line):
+                return _Hit(_WORDS, "kv_too_small_for_max_len", start, index, phase="pool")
             if tells_of_kv_dtype(line):
                 return _Hit(_WORDS, "kv_dtype_unsupported", start, index, phase="load")
             if of_memory is None and tells_of_memory(line):
@@ -379,6 +392,20 @@ class _Reading:
         cause, phase = self._cause_in(part)
         return (
             _Hit(_WORDS, cause, self.text.starts[of_memory], of_memory, phase=phase, proof=part.line) if cause else None
+        )
+
+    def _line_of_memory(self) -> int | None:
+        """Where somebody says that memory ran out."""
+        lines = enumerate(self.text.lines[:MOST_WORDS])
+        return next(
+            (
+                index
+                for index, line in lines
+                if len(line) <= LONGEST_SENTENCE
+                and tells_of_memory(line)
+                and not self.text.is_healthy(self.text.starts[index])
+            ),
+            None,
         )
 
     # --- the answer
@@ -446,6 +473,9 @@ class _Reading:
             return replace(nothing, outcome="failed", evidence=evidence, needs=(NEEDS_ABOVE,))
         if self._ready:
             return replace(nothing, outcome="started")
+        if (line := self._line_of_memory()) is not None:
+            evidence = (self.text.evidence(line),)
+            return replace(nothing, memory_question=True, evidence=evidence, needs=(NEEDS_TRACE, NEEDS_START))
         return replace(nothing, needs=(NEEDS_START if self.log else NEEDS_LOG,))
 
     @property

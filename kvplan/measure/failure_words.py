@@ -37,6 +37,10 @@ _RETRACT: Final = re.compile(
     r"(?i)(?:kv|cache|pool|request|decode)\b.{0,80}\bretract(?:s|ed|ion|ions|ing)?\b|"
     r"\bretract(?:s|ed|ion|ions|ing)?\b.{0,80}\b(?:request|kv|pool)"
 )
+_KV_CHECK: Final = re.compile(
+    r"(?i)\b(?:oom\w{0,3}|fail\w{0,3}|crash\w{0,3}|dies|stops?)\b.{0,30}\bkv[-_ ]?cache check\b|"
+    r"\bkv[-_ ]?cache check\b.{0,30}\b(?:fail|refus|oom)"
+)
 _FAILS: Final = r"(?:not support(?:ed)?|unsupported|n't support(?:ed)?|crash\w{0,3}|fails?)"
 _KV_DTYPE: Final = re.compile(
     rf"(?i){_FAILS}\b.{{0,60}}(?:kv[-_ ]cache[-_ ]dtype|fp8 kv[-_ ]?cache)|"
@@ -70,6 +74,11 @@ def tells_of_memory(line: str) -> bool:
 def tells_of_retraction(line: str) -> bool:
     """Whether a line says that requests were taken back for want of KV cache."""
     return _RETRACT.search(line) is not None
+
+
+def tells_of_a_kv_check(line: str) -> bool:
+    """Whether a line says that the server's check of the KV cache against one request failed."""
+    return _KV_CHECK.search(line) is not None
 
 
 def tells_of_kv_dtype(line: str) -> bool:

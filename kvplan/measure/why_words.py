@@ -30,9 +30,14 @@ def summary(failure: Failure) -> str:
 
 
 def unknown(name: str, failure: Failure) -> str:
+    if failure.figures.preemptions:
+        times = "once" if failure.figures.preemptions == 1 else f"{failure.figures.preemptions:,} times"
+        return f"{name} runs: the KV cache is full, and requests were sent back to be computed again, {times} so far."
     if failure.outcome == "started":
         return f"{name} started: the log shows no failure."
     stopped = {"failed": f"{name} did not start", "died": f"{name} stopped"}.get(failure.outcome)
+    if stopped is None and failure.memory_question:
+        return "The text says that memory ran out, but not during which part of start-up or serving."
     if stopped is None and failure.log is not None:
         return "The log shows no known failure, but ends before the server is ready."
     if stopped is None:

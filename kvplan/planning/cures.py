@@ -6,6 +6,7 @@ change, with the value that the line itself states if any, and says that nobody 
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor
@@ -263,6 +264,11 @@ class Search:
         made = self.anchor.plan(changed)
         return made if made is not None and made.fits else None
 
+    def holds(self, requests: int, context: int) -> bool:
+        """Whether so many requests of a context are held at once."""
+        made = self.answer({"max_model_len": context})
+        return made is not None and made.concurrency.max >= requests
+
     def with_context(self, args: Args) -> tuple[Args, Plan] | None:
         """These changes with the longest context, below the one asked for, that starts."""
         step = self.base.pool.block_size if self.base is not None else 16
@@ -375,6 +381,30 @@ def item_tokens(search: Search) -> Iterator[int]:
         yield search.case.figures.item_tokens
 
 
+def largest_share(search: Search) -> Iterator[float]:
+    """The largest share that leaves room for what else needs memory now and then."""
+    yield from reversed([share for share in shares_up(search) if share <= USUAL_SHARE])
+
+
+def held_seqs(search: Search) -> Iterator[int]:
+    """As many requests as the KV cache holds at their full length: none of them is ever sent back."""
+    most = 0 if search.base is None else floor(search.base.concurrency.max)
+    if 1 <= most < search.asked("max_num_seqs", 256):
+        yield most
+
+
+def held_contexts(search: Search) -> Iterator[int]:
+    """The longest context at which as many requests as ran at once are held."""
+    running, base = search.case.figures.running, search.base
+    if running is None or base is None or base.concurrency.max >= running:
+        return
+    block = base.pool.block_size
+    lengths = range(block, search.context, block)
+    index = bisect_left(lengths, True, key=lambda length: not search.holds(running, length))
+    if index and lengths[index - 1] > search.context // SHORTEST:
+        yield lengths[index - 1]
+
+
 def derived_contexts(search: Search) -> Iterator[int]:
     yield search.case.figures.derived_max_len or search.request.spec.max_model_len
 
@@ -462,10 +492,13 @@ HEADS = Move("tensor_parallel_size", fewer_ranks, "a number that divides the att
 MORE_HEADS = Move("tensor_parallel_size", next_ranks, "a number that divides the attention heads", "raise")
 GPUS = Move("tensor_parallel_size", ranks_of_gpus, "as many ranks as there are GPUs")
 HALF = Move("dtype", only("float16"), "a type that older GPUs compute in", "change")
-RETRACT = Move("max_num_seqs", fewer_seqs, "fewer requests at once: those that run are not sent back")
+RETRACT = Move("max_num_seqs", held_seqs, "none of them is sent back, and the others wait in the queue")
+MORE_KV = Move("share", largest_share, "a larger KV cache holds more requests", "raise")
+SHORT = Move("max_model_len", held_contexts, "as many as ran at once are held; longer requests are refused")
 SLOWER = Move("schedule_conservativeness", nothing, "above 1, requests are admitted more slowly", "raise")
 LORAS = Move("max_loras", fewer_loras, "fewer adapters at once take less memory")
 
+OUT_OF_MEMORY: Final = "out_of_memory"
 # Of each cause, or kind of a server's own ones, what helps, the best first.
 MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "kv_too_small_for_max_len": (CONTEXT, SHARE_UP, FP8, RANKS_UP, EAGER),
@@ -485,10 +518,14 @@ MOVES: Final[Mapping[str, tuple[Move, ...]]] = {
     "kv_dtype_unsupported": (KV_AUTO,),
     "quantization_mismatch": (WHOLE_BLOCKS,),
     "pool_after_weights": (SHARE_UP, RANKS_UP, FP8, QUANTIZED),
-    "oom_decode": (SHARE_UP, RETRACT, FP8, SLOWER),
+    "oom_decode": (MORE_KV, RETRACT, FP8, RANKS_UP, SHORT, SLOWER),
+    "preemption": (MORE_KV, RETRACT, FP8, RANKS_UP, SHORT),
     "oom_prefill": (BATCH, SHARE_DOWN, RANKS_UP),
     "oom_graphs": (SHARE_DOWN, GRAPH_BATCH, EAGER),
     "lora_memory": (LORAS, SHARE_DOWN),
+    # In a part of start-up that is not shown: what helps in most of them, and is turned the same way in all. The share
+    # is not: it is raised for want of KV cache, and lowered for want of memory beside it.
+    OUT_OF_MEMORY: (SEQS, EAGER, RANKS_UP, BATCH),
 }
 
 

@@ -12,6 +12,7 @@ ROWS = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora",
 
 
 RANKS = "tensor_parallel_size"
+NOTICED = ("max_num_seqs", "max_model_len")  # kinds of which the figures alone do not say what changes for users
 WITHOUT_FIGURES = ("host_memory_or_shm", "encoder_cache_too_small")  # causes of which no plan says more
 
 
@@ -37,7 +38,7 @@ def evidence_lines(doc: DiagnosisDocument) -> list[Line]:
 
 def shortened(text: str, most: int = 180) -> str:
     """A line of a log without what stands before its error, cut to two lines of a screen."""
-    error = re.search(r"\b[\w.]*(?:Error|Exception)\b:? ", text)
+    error = re.search(r"\b(?:[\w.]+Error|[\w.]*Exception)\b:? ", text)
     text = text if error is None else text[error.start() :]
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -82,7 +83,8 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     lines: list[Line] = []
     if planned:
         lines.append(line("Fixes that start according to a plan, best first", "bold"))
-        lines += [line(f"  {number}. {cure_text(cure)}") for number, cure in enumerate(planned, 1)]
+        runs = doc["outcome"] == "started"
+        lines += [line(f"  {number}. {cure_text(cure, runs=runs)}") for number, cure in enumerate(planned, 1)]
     if others:
         title = "Other fixes (not checked with a plan)" if planned else "Fixes (not checked with a plan)"
         lines += [line()] if planned else []
@@ -94,8 +96,13 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     return lines
 
 
-def cure_text(cure: CureDocument) -> str:
-    """ "--max-model-len 34720: 1.01 users of 34,720 tokens" """
+def cure_text(cure: CureDocument, *, runs: bool = False) -> str:
+    """ "--max-model-len 34720: 1.01 users of 34,720 tokens"; of a server that runs, what users notice as well."""
+    text = effect_text(cure)
+    return f"{text}; {cure['text']}" if runs and cure["effect"] and cure["kind"] in NOTICED else text
+
+
+def effect_text(cure: CureDocument) -> str:
     if not cure["flags"]:
         return cure["text"]
     flags = " and ".join(printable(flag) for flag in cure["flags"])

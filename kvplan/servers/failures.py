@@ -98,6 +98,7 @@ class Figures:
     available_tokens: int | None = None
     retracted: int | None = None
     preemptions: int | None = None
+    running: int | None = None  # requests at once
     utilization: float | None = None
     mem_fraction: float | None = None
     gpu: str | None = None
@@ -210,6 +211,7 @@ class Failures:
     causes     causes of its own -> what the planner calls their kind
     processes  patterns of how its processes name themselves before a line, and of what they say of each other
     kinds      cause -> a pattern of messages that no table knows
+    raised_again  part of start-up -> functions below which it alone raises another error for the one that it caught
     """
 
     wordings: tuple[Wording, ...]
@@ -226,6 +228,7 @@ class Failures:
     causes: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[str, ...] = ()
     kinds: Mapping[Cause, str] = field(default_factory=dict)
+    raised_again: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 # Parts that a table of frames names as their cause.

@@ -196,5 +196,6 @@ FAILURES: Final = Failures(
         "sglang_cuda_graph_failed": "oom_graphs",
     },
     processes=PROCESSES,
+    raised_again={"capture": frozenset({"init_model_worker", "init_tp_model_worker", "TpModelWorker"})},
     kinds={"sglang_not_enough_memory": r"(?:increase|raise|larger).{0,20}--mem-fraction-static"},
 )

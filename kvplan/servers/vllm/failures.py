@@ -217,8 +217,8 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         fatal=False,
     ),
     Wording(
-        None, "Preemptions: ", "0.14-0.33", "vLLM v1/metrics/loggers.py", (r"Preemptions: <preemptions>",),
-        phase="serving", strength="hint", fatal=False,
+        None, "Preemptions: ", "0.14-0.33", "vLLM v1/metrics/loggers.py",
+        (r"Preemptions: <preemptions>", r"Running: <running> reqs"), phase="serving", strength="hint", fatal=False,
     ),
 )  # fmt: skip
 
