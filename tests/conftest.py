@@ -3,9 +3,11 @@
 import difflib
 import faulthandler
 import gc
+import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,33 +24,43 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 # Every run repeats the same examples, so a red run is red for everyone: few in plain runs, many in `make test-full`.
 # `--hypothesis-profile new` draws others.
-settings.register_profile("plain", max_examples=25, derandomize=True, deadline=None)
-settings.register_profile("full", max_examples=200, derandomize=True, deadline=None)
+settings.register_profile("plain", max_examples=15, derandomize=True, deadline=None)
+settings.register_profile("full", max_examples=120, derandomize=True, deadline=None)
 settings.register_profile("new", max_examples=200, deadline=None)
 settings.load_profile("plain")
 
 # No test asserts seconds. One that hangs ends its process, which prints where; the slowest takes a few minutes.
 HANG_S = 3600
+REARM_S = 60  # each arming starts a thread and waits for the last one, so not at every test
 STDERR = pytest.StashKey[int]()
+armed_s = -math.inf
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # before each test's output is captured
 
 
+def pytest_collectstart() -> None:
+    gc.disable()  # of what is collected nothing goes away
+
+
+def pytest_unconfigure() -> None:
+    faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     gc.collect()
+    gc.enable()
     gc.freeze()  # the modules and tests, which stay: else every engine that is made looks through all of them again
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANG_S, exit=True, file=item.config.stash[STDERR])
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    global armed_s
+    if time.monotonic() - armed_s > REARM_S:
+        armed_s = time.monotonic()
+        faulthandler.dump_traceback_later(HANG_S, exit=True, file=item.config.stash[STDERR])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

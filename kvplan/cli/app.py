@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, Final
 
@@ -174,6 +175,7 @@ def top(
     """Plan GPU memory for LLM serving: how many users fit, and why."""
 
 
+@cache  # a process that answers several lines builds it once
 def application(wanted: str | None = None) -> Any:
     """The command tree; help as plain text, so that rich is loaded only where a table is printed.
 

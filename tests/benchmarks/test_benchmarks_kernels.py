@@ -209,6 +209,7 @@ def test_keys_are_turned_before_they_are_stored() -> None:
     assert float(stored[1, 5]) == pytest.approx(float(turned), abs=1e-6)
 
 
+@pytest.mark.full
 def test_triton_kernels_are_called_as_they_want_to_be() -> None:
     """All small cases through the launchers, in the interpreter and so in a process of its own."""
     code = """

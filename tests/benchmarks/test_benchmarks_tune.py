@@ -397,6 +397,7 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
         os.kill(int(path.read_text()), 0)
 
 
+@pytest.mark.full
 def test_it_tunes_in_the_interpreter_and_the_engine_reads_none_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from kvplan.cli import estimate as estimating
 from kvplan.report.lines import line, write
 from tests.support.cli import Run, config_file, refused
 from tests.support.cli import run as run  # the fixture
+from tests.support.parts import paired
 
 ROOT = Path(__file__).resolve().parents[2]
 FIT = ("estimate", "llama-3.1-8b", "--ctx", "32k", "--gpu", "a100-80g")
@@ -49,8 +50,9 @@ def finish(running: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
-@pytest.mark.parametrize("form", ["json", "junit", "sarif", "markdown", "github"])
+@pytest.mark.parametrize(
+    ("form", "encoding"), paired(["json", "junit", "sarif", "markdown", "github"], ["latin-1", "ascii", "utf-8"])
+)
 def test_machine_formats_are_utf_8_whatever_the_locale(tmp_path: Path, form: str, encoding: str) -> None:
     """A model that does not fit, waived for a reason that no ASCII has and only some of which Latin-1 has."""
     reason = "Größe geprüft — 東京"

@@ -420,7 +420,7 @@ class LongRuns(Runs):
     """The same for longer: a thousand runs, each of many steps."""
 
 
-Runs.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Runs.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestRuns = Runs.TestCase
-LongRuns.TestCase.settings = settings(max_examples=1_000, stateful_step_count=120, deadline=None)
+LongRuns.TestCase.settings = settings(max_examples=400, stateful_step_count=120, deadline=None)
 TestLongRuns = pytest.mark.full(LongRuns.TestCase)

@@ -21,6 +21,7 @@ from engine.scheduler import Batch
 from engine.sequence import Sequence
 from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UnsupportedModelError, UsageError
+from tests.support.parts import paired, some
 from tests.support.small_engines import engine_for, faults, greedy, poison, random_tokens, run_dry, saved_model
 
 NUM_TOKENS = 12
@@ -176,13 +177,13 @@ def check_load(family: str, load: dict[str, Any]) -> None:
     assert engine.stats().num_used_blocks == 0
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(load=LOADS)
 def test_any_load_on_any_pool_comes_to_its_end(load: dict[str, Any]) -> None:
     check_load("llama", load)
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(load=LOADS)
 def test_any_load_of_a_hybrid_model_comes_to_its_end(load: dict[str, Any]) -> None:
     check_load("qwen2_window", load)
@@ -191,7 +192,7 @@ def test_any_load_of_a_hybrid_model_comes_to_its_end(load: dict[str, Any]) -> No
 @pytest.mark.full
 @pytest.mark.parametrize("family", ["llama", "qwen2_window", "gemma3_text", "gpt_oss", "deepseek_v3", "mixtral"])
 def test_many_loads_of_every_kind_come_to_their_end(family: str) -> None:
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     @given(load=LOADS)
     def check(load: dict[str, Any]) -> None:
         check_load(family, load)
@@ -202,8 +203,10 @@ def test_many_loads_of_every_kind_come_to_their_end(family: str) -> None:
 # --- logits that are no numbers ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("allocator", ["paged", "contiguous"])
-@pytest.mark.parametrize("family", ["llama", "qwen2_window", "gpt_oss", "deepseek_v3", "mixtral"])
+@pytest.mark.parametrize(
+    ("family", "allocator"),
+    paired(["llama", "qwen2_window", "gpt_oss", "deepseek_v3", "mixtral"], ["paged", "contiguous"]),
+)
 def test_a_request_whose_logits_are_nan_fails_alone(family: str, allocator: str) -> None:
     engine = engine_for(family, allocator=allocator, max_num_batched_tokens=32)
     poison(engine, POISON)
@@ -255,8 +258,11 @@ def test_a_prefix_that_others_share_with_a_request_with_nan_stays_shared() -> No
     assert engine.generate([*prefix, 9], greedy(1))[0].num_cached_tokens == 32
 
 
+ORDERS = list(permutations(("bad", "worse", "a", "b")))
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["one step at a time", "overlapped"])
-@pytest.mark.parametrize("order", list(permutations(("bad", "worse", "a", "b"))), ids=" ".join)
+@pytest.mark.parametrize("order", some(ORDERS, ORDERS[::5]), ids=" ".join)  # each of them first at least once
 def test_nan_of_the_same_step_stays_with_its_request_whoever_comes_first(
     order: tuple[str, ...], is_async: bool
 ) -> None:

@@ -34,7 +34,8 @@ def interpreted(*models: str, kv_dtype: str = "auto") -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     "models",
     [
-        pytest.param(("llama", "llama,graphs", "gemma2"), id="plain and windows"),
+        pytest.param(("llama,graphs", "gemma2"), id="graphs and windows"),
+        pytest.param(("llama",), id="plain", marks=pytest.mark.full),
         pytest.param(("deepseek_v3", "deepseek_v3,graphs"), id="latents", marks=pytest.mark.full),
         pytest.param(("gemma2", "gemma2,graphs"), id="windows on graphs", marks=pytest.mark.full),
         *(pytest.param((family,), id=family, marks=pytest.mark.full) for family in SLOW),
@@ -61,6 +62,7 @@ def test_triton_without_a_gpu_and_without_the_interpreter_is_refused(monkeypatch
         engine_kernels.load(EngineConfig(backend="triton").backend, "cpu")
 
 
+@pytest.mark.full
 def test_shapes_without_a_tile_are_refused_before_anything_is_loaded() -> None:
     code = """
 import sys

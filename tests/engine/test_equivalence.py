@@ -12,6 +12,7 @@ from engine.request import RequestOutput
 from engine.sampler import SampledTokens
 from engine.step import step_tensors
 from tests.support import small_models
+from tests.support.parts import paired, some
 from tests.support.small_engines import (
     FAMILIES,
     ROUNDING,
@@ -26,6 +27,7 @@ from tests.support.small_engines import (
 
 LENS = (5, 17, 33, 50)  # prompts; none is a whole number of blocks
 NUM_TOKENS = 24
+EVEN, ODD = FAMILIES[::2], FAMILIES[1::2]  # the half that a test has in every run; `make test-full` has both
 
 
 # --- equivalences: each against one forward pass of transformers over the whole text ------------------------------
@@ -39,8 +41,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "how"), paired(FAMILIES, HOW))
 def test_tokens_do_not_depend_on_how_they_are_computed(family: str, how: str) -> None:
     engine = engine_for(family, **HOW[how])
     outputs = engine.generate(random_tokens(*LENS), greedy(NUM_TOKENS))
@@ -48,8 +49,7 @@ def test_tokens_do_not_depend_on_how_they_are_computed(family: str, how: str) ->
     assert engine.stats().num_preemptions == 0
 
 
-@pytest.mark.parametrize("allocator", ["paged", "contiguous"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "allocator"), paired(FAMILIES, ["paged", "contiguous"]))
 def test_a_request_that_was_preempted_gives_the_same_tokens(family: str, allocator: str) -> None:
     engine = engine_for(family, allocator=allocator, enable_prefix_caching=False, max_num_batched_tokens=16)
     ids = [engine.add_request(prompt, greedy(NUM_TOKENS)) for prompt in random_tokens(*LENS)]
@@ -64,7 +64,7 @@ def test_a_request_that_was_preempted_gives_the_same_tokens(family: str, allocat
     assert faults(family, [outputs[request_id] for request_id in ids], NUM_TOKENS) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, EVEN))
 def test_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens(family: str) -> None:
     num_groups = len(engine_for(family).runner.groups)
     # Six prompts take 6 * 3 blocks of each group's 20 and are all admitted; with their answers they want 6 * 9, or in
@@ -75,7 +75,7 @@ def test_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens(family: str
     assert faults(family, outputs, NUM_TOKENS) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, ODD))
 def test_a_prefix_found_in_the_cache_gives_the_same_tokens(family: str) -> None:
     engine = engine_for(family)
     shared, *ends = random_tokens(42, 3, 5, 7, 9)
@@ -87,7 +87,7 @@ def test_a_prefix_found_in_the_cache_gives_the_same_tokens(family: str) -> None:
     assert faults(family, outputs, NUM_TOKENS) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, EVEN))
 def test_a_prefix_shared_within_one_step_gives_the_same_tokens(family: str) -> None:
     engine = engine_for(family, max_num_batched_tokens=256)
     shared, *ends = random_tokens(30, 3, 5, 7)
@@ -95,7 +95,7 @@ def test_a_prefix_shared_within_one_step_gives_the_same_tokens(family: str) -> N
     assert faults(family, outputs, NUM_TOKENS) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some(FAMILIES, ODD))
 def test_decode_steps_replayed_in_larger_graphs_are_the_same_and_write_nothing_else(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from engine.kernels import fp8, torch_backend, triton_backend
 from kvplan.core.errors import EnvironmentProblem
-from tests.support.interpreter_cases import CASES, FULL_CASES
+from tests.support.interpreter_cases import CASES, FULL_CASES, IN_EVERY_RUN
 from tests.support.line_process import LineProcess
+from tests.support.parts import some
 
 ENV = {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}  # exp2 of a large number is meant to be infinite
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -42,7 +43,7 @@ def check(interpreter: LineProcess, case: str) -> None:
     assert verdict.error <= verdict.tolerance
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, IN_EVERY_RUN))
 def test_a_kernel_agrees_with_float64(interpreter: LineProcess, case: str) -> None:
     check(interpreter, case)
 
@@ -246,6 +247,7 @@ def test_a_gpu_without_float8_or_without_tiles_is_refused_by_number(monkeypatch:
         triton_backend.unsupported(128, 4, 16, BF16)
 
 
+@pytest.mark.full
 def test_the_reference_loads_no_triton() -> None:
     code = "import sys, tests.support.kernel_reference; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=900, check=False).returncode == 0

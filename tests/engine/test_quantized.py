@@ -39,6 +39,7 @@ from kvplan.models.spec import Quantization, Scheme
 from kvplan.servers.bundled.rules import EngineInputs, predict
 from tests.support import kernel_reference as reference
 from tests.support import small_models
+from tests.support.parts import paired
 from tests.support.small_engines import ROUNDING, engine_for, greedy, random_tokens, saved_model
 
 WHOLE = "model.safetensors"
@@ -98,10 +99,12 @@ def four_bits(
 
 def words(nibbles: Callable[[int, int, int], int], rows: int, columns: int) -> torch.Tensor:
     """int32 [rows, columns] of which nibble i, from the lowest, is nibbles(row, column, i)."""
-    found = torch.zeros(rows, columns, dtype=torch.int64)
-    for row in range(rows):
-        for column in range(columns):
-            found[row, column] = sum(nibbles(row, column, i) << (4 * i) for i in range(8))
+    found = torch.tensor(
+        [
+            [sum(nibbles(row, column, i) << (4 * i) for i in range(8)) for column in range(columns)]
+            for row in range(rows)
+        ]
+    )
     return torch.where(found >= 2**31, found - 2**32, found).to(torch.int32)
 
 
@@ -241,8 +244,7 @@ def meant_by_transformers(name: str, family: str) -> Any:
     return small_models.load_reference(checkpoint(name, family)[1])
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("family", ["llama", "llama_bias", "qwen3"])
+@pytest.mark.parametrize(("family", "name"), paired(["llama", "llama_bias", "qwen3"], FORMATS))
 def test_a_quantised_model_is_the_float_model_of_its_weights(name: str, family: str) -> None:
     engine = engine_for(checkpoint(name, family)[0])
     (text,) = random_tokens(40)
@@ -802,6 +804,7 @@ def test_layers_multiply_by_the_triton_kernels_alike() -> None:
     assert {name: far for name, far in differences.items() if not far < 1e-5} == {}
 
 
+@pytest.mark.full
 def test_nan_stays_nan_on_the_way_to_fp8() -> None:
     """On a GPU a minimum drops it unless told; the interpreter's never does, so what is compiled is read."""
     command = [sys.executable, "-m", "tests.support.quantized_run", "--ptx", "90"]

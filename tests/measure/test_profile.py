@@ -352,7 +352,7 @@ def serving(folder: Path) -> "subprocess.Popen[str]":
     ("end", "code", "cause"),
     [
         (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "terminated"),
+        pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.full),
         (signal.SIGKILL, -signal.SIGKILL, None),
     ],
     ids=["SIGINT", "SIGTERM", "SIGKILL"],
@@ -616,6 +616,7 @@ def test_weights_without_safetensors_are_refused(tmp_path: Path, run: Run) -> No
 # --- ranks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_one_of_two_ranks_keeps_the_run(tmp_path: Path) -> None:
     model = model_directory(tmp_path / "model")
     options = (

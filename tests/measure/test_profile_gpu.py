@@ -197,7 +197,10 @@ run()
 
 @pytest.mark.parametrize(
     ("program", "stage", "status"),
-    [(HANG_IN_A_STEP, "prefill", "partial"), (HANG_IN_THE_START, "weights", "failed")],
+    [
+        pytest.param(HANG_IN_A_STEP, "prefill", "partial", marks=pytest.mark.full),
+        (HANG_IN_THE_START, "weights", "failed"),
+    ],
     ids=["in a step", "in the start"],
 )
 def test_what_never_returns_is_given_up(program: str, stage: str, status: str, tmp_path: Path) -> None:

@@ -139,9 +139,11 @@ def test_a_grid_for_another_process_makes_the_same_rows() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full), (signal.SIGKILL, -9),
+])  # fmt: skip
 def test_no_process_is_left_behind(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    contexts = ",".join(str(1024 + i) for i in range(4_000))
+    contexts = ",".join(str(1024 + i) for i in range(1_000))
     seqs = ",".join(str(8 + i) for i in range(25))
     words = ["sweep", "llama-3.1-8b", "--gpu", "h200", "--ctx", contexts, "--max-num-seqs", seqs]
     line = "import sys; from kvplan.cli.main import run; run()"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvplan.cli.check import checked
 from kvplan.core.errors import KvplanError
 from kvplan.policy.result import CheckResult, Figures
+from tests.support.parts import some
 from tests.support.policies import EXAMPLE
 
 WHOLE: dict[str, Any] = {
@@ -144,7 +145,7 @@ FILLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("fill", some(FILLS, ("letters", "flags", "pattern", "lognormal")))
 def test_every_field_may_be_as_long_as_a_file_and_is_refused_in_a_short_line(tmp_path: Path, fill: str) -> None:
     """`answer` checks the length of the message."""
     loose = [place for place in paths(WHOLE) if not isinstance(value_at(place), dict | list)]
@@ -163,7 +164,7 @@ def value_at(place: tuple[Any, ...]) -> Any:
     return value
 
 
-@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("fill", some(FILLS, ("digits", "command", "folders", "list")))
 def test_every_field_of_a_thousand_characters_is_judged_or_refused(tmp_path: Path, fill: str) -> None:
     for place in paths(WHOLE):
         top = copy.deepcopy(WHOLE)
@@ -172,7 +173,7 @@ def test_every_field_of_a_thousand_characters_is_judged_or_refused(tmp_path: Pat
 
 
 def test_a_file_full_of_targets_waivers_or_arguments_is_judged_or_refused(tmp_path: Path) -> None:
-    many = {"version": 1, "defaults": {"model": "llama-3.1-8b", "gpu": "l4", "rules": {"min_concurrency": 999}}}
+    many = {"version": 1, "defaults": {"model": "llama-3.1-8b", "gpu": "h200", "rules": {"fits": True}}}
     ids = [{"id": f"t{i}"} for i in range(250)]
     waivers = [{"rule": f"t{i}*x/fits", "reason": "x", "expires": "2026-12-31"} for i in range(3700)]
     arguments = {"id": "a", "engine_arg": ["max_num_seqs=8"] * 13_000}

@@ -13,6 +13,7 @@ import pytest
 from kvplan.measure.rundir import load_run
 from kvplan.report.run_data import report_data
 from kvplan.report.run_html import report_html
+from tests.support.parts import paired
 from tests.support.recorded_runs import cpu_run, failed_run, gpu_run, killed_run
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -94,8 +95,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("scheme", DARK)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "scheme"), paired(SIZES, DARK))
 def test_the_page_fits_its_window_and_can_be_read(size: str, scheme: str, page: Path, tmp_path: Path) -> None:
     width, height = SIZES[size]
     html = page.read_text(encoding="utf-8")
@@ -114,8 +114,7 @@ def test_the_page_fits_its_window_and_can_be_read(size: str, scheme: str, page: 
     assert is_dark == (scheme == "dark")
 
 
-@pytest.mark.parametrize("scheme", DARK)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "scheme"), paired(SIZES, DARK))
 def test_the_page_as_it_is_written_opens_without_a_complaint(
     size: str, scheme: str, page: Path, tmp_path: Path
 ) -> None:

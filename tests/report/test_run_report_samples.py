@@ -21,6 +21,7 @@ from kvplan.report.run_record import number
 from kvplan.report.run_sentences import words_in
 from kvplan.report.run_tables import run_table
 from kvplan.report.run_text import shapes
+from tests.support.parts import some
 from tests.support.recorded_runs import (
     CPU_INPUTS,
     CPU_MEMORY,
@@ -171,7 +172,7 @@ def test_a_figure_of_one_width_is_seen_on_every_page(tmp_path: Path, monkeypatch
 ODD = [None, "12", [1], {"a": 1}, True, 1e308, -1e308, 10**400, float("nan"), float("inf")]
 
 
-@pytest.mark.parametrize("odd", ODD, ids=lambda odd: f"{odd!r:.12}")
+@pytest.mark.parametrize("odd", some(ODD, [ODD[0], ODD[5], ODD[8]]), ids=lambda odd: f"{odd!r:.12}")
 def test_odd_figures_in_samples_are_left_out(odd: Any, tmp_path: Path) -> None:
     path = cpu_run(tmp_path / "cpu")
     lines = (path / "samples.jsonl").read_text(encoding="utf-8").splitlines()

@@ -4,6 +4,7 @@ A case names everything about its inputs; interpreter_run.py builds and judges t
 triton, so that the tests can list the cases.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, product
 from typing import Literal
@@ -410,5 +411,17 @@ def _every_combination() -> list[Case]:
     ]
 
 
+def covering(cases: Iterable[Case]) -> Iterator[Case]:
+    """Of each kind, in order, the cases with a feature that no case before had; all sizes but the default are alike."""
+    seen: set[tuple[type, str, object]] = set()
+    for case in cases:
+        told = [(f, getattr(case, f.name)) for f in fields(case) if f.name not in ("lens", "queries")]
+        features = {(type(case), f.name, value if isinstance(value, str) else value == f.default) for f, value in told}
+        if not features <= seen:
+            yield case
+        seen |= features
+
+
 CASES: dict[str, Case] = {case_id(case): case for case in (*_decode(), *_prefill(), *_others())}
+IN_EVERY_RUN = frozenset(map(case_id, covering(CASES.values())))
 FULL_CASES: dict[str, Case] = {case_id(case): case for case in _every_combination()}
