@@ -126,7 +126,7 @@ def users_range(doc: PlanDocument) -> str:
     return f"{low:,}-{high:,}" if low != high else f"{low:,}"
 
 
-STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back")  # of plan.refusal
+STARTS = ("free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item")  # of plan.refusal
 
 
 def start_refusal(doc: PlanDocument) -> Refusal | None:

@@ -331,8 +331,22 @@ class EngineArgs:
     language_model_only: Annotated[bool, Argument("flag", "Serve text only: do not load the vision encoder.")] = False
     limit_mm_per_prompt: Annotated[
         str | None,
-        Argument("limits", 'Maximum items per prompt: image=0,video=0 or {"image": 0}.', "LIMITS"),
+        Argument(
+            "limits",
+            'Maximum items per prompt: image=0,video=0 or {"image": {"count": 2, "width": 512}}.',
+            "LIMITS",
+        ),
     ] = None
+    mm_processor_kwargs: Annotated[
+        str | None,
+        Argument("json", 'Settings of the image processor: {"max_pixels": 1003520}.', "JSON"),
+    ] = None
+    disable_chunked_mm_input: Annotated[bool, Argument("flag", "Compute every image, video or sound in one step.")] = (
+        False
+    )
+    skip_mm_profiling: Annotated[
+        bool, Argument("flag", "Leave the encoder out of the profiling run: its peak is not set aside.")
+    ] = False
     mm_encoder_tp_mode: Annotated[
         Literal["weights", "data"],
         Argument(
@@ -608,50 +622,114 @@ MOST_JSON: Final = 20_000  # characters; no server takes a config of so many
 
 
 def json_object(text: str, option: str) -> str:
-    """A JSON object as one line of text, as json.dumps writes it; dotted flags add up to one."""
+    """A JSON object as one line of text, as json.dumps writes it, also of what a log has; dotted flags add up to one."""
     import json
 
-    try:
-        parsed = json.loads(text) if len(text) <= MOST_JSON else None
-    except (ValueError, RecursionError):
-        parsed = None
+    parsed = None
+    for candidate in (text, pythonic(text)) if len(text) <= MOST_JSON else ():
+        try:
+            parsed = json.loads(candidate)
+            break
+        except (ValueError, RecursionError):
+            continue
     if not isinstance(parsed, dict):
         raise UsageError(option, f"is not a JSON object ({printable(text, 60)!r})", "write {...}, quoted with '...'")
     return json.dumps(parsed)
 
 
+def pythonic(text: str) -> str:
+    """JSON of what a log has in Python's words."""
+    words = {"True": "true", "False": "false", "None": "null"}
+    return re.sub(r"\b(True|False|None)\b", lambda match: words[match[0]], text.replace("'", '"'))
+
+
 NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many items of an input a prompt may have, and the largest that the profiling run makes; None: unlimited.
+
+    length  samples of a sound
+    """
+
+    count: int = NO_LIMIT
+    width: int | None = None
+    height: int | None = None
+    num_frames: int | None = None
+    length: int | None = None
+
+    @property
+    def document(self) -> Any:
+        """The count alone, or an object of what is said."""
+        sizes = {name: value for name in SIZES if (value := getattr(self, name)) is not None}
+        return {"count": self.count, **sizes} if sizes else self.count
+
+
+SIZES: Final = ("width", "height", "num_frames", "length")
+SIZES_OF: Final = {"image": SIZES[:2], "video": SIZES[:3], "audio": SIZES[3:]}  # vLLM 0.33 config/multimodal.py
+
+
 def limits(text: str, option: str) -> str | None:
-    """Items of each input that a prompt may have, as "image=2,video=0"; None for an object that names none.
+    """Items of each input that a prompt may have, as "image=2,video=0" or, with sizes, as JSON; None where none is.
 
     vLLM takes a JSON object, whose values are counts or options with a count; its older releases took this form, and
     its log has Python's.
     """
     import json
 
-    pairs: dict[str, Any]
+    pairs = limit_pairs(text)
+    read = {name: limit_of(name, value) for name, value in pairs.items()}
+    if None in read.values():
+        raise UsageError(
+            option,
+            f"is not a list of counts ({printable(text, 60)!r})",
+            'write image=0,video=0, {"image": 0} or {"video": {"count": 1, "num_frames": 32}}',
+        )
+    documents = {name: limit.document for name, limit in read.items() if limit is not None}
+    if any(isinstance(value, dict) for value in documents.values()):
+        return json.dumps(documents, separators=(",", ":"))
+    return ",".join(f"{name}={count}" for name, count in documents.items()) or None
+
+
+def limit_pairs(text: str) -> dict[str, Any]:
+    """Input -> what stands for it; an impossible pair where the text is no list of limits."""
+    import json
+
     if text.lstrip().startswith("{"):
         try:
             parsed = json.loads(text.replace("'", '"'))
         except (ValueError, RecursionError):
             parsed = None
-        pairs = parsed if isinstance(parsed, dict) else {"": None}
-        pairs = {
-            name: value.get("count", NO_LIMIT) if isinstance(value, dict) else value for name, value in pairs.items()
-        }
-    else:
-        pairs = {
-            name.strip(): int(count) if re.fullmatch(r"\s*[0-9]{1,6}\s*", count) else None
-            for name, _, count in (pair.partition("=") for pair in text.split(","))
-        }
-    for name, count in pairs.items():
-        counted = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**6
-        if not counted or not re.fullmatch(r"[a-z_]{1,30}", name):
-            raise UsageError(
-                option,
-                f"is not a list of counts ({printable(text, 60)!r})",
-                'write image=0,video=0 or {"image": 0}',
-            )
-    return ",".join(f"{name}={count}" for name, count in pairs.items()) or None
+        return parsed if isinstance(parsed, dict) else {"": None}
+    return {
+        name.strip(): int(count) if re.fullmatch(r"\s*[0-9]{1,6}\s*", count) else None
+        for name, _, count in (pair.partition("=") for pair in text.split(","))
+    }
+
+
+def limit_of(name: str, value: Any) -> Limit | None:
+    """One limit; None for what vLLM would not read."""
+    options = value if isinstance(value, dict) else {"count": value}
+    if not re.fullmatch(r"[a-z_]{1,30}", name) or not {*options} <= {"count", *SIZES_OF.get(name, ())}:
+        return None
+    numbers = {option: number for option, number in options.items() if number is not None}
+    for option, number in numbers.items():
+        least, beyond = (0, 10**6) if option == "count" else (1, 10**9)
+        if type(number) is not int or not least <= number < beyond:
+            return None
+    return Limit(**numbers) if numbers or isinstance(value, dict) else None
+
+
+def limits_of(text: str | None) -> dict[str, Limit]:
+    """The limits that EngineArgs holds."""
+    read = {name: limit_of(name, value) for name, value in limit_pairs(text).items()} if text else {}
+    return {name: limit for name, limit in read.items() if limit is not None}
+
+
+def processor_kwargs(text: str | None) -> dict[str, Any]:
+    """The processor's settings that EngineArgs holds."""
+    import json
+
+    parsed = json.loads(text) if text else {}
+    return parsed if isinstance(parsed, dict) else {}

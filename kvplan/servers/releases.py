@@ -75,6 +75,19 @@ CHANGES = {
         (0, 9), "memory that other processes hold does not count against the second engine's budget; before, it did",
         "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.8.5, 0.9.2",
     ),
+    "items_by_batch": Change(
+        (0, 10), "the encoder is profiled with as many of the largest items as fit its budget; before, one more",
+        "vLLM v1/worker/utils.py, then multimodal/encoder_budget.py (MultiModalBudget)",
+        "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16 to 0.33",
+    ),
+    "padded_items": Change(
+        (0, 11), "the profile run keeps each item's output padded to the encoder's whole budget",
+        "vLLM v1/worker/gpu_model_runner.py (profile_run)", "0.10.2, 0.11, 0.14",
+    ),
+    "shorter_videos": Change(
+        (0, 11), "the largest video of Qwen2-VL and Qwen2.5-VL has 14 frames; before, 16",
+        "vLLM model_executor/models/qwen2_vl.py (_MAX_FRAMES_PER_VIDEO)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14 to 0.33",
+    ),
     "v1_only": Change(
         (0, 11), "the second engine on every GPU; sampling sorts again: 38 bytes a sequence and vocabulary entry",
         "release notes of 0.11; llm-d-benchmark on H100",
@@ -95,6 +108,18 @@ CHANGES = {
         (0, 14), "layers of chunked attention keep no more than the chunk; before, they are counted in full",
         "vLLM config/vllm.py and envs.py (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE, off until then)",
         "0.9.2, 0.10.2, 0.11, 0.14, 0.20",
+    ),
+    "items_as_they_are": Change(
+        (0, 14), "the profile run keeps the outputs of items as they are; from 0.11 on padded",
+        "vLLM v1/worker/gpu_model_runner.py (profile_run)", "0.11, 0.14, 0.16 to 0.33",
+    ),
+    "embeddings_counted": Change(
+        (0, 14), "an item counts its embeddings alone; from 0.10 on, what stands between them too",
+        "vLLM multimodal/profiling.py, then multimodal/encoder_budget.py", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16",
+    ),
+    "video_without_timestamps": Change(
+        (0, 14), "the largest video of Qwen3-VL counts its own tokens; before, 12.5 for each, with its timestamps",
+        "vLLM model_executor/models/qwen3_vl.py (get_max_video_tokens)", "0.11, 0.14, 0.16 to 0.33",
     ),
     "gpt_oss_graphs": Change(
         (0, 14), "graphs of up to 1,024 tokens for gpt-oss on every GPU",
@@ -170,6 +195,10 @@ CHANGES = {
     "tokens_by_concurrency": Change(
         (0, 21), '"GPU KV cache size" is concurrency x context; before, one group\'s blocks',
         "vllm-project/vllm#40691; vLLM v1/core/kv_cache_utils.py", "0.18 to 0.29",
+    ),
+    "chosen_items": Change(
+        (0, 21), "--mm-processor-kwargs and --limit-mm-per-prompt bound the largest image and video of Gemma 4",
+        "vLLM model_executor/models/gemma4_mm.py (get_mm_max_tokens_per_item)", "0.19 to 0.33",
     ),
     "override_before_fit": Change(
         (0, 21), "--num-gpu-blocks-override replaces the memory before auto-fit and the check that one request fits; "

@@ -21,7 +21,7 @@ class Refusal:
     deficit   bytes that are missing on each GPU
     """
 
-    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back"]
+    by: Literal["free_memory", "state_blocks", "stated_pool", "kept_back", "whole_item"]
     text: str
     argument: str
     values: tuple[float | int, ...]
@@ -70,6 +70,14 @@ def stated_pool(stated: int, room: int, most_room: int, argument: str, unit: int
     takes, left = format_apart(stated, max(0, room))
     text = f"the pool that was stated takes {takes}, and the rest leaves {left}"
     return Refusal("stated_pool", text, argument, (room // unit,) if room >= unit else (), stated - room)
+
+
+def whole_item(name: str, tokens: int, most: int) -> Refusal | None:
+    """vLLM starts only where a step has room for the largest image, video or sound that may not be split."""
+    if tokens <= most:
+        return None
+    text = f"the largest {name} takes {tokens:,} tokens, which one step computes, and a step has {most:,}"
+    return Refusal("whole_item", text, "max_num_batched_tokens", (tokens,), 0)
 
 
 def kept_back(fraction: float, kept: int, needed: int, usual: float | None) -> Refusal | None:

@@ -58,7 +58,7 @@ NO_EFFECT: Final = {
     "which request runs next; the pool is the same": """
         scheduling_policy scheduler_cls long_prefill_token_threshold long_prefill_token_threshold_adaptive!
         max_long_partial_prefills max_num_partial_prefills max_num_queued_reqs max_num_queued_tokens
-        scheduler_reserve_full_isl! prefill_schedule_interval disable_chunked_mm_input! prefix_caching_hash_algo
+        scheduler_reserve_full_isl! prefill_schedule_interval prefix_caching_hash_algo
         prefix_cache_retention_interval use_v2_block_manager! additional_config
     """,
     "processes and nodes": """
@@ -127,9 +127,8 @@ REFUSED: Final = {
         mamba_block_size mamba_cache_dtype=auto mamba_cache_mode=align|all use_replayssm!
     """,
     "changes how many tokens an image or video takes, which is not modeled; leave it out, or take --text-only": """
-        mm_processor_kwargs video_pruning_rate
+        video_pruning_rate
     """,
-    "leaves the encoder out of the profile run, which is not modeled; leave it out": "skip_mm_profiling!",
     "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
         mm_ipc_gpu_memory_gb=0 mm_processor_device=auto|cpu mm_device_do_normalize! mm_encoder_attn_dtype
     """,

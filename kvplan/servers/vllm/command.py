@@ -10,7 +10,13 @@ from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
-from kvplan.servers.arguments import ARGUMENTS, SHORT, limits, read_argument
+from kvplan.servers.arguments import (
+    ARGUMENTS,
+    SHORT,
+    limits,
+    limits_of,
+    read_argument,
+)
 from kvplan.servers.environment import CONTAINERS
 from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
 from kvplan.servers.shell import is_shell, names_server
@@ -224,10 +230,10 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
     plain, negated = plain_name(name)
     if plain in ARGUMENTS:
         take_argument(found, plain, values, option, negated=negated)
-    elif name.startswith("kv_transfer_config."):
-        connector_part(found, name, values, option)
     elif name.startswith("limit_mm_per_prompt."):
         limit_of(found, name, values, option)
+    elif "." in name and (row := ARGUMENTS.get(name.partition(".")[0])) is not None and row.kind == "json":
+        json_part(found, name, values, option)
     elif plain in ("model", "model_tag", "revision"):
         setattr(found, "revision" if plain == "revision" else "model", literal(one(values, option), flag))
     elif (other := OTHERS.get(plain.partition(".")[0])) is not None:
@@ -258,33 +264,38 @@ def take_argument(found: ServeCommand, name: str, values: list[str], option: str
 
 
 def limit_of(found: ServeCommand, name: str, values: list[str], option: str) -> None:
-    """Add what a dotted flag says (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.image.count 0)."""
-    modality, _, key = name.partition(".")[2].partition(".")
-    before = found.args.get("limit_mm_per_prompt") or ""
-    if key in ("", "count"):
-        added = limits(f"{modality}={one(values, option)}", option)
-        kept = [pair for pair in before.split(",") if pair and pair.partition("=")[0] != modality]
-        found.args["limit_mm_per_prompt"] = ",".join([*kept, added or ""])
-
-
-def connector_part(found: ServeCommand, name: str, values: list[str], option: str) -> None:
-    """Add what a dotted flag says (--kv-transfer-config.kv_connector NixlConnector)."""
+    """Add what a dotted flag says (--limit-mm-per-prompt.image 0, --limit-mm-per-prompt.video.num_frames 8)."""
     import json
 
-    config = json.loads(found.args.get("kv_transfer_config") or "{}")
-    inner, keys = config, name.split(".")[1:]
+    modality, _, key = name.partition(".")[2].partition(".")
+    before = {name: limit.document for name, limit in limits_of(found.args.get("limit_mm_per_prompt")).items()}
+    text = one(values, option)
+    value: Any = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else text
+    earlier = before.get(modality, {})
+    if key:
+        value = {**(earlier if isinstance(earlier, dict) else {"count": earlier}), key: value}
+    found.args["limit_mm_per_prompt"] = limits(json.dumps({**before, modality: value}), option)
+
+
+def json_part(found: ServeCommand, name: str, values: list[str], option: str) -> None:
+    """Add what a dotted flag says (--kv-transfer-config.kv_connector NixlConnector) to a JSON object."""
+    import json
+
+    argument, *keys = name.split(".")
+    config = json.loads(found.args.get(argument) or "{}")
+    inner = config
     for key in keys[:-1]:
         if not isinstance(inner, dict):
             break
         inner = inner.setdefault(key, {})
     if not isinstance(inner, dict) or not all(keys):
-        raise UsageError(option, "is not a part of a JSON object", "write the object behind --kv-transfer-config")
+        raise UsageError(option, "is not a part of a JSON object", f"write the object behind {flag_text(argument)}")
     text = literal(one(values, option), option.removeprefix("--from-command "))
     try:
         inner[keys[-1]] = json.loads(text)
     except (ValueError, RecursionError):
         inner[keys[-1]] = text
-    found.args["kv_transfer_config"] = json.dumps(config)
+    found.args[argument] = json.dumps(config)
 
 
 def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:

@@ -5,11 +5,10 @@ The one word that is not an integer is the context of an auto-fitted plan whose 
 
 import json
 
-from kvplan.servers.arguments import flag_words
+from kvplan.servers.arguments import flag_words, limits_of
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
-from kvplan.servers.vllm.rules import mm_limits
 
 
 def command(plan: Plan) -> list[str]:
@@ -18,13 +17,14 @@ def command(plan: Plan) -> list[str]:
     shares = args.kv_cache_memory_bytes is None or args.gpu_memory_utilization is not None
     knows_text_only = plan.request.release.has("language_model_only")
     text_only = args.language_model_only or (plan.request.spec.text_only and knows_text_only)
+    limits = {name: limit.document for name, limit in limits_of(args.limit_mm_per_prompt).items()}
     stated = {
         "max_model_len": _context(plan),
         "gpu_memory_utilization": settings.gpu_memory_utilization if shares else None,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "language_model_only": text_only or None,
-        "limit_mm_per_prompt": json.dumps(limits) if (limits := mm_limits(args)) else None,
+        "limit_mm_per_prompt": json.dumps(limits) if limits else None,
         "max_lora_rank": args.max_lora_rank if args.max_loras else None,
         "fully_sharded_loras": (args.max_loras > 0 and args.fully_sharded_loras) or None,
     }

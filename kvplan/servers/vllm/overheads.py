@@ -12,6 +12,7 @@ partly as weights (rotary tables) and partly as peak activation (MoE workspace).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -21,6 +22,7 @@ from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
 from kvplan.servers.releases import Version, since
+from kvplan.servers.vllm import encoder
 from kvplan.servers.vllm.rules import EngineArgs, Settings, scheme_kinds, takes_items
 from kvplan.sizing.allocator import weights_excess
 from kvplan.sizing.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
@@ -465,11 +467,86 @@ def activations(
         source, kind = FORWARD_SOURCE, "calibrated"
     if logits:
         formula += f" + {logits // MIB:,} MiB indexer logits"
-    if takes_items(spec, args, release) and (not settings.runner_v2 or release.has("runner_v2_encoder")):
-        encoder = ENCODER_COPIES * element * max(tokens, spec.item_tokens) * spec.hidden_size
-        likely, high = likely + encoder, high + encoder + ENCODER_HIGH
-        formula += f" + encoder outputs {encoder:,} B"
-    return Estimate(low, likely, high, formula, source, kind)
+    if not profiles_items(spec, settings, args, release) or (stage or 0) > 0:
+        return Estimate(low, likely, high, formula, source, kind)
+    return with_encoder(Estimate(low, likely, high, formula, source, kind), spec, settings, args, release)
+
+
+def profiles_items(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> bool:
+    """Whether the profile run has a batch of images, videos or sounds."""
+    runner = not settings.runner_v2 or release.has("runner_v2_encoder")
+    return takes_items(spec, args, release) and runner and not args.skip_mm_profiling
+
+
+def with_encoder(own: Estimate, spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Estimate:
+    """The peak with the encoder's: its largest batch runs first, and what it hands on stays beside the language model.
+
+    Source: vLLM 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py (profile_run).
+    """
+    element = element_bytes(settings)
+    batch = encoder.budget_of(spec, settings, args, release)
+    if batch is None:
+        outputs = ENCODER_COPIES * element * max(settings.max_num_batched_tokens, spec.item_tokens) * spec.hidden_size
+        return Estimate(
+            own.low, own.likely + outputs, own.high + outputs + ENCODER_HIGH,
+            f"{own.formula} + encoder outputs {outputs:,} B", own.source, own.kind,
+        )  # fmt: skip
+    padded = release.has("padded_items") and not release.has("items_as_they_are")
+    tokens = batch.batch * (batch.tokens if padded else batch.item.tokens)
+    outputs = element * tokens * (batch.item.width or spec.hidden_size)
+    patches = batch.batch * batch.item.patches
+    whole = args.mm_encoder_tp_mode == "data" and by_data(spec, batch.profiled)
+    if whole and args.tensor_parallel_size > 1:
+        patches = batch.item.patches * cdiv(batch.batch, args.tensor_parallel_size)
+    per_patch = tower_elements(spec, batch.profiled, 1 if whole else args.tensor_parallel_size)
+    tower = element * patches * per_patch
+    low, likely, high = (outputs + int(tower * factor) for factor in TOWER_RANGE)
+    shown = f"{batch.batch:,} {batch.profiled} items of {batch.item.tokens:,} tokens"
+    if likely >= own.likely + outputs:
+        formula = (
+            f"encoder of {shown}: {patches:,} patches x {per_patch:,} elements x {element} B x {TOWER_RANGE[1]} + "
+            f"outputs {outputs:,} B"
+        )
+        own = replace(own, formula=formula, source=TOWER_SOURCE, kind="formula")
+    else:
+        own = replace(own, formula=f"{own.formula} + encoder outputs {outputs:,} B of {shown}")
+    return replace(
+        own,
+        low=max(own.low + outputs, low),
+        likely=max(own.likely + outputs, likely),
+        high=max(own.high + outputs, high),
+    )
+
+
+def by_data(spec: ModelSpec, name: str) -> bool:
+    return any(weight.whole_by_data for weight in spec.other_weights if name in weight.serves)
+
+
+# What a tower's layer holds of a patch at once: its pixels, the residual, what a norm makes of it, the widest
+# projection and what an activation makes of that.
+TOWER_RANGE = (0.8, 1.0, 1.5)
+TOWER_SOURCE = f"vLLM 0.33 profile run; {EVIDENCE}encoder"
+
+
+@lru_cache(maxsize=1024)
+def tower_elements(spec: ModelSpec, name: str, tp: int) -> int:
+    """Elements of one patch that a rank of the tower of an input holds at the widest place of a layer."""
+    pixels = hidden = widest = inner = 0
+    for weight in spec.other_weights:
+        if name not in weight.serves:
+            continue
+        columns, rows = local_shape(weight, tp)
+        if "patch" in weight.name and weight.inputs > 1:
+            pixels = pixels or weight.inputs
+        elif ".layers." in weight.name and weight.inputs > 1:
+            if weight.name.endswith(NARROWING):
+                inner = max(inner, columns)
+            else:
+                hidden, widest = max(hidden, weight.inputs), max(widest, sum(rows))
+    return pixels + 2 * hidden + widest + inner
+
+
+NARROWING = ("down", "down_proj", "fc2", "ffw_layer_2")  # a layer's last matrix, whose inputs are the inner width
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------

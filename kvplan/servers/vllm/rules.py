@@ -21,7 +21,7 @@ from kvplan.models.spec import (
     WindowLatent,
 )
 from kvplan.servers.arguments import EngineArgs as EngineArgs
-from kvplan.servers.arguments import lacking
+from kvplan.servers.arguments import lacking, limits_of
 from kvplan.servers.releases import Version, since
 from kvplan.servers.vllm import backends as vllm_backends
 from kvplan.sizing.layout import KV_DTYPES
@@ -375,8 +375,7 @@ def resolve_kv_dtype(spec: ModelSpec, asked: str, dtype: str, sm: int) -> str:
 
 def mm_limits(args: EngineArgs) -> dict[str, int]:
     """Items of each input that a prompt may have, where a limit was given."""
-    pairs = [pair.partition("=") for pair in (args.limit_mm_per_prompt or "").split(",") if pair]
-    return {name: int(count) for name, _, count in pairs}
+    return {name: limit.count for name, limit in limits_of(args.limit_mm_per_prompt).items()}
 
 
 @lru_cache(maxsize=1024)
@@ -409,6 +408,8 @@ def check_mm_flags(args: EngineArgs, release: Version) -> None:
         raise unknown_flag("--language-model-only", release, since("language_model_only"))
     if args.mm_encoder_tp_mode == "data" and not release.has("encoder_data"):
         raise unknown_flag("--mm-encoder-tp-mode data", release, since("encoder_data"))
+    if args.skip_mm_profiling and not release.has("items_by_batch"):
+        raise unknown_flag("--skip-mm-profiling", release, since("items_by_batch"))
 
 
 def unknown_flag(flag: str, release: Version, first: tuple[int, ...]) -> UsageError:
@@ -431,8 +432,6 @@ def mm_notes(spec: ModelSpec, args: EngineArgs, release: Version) -> list[str]:
         notes.append(
             f"--limit-mm-per-prompt: {spec.name} takes no {lacking}; its inputs are {', '.join(sorted(served))}"
         )
-    if any(limits.values()) and not args.language_model_only:
-        notes.append("--limit-mm-per-prompt: what a count above 0 changes in the encoder's share is not modeled")
     if 0 in limits.values() and not release.has("towers_left_out"):
         notes.append(
             f"--limit-mm-per-prompt: whether {release.label} leaves out a tower at 0 is up to the model's class; it is "

@@ -10,7 +10,7 @@ from kvplan.servers import start
 from kvplan.servers.methods import LOOKING_AHEAD
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import connectors, overheads, tiers
+from kvplan.servers.vllm import connectors, encoder, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
@@ -102,6 +102,7 @@ def start_notes(request: Request, settings: Settings, capacity: Capacity, stage:
     """What keeps a server that has room from starting, or from holding what it was told to."""
     args = request.args
     notes = vllm.mm_notes(request.spec, args, request.release)
+    notes += encoder.encoder_notes(request.spec, settings, args, request.release)
     if settings.backend is not None:
         notes += vllm_pages.backend_notes(request.spec, settings, args, request.gpu.sm)
     unnamed = stage.groups.get("other", 0)
@@ -219,6 +220,7 @@ def started(request: Request) -> Sized:
     vllm.check_parallel(spec, args, flat=connectors.hybrid_manager_is_off(args, request.release))
     vllm.check_capability(spec, args, request.gpu.sm)
     settings = bounded_by_draft(request, settings)
+    encoder.check_processor(spec, settings, args, request.release)
     check_load(request, settings.max_model_len)
     pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
@@ -232,6 +234,8 @@ def started(request: Request) -> Sized:
     seqs, refusal = settings.max_num_seqs, gate(request, settings, stages[0].estimates, 1)
     if refusal is None and capacity.fits and needs_state_blocks(request):
         refusal = start.state_blocks(seqs, capacity.num_blocks, low, capacity.bytes_per_block)
+    if refusal is None and capacity.fits:
+        refusal = encoder.refusal(spec, settings, args, request.release)
     if refusal is None and capacity.fits:
         refusal = stated_pool(request, stages[capacity.stage], capacity)
     kv_cache = capacity.num_blocks * capacity.bytes_per_block

@@ -1,0 +1,162 @@
+"""vLLM's encoder of images, videos and sounds: tokens it may compute and keep, and the batch it is profiled with."""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Final
+
+from kvplan.core.errors import UsageError
+from kvplan.core.files import printable
+from kvplan.core.records import dataclass
+from kvplan.models.spec import ModelSpec
+from kvplan.servers import start
+from kvplan.servers.arguments import EngineArgs, limits_of, processor_kwargs
+from kvplan.servers.releases import Version
+from kvplan.servers.start import Refusal
+from kvplan.servers.vllm import rules
+from kvplan.servers.vllm.items import MOST, READERS, SIZING, Asked, Item
+from kvplan.servers.vllm.rules import Settings
+from kvplan.sizing.weights import cdiv
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBudget:
+    """What vLLM's MultiModalBudget says.
+
+    compute, cache   tokens that a step's encoder may compute, and that the encoder cache keeps
+    items            the largest item of each input that is switched on
+    per_prompt, per_batch  how many of them
+    profiled         the input whose items the profile run encodes
+    """
+
+    compute: int
+    cache: int
+    items: Mapping[str, Item]
+    per_prompt: Mapping[str, int]
+    per_batch: Mapping[str, int]
+    profiled: str
+
+    @property
+    def tokens(self) -> int:
+        return min(self.compute, self.cache)
+
+    @property
+    def item(self) -> Item:
+        return self.items[self.profiled]
+
+    @property
+    def batch(self) -> int:
+        """Items that the profile run encodes at once."""
+        return self.per_batch[self.profiled]
+
+
+def kind_of(spec: ModelSpec) -> str:
+    """The model_type that names the encoder."""
+    return str(spec.config.get("model_type"))
+
+
+@lru_cache(maxsize=4096)
+def items_of(
+    spec: ModelSpec, context: int, release: Version, limits: str | None, kwargs: str | None
+) -> Mapping[str, Item] | None:
+    """The largest item of every input the model takes; None where kvplan does not know its processor."""
+    reader = READERS.get(kind_of(spec))
+    if reader is None or spec.text_only or not spec.multimodal:
+        return None
+    return reader(Asked(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs)))
+
+
+def budget_of(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> EncoderBudget | None:
+    """The encoder's budget; None where no encoder runs, or its items are not known.
+
+    Source: vLLM 0.33 multimodal/encoder_budget.py (MultiModalBudget), v1/core/encoder_cache_manager.py
+    (compute_mm_encoder_budget).
+    """
+    if not rules.takes_items(spec, args, release) or settings.first_engine or not release.has("v1"):
+        return None
+    context, tokens = settings.max_model_len, settings.max_num_batched_tokens
+    every = items_of(spec, context, release, args.limit_mm_per_prompt, args.mm_processor_kwargs)
+    if every is None:
+        return None
+    limits, most = limits_of(args.limit_mm_per_prompt), MOST.get(kind_of(spec), {})
+    counts = {name: min(limits[name].count if name in limits else 999, most.get(name, 999)) for name in every}
+    items = {name: item for name, item in every.items() if counts[name] > 0}
+    if not items:
+        return None
+    largest = max(item.tokens for item in items.values())
+    compute = cache = max(tokens, largest)
+    seqs = settings.max_num_seqs
+    per_prompt = {name: max(1, min(counts[name], context // item.tokens)) for name, item in items.items()}
+    per_batch: dict[str, int] = {}
+    for name, item in items.items():
+        if not release.has("items_by_batch"):
+            per_prompt[name] = counts[name]
+            per_batch[name] = min(cdiv(compute, item.tokens), seqs * counts[name])
+            continue
+        requests = seqs if args.enable_chunked_prefill else min(seqs, tokens // item.tokens)
+        per_batch[name] = max(1, min(compute // item.tokens, requests * per_prompt[name]))
+    profiled = max(items, key=lambda name: (items[name].tokens, name))
+    return EncoderBudget(compute, cache, items, per_prompt, per_batch, profiled)
+
+
+def whole_items(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether an item must be computed in one step."""
+    return args.disable_chunked_mm_input or rules.sees_ahead(spec, args, release)
+
+
+def check_processor(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> None:
+    """Refuse processor settings whose effect on the largest item is not known."""
+    if not processor_kwargs(args.mm_processor_kwargs) or not rules.takes_items(spec, args, release):
+        return
+    known = budget_of(spec, settings, args, release) is not None
+    unsized = unsized_kwargs(spec, args.mm_processor_kwargs, known=known)
+    if unsized:
+        raise UsageError(
+            f"--mm-processor-kwargs: {printable(', '.join(unsized), 80)}",
+            f"what it changes for {kind_of(spec)} on {release.label} is not modeled",
+            "leave it out, or take --language-model-only",
+        )
+
+
+def refusal(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Refusal | None:
+    """A step without room for an item which may not be split: vLLM does not start then.
+
+    Source: vLLM 0.33 v1/core/encoder_cache_manager.py (compute_mm_encoder_budget).
+    """
+    budget = budget_of(spec, settings, args, release)
+    if budget is None or not whole_items(spec, args, release):
+        return None
+    return start.whole_item(budget.profiled, budget.item.tokens, settings.max_num_batched_tokens)
+
+
+def encoder_notes(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Iterator[str]:
+    """Items that can never be served, and what of the encoder is not known."""
+    if not rules.takes_items(spec, args, release):
+        if processor_kwargs(args.mm_processor_kwargs):
+            yield "--mm-processor-kwargs: nothing is changed, as no image, video or sound is served"
+        return
+    budget = budget_of(spec, settings, args, release)
+    if budget is None:
+        yield f"the encoder's largest batch is not known for {kind_of(spec)} on {release.label}: its peak is a range"
+        return
+    context = settings.max_model_len
+    for name, item in budget.items.items():
+        if item.tokens > context:
+            yield (
+                f"the largest {name} takes {item.tokens:,} tokens, more than max_model_len {context:,}: it can never "
+                "be served; smaller ones can"
+            )
+
+
+def unsized_kwargs(spec: ModelSpec, text: str | None, *, known: bool) -> list[str]:
+    """Processor settings that may change the largest item in a way that is not known."""
+    sizing, kwargs = SIZING.get(kind_of(spec), ()), processor_kwargs(text)
+    nested = [name for value in kwargs.values() if isinstance(value, Mapping) for name in value]
+    names = {*(name for name in kwargs if not name.endswith("_kwargs")), *nested}
+    return sorted(names - {*HARMLESS, *(sizing if known else ())})
+
+
+# They choose a video's frames, or how pixels are stored: the largest item is as large.
+HARMLESS: Final = (
+    "fps", "num_frames", "max_frames", "min_frames", "do_sample_frames", "do_rescale", "do_normalize", "use_fast",
+    "shortest_edge", "longest_edge", "truncation", "sampling_rate", "return_tensors", "padding",
+)  # fmt: skip

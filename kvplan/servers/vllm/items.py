@@ -1,0 +1,364 @@
+"""The largest image, video or sound that a model's processor makes, as vLLM counts it: tokens, patches, tiles.
+
+vLLM budgets its encoder by the largest item of each input that is switched on. Its size follows from the model's
+config.json and from the processor's settings (preprocessor_config.json), which are not in config.json: `PUBLISHED` has
+those of the families' published checkpoints, and --mm-processor-kwargs changes them. Every number equals that of
+vLLM 0.33's own processors, built from the same values (tests/facts/encoder_budgets.jsonl).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kvplan.core.errors import UsageError
+from kvplan.core.records import dataclass
+from kvplan.servers.arguments import Limit
+from kvplan.servers.releases import Version
+
+SOURCE: Final = "vLLM 0.33 multimodal/encoder_budget.py and its models' get_mm_max_tokens_per_item"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The largest item of one input.
+
+    tokens   that the budget counts
+    patches  of the tower that the profiled item has, 0 where unknown
+    width    elements of a token as the tower hands it on; 0: the language model's hidden size
+    """
+
+    tokens: int
+    patches: int
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the sizes depend on beside the model: its context, the release, limits and processor settings."""
+
+    config: Mapping[str, Any]
+    context: int
+    release: Version
+    limits: Mapping[str, Limit]
+    kwargs: Mapping[str, Any]
+
+    def limit(self, name: str) -> Limit:
+        return self.limits.get(name, Limit())
+
+    def scoped(self, scope: str) -> dict[str, Any]:
+        """The processor's settings of one input: flat ones, and over them those of its own scope."""
+        flat = {key: value for key, value in self.kwargs.items() if not key.endswith("_kwargs")}
+        own = self.kwargs.get(scope)
+        return {**flat, **(own if isinstance(own, Mapping) else {})}
+
+    @property
+    def marks(self) -> bool:
+        """Whether what stands between an item's embeddings counts too."""
+        return self.release.has("items_by_batch") and not self.release.has("embeddings_counted")
+
+    def vision(self, name: str, default: int) -> int:
+        """A number of the vision tower's config."""
+        values = self.config.get("vision_config")
+        value = values.get(name, default) if isinstance(values, Mapping) else default
+        return value if isinstance(value, int) and value > 0 else default
+
+
+def count_of(values: Mapping[str, Any], name: str, default: int) -> int:
+    """A positive count among the processor's settings."""
+    value = values.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError("--mm-processor-kwargs", f"{name} is not a positive count ({value!r})", "correct it")
+    return value
+
+
+# --- Qwen's resizing ------------------------------------------------------------------------------------------------
+
+
+def area(settings: Mapping[str, Any], shortest: int, longest: int) -> tuple[int, int]:
+    """(least, most) pixels of an image: `size`, over it min_pixels and max_pixels."""
+    size = settings.get("size")
+    size = size if isinstance(size, Mapping) else {}
+    low = count_of(settings, "min_pixels", count_of(size, "shortest_edge", shortest))
+    high = count_of(settings, "max_pixels", count_of(size, "longest_edge", longest))
+    return low, high
+
+
+def widest(pixels: int, unit: int) -> tuple[int, int]:
+    """(height, width) with the most tokens of `unit` x `unit` pixels within an area, no side over 200 times the other.
+
+    Source: vLLM 0.33 qwen2_vl.py (get_image_size_with_most_features).
+    """
+    for tokens in range(max(1, pixels // unit**2), 0, -1):
+        short = next(d for d in range(math.isqrt(tokens), 0, -1) if tokens % d == 0)
+        if tokens // short <= 200 * short:
+            return unit * short, unit * (tokens // short)
+    return unit, unit
+
+
+def resized(height: int, width: int, unit: int, low: int, high: int, frames: int = 1) -> tuple[int, int]:
+    """The sides that Qwen's processors give an image, or each frame of a video.
+
+    Source: transformers 5.19 qwen2_vl/image_processing_qwen2_vl.py and qwen3_vl/video_processing_qwen3_vl.py.
+    """
+    tall, wide = max(unit, round(height / unit) * unit), max(unit, round(width / unit) * unit)
+    if frames * tall * wide > high:
+        beta = math.sqrt(frames * height * width / high)
+        return max(unit, math.floor(height / beta / unit) * unit), max(unit, math.floor(width / beta / unit) * unit)
+    if frames * tall * wide < low:
+        beta = math.sqrt(low / (frames * height * width))
+        return math.ceil(height * beta / unit) * unit, math.ceil(width * beta / unit) * unit
+    return tall, wide
+
+
+def within(sides: tuple[int, int], limit: Limit) -> tuple[int, int]:
+    """The sides of a dummy, none larger than what the limit says."""
+    height, width = sides
+    return min(height, limit.height or height), min(width, limit.width or width)
+
+
+QWEN2_PIXELS: Final = (56 * 56, 12_845_056)  # Qwen/Qwen2-VL-7B-Instruct, Qwen/Qwen2.5-VL-7B-Instruct
+QWEN2_FRAMES, QWEN2_LONGER = 14, 16  # of a video, at most: from 0.11 on, and before
+QWEN3_PIXELS: Final = (65_536, 16_777_216)  # Qwen/Qwen3-VL-8B-Instruct, Qwen/Qwen3.5-27B
+QWEN3_VIDEO: Final = (4_096, 25_165_824)  # their video_preprocessor_config.json
+QWEN3_TIMES: Final = 12.5  # tokens for one of a video, until its timestamps were left out
+
+
+def qwen2_vl(asked: Asked) -> dict[str, Item]:
+    patch, merge, pair = asked.vision("patch_size", 14), asked.vision("spatial_merge_size", 2), 2
+    unit = patch * merge
+    low, high = area(asked.scoped("images_kwargs"), *QWEN2_PIXELS)
+    sides = widest(high, unit)
+
+    def tokens(size: tuple[int, int], bounds: tuple[int, int], frames: int) -> int:
+        tall, wide = resized(*size, unit, *bounds)
+        return math.ceil(frames / pair) * (tall // patch) * (wide // patch) // merge**2
+
+    video = area(asked.scoped("videos_kwargs"), *QWEN2_PIXELS)
+    frames, most = 1, QWEN2_FRAMES if asked.release.has("shorter_videos") else QWEN2_LONGER
+    room = asked.context
+    if not asked.release.has("items_by_batch"):  # a video had its place beside an image
+        room -= tokens(sides, (low, high), 1)
+    while frames < most and tokens(sides, video, frames + 1) <= room:
+        frames += 1
+    film, image = asked.limit("video"), asked.limit("image")
+    shown = min(frames, film.num_frames or frames)
+    return {
+        "image": Item(tokens(sides, (low, high), 1), merge**2 * tokens(within(sides, image), (low, high), 1)),
+        "video": Item(tokens(sides, video, frames), merge**2 * tokens(within(sides, film), video, shown)),
+    }
+
+
+def qwen3_vl(asked: Asked) -> dict[str, Item]:
+    patch, merge, pair = asked.vision("patch_size", 16), asked.vision("spatial_merge_size", 2), 2
+    unit = patch * merge
+    bounds = area(asked.scoped("images_kwargs"), *QWEN3_PIXELS)
+    video = area(asked.scoped("videos_kwargs"), *QWEN3_VIDEO)
+
+    def tokens(size: tuple[int, int], bounds: tuple[int, int], frames: int) -> int:
+        tall, wide = resized(*size, unit, *bounds, frames)
+        return max(1, frames // pair) * (tall // patch) * (wide // patch) // merge**2
+
+    still, moving = widest(bounds[1], unit), widest(video[1] // pair, unit)
+    film = tokens(moving, video, pair)
+    width = asked.vision("out_hidden_size", 0)
+    stages = asked.config.get("vision_config")
+    deep = stages.get("deepstack_visual_indexes") if isinstance(stages, Mapping) else None
+    width *= 1 + (len(deep) if isinstance(deep, list) else 0)
+    shown = resized(*moving, unit, *video, pair)
+    counted = film if asked.release.has("video_without_timestamps") else int(film * QWEN3_TIMES)
+    return {
+        "image": Item(
+            tokens(still, bounds, 1), merge**2 * tokens(within(still, asked.limit("image")), bounds, 1), width
+        ),
+        "video": Item(counted, merge**2 * tokens(within(shown, asked.limit("video")), video, pair), width),
+    }
+
+
+# --- other families -------------------------------------------------------------------------------------------------
+
+GEMMA3_CROPS: Final = (
+    256,
+    4,
+    1.2,
+)  # smallest crop, most crops, least ratio of sides: transformers' Gemma3ProcessorKwargs
+
+
+def gemma3(asked: Asked) -> dict[str, Item]:
+    tokens, side = int(asked.config.get("mm_tokens_per_image") or 256), asked.vision("image_size", 896)
+    settings = asked.scoped("images_kwargs")
+    crops = 0
+    if settings.get("do_pan_and_scan"):
+        smallest = count_of(settings, "pan_and_scan_min_crop_size", GEMMA3_CROPS[0])
+        most = count_of(settings, "pan_and_scan_max_num_crops", GEMMA3_CROPS[1])
+        ratio = settings.get("pan_and_scan_min_ratio_to_activate", GEMMA3_CROPS[2])
+        tall, wide = within((side * most, side), asked.limit("image"))
+        crops = cropped(tall, wide, smallest, most, float(ratio))
+    counted = (tokens + 4 * asked.marks) * (1 + crops)
+    return {"image": Item(counted, (1 + crops) * (side // asked.vision("patch_size", 14)) ** 2)}
+
+
+def cropped(tall: int, wide: int, smallest: int, most: int, ratio: float) -> int:
+    """Crops that Gemma 3 makes of an image. Source: vLLM 0.33 gemma3_mm.py (get_num_crops)."""
+    long, short = max(tall, wide), min(tall, wide)
+    if long / short < ratio:
+        return 0
+    crops = min(most, max(2, min(long // smallest, math.floor(long / short + 0.5))))
+    return 0 if min(math.ceil(long / crops), short) < smallest else crops
+
+
+def gemma3n(asked: Asked) -> dict[str, Item]:
+    return {"image": Item(256, 256), "audio": Item(188, 0)}
+
+
+GEMMA4_TOKENS: Final = (70, 140, 280, 560, 1120)  # that an image may have
+GEMMA4_FRAMES, GEMMA4_FRAME, GEMMA4_MARKS = 32, 70, 8  # frames of a video, tokens of one, and those around it
+GEMMA4_AUDIO: Final = 750  # processor_config.json of google/gemma-4-E4B-it
+
+
+def gemma4(asked: Asked) -> dict[str, Item]:
+    pooled = asked.vision("pooling_kernel_size", 3) ** 2
+    tokens, wanted = asked.vision("default_output_length", 280), asked.kwargs.get("max_soft_tokens")
+    if wanted is None and isinstance(asked.kwargs.get("images_kwargs"), Mapping):
+        wanted = asked.kwargs["images_kwargs"].get("max_soft_tokens")
+    if wanted in GEMMA4_TOKENS and asked.release.has("chosen_items"):
+        tokens = wanted
+    frames = shown = min(GEMMA4_FRAMES, asked.limit("video").num_frames or GEMMA4_FRAMES)
+    if not asked.release.has("chosen_items"):
+        frames = GEMMA4_FRAMES
+    items = {
+        "image": Item(tokens, tokens * pooled),
+        "video": Item(frames * (GEMMA4_FRAME + GEMMA4_MARKS), max(2, shown) * GEMMA4_FRAME * pooled),
+    }
+    if asked.config.get("audio_config") is not None:
+        items["audio"] = Item(GEMMA4_AUDIO, 0)
+    return items
+
+
+LLAMA4_TILES: Final = 16  # meta-llama/Llama-4-Scout-17B-16E-Instruct
+
+
+def llama4(asked: Asked) -> dict[str, Item]:
+    side, patch = asked.vision("image_size", 336), asked.vision("patch_size", 14)
+    vision = asked.config.get("vision_config")
+    shuffle = vision.get("pixel_shuffle_ratio", 0.5) if isinstance(vision, Mapping) else 0.5
+    of_tile = (side // patch) ** 2
+    most = count_of(asked.scoped("images_kwargs"), "max_patches", LLAMA4_TILES)
+    height, width = within((most * side, side), asked.limit("image"))
+    tiles = tiled(height / side, width / side, most)
+    tiles += tiles > 1  # and the whole image
+    marks = 2 + tiles if asked.marks else 0
+    return {"image": Item(tiles * int(of_tile * shuffle**2) + marks, tiles * (of_tile + 1))}
+
+
+def tiled(tall: float, wide: float, most: int) -> int:
+    """Tiles of Llama 4's canvas for an image of so many tiles' height and width.
+
+    Source: transformers 5.19 llama4/image_processing_llama4.py (find_supported_resolutions, get_best_fit).
+    """
+    canvases = [(rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)]
+    scales = {(rows, columns): min(rows / tall, columns / wide) for rows, columns in canvases}
+    larger = [scale for scale in scales.values() if scale >= 1]
+    best = min(larger) if larger else max(scales.values())
+    return min(rows * columns for (rows, columns), scale in scales.items() if scale == best)
+
+
+MISTRAL3_SIDE: Final = 1540  # mistralai/Mistral-Small-3.1-24B-Instruct-2503
+
+
+def mistral3(asked: Asked) -> dict[str, Item]:
+    patch = asked.vision("patch_size", 14)
+    merge = asked.config.get("spatial_merge_size") or 2
+    size = asked.scoped("images_kwargs").get("size")
+    side = count_of(size, "longest_edge", MISTRAL3_SIDE) if isinstance(size, Mapping) else MISTRAL3_SIDE
+    unit = patch * merge
+    height, width = within((side, side), asked.limit("image"))
+    rows = math.ceil(height / unit)
+    tokens = rows * math.ceil(width / unit)
+    return {"image": Item(tokens + rows * asked.marks, tokens * merge**2)}
+
+
+def llava(asked: Asked) -> dict[str, Item]:
+    tokens = (asked.vision("image_size", 336) // asked.vision("patch_size", 14)) ** 2
+    return {"image": Item(tokens, tokens + 1)}
+
+
+KIMI_SIDE: Final = 3000  # pixels of the dummy in vLLM's kimi_k25.py
+KIMI_PATCHES: Final = 16_384  # in_patch_limit of moonshotai/Kimi-K2.5 and K2.6
+KIMI_ONE_SIDE: Final = 512  # patch_limit_on_one_side
+
+
+def navit(height: int, width: int, patch: int, merge: int, most: int) -> int:
+    """Tokens of an image in Kimi's towers. Source: vLLM 0.33 kimi_k25_vision_fused.py (navit_resize_image)."""
+    longest = KIMI_ONE_SIDE * patch
+    fits = math.sqrt(most / (max(1.0, width // patch) * max(1.0, height // patch)))
+    scale = min(1.0, fits, longest / width, longest / height)
+    sides = (min(max(1, int(side * scale)), longest) for side in (height, width))
+    return math.prod(math.ceil(side / (patch * merge)) for side in sides)
+
+
+def kimi_k25(asked: Asked) -> dict[str, Item]:
+    tokens = navit(KIMI_SIDE, KIMI_SIDE, asked.vision("patch_size", 14), 2, KIMI_PATCHES)
+    return {"vision_chunk": Item(tokens, 4 * tokens)}
+
+
+KIMI_K3: Final = (65_536, (7_041, 1_861))  # in_patch_limit of moonshotai/Kimi-K3, and the sides with most tokens
+
+
+def kimi_k3(asked: Asked) -> dict[str, Item]:
+    most, sides = KIMI_K3
+    tokens = navit(*within(sides, asked.limit("image")), asked.vision("patch_size", 14), 2, most)
+    return {"image": Item(tokens, 4 * tokens)}
+
+
+GLM5_IMAGE, GLM5_VIDEO = 8_000, 30_000  # vision tokens; vLLM 0.33 models/glm5next (_MAX_VIDEO_TOKENS)
+GLM5_FRAMES, GLM5_TIME = 640, 5  # frames, and tokens of a time stamp: a start-up log has 32,242 in all
+
+
+def glm5_next(asked: Asked) -> dict[str, Item]:
+    unit, most = 2 * (asked.vision("patch_size", 14) * asked.vision("spatial_merge_size", 2)) ** 2, None
+    if asked.kwargs.get("max_pixels") is not None:
+        most = count_of(asked.kwargs, "max_pixels", 1) // unit
+    image, film = most or GLM5_IMAGE, most or GLM5_VIDEO
+    pairs = GLM5_FRAMES // 2
+    return {
+        "image": Item(image, 4 * image),
+        "video": Item(film + pairs * (2 + GLM5_TIME) + 2, 4 * film),
+    }
+
+
+READERS: Final[Mapping[str, Callable[[Asked], dict[str, Item]]]] = {
+    "gemma3": gemma3,
+    "gemma3n": gemma3n,
+    "gemma4": gemma4,
+    "glm5_next": glm5_next,
+    "kimi_k25": kimi_k25,
+    "kimi_k3": kimi_k3,
+    "llama4": llama4,
+    "llava": llava,
+    "llava_llama": llava,
+    "mistral3": mistral3,
+    "qwen2_5_vl": qwen2_vl,
+    "qwen2_vl": qwen2_vl,
+    "qwen3_5": qwen3_vl,
+    "qwen3_5_moe": qwen3_vl,
+    "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl,
+}
+MOST: Final = {"glm5_next": {"video": 1}}  # items that a model takes at most, whatever the limit says
+# Settings of a processor that change the size of its largest item. Others change none, or none that vLLM counts.
+SIZING: Final = {
+    "gemma3": ("do_pan_and_scan", "pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size",
+               "pan_and_scan_min_ratio_to_activate"),
+    "gemma4": ("max_soft_tokens",),
+    "glm5_next": ("max_pixels",),
+    "llama4": ("max_patches",),
+    "mistral3": ("size", "longest_edge"),
+    "qwen2_5_vl": ("min_pixels", "max_pixels", "size"),
+    "qwen2_vl": ("min_pixels", "max_pixels", "size"),
+    "qwen3_5": ("min_pixels", "max_pixels", "size"),
+    "qwen3_5_moe": ("min_pixels", "max_pixels", "size"),
+    "qwen3_vl": ("min_pixels", "max_pixels", "size"),
+    "qwen3_vl_moe": ("min_pixels", "max_pixels", "size"),
+}  # fmt: skip

@@ -1,0 +1,191 @@
+"""vLLM's encoder budget against its own MultiModalBudget, with its own processors, and against public start-up logs.
+
+tests/facts/encoder_budgets.jsonl: what vLLM 0.33's code answers for the catalog's models, each with the processor
+settings that its published checkpoint has, for counts, sizes, steps and processor settings.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import KvplanError
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.servers.arguments import read_argument
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.vllm import encoder, items, rules
+from kvplan.servers.vllm.encoder import EncoderBudget
+from kvplan.servers.vllm.rules import EngineArgs
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+ROWS = [
+    json.loads(line) for line in (Path(__file__).parents[1] / "facts/encoder_budgets.jsonl").read_text().splitlines()
+]
+TEXTS = ("limit_mm_per_prompt", "mm_processor_kwargs")
+
+
+def args_of(args: dict[str, Any], tp: int = 1) -> EngineArgs:
+    read = {name: read_argument(name, json.dumps(args[name]), name) for name in TEXTS if name in args}
+    return EngineArgs(tensor_parallel_size=tp, **{**args, **read})
+
+
+def budget(model: str, args: EngineArgs, engine: str = "vllm@0.33", device: str = "h100-80g") -> EncoderBudget | None:
+    spec, release = catalog.load(model), parse_engine(engine)
+    return encoder.budget_of(spec, rules.resolve(spec, gpu(device), args, release), args, release)
+
+
+def refusal(model: str, args: EngineArgs) -> str:
+    spec, release = catalog.load(model), parse_engine("vllm@0.33")
+    why = encoder.refusal(spec, rules.resolve(spec, gpu("h100-80g"), args, release), args, release)
+    return "" if why is None else why.text
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return f"{row['model']} {json.dumps(row['args'], separators=(',', ':'))}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_the_budget_is_the_servers(row: dict[str, Any]) -> None:
+    args = args_of(row["args"], row.get("tp", 1))
+    if "error" in row:
+        assert "one step computes" in refusal(row["model"], args)
+        return
+    assert not refusal(row["model"], args)
+    answer = budget(row["model"], args)
+    if answer is None:
+        assert (row["compute"], row["cache"], row["tokens_per_item"]) == (0, 0, {})
+        return
+    assert (answer.compute, answer.cache) == (row["compute"], row["cache"])
+    assert {name: item.tokens for name, item in answer.items.items()} == row["tokens_per_item"]
+    assert answer.per_prompt == row["items_per_prompt"]
+    assert answer.per_batch == row["items_per_batch"]
+    assert answer.profiled == row["profiled"]
+    if "patches" in row:
+        assert answer.item.patches == row["patches"]
+
+
+def test_the_facts_cover_every_reader() -> None:
+    kinds = {str(catalog.load(row["model"]).config["model_type"]) for row in ROWS}
+    assert len({row["model"] for row in ROWS}) >= 30
+    assert {*items.READERS} - kinds <= {"qwen2_vl", "llava_llama"}
+
+
+# (model, release, device, arguments) -> (tokens, items, input) of "Encoder cache will be initialized with a budget of
+# ... tokens, and profiled with ... items of the maximum feature size" in public start-up logs and the texts about them.
+LOGGED: list[tuple[str, str, dict[str, Any], tuple[int, int, str]]] = [
+    ("gemma-3-27b", "0.10", {"max_num_batched_tokens": 8192}, (8192, 31, "image")),
+    ("qwen3-vl-30b-a3b", "0.11", {"max_model_len": 65536, "tensor_parallel_size": 4}, (153_600, 1, "video")),
+    ("qwen3.5-122b-a10b", "0.16", {"tensor_parallel_size": 2}, (16_384, 1, "image")),
+    ("qwen3.6-35b-a3b", "0.19", {}, (16_384, 1, "image")),
+    ("qwen3.8-27b", "0.27", {"max_model_len": 32768}, (16_384, 1, "image")),
+    ("gemma-4-26b-a4b", "0.19", {"max_num_batched_tokens": 8192}, (8192, 3, "video")),
+    ("gemma-4-26b-a4b", "0.19", {"max_num_batched_tokens": 16384}, (16_384, 6, "video")),
+    (
+        "gemma-4-26b-a4b", "0.33", {"max_num_batched_tokens": 8192, "limit_mm_per_prompt": "image=8,video=0"},
+        (8192, 29, "image"),
+    ),
+    ("mistral-small-3.1-24b", "0.8", {"max_num_batched_tokens": 8192, "limit_mm_per_prompt": "image=10"},
+     (8192, 3, "image")),
+    ("ministral-3-3b", "0.20", {"max_num_batched_tokens": 8192, "max_model_len": 8192}, (8192, 2, "image")),
+    ("glm-5.3-flash", "0.33", {"max_model_len": 327_680, "max_num_seqs": 2}, (32_242, 1, "video")),
+    (
+        "qwen2.5-vl-72b", "0.8",
+        {
+            "max_num_batched_tokens": 2048, "max_num_seqs": 2, "max_model_len": 8192,
+            "mm_processor_kwargs": '{"max_pixels":1280,"min_pixels":256}', "tensor_parallel_size": 4,
+        },
+        (2048, 256, "video"),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "release", "args", "logged"), LOGGED)
+def test_public_logs_say_the_same(model: str, release: str, args: dict[str, Any], logged: tuple[int, int, str]) -> None:
+    answer = budget(model, EngineArgs(**args), f"vllm@{release}", "h200")
+    assert answer is not None
+    assert (answer.tokens, answer.batch, answer.profiled) == logged
+
+
+def planned(model: str, engine: str = "vllm@0.33", device: str = "h200", **args: Any) -> Plan:
+    flags = EngineArgs(**{"max_model_len": 32_768, "max_num_seqs": 8, **args})
+    return plan(Request(catalog.load(model), gpu(device), flags, parse_engine(engine)))
+
+
+def peak(model: str, **args: Any) -> int:
+    return planned(model, **args).estimates["activations"].likely
+
+
+def test_smaller_images_take_a_smaller_peak() -> None:
+    largest = peak("qwen3-vl-8b", max_num_batched_tokens=2048)
+    bounded = peak("qwen3-vl-8b", max_num_batched_tokens=2048, mm_processor_kwargs='{"max_pixels":1003520}',
+                   limit_mm_per_prompt="video=0")  # fmt: skip
+    small = peak("qwen3-vl-8b", max_num_batched_tokens=2048, limit_mm_per_prompt='{"image":{"count":1,"width":512}}')
+    none = peak("qwen3-vl-8b", max_num_batched_tokens=2048, language_model_only=True)
+    assert none < bounded < largest
+    assert none < small < largest
+
+
+def test_without_profiling_nothing_is_set_aside() -> None:
+    assert peak("qwen3-vl-8b", skip_mm_profiling=True) == peak("qwen3-vl-8b", language_model_only=True)
+
+
+def test_ranks_that_share_the_batch_hold_a_whole_item_each() -> None:
+    """One image of 65,536 patches: a rank that shares the layers holds half of their width, one that does not all."""
+    shared = planned("qwen3-vl-8b", tensor_parallel_size=2).estimates["activations"]
+    whole = planned("qwen3-vl-8b", tensor_parallel_size=2, mm_encoder_tp_mode="data").estimates["activations"]
+    assert "65,536 patches x 8,144 elements" in shared.formula  # 1,536 + 2 x 1,152 + (4,304 + 4,304) / 2
+    assert "65,536 patches x 12,448 elements" in whole.formula
+
+
+def test_an_item_larger_than_the_context_is_said_never_to_be_served(run: Run) -> None:
+    asked = ("estimate", "qwen3-vl-8b", "--gpu", "h200", "--ctx", "8k")
+    notes = run(*asked).err
+    assert "the largest image takes 16,384 tokens, more than max_model_len 8,192: it can never be served" in notes
+    assert "never be served" not in run(*asked, "--mm-processor-kwargs", '{"max_pixels": 1003520}').err
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (
+            "qwen3-vl-8b",
+            {"mm_processor_kwargs": '{"num_crops":4}'},
+            "--mm-processor-kwargs: num_crops: what it changes",
+        ),
+        ("kimi-k2.5", {"mm_processor_kwargs": '{"max_pixels":4}'}, "max_pixels: what it changes for kimi_k25"),
+        ("minimax-m3", {"mm_processor_kwargs": '{"max_pixels":4}'}, "max_pixels: what it changes for minimax_m3"),
+        ("qwen3-vl-8b", {"mm_processor_kwargs": '{"max_pixels":"4"}'}, "max_pixels is not a positive count"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused(model: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(KvplanError, match=message):
+        planned(model, tensor_parallel_size=8, **args)
+
+
+def test_a_step_without_room_for_a_whole_item_does_not_start(run: Run) -> None:
+    asked = ("estimate", "mistral-small-3.1-24b", "--gpu", "h200", "--ctx", "8k", "--max-num-batched-tokens", "2048")
+    ran = run(*asked, "--disable-chunked-mm-input")
+    assert "the largest image takes 3,025 tokens, which one step computes, and a step has 2,048" in ran.out
+    assert "--max-num-batched-tokens 3025" in ran.out
+    assert "does not start" not in run(*asked).out
+
+
+def test_a_processor_that_is_not_known_is_said(run: Run) -> None:
+    notes = run("estimate", "minimax-m3", "--gpu", "h200", "--tp", "8", "--ctx", "8k").err
+    assert "the encoder's largest batch is not known for minimax_m3 on vllm@0.33" in notes
+
+
+def test_a_model_of_text_takes_the_flags_as_the_server_does(run: Run) -> None:
+    asked = ("estimate", "qwen3-8b", "--gpu", "h200", "--ctx", "8k", "--mm-processor-kwargs", '{"max_pixels": 4}')
+    assert "nothing is changed, as no image, video or sound is served" in run(*asked).err
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "4", '"a"', ""])
+def test_settings_that_are_no_object_are_refused(text: str, run: Run) -> None:
+    ran = run("estimate", "qwen3-vl-8b", "--gpu", "h200", "--ctx", "8k", "--mm-processor-kwargs", text)
+    assert ran.code == 2
+    assert "--mm-processor-kwargs: is not a JSON object" in ran.err
