@@ -622,7 +622,7 @@ MOST_JSON: Final = 20_000  # characters; no server takes a config of so many
 
 
 def json_object(text: str, option: str) -> str:
-    """A JSON object as one line of text, as json.dumps writes it, also of what a log has; dotted flags add up to one."""
+    """A JSON object as one line of text, as json.dumps writes it, also of what a log has; dotted flags add up."""
     import json
 
     parsed = None
