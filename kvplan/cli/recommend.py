@@ -29,7 +29,7 @@ from kvplan.hardware import prices as price_file
 from kvplan.hardware.gpu import gpu, split_count
 from kvplan.hardware.prices import Prices
 from kvplan.models.spec import ModelSpec
-from kvplan.planning.recommend import MOST_USERS, Question, fit, recommend, with_args
+from kvplan.planning.recommend import MOST_USERS, Placement, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
 from kvplan.report.formats import Answer, rendered
 from kvplan.servers.pasted import read_command
@@ -51,11 +51,15 @@ def recommend_command(options: RecommendOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where the answer is no."""
     with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
-        doc = answered(options)
+        doc, chosen = answered(options)
         given = answer(doc, limit)
+        written = None if options.output is None else manifest_of(options, doc, chosen)
         for report in reports:
             report.save(rendered(given, report.format))
-        output.answer(given, options.format, options.color)
+        if written is None:
+            output.answer(given, options.format, options.color)
+        else:
+            output.write(written)
     return int(options.exit_code and not doc["holds"])
 
 
@@ -68,10 +72,26 @@ def answer(doc: RecommendationDocument, limit: int) -> Answer:
     )
 
 
+def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: Placement | None) -> str:
+    """The best answer as the manifest that runs it."""
+    from kvplan.report.deployment import manifest
+
+    assert options.output is not None
+    if options.format != "table":
+        raise UsageError("--output and --format", "are two ways to write the answer", "leave one out")
+    if chosen is None:
+        raise UsageError("--output", "no placement holds these users", "ask without it what would")
+    title = text.commands(doc)[0][0]
+    return manifest(
+        chosen.plan, chosen.replicas, options.output, f"{doc['answer']}{f'. This is: {title}' if title else ''}"
+    )
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def answered(options: RecommendOptions) -> RecommendationDocument:
+def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placement | None]:
+    """(the answer, the placement that it begins with; None where nothing holds the users)."""
     refuse_missing(
         ("MODEL", says_model(options), MODEL_CURE),
         ("--users", options.users is not None, "say how many users to serve at once, for example --users 200"),
@@ -103,9 +123,10 @@ def answered(options: RecommendOptions) -> RecommendationDocument:
         if not found.placements and errors and len(errors) == len(found.failures):
             reason = errors[0]  # on none of the GPUs it can be
             raise UsageError(reason.subject, reason.problem, reason.remedy)
-        return text.document(question, first, source, found, None)
+        return text.document(question, first, source, found, None), next(iter(found.placements), None)
     request, replicas = given_gpus(options, first, stated)
-    return text.document(question, request, source, None, fit(question, request, replicas))
+    needs = fit(question, request, replicas)
+    return text.document(question, request, source, None, needs), needs.solution or next(iter(needs.cures), None)
 
 
 def with_num_gpus(options: RecommendOptions) -> RecommendOptions:

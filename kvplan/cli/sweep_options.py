@@ -110,6 +110,10 @@ class RecommendOptions(WorkloadOptions):
     limit: Annotated[
         Text, option("--limit", help="Maximum number of placements to show. Default: 10.", metavar="N")
     ] = None
+    output: Annotated[
+        Literal["k8s", "compose"] | None,
+        option("--output", help="Print the best answer as a manifest: Kubernetes or Docker Compose."),
+    ] = None
     format: FormatOption = "table"
     report: Annotated[
         list[str] | None,

@@ -18,7 +18,7 @@ from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.servers import container
 from kvplan.servers.base import SERVERS
-from kvplan.servers.nodes import gpu_of_labels
+from kvplan.servers.nodes import PRODUCT, gpu_of_labels
 from kvplan.servers.shell import is_shell, names_server
 
 MAX_CHARS: Final = 512 * 1024
@@ -502,7 +502,8 @@ def interpolated_text(text: str, notes: list[str]) -> str:
             return "$"
         if match[2] is None:
             return match[0]
-        notes.append(f"{match[1]} is taken as its default ({printable(match[2], 60)!r})")
+        if match[2]:
+            notes.append(f"{match[1]} is taken as its default ({printable(match[2], 60)!r})")
         return match[2]
 
     return re.sub(r"\$\$|\$\{([A-Za-z_]\w*):?-([^{}]*)\}", value, text)
@@ -555,7 +556,10 @@ def devices_of(device: Any, where: str) -> int | None:
 
 
 def labels_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Labels that the pod's node must have, each with the values it may be."""
+    """Labels that the pod's node must have, each with the values it may be; those of a compose service say its GPU."""
+    for key, value in mapping(pod, "labels").items():
+        if key == PRODUCT and isinstance(value, str):
+            yield key, [value]
     for key, value in mapping(pod, "nodeSelector").items():
         if isinstance(value, str):
             yield key, [value]

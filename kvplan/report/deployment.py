@@ -1,0 +1,290 @@
+"""A plan as a manifest that runs it: Kubernetes or compose, with GPUs, host memory, /dev/shm, probes and a model cache.
+
+`kvplan check` reads it back as the same plan. What is not known from the plan is an assumption that the manifest names.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+from kvplan.core.errors import UsageError
+from kvplan.core.records import dataclass
+from kvplan.core.units import GIB, format_gib
+from kvplan.planning.flags import model_id, serve_command
+from kvplan.planning.host import host_rows
+from kvplan.planning.plan import Plan
+from kvplan.servers.nodes import PRODUCT, product_of
+
+Output = Literal["k8s", "compose"]
+NODE_GPUS: Final = 8
+PROCESS: Final = 4 * GIB  # of host memory for each process; assumed, compared with nothing
+SHARED_EXTRA: Final = GIB  # of /dev/shm for NCCL and others; assumed: KServe's runtime gives 1 GiB for all
+DOWNLOAD: Final = 100 * 10**6  # bytes per second from the Hub; assumed
+START_S: Final = 600  # to load, compile and capture; assumed: KServe's runtime allows 600 s for all
+PROBE_S: Final = 10
+PORT: Final = 8000
+CACHE: Final = "/root/.cache/huggingface"  # where the image of vLLM keeps models: its user is root
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a server takes of its host, in whole GiB but `start_s`.
+
+    shared   /dev/shm; counted in `request` too
+    request  what its processes hold; limit: with the checkpoint's files in the page cache
+    storage  the model cache
+    """
+
+    shared: int
+    request: int
+    limit: int
+    storage: int
+    start_s: int
+
+
+def needs_of(plan: Plan) -> Needs:
+    ranks = ranks_of(plan)
+    rows = host_rows(plan)
+    checkpoint = sum(row.size for row in rows if row.name == "checkpoint")
+    shared = whole_gib(sum(row.size for row in rows if row.name == "shared_memory") + SHARED_EXTRA)
+    held = ranks * sum(row.size for row in rows if row.per == "rank")
+    processes = 2 if ranks == 1 else 2 + ranks  # the API's, the engine's, and one for each of several ranks
+    request = whole_gib(held + processes * PROCESS) + shared
+    return Needs(
+        shared=shared,
+        request=request,
+        limit=request + whole_gib(checkpoint),
+        storage=whole_gib(checkpoint + checkpoint // 10) + 1,
+        start_s=START_S + checkpoint // DOWNLOAD,
+    )
+
+
+def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
+    """The manifest; UsageError for a server that one machine cannot run."""
+    ranks = ranks_of(plan)
+    gpu = plan.request.gpu
+    if gpu.vendor not in ("nvidia", "unknown"):
+        raise UsageError("--output", f"writes manifests for NVIDIA GPUs ({gpu.name} is {gpu.vendor})", "leave it out")
+    if plan.request.args.data_parallel_size > 1 or ranks > NODE_GPUS:
+        raise UsageError("--output", f"writes servers of at most {NODE_GPUS} GPUs ({ranks:,} here)", "leave it out")
+    if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):
+        raise UsageError("--output", f"needs a model of the Hub ({model_id(plan.request.spec)})", "name its Hub id")
+    return WRITERS[output](plan, replicas, question)
+
+
+def kubernetes(plan: Plan, replicas: int, question: str) -> str:
+    needs, name, ranks = needs_of(plan), name_of(plan), ranks_of(plan)
+    variables = "".join(
+        f"\n            - name: {key}\n              value: {quoted(value)}"
+        for key, value in variables_of(plan).items()
+    )
+    selector = ""
+    if plan.request.gpu.vendor == "nvidia":
+        selector = f"\n      nodeSelector:\n        {PRODUCT}: {product_of(plan.request.gpu.device_name)}"
+    arguments = "".join(f"\n            - {quoted(word)}" for word in arguments_of(plan))
+    mode = "ReadWriteOnce" if replicas == 1 else "ReadWriteMany"
+    return f"""\
+# {question}
+# Sizes of the host: {about(plan, needs)}
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {name}-models
+spec:
+  accessModes: [{mode}]
+  resources:
+    requests:
+      storage: {needs.storage}Gi
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {name}
+  labels:
+    app: {name}
+spec:
+  replicas: {replicas}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxSurge: 0
+      maxUnavailable: 1
+  selector:
+    matchLabels:
+      app: {name}
+  template:
+    metadata:
+      labels:
+        app: {name}
+    spec:{selector}
+      containers:
+        - name: vllm
+          image: {image_of(plan)}
+          command: [vllm, serve]
+          args:{arguments}
+          env:
+            - name: HF_TOKEN
+              valueFrom:
+                secretKeyRef:
+                  name: hf-token
+                  key: token
+                  optional: true{variables}
+          ports:
+            - name: http
+              containerPort: {PORT}
+          resources:
+            requests:
+              memory: {needs.request}Gi
+            limits:
+              memory: {needs.limit}Gi
+              nvidia.com/gpu: {ranks}
+          startupProbe:
+            httpGet:
+              path: /health
+              port: http
+            periodSeconds: {PROBE_S}
+            failureThreshold: {-(-needs.start_s // PROBE_S)}
+          readinessProbe:
+            httpGet:
+              path: /health
+              port: http
+            periodSeconds: {PROBE_S}
+          livenessProbe:
+            httpGet:
+              path: /health
+              port: http
+            periodSeconds: {PROBE_S}
+            timeoutSeconds: 5
+            failureThreshold: 6
+          volumeMounts:
+            - name: models
+              mountPath: {CACHE}
+            - name: shm
+              mountPath: /dev/shm
+      volumes:
+        - name: models
+          persistentVolumeClaim:
+            claimName: {name}-models
+        - name: shm
+          emptyDir:
+            medium: Memory
+            sizeLimit: {needs.shared}Gi
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  selector:
+    app: {name}
+  ports:
+    - name: http
+      port: 80
+      targetPort: http
+"""
+
+
+def compose(plan: Plan, replicas: int, question: str) -> str:
+    """A service for each replica, on GPUs of its own."""
+    needs, name, ranks = needs_of(plan), name_of(plan), ranks_of(plan)
+    if ranks * replicas > NODE_GPUS:
+        raise UsageError(
+            "--output compose",
+            f"writes one machine of at most {NODE_GPUS} GPUs ({replicas:,} servers need {ranks * replicas:,} here)",
+            "use --output k8s",
+        )
+    services = ""
+    for number in range(replicas):
+        service = name if replicas == 1 else f"{name}-{number + 1}"
+        devices = ", ".join(quoted(str(number * ranks + rank)) for rank in range(ranks))
+        words = "".join(f"\n      - {quoted(word)}" for word in arguments_of(plan))
+        variables = "".join(f"\n      {key}: {quoted(value)}" for key, value in variables_of(plan).items())
+        labels = ""
+        if plan.request.gpu.vendor == "nvidia":
+            labels = f"\n    labels:\n      {PRODUCT}: {product_of(plan.request.gpu.device_name)}"
+        services += f"""\
+  {service}:
+    image: {image_of(plan)}
+    entrypoint: [vllm, serve]
+    command:{words}
+    environment:
+      HF_TOKEN: ${{HF_TOKEN:-}}{variables}{labels}
+    ports:
+      - "{PORT + number}:{PORT}"
+    shm_size: {needs.shared}g
+    volumes:
+      - models:{CACHE}
+    healthcheck:
+      test: [CMD, curl, --fail, --silent, "http://localhost:{PORT}/health"]
+      interval: {PROBE_S}s
+      timeout: 5s
+      retries: 6
+      start_period: {needs.start_s}s
+    restart: unless-stopped
+    deploy:
+      resources:
+        limits:
+          memory: {needs.limit}g
+        reservations:
+          memory: {needs.request}g
+          devices:
+            - driver: nvidia
+              device_ids: [{devices}]
+              capabilities: [gpu]
+"""
+    return f"""\
+# {question}
+# Sizes of the host: {about(plan, needs)}
+services:
+{services}
+volumes:
+  models:
+"""
+
+
+WRITERS: Final[Mapping[Output, Callable[[Plan, int, str], str]]] = {"k8s": kubernetes, "compose": compose}
+
+
+def about(plan: Plan, needs: Needs) -> str:
+    """Where the host's sizes come from, in one line of a comment."""
+    checkpoint = needs.limit - needs.request
+    return (
+        f"{needs.request} GiB are {format_gib(PROCESS)} for each process (assumed), what is pinned, and {needs.shared} GiB "
+        f"of /dev/shm (vLLM's queues, and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit adds the checkpoint's "
+        f"{checkpoint} GiB in the page cache."
+    )
+
+
+def arguments_of(plan: Plan) -> list[str]:
+    """What stands behind `vllm serve`."""
+    words = serve_command(plan)
+    return words[words.index("serve") + 1 :]
+
+
+def variables_of(plan: Plan) -> dict[str, str]:
+    return {"VLLM_USE_V1": "0"} if "+v0" in plan.request.release.label else {}
+
+
+def image_of(plan: Plan) -> str:
+    release = plan.request.release.label.partition("@")[2].partition("+")[0]
+    return f"vllm/vllm-openai:v{release}" + (".0" if release.count(".") == 1 else "")
+
+
+def name_of(plan: Plan) -> str:
+    """The model's name as Kubernetes takes one (RFC 1123, with room for a suffix)."""
+    name = re.sub(r"[^a-z0-9]+", "-", model_id(plan.request.spec).rpartition("/")[2].lower()).strip("-")[:50].strip("-")
+    return name if name[:1].isalpha() else f"model-{name}".strip("-")
+
+
+def ranks_of(plan: Plan) -> int:
+    return plan.request.args.tensor_parallel_size * plan.request.args.pipeline_parallel_size
+
+
+def whole_gib(size: int) -> int:
+    return -(-size // GIB)
+
+
+def quoted(word: str) -> str:
+    """A word as YAML, of which JSON's strings are a part."""
+    return json.dumps(word)
