@@ -250,9 +250,9 @@ def about(plan: Plan, needs: Needs) -> str:
     """Where the host's sizes come from, in one line of a comment."""
     checkpoint = needs.limit - needs.request
     return (
-        f"{needs.request} GiB are {format_gib(PROCESS)} for each process (assumed), what is pinned, and {needs.shared} GiB "
-        f"of /dev/shm (vLLM's queues, and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit adds the checkpoint's "
-        f"{checkpoint} GiB in the page cache."
+        f"{needs.request} GiB are {format_gib(PROCESS)} for each process (assumed), what is pinned, and {needs.shared} "
+        f"GiB of /dev/shm (vLLM's queues, and {format_gib(SHARED_EXTRA)} assumed for NCCL); the limit adds the "
+        f"checkpoint's {checkpoint} GiB in the page cache."
     )
 
 

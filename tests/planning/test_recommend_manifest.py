@@ -1,4 +1,4 @@
-"""`kvplan recommend --output`: manifests that the formats' own schemas accept and that `check` reads back as the same plan.
+"""`kvplan recommend --output`: manifests that the formats' own schemas accept and `check` reads back as the same plan.
 
 tests/facts/schemas/ holds the parts of Kubernetes' and compose's schemas that they go through, each with its source.
 """
@@ -105,8 +105,8 @@ def test_gpus_memory_and_shared_memory_are_sized(run: Run, tmp_path: Path) -> No
     (container,) = pod["containers"]
     limits, requests = container["resources"]["limits"], container["resources"]["requests"]
     assert limits["nvidia.com/gpu"] == 2
-    # vLLM's queues for 2 ranks are (16 MiB + 3 B) x 10 + 2 x (24 MiB + 2 B) x 10 + (4 MiB + 2 B) x 6 = 664 MiB; with 1 GiB
-    # assumed for NCCL that is 2 GiB.
+    # vLLM's queues for 2 ranks are (16 MiB + 3 B) x 10 + 2 x (24 MiB + 2 B) x 10 + (4 MiB + 2 B) x 6 = 664 MiB; with
+    # 1 GiB assumed for NCCL that is 2 GiB.
     assert pod["volumes"][1]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
     # 4 processes at 4 GiB, assumed; Llama-3.1-70B's files are 141.1 GB on the Hub, 131.4 GiB.
     assert requests["memory"] == "18Gi"
