@@ -268,10 +268,16 @@ class Setup:
         logged = engine_of(self.log) if self.log.text("version") else None
         if logged is not None:
             return logged
-        newest = parse_engine(self.server).label
-        self.inferred.append(Inference("engine", newest, "the log states no release: the newest known is taken"))
+        newest, words = parse_engine(self.server), self.failure.releases
+        source = "the log states no release: the newest known is taken"
+        if words is not None:
+            with suppress(KvplanError):
+                last = parse_engine(f"{self.server}@{words[1]}")
+                source = f"its words are those of {words[0]} to {words[1]}: the newest of these is taken"
+                newest = min(newest, last, key=lambda release: release.number)
+        self.inferred.append(Inference("engine", newest.label, source))
         self.missing.append(f"--engine {self.server}@RELEASE")
-        return newest
+        return newest.label
 
     def machine(self) -> GpuSpec | None:
         """The GPU that was said, or that the log names, or that has the capacity it states."""

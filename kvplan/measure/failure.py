@@ -61,6 +61,7 @@ class Failure:
     evidence         the lines that show it, in the order of the log
     ranks            the workers that wrote a line of the cause, as their prefixes name them
     needs            what is missing where the cause cannot be told
+    releases         the first and the last whose words all of these are; None where every release has them
     log              what the start-up lines say: model, arguments, weights, GPU; None where there is none
     """
 
@@ -75,6 +76,7 @@ class Failure:
     ranks: tuple[str, ...]
     needs: tuple[str, ...]
     log: ServerLog | None
+    releases: tuple[str, str] | None = None
 
 
 NEEDS_TRACE: Final = "the traceback above the out-of-memory line: it names the part of start-up"
@@ -87,6 +89,7 @@ TRACE: Final = 400  # lines of a traceback above its last line that are looked a
 AFTER: Final = 120  # and below it: the processes that wait for a worker repeat where it was
 NEAR: Final = 12  # lines between a trace's last function and its message
 LONGEST_LEAD: Final = 60  # squeezed characters between an exception's type and what it passes on
+ANY_PATCH: Final = 999  # "0.10" as an end is 0.10.2, too
 MOST_PREFIX: Final = 240  # characters in which a process names itself
 MOST_WORDS: Final = 300  # lines at either end of a text in which a person's words are looked for
 
@@ -411,6 +414,21 @@ class _Reading:
     # --- the answer
 
     def failure(self) -> Failure:
+        return replace(self._failure(), releases=self._releases())
+
+    def _releases(self) -> tuple[str, str] | None:
+        """The releases that write every message there is; None where that is any, or none does."""
+        spans = {hit.wording.releases.split(" ")[0] for hit in self.hits if hit.server == self.server}
+        for pattern, span in self._own.of_releases if self.server is not None else ():
+            if compiled(pattern).search(self.text.squeezed):
+                spans.add(span)
+        ends = [(low, high or low) for low, _, high in (span.partition("-") for span in spans) if low[:1].isdigit()]
+        if not ends:
+            return None
+        first, last = max((low for low, _ in ends), key=_number), min((high for _, high in ends), key=_number)
+        return (first, last) if _number(first) <= (*_number(last), ANY_PATCH) else None
+
+    def _failure(self) -> Failure:
         hits = [self._resolved(hit) for hit in self.hits]
         unresolved = sorted((hit for hit in hits if _is_torch(hit.wording) and hit.cause is None), key=_by_start)
         hit = self._decisive(hits, unresolved)
@@ -497,6 +515,10 @@ class _Reading:
                 if name in NAMES and name not in values:
                     values[name] = figure(name, written)
         return Figures(**values)
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
 
 
 def _is_torch(wording: Wording) -> bool:

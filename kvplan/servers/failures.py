@@ -211,6 +211,7 @@ class Failures:
     causes     causes of its own -> what the planner calls their kind
     processes  patterns of how its processes name themselves before a line, and of what they say of each other
     kinds      cause -> a pattern of messages that no table knows
+    of_releases  patterns that only some releases write, beside the messages; their first and last
     raised_again  part of start-up -> functions below which it alone raises another error for the one that it caught
     """
 
@@ -229,6 +230,7 @@ class Failures:
     processes: tuple[str, ...] = ()
     kinds: Mapping[Cause, str] = field(default_factory=dict)
     raised_again: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    of_releases: tuple[tuple[str, str], ...] = ()
 
 
 # Parts that a table of frames names as their cause.

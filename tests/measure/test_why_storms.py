@@ -100,3 +100,34 @@ Traceback (most recent call last):
 def test_a_sentence_tells_the_check_of_the_kv_cache() -> None:
     failure = read_failure(["`qwen-a3b` (TP=1) OOMs at the KV-cache check on vLLM v0.22.0"])
     assert failure.cause == "kv_too_small_for_max_len"
+
+
+SERVE = "To serve at least one request with the {} max seq len (131072), (16.0 GiB KV cache is needed, which is larger"
+
+
+def test_a_log_that_names_no_release_is_of_those_whose_words_it_has() -> None:
+    """vLLM's wheels, 0.8.5 to 0.33: "models's" up to 0.21; the page on memory is named from 0.14 on."""
+    page = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
+    for text, releases in (
+        ("ValueError: " + SERVE.format("model's"), ("0.22", "0.33")),
+        ("ValueError: " + SERVE.format("models's"), ("0.8", "0.21")),
+        (f"ValueError: {SERVE} {page}".format("models's"), ("0.14", "0.21")),
+        (
+            "ValueError: Free memory on device (60.1/79.25 GiB) on startup is less than desired GPU memory",
+            ("0.9", "0.11"),
+        ),
+        ("please ensure that world_size (2) is less than than max local gpu count (1)", ("0.6", "0.10")),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", ("0.2", "0.5.23")),
+        ("torch.OutOfMemoryError: CUDA out of memory.", None),
+    ):
+        assert read_failure([text]).releases == releases, text
+
+
+def test_the_release_that_words_tell_is_planned_and_said_to_be_inferred(run: Run, tmp_path: Path) -> None:
+    text = f"ValueError: {SERVE} than the available KV cache memory (6.17 GiB).\n".format("models's")
+    document = answer(run, tmp_path, text, "--model", "llama-3.1-8b", "--gpu", "rtx-4090")
+    engine = next(each for each in document["inferred"] if each["what"] == "engine")
+    assert engine["value"] == "vllm@0.21"
+    assert "0.8 to 0.21" in engine["source"]
+    plain = answer(run, tmp_path, "vllm: torch.OutOfMemoryError: CUDA out of memory in load_model\n")
+    assert not any(each["what"] == "engine" and "words" in each["source"] for each in plain["inferred"])

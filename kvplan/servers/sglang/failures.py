@@ -196,6 +196,11 @@ FAILURES: Final = Failures(
         "sglang_cuda_graph_failed": "oom_graphs",
     },
     processes=PROCESSES,
+    of_releases=(
+        ("Current value: self.server_args.mem_fraction_static=", "0.5.5-0.5.9"),
+        ("Current value: mem_fraction_static=", "0.5.13-0.5.23"),
+        ("#new_tokens_gained", "0.5.9-0.5.23"),
+    ),
     raised_again={"capture": frozenset({"init_model_worker", "init_tp_model_worker", "TpModelWorker"})},
     kinds={"sglang_not_enough_memory": r"(?:increase|raise|larger).{0,20}--mem-fraction-static"},
 )

@@ -349,5 +349,13 @@ FAILURES: Final = Failures(
     last_part={"warmup": "oom_sampler_warmup"},
     of_size=part_of_size,
     processes=PROCESSES,
+    of_releases=(
+        ("with the models's max seq len", "0.8-0.21"),
+        ("with the model's max seq len", "0.22-0.33"),
+        ("also controls CPU memory", "0.22-0.33"),
+        ("configuration/conserving_memory", "0.14-0.33"),
+        (r"Free memory on device \([0-9./]{3,20} GiB\) on startup is less", "0.9-0.11"),
+        (r"Free memory on device [a-z]{1,8}:[0-9]", "0.14-0.33"),
+    ),
     kinds={"no_kv_memory": r"(?:increas|rais)\w{1,3}.{0,12}gpu_memory_utilization"},
 )
