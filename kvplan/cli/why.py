@@ -113,7 +113,7 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
     cause = failure.cause or kind_of(failure)
     request = setup.request() if cause not in ("unknown", planning.OUT_OF_MEMORY) else None
     case = Case(server, cause, failure.figures, gpu_known=setup.gpu_known, args=shares_of(log),
-        evidence=" ".join(each.text for each in failure.evidence),
+        evidence=" ".join(each.text for each in failure.evidence), total=total_of(failure, log),
     )  # fmt: skip
     base, anchor, differs = None, planning.Anchor({}), setup.problem
     if request is not None:
@@ -140,6 +140,12 @@ def diagnose(options: PlanOptions, lines: Sequence[str]) -> Diagnosis:
         tuple(setup.missing),
         differs,
     )
+
+
+def total_of(failure: Failure, log: ServerLog) -> int | None:
+    """Bytes of the GPU by the log."""
+    stated, started = failure.figures.total_bytes, log.first("total_memory")
+    return stated.bytes if stated is not None else None if started is None else started.size
 
 
 def kind_of(failure: Failure) -> str:

@@ -51,6 +51,7 @@ class CureDocument(TypedDict):
     command: Annotated[str | None, "The server's own command with the change in it."]
     effect: Effect | None
     starts: Literal[True] | None
+    proof: Annotated[str | None, "Figures of the log from which the value follows, where no plan was made."]
 
 
 class Memory(TypedDict):
@@ -205,6 +206,7 @@ def cure_document(cure: Cure, command: str | None) -> CureDocument:
         "command": command,
         "effect": None if cure.plan is None else effect_of(cure.plan),
         "starts": True if cure.starts else None,
+        "proof": cure.proof,
     }
 
 

@@ -18,7 +18,7 @@ from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.planning.advise import reads_fp8
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import kind_of_cause, terms_of
-from kvplan.servers.failures import Figures
+from kvplan.servers.failures import Figures, Size
 from kvplan.servers.plans import BUDGET_ROWS
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm.overheads import Estimate
@@ -47,6 +47,7 @@ class Cure:
     text   what it does
     way    how the flag is turned, where it has no value
     plan   made with it, and starts; None: not checked
+    proof  the figures of the log from which its value follows, where no plan was made
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Cure:
     text: str
     way: str
     plan: Plan | None
+    proof: str | None = None
 
     @property
     def starts(self) -> bool | None:
@@ -70,6 +72,7 @@ class Case:
     gpu_known  whether the request's GPU is that of the server: else only what does not depend on it is said
     args     what the log says of its arguments, where there is no request
     evidence the lines that show the cause
+    total    bytes of the GPU by the log
     """
 
     server: str
@@ -80,6 +83,7 @@ class Case:
     gpu_known: bool = True
     args: Args | None = None
     evidence: str = ""
+    total: int | None = None
 
     @property
     def lacking(self) -> int:
@@ -665,7 +669,50 @@ def unchecked(case: Case, move: Move) -> Cure:
     argument = kind_of(case, move)
     value = stated_value(case, move)
     flags = (flag_name(case.server, argument),) if value is None else (flag_text(case.server, argument, value),)
-    return Cure(kind_of(case, move), {} if value is None else {argument: value}, flags, move.words, move.way, None)
+    args = {} if value is None else {argument: value}
+    proof = None if value is None else proof_of(case, move, value)
+    return Cure(kind_of(case, move), args, flags, move.words, move.way, None, proof)
+
+
+def proof_of(case: Case, move: Move, value: Any) -> str | None:
+    """The figures of the log from which a value follows, whatever the model; None where it is a guess."""
+    figures = case.figures
+    match move.argument, case.cause:
+        case "max_model_len", "kv_too_small_for_max_len" if value == figures.estimated_max_len:
+            return "the server's own estimate for the memory that is free"
+        case "max_model_len", "kv_too_small_for_max_len" if value == figures.kv_tokens:
+            return "the tokens that its KV cache holds"
+        case "max_model_len", "max_len_above_model":
+            return "the model's own maximum"
+        case "max_num_seqs", "mamba_blocks_below_max_num_seqs":
+            return f"there are {value:,} blocks, one for each sequence"
+        case "max_num_batched_tokens", "encoder_cache_too_small":
+            return "the tokens of the largest item"
+        case "tensor_parallel_size", "heads_not_divisible_by_tp":
+            return f"{figures.heads} heads are divided by {value}"
+        case "tensor_parallel_size", "too_few_gpus":
+            return f"{value} GPUs are seen"
+        case "share", "free_memory_below_utilization" if figures.free_bytes and figures.total_bytes:
+            return f"{stated_gib(figures.free_bytes)} of {stated_gib(figures.total_bytes)} are free"
+        case "share", "kv_too_small_for_max_len" if value == needed_share(case):
+            needed, available = stated_gib(figures.needed_bytes), stated_gib(figures.available_bytes)
+            return f"{needed} are needed and {available} free; the rest of the GPU must be, too"
+        case _:
+            return None
+
+
+def stated_gib(size: Size | None) -> str:
+    return "?" if size is None else format_gib(size.bytes)
+
+
+def needed_share(case: Case) -> float | None:
+    """The share, in hundredths, that adds what one request lacks: the pool grows by as much as the budget does."""
+    needed, available, total = case.figures.needed_bytes, case.figures.available_bytes, case.total
+    share = case.figures.utilization or (case.args or {}).get(share_argument(case))
+    if needed is None or available is None or not total or share is None or not 0 < share < 1:
+        return None
+    wanted = ceil(100 * (share + (needed.high - available.low) / total) - 1e-6) / 100
+    return wanted if share < wanted <= HIGHEST_SHARE else None
 
 
 def stated_value(case: Case, move: Move) -> Any:
@@ -686,6 +733,8 @@ def stated_value(case: Case, move: Move) -> Any:
             return figures.gpus
         case "share", "free_memory_below_utilization":
             return free_share(figures)
+        case "share", "kv_too_small_for_max_len":
+            return needed_share(case) or turned_share(case, move)
         case "max_model_len", _:
             return None
         case "share", _:

@@ -79,15 +79,20 @@ def cure_lines(doc: DiagnosisDocument) -> list[Line]:
     if not doc["cures"]:
         return []
     planned = [cure for cure in doc["cures"] if cure["starts"]]
-    others = [cure for cure in doc["cures"] if not cure["starts"]]
+    proved = [cure for cure in doc["cures"] if not cure["starts"] and cure["proof"]]
+    others = [cure for cure in doc["cures"] if not cure["starts"] and not cure["proof"]]
     lines: list[Line] = []
     if planned:
         lines.append(line("Fixes that start according to a plan, best first", "bold"))
         runs = doc["outcome"] == "started"
         lines += [line(f"  {number}. {cure_text(cure, runs=runs)}") for number, cure in enumerate(planned, 1)]
+    if proved:
+        lines += [line()] if lines else []
+        lines.append(line("Fixes that follow from the log's own figures (no plan was made)", "bold"))
+        lines += [line(f"  {'-'} {' and '.join(map(printable, cure['flags']))}: {cure['proof']}") for cure in proved]
     if others:
-        title = "Other fixes (not checked with a plan)" if planned else "Fixes (not checked with a plan)"
-        lines += [line()] if planned else []
+        title = "Other fixes (not checked with a plan)" if lines else "Fixes (not checked with a plan)"
+        lines += [line()] if lines else []
         lines.append(line(title, "bold"))
         lines += [line(f"  {'-'} {cure_text(cure)}") for cure in others]
     command = doc["cures"][0]["command"]

@@ -131,3 +131,31 @@ def test_the_release_that_words_tell_is_planned_and_said_to_be_inferred(run: Run
     assert "0.8 to 0.21" in engine["source"]
     plain = answer(run, tmp_path, "vllm: torch.OutOfMemoryError: CUDA out of memory in load_model\n")
     assert not any(each["what"] == "engine" and "words" in each["source"] for each in plain["inferred"])
+
+
+def test_of_an_unknown_model_the_log_s_own_figures_prove_cures(run: Run, tmp_path: Path) -> None:
+    """0.6 + (16.005 - 6.165) / 79.25 = 0.7242: 0.73 adds what one request lacks, by the worst of the rounding."""
+    serve = SERVE.format("model's")
+    text = (
+        "non-default args: {'model_tag': 'org/private', 'max_model_len': 131072, 'gpu_memory_utilization': 0.6}\n"
+        "the current instance can use total_gpu_memory (79.25GiB) x gpu_memory_utilization (0.60) = 47.55GiB\n"
+        f"ValueError: {serve} than the available KV cache memory (6.17 GiB). Based on the available memory, the "
+        "estimated maximum model length is 50544.\n"
+    )
+    document = answer(run, tmp_path, text)
+    proved = {cure["kind"]: cure for cure in document["cures"] if cure["proof"]}
+    assert proved["max_model_len"]["flags"] == ["--max-model-len 50544"]
+    assert proved["gpu_memory_utilization"]["flags"] == ["--gpu-memory-utilization 0.73"]
+    assert not any(cure["starts"] for cure in document["cures"])
+    guesses = {cure["kind"] for cure in document["cures"] if not cure["proof"]}
+    assert {"kv_cache_dtype", "tensor_parallel_size"} <= guesses
+
+
+def test_a_share_that_no_gpu_can_give_is_not_proved(run: Run, tmp_path: Path) -> None:
+    """0.9 + 9.84 / 23.64 is more than a GPU."""
+    text = (
+        "the current instance can use total_gpu_memory (23.64GiB) x gpu_memory_utilization (0.90) = 21.28GiB\n"
+        f"ValueError: {SERVE} than the available KV cache memory (6.17 GiB).\n"
+    ).format("model's")
+    document = answer(run, tmp_path, text)
+    assert not any(cure["proof"] for cure in document["cures"] if cure["kind"] == "gpu_memory_utilization")
