@@ -1,7 +1,6 @@
 """`kvplan calibrate`: a user's own benchmark runs -> factors on a step's time, for --calibration."""
 
 import json
-from typing import Any
 
 from kvplan.cli import output
 from kvplan.cli.bench import load_of, plan_of, results_of
@@ -9,7 +8,7 @@ from kvplan.cli.calibrate_options import CalibrateOptions
 from kvplan.core.errors import UsageError
 from kvplan.measure.bench_results import BenchResult
 from kvplan.planning.plan import Plan
-from kvplan.servers.calibration import CALIBRATION
+from kvplan.servers.calibration import CalibrationDocument
 from kvplan.simulate.bench_fit import FACTORS, Fit, Measurement, fitted, without_each
 
 FEW = 3  # runs below which a fit is mostly the shipped constants
@@ -43,11 +42,11 @@ def measurement(options: CalibrateOptions, result: BenchResult) -> Measurement:
     return Measurement(the_plan, load_of(result, options.prompt_tokens, options.output_tokens), tuple(values))
 
 
-def document(plan: Plan, results: list[BenchResult], found: Fit, left_out: float | None) -> dict[str, Any]:
+def document(plan: Plan, results: list[BenchResult], found: Fit, left_out: float | None) -> CalibrationDocument:
     """kvplan/calibration@1 with factors alone."""
     gpu = plan.request.gpu
     return {
-        "schema": CALIBRATION,
+        "schema": "kvplan/calibration@1",
         "for": {"device": gpu.device_name},
         "device_total": gpu.total_memory,
         "measured": {},

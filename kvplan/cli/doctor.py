@@ -7,7 +7,8 @@ from kvplan.cli import output
 from kvplan.cli.run_options import DoctorOptions
 from kvplan.core.files import printable
 from kvplan.core.units import format_gib
-from kvplan.measure.doctor import Advice, Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup, document
+from kvplan.documents.doctor import document
+from kvplan.measure.doctor import Advice, Checkup, Disk, Driver, Gpu, Host, Package, Torch, checkup
 from kvplan.report.lines import Line, line, write
 
 WIDTH = 22

@@ -13,8 +13,9 @@ from kvplan.core.files import printable
 from kvplan.core.limits import read as limits_of
 from kvplan.core.table import Markdown, Table
 from kvplan.core.units import format_size
+from kvplan.documents.reconciliation import document
 from kvplan.measure.measurement import Row, exceeds
-from kvplan.measure.reconcile import UNKNOWN, Reconciliation, document, reconcile_run, sources_of, sums
+from kvplan.measure.reconcile import UNKNOWN, Reconciliation, reconcile_run, sources_of, sums
 from kvplan.measure.run_capacity import Served, served
 from kvplan.measure.run_manifest import check_objects, inputs_of, spec_of
 from kvplan.measure.rundir import Run, load_run
@@ -96,7 +97,7 @@ def check_sources(options: ReconcileOptions) -> None:
             )
 
 
-def step_time(run: Run) -> dict[str, Any] | None:
+def step_time(run: Run) -> calibration.MeasuredSteps | None:
     """What the run's steps took, for `simulate`; None where its samples do not tell, or its layers read windows."""
     from kvplan.simulate.step_fit import fitted
 

@@ -41,6 +41,11 @@ DOCUMENTS: Final = {
     "recommendation": ("recommendation", "RecommendationDocument"),
     "simulation": ("simulation", "SimulationDocument"),
     "diagnosis": ("diagnosis", "DiagnosisDocument"),
+    "reconciliation": ("reconciliation", "ReconciliationDocument"),
+    "report": ("report", "ReportDocument"),
+    "doctor": ("doctor", "DoctorDocument"),
+    "calibration": ("calibration", "CalibrationDocument"),
+    "run": ("run", "RunDocument"),
     "log-reconciliation": ("log_reconciliation", "LogReconciliationDocument"),
     "bench-reconciliation": ("bench_reconciliation", "BenchReconciliationDocument"),
 }
@@ -80,6 +85,8 @@ SIMPLE: Final = {str: "string", bool: "boolean", int: "integer", float: "number"
 
 def schema_of(kind: Any) -> Schema:
     """The JSON Schema of a type; TypeError for a type that no document has."""
+    if kind is Any:
+        return {}
     if kind in SIMPLE:
         return {"type": SIMPLE[kind]}
     if is_record(kind):
@@ -91,7 +98,7 @@ def schema_of(kind: Any) -> Schema:
         return {"const": arguments[0]} if len(arguments) == 1 else {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
         return _union([schema_of(each) for each in arguments])
-    if origin is list:
+    if origin is list or (origin is tuple and arguments[1:] == (...,)):
         return {"type": "array", "items": schema_of(arguments[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": schema_of(arguments[1])}

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from kvplan.core import entries
 from kvplan.core.errors import KvplanError
@@ -25,8 +25,6 @@ from kvplan.core.files import printable
 from kvplan.hardware.gpu import gpu_names
 from kvplan.hardware.nvml import DeviceError, DeviceMemory, Nvml, Reason, host_memory, open_nvml
 from kvplan.models import catalog
-
-SCHEMA = "kvplan/doctor@1"
 
 # Distribution -> the extra it comes with; None: kvplan needs it itself; "dev": only its tests do.
 PACKAGES: Mapping[str, str | None] = {
@@ -242,11 +240,6 @@ def checkup() -> Checkup:
             *gpu_advice(torch, driver),
         ),
     )
-
-
-def document(found: Checkup) -> dict[str, Any]:
-    """A checkup as JSON values (kvplan/doctor@1); sizes are bytes."""
-    return {"schema": SCHEMA, **asdict(found)}
 
 
 # --- gathering them ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Predicted against measured, component by component: what a run directory says beside the planner's formulas."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from kvplan.core.files import printable, shown
 from kvplan.core.git import checkout
 from kvplan.core.units import format_size
 from kvplan.measure.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
-from kvplan.measure.run_capacity import capacity, capacity_predictions, served
+from kvplan.measure.run_capacity import capacity, capacity_predictions
 from kvplan.measure.run_manifest import check_manifest, check_objects, inputs_of, is_size, spec_of
 from kvplan.measure.rundir import Run
 from kvplan.servers.bundled.rules import Prediction as Sized
@@ -312,41 +312,7 @@ def peaks_of(run: Run) -> dict[str, dict[str, int]]:
     return peaks
 
 
-# --- as data ----------------------------------------------------------------------------------------------------------
-
-
-def document(result: Reconciliation) -> dict[str, Any]:
-    """The comparison as JSON values (kvplan/reconciliation@1); rows in integer bytes."""
-    return {
-        "schema": RECONCILIATION,
-        "run": str(result.run.path),
-        "model": result.model,
-        "device": result.device,
-        "status": result.run.status,
-        "reported": result.reported,
-        "unreached": result.unreached,
-        "held_before": result.held_before,
-        "rows": [_row(row) for row in result.rows],
-        "tensor_parallel_size": inputs_of(result.run).tensor_parallel_size,
-        "rank": 0,
-        "total": {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]},
-        "capacity": [
-            {"name": row.component, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
-            for row in result.capacity
-        ],
-        "served": [asdict(one) for one in served(result.run)],
-        "gaps": list(result.gaps),
-    }
-
-
-def _row(row: Row) -> dict[str, Any]:
-    return {
-        "component": row.component,
-        "predicted": row.predicted,
-        "measured": row.measured,
-        "error": row.error,
-        "relative": row.relative,
-    }
+# --- in sentences -----------------------------------------------------------------------------------------------------
 
 
 def sums(result: Reconciliation) -> list[str]:

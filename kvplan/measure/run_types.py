@@ -4,7 +4,9 @@ A run that ended early lacks what it did not come to, so no key is required; wha
 checked when they are read (kvplan.measure.run_manifest).
 """
 
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+from kvplan.core.field_types import or_null
 
 
 class Model(TypedDict, total=False):
@@ -34,6 +36,8 @@ class Inputs(TypedDict, total=False):
 class Memory(TypedDict, total=False):
     """What the engine measured of itself: bytes, and blocks of the pool."""
 
+    total: int
+    budget: int
     weights: int
     buffers: int
     activations: int
@@ -105,6 +109,26 @@ class Environment(TypedDict, total=False):
 
 
 class Engine(TypedDict, total=False):
+    """Of engine.config.EngineConfig."""
+
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int | None
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    kv_scale: float
+    enable_prefix_caching: bool
+    tensor_parallel_size: int
+    backend: str
+    scheduling_policy: str
+    long_prefill_token_threshold: int
+    watermark: float
+    reserve_full_prompt: bool
+    async_scheduling: bool | None
     allocator: str
     load_format: str
     seed: int
@@ -127,13 +151,14 @@ class Manifest(TypedDict, total=False):
     model: Model
     inputs: Inputs
     engine: Engine
-    workload: dict[str, object]
+    workload: dict[str, Any]
     environment: Environment
     memory: Memory
     groups: int
     graph_bytes: dict[str, int]
     peaks: dict[str, dict[str, int]]
-    results: Results  # null where nothing was served: `Run.results`
+    seconds: float
+    results: Annotated[Results, or_null]  # where nothing was served: `Run.results`
 
 
 class Sample(EngineFigures, total=False):

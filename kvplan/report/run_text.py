@@ -1,15 +1,14 @@
 """A report as Markdown for a pull request, as JSON and as CSV: the numbers of the HTML, in the same tables."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from kvplan.core.table import FACTS, Markdown, Table, Value, as_objects, markdown_text
+from kvplan.documents.report import ReportDocument, RunObject
 from kvplan.report.formats import Answer
 from kvplan.report.lines import line
 from kvplan.report.page import Block, folded, heading, page
 from kvplan.report.run_data import ReportData, RunData
 
-REPORT = "kvplan/report@1"
 CSV_COLUMNS = ("run", "table", "row", "column", "unit", "value")
 # Sentences under a table; else that of its own name.
 BELOW = {"memory": ("memory", "sums"), "stages": ("over_time", "kv", "throughput", "gpu")}
@@ -26,13 +25,18 @@ def shapes(data: ReportData) -> Answer:
     )
 
 
-def report_document(data: ReportData) -> dict[str, Any]:
+def report_document(data: ReportData) -> ReportDocument:
     """kvplan/report@1: sizes in bytes, times in seconds, shares from 0 to 1; null where there is no value."""
     shared = {table.name: as_objects(table) for table in shared_tables(data)}
-    return {"schema": REPORT, "title": data.title, "runs": [run_object(run) for run in data.runs], "tables": shared}
+    return {
+        "schema": "kvplan/report@1",
+        "title": data.title,
+        "runs": [run_object(run) for run in data.runs],
+        "tables": shared,
+    }
 
 
-def run_object(run: RunData) -> dict[str, Any]:
+def run_object(run: RunData) -> RunObject:
     return {
         "label": run.label,
         "path": str(run.run.path),

@@ -6,7 +6,7 @@ They hold for the device and the software they were measured with; for any other
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from kvplan.core.errors import InvalidInputError
 from kvplan.core.files import load_json, printable, shown
@@ -18,6 +18,53 @@ COMPONENTS = ("context", "non_torch", "cuda_graphs", "allocator_slack")
 # What a server of another make finds on the same GPU and driver: not its graphs, which its own kernels decide.
 FOR_SERVERS = ("context", "non_torch")
 SAME_TOTAL = 0.01  # a GPU's total differs by less between drivers
+
+
+class FittedSteps(TypedDict):
+    """Factors on a step's modeled time, fitted to benchmark runs; errors are medians, left_out of each run by the fit
+    of the others.
+    """
+
+    model: str
+    factors: dict[str, float]
+    runs: int
+    median_error: float
+    median_error_left_out: float | None
+
+
+class MeasuredSteps(TypedDict):
+    """Seconds of one model's step by itself, and for each token and byte of KV in it."""
+
+    model: str
+    seconds: dict[str, float]
+    num_intervals: int
+    median_error: float
+
+
+_REQUIRED = TypedDict(  # `for` is a word of Python
+    "_REQUIRED",
+    {
+        "schema": Literal["kvplan/calibration@1"],
+        "for": dict[str, str | None],
+        "device_total": int,
+        "measured": dict[str, int],
+        "model": str | None,
+    },
+)
+
+
+class CalibrationDocument(_REQUIRED, total=False):
+    """Constants of one device and its software: bytes measured by a run, seconds of its steps, or factors on them that
+    were fitted to benchmark results, which `tools` wrote.
+    """
+
+    tensor_parallel_size: int
+    graph_bytes: dict[str, int]
+    activation_coefficient: float
+    run: str
+    run_id: str | None
+    step_time: MeasuredSteps | FittedSteps | None
+    tools: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +126,14 @@ def key_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def document(
     manifest: Mapping[str, Any], status: str, measured: Mapping[str, int], activation_coefficient: float, run: str
-) -> dict[str, Any]:
+) -> CalibrationDocument:
     """A run's constants as JSON values; those of half a run, or of a device that played a smaller one, are none."""
     if status != "complete":
         raise InvalidInputError("--calibrate", f"the run is {status}", "use a completed run")
     if (manifest.get("engine") or {}).get("memory_limit") is not None:
         raise InvalidInputError("--calibrate", "the run had a --memory-limit", "measure without one")
     return {
-        "schema": CALIBRATION,
+        "schema": "kvplan/calibration@1",
         "for": key_of(manifest),
         "device_total": manifest["inputs"]["total"],
         "measured": {name: measured[name] for name in COMPONENTS},

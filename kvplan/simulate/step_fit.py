@@ -9,14 +9,14 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import Any
 
-from kvplan.servers.calibration import TERMS
+from kvplan.servers.calibration import TERMS, MeasuredSteps
 
 FEWEST = 20  # equations; four unknowns want more than a handful
 NEEDED = ("busy_s", "num_steps", "prompt_tokens", "generation_tokens", "num_kv_tokens")
 STAGES = ("prefill", "decode")  # of the run itself, not of its baseline
 
 
-def fitted(samples: Sequence[Mapping[str, Any]], model: str, kv_token_bytes: int) -> dict[str, Any] | None:
+def fitted(samples: Sequence[Mapping[str, Any]], model: str, kv_token_bytes: int) -> MeasuredSteps | None:
     """`step_time` of a calibration: the model, the seconds of each term, how many equations and how well they agree.
 
     kv_token_bytes  that a step reads for each token in the pool

@@ -1,5 +1,6 @@
 """`kvplan schema NAME` is made from the documents' types, and is what the commands print; jsonschema judges."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -72,8 +73,30 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("why", "examples/vllm-did-not-start.log"),
         ("why", "examples/vllm-0.10.log"),
     ),
+    "reconciliation": (("reconcile", "reports/cpu-2core"),),
+    "doctor": (("doctor",),),
     "log-reconciliation": (("reconcile", "--log", "examples/vllm-0.10.log", "--gpu", "a100-80g"),),
 }  # fmt: skip
+# Name of a document -> commands that write one, `FILE` being its place.
+WRITTEN: dict[str, tuple[tuple[str, ...], ...]] = {
+    "report": (("report", "reports/cpu-2core", "-o", "FILE"),),
+    "calibration": (
+        ("reconcile", "reports/cpu-2core", "--calibrate", "FILE"),
+        (
+            "calibrate",
+            "llama-3.1-8b",
+            "--bench",
+            "examples/inferencex.json",
+            "--gpu",
+            "h100-80g",
+            "--ctx",
+            "8k",
+            "-o",
+            "FILE",
+        ),
+    ),
+}
+CARRIED = {"run": ROOT / "reports" / "cpu-2core" / "run.json"}  # by a run that took minutes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +118,32 @@ def test_what_a_command_prints_is_what_the_schema_says(
 
 
 def test_every_document_is_compared() -> None:
-    assert set(COMMANDS) == set(DOCUMENTS)
+    assert {*COMMANDS, *WRITTEN, *CARRIED} == set(DOCUMENTS)
+
+
+def faults(name: str, document: Any) -> list[str]:
+    validator = Draft202012Validator(document_schema(name))
+    return [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(document)]
+
+
+@pytest.mark.parametrize(("name", "command"), [(name, words) for name, many in WRITTEN.items() for words in many])
+def test_what_a_command_writes_is_what_the_schema_says(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "written.json"
+    ran = run(*(str(file) if word == "FILE" else word for word in command))
+    assert ran.code == 0, ran.err
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["schema"] == f"kvplan/{name}@1"
+    assert faults(name, document) == []
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_what_a_run_left_is_what_the_schema_says(name: str) -> None:
+    document = json.loads(CARRIED[name].read_text(encoding="utf-8"))
+    assert faults(name, document) == []
+    assert faults(name, {**document, "finished": None}) != []
 
 
 def without(document: Any) -> Iterator[tuple[str, Any]]:
@@ -190,7 +238,7 @@ def test_the_cells_of_a_row_are_its_keys() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [set[str], object, tuple[int, ...]])
+@pytest.mark.parametrize("kind", [set[str], object, tuple[int, str]])
 def test_a_type_that_json_does_not_have_is_refused(kind: object) -> None:
     with pytest.raises(TypeError, match="is not a type of a document"):
         schema_of(kind)

@@ -30,9 +30,10 @@ from engine.stats import Stats
 from kvplan.cli.live import progress_words
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
 from kvplan.core.limits import Limits
+from kvplan.documents.reconciliation import document
 from kvplan.measure import profile as runs
 from kvplan.measure.measurement import exceeds
-from kvplan.measure.reconcile import COMPONENTS, document, peaks_of, reconcile_run
+from kvplan.measure.reconcile import COMPONENTS, peaks_of, reconcile_run
 from kvplan.measure.run_types import Progress
 from kvplan.measure.rundir import ENGINE_FIGURES, RunWriter, load_run, served_by_samples
 from kvplan.models import catalog

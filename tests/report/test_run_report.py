@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kvplan.core.table import Table, text
+from kvplan.documents.reconciliation import document as reconciliation_document
 from kvplan.measure import reconcile
 from kvplan.measure.measurement import Row
 from kvplan.measure.run_types import Sample
@@ -183,7 +184,7 @@ def test_the_answer_and_what_to_know_first_are_in_every_format(report: tuple[Rep
 
 def test_the_memory_rows_are_those_of_reconcile(tmp_path: Path) -> None:
     path = cpu_run(tmp_path / "cpu")
-    expected = reconcile.document(reconcile.reconcile_run(load_run(path)))
+    expected = reconciliation_document(reconcile.reconcile_run(load_run(path)))
     (document,) = json.loads(report_json(report_data([load_run(path)])))["runs"]
     rows = document["tables"]["memory"]
     assert rows[:-1] == [

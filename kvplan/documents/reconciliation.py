@@ -1,0 +1,112 @@
+"""What `kvplan reconcile RUN --format json` prints: kvplan/reconciliation@1."""
+
+from typing import Annotated, Literal, TypedDict
+
+from kvplan.core.field_types import Count, Size
+from kvplan.measure import measurement
+from kvplan.measure.reconcile import Reconciliation
+from kvplan.measure.run_capacity import Served, served
+from kvplan.measure.run_manifest import inputs_of
+
+
+class Row(TypedDict):
+    """A component of one rank's memory; `error` is predicted less measured, `relative` that over measured."""
+
+    component: str
+    predicted: float | None
+    measured: float | None
+    error: float | None
+    relative: float | None
+
+
+class Total(Row):
+    """The rows that have a prediction, which `of` names."""
+
+    of: list[str]
+
+
+class CapacityRow(TypedDict):
+    """A figure of the pool."""
+
+    name: str
+    predicted: float | None
+    measured: float | None
+    unit: str
+
+
+class Allocator(TypedDict):
+    """How one allocator served the workload in the run's pool; `waste` is the share of the blocks handed out that held
+    no token, at the densest moment.
+    """
+
+    allocator: str
+    most_running: Count
+    output_tokens_per_s: float
+    preemptions: Count
+    waste: float | None
+
+
+class ReconciliationDocument(TypedDict):
+    """A run beside the plan for it, component by component; bytes of one rank. The measured rows add up to what the
+    device reported and what serving did not reach again.
+    """
+
+    schema: Literal["kvplan/reconciliation@1"]
+    run: str
+    model: str
+    device: str
+    status: str
+    reported: Count
+    unreached: Annotated[Count, "Activations that serving did not reach again."]
+    held_before: Annotated[int, "What the device held before the run."]
+    rows: list[Row]
+    tensor_parallel_size: Size
+    rank: Literal[0]
+    total: Total
+    capacity: list[CapacityRow]
+    served: list[Allocator]
+    gaps: Annotated[list[str], "What was not measured or predicted, and why."]
+
+
+def document(result: Reconciliation) -> ReconciliationDocument:
+    total: Total = {**_row(result.total), "of": [row.component for row in result.rows if row.predicted is not None]}
+    return {
+        "schema": "kvplan/reconciliation@1",
+        "run": str(result.run.path),
+        "model": result.model,
+        "device": result.device,
+        "status": result.run.status,
+        "reported": result.reported,
+        "unreached": result.unreached,
+        "held_before": result.held_before,
+        "rows": [_row(row) for row in result.rows],
+        "tensor_parallel_size": inputs_of(result.run).tensor_parallel_size,
+        "rank": 0,
+        "total": total,
+        "capacity": [
+            {"name": row.component, "predicted": row.predicted, "measured": row.measured, "unit": row.unit}
+            for row in result.capacity
+        ],
+        "served": [_allocator(allocator) for allocator in served(result.run)],
+        "gaps": list(result.gaps),
+    }
+
+
+def _row(row: measurement.Row) -> Row:
+    return {
+        "component": row.component,
+        "predicted": row.predicted,
+        "measured": row.measured,
+        "error": row.error,
+        "relative": row.relative,
+    }
+
+
+def _allocator(allocator: Served) -> Allocator:
+    return {
+        "allocator": allocator.allocator,
+        "most_running": allocator.most_running,
+        "output_tokens_per_s": allocator.output_tokens_per_s,
+        "preemptions": allocator.preemptions,
+        "waste": allocator.waste,
+    }
