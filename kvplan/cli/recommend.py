@@ -32,6 +32,7 @@ from kvplan.models.spec import ModelSpec
 from kvplan.planning.recommend import MOST_USERS, Placement, Question, fit, recommend, with_args
 from kvplan.report import recommend_text as text
 from kvplan.report.formats import Answer, rendered
+from kvplan.servers.base import terms_of, titles
 from kvplan.servers.pasted import read_command
 from kvplan.servers.plans import Load, Request, check_load
 
@@ -115,8 +116,9 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
     say(asked, quiet=options.quiet)
     source = prices.source if prices else None
     first = asked.requests[0]
-    if first.release.engine != "vllm":
-        raise UsageError("--engine", "recommend supports only vLLM", "`kvplan sweep --engine` compares servers")
+    if not terms_of(first.release.engine).recommended:
+        names, _ = titles(lambda terms: terms.recommended)
+        raise UsageError("--engine", f"recommend supports only {names}", "`kvplan sweep --engine` compares servers")
     if not is_fixed:
         found = recommend(question, asked.requests)
         errors = [failure.error for failure in found.failures if failure.error is not None]

@@ -86,7 +86,7 @@ def no_kv_memory(figures: Figures) -> str:
 def free_memory(figures: Figures) -> str:
     if figures.initial_free_bytes is not None and figures.current_free_bytes is not None:
         return (
-            "another process released or took GPU memory while vLLM measured its own: "
+            "another process released or took GPU memory while the server measured its own: "
             f"{size(figures.initial_free_bytes)} were free before and {size(figures.current_free_bytes)} after"
         )
     if figures.free_bytes is None or figures.total_bytes is None:

@@ -556,7 +556,7 @@ def actions(case: Case) -> Iterator[Cure]:
     other = figures.other_process_bytes
     if case.cause == "free_memory_below_utilization":
         if figures.initial_free_bytes is not None:
-            yield _action("start it again, alone on the GPU: what else runs there changed while vLLM measured")
+            yield _action("start it again, alone on the GPU: what else runs there changed while the server measured")
         elif figures.free_bytes is not None and figures.total_bytes is not None:
             held = format_gib(max(0, figures.total_bytes.bytes - figures.free_bytes.bytes))
             yield _action(f"end what else holds the GPU, {held} (nvidia-smi lists it; it may be an earlier server)")

@@ -14,6 +14,7 @@ from kvplan.planning.upgrade import WORSE, Effect, Upgrade, Upgraded, users
 from kvplan.report.diff_text import figure_rows, memory_rows, number_delta, row_cells
 from kvplan.report.lines import Paragraph, Part, laid_out, line
 from kvplan.report.page import Block, heading
+from kvplan.servers.base import terms_of
 from kvplan.servers.releases import Version, number_text
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ def _server_lines(server: Upgraded) -> list[Part]:
         lines += [line(), Paragraph("", f"{which} known changes between the two {does}.")]
     if not server.old.request.release.is_compared:
         label = server.old.request.release.label
-        said = f"{label}: modeled from its wheel, release notes and logs, not checked against the server itself."
-        lines.append(Paragraph("", said))
+        known_by = terms_of(label).known_by
+        lines.append(Paragraph("", f"{label}: modeled from {known_by}, not checked against the server itself."))
     return lines
 
 

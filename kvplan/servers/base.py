@@ -61,8 +61,10 @@ class Terms:
     shorter            what then helps
     checks_start       whether it looks for free memory and state blocks, and refuses to start without
     keeps_share        whether a share of memory is kept back for what is not planned row by row
+    simulated          whether `simulate` has its scheduler; recommended: whether `recommend` may turn its arguments
     outside            what the memory outside the budget is
     uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
+    known_by           what the rules of such a release are taken from
     share              the engine argument that says its share of the memory
     own_flags          engine argument -> its own flag, where that is not the argument's name; own_values: of values
     """
@@ -83,8 +85,11 @@ class Terms:
     shorter: str
     checks_start: bool
     keeps_share: bool
+    simulated: bool
+    recommended: bool
     outside: str
     uncompared: tuple[str, str]
+    known_by: str
     sources: Sources
     share: str = "gpu_memory_utilization"
     own_flags: Mapping[str, str] = field(default_factory=dict)
@@ -209,6 +214,12 @@ def server_of(engine: str) -> Server:
 
 def terms_of(engine: str) -> Terms:
     return server_of(engine).terms
+
+
+def titles(can: Callable[[Terms], bool]) -> tuple[str, str]:
+    """The servers that can do something: (their names in prose, what --engine takes of them)."""
+    able = {name: server().terms for name, server in SERVERS.items() if can(server().terms)}
+    return " and ".join(terms.title for terms in able.values()), " or ".join(able)
 
 
 def failures_of_servers() -> "dict[str, Failures]":

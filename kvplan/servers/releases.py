@@ -484,6 +484,11 @@ class Version:
         """Default gpu_memory_utilization."""
         return 0.92 if self.has("utilization_092") else 0.90
 
+    @property
+    def runs_first_engine(self) -> bool:
+        """Whether vLLM's V0 runs."""
+        return self.engine == "vllm" and bool(self.first_engine or not self.has("v1"))
+
     def lacks(self) -> Iterator[Change]:
         """The changes that came later, oldest first; none for another server."""
         if self.engine == "vllm":

@@ -111,7 +111,7 @@ def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
 def adapted(constants: Constants, plan: Plan) -> Constants:
     """Constants fitted to vLLM's second engine, for the engine of a plan."""
     release = plan.request.release
-    if release.engine == "vllm" and (release.first_engine or not release.has("v1")):
+    if release.runs_first_engine:
         return replace(
             constants,
             step=constants.step + constants.first_step,

@@ -8,6 +8,7 @@ from engine.scheduler import SchedulerConfig
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.models.spec import LatentAttention
 from kvplan.planning.plan import Plan
+from kvplan.servers.base import terms_of, titles
 from kvplan.servers.vllm.deepseek_v4 import is_v4
 from kvplan.servers.vllm.pool import KVGroup
 from kvplan.simulate.arrivals import Arrivals
@@ -50,8 +51,9 @@ class Setup:
 def check(plan: Plan) -> None:
     """Refuse what the simulation does not model, with what to do instead."""
     args, name = plan.request.args, plan.request.spec.name
-    if plan.request.release.engine != "vllm":
-        raise UsageError("simulate", "only vLLM's scheduler can be simulated", "use --engine vllm")
+    if not terms_of(plan.request.release.engine).simulated:
+        names, engines = titles(lambda terms: terms.simulated)
+        raise UsageError("simulate", f"only {names}'s scheduler can be simulated", f"use --engine {engines}")
     if not plan.fits:
         raise UsageError(
             "simulate", f"{name} does not fit on {plan.request.gpu.name}", "`kvplan estimate` says what would"

@@ -1,6 +1,7 @@
 """The seam holds a third server: every command and format answers for it, in none of another server's words."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,38 @@ def test_its_failure_is_told_in_its_own_words(run: Run, tmp_path: Path, form: st
     assert ran.code == 0, ran.err
     assert "Acme did not start: weights and activations take all that it may use" in ran.out
     assert foreign(ran.out + ran.err) == []
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pack", "--gpu", "h100-80g", "--server", "llama-3.1-8b", "--server", "qwen3-0.6b", "--engine", "acme"),
+        ("upgrade", "llama-3.1-8b", "--gpu", "h100-80g", "--ctx", "8k", "--from", "acme@1.0", "--to", "acme@1.0"),
+        ("diff", "llama-3.1-8b", "llama-3.1-8b-fp8", "--gpu", "h100-80g", "--ctx", "8k", "--engine", "acme"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_other_commands_say_none_of_anothers_words(run: Run, command: tuple[str, ...], form: str) -> None:
+    ran = run(*command, "--format", form)
+    assert ran.code == 0, ran.err
+    assert foreign(ran.out + ran.err) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (("simulate", *ASKED, *ROOMY, "--profile", "azure-2023-conv"), "only vLLM's scheduler can be simulated"),
+        (("recommend", *ASKED, "--users", "20", "--ctx", "8k", "--gpu", "l40s"), "recommend supports only vLLM"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else part[0],
+)
+def test_what_is_for_some_servers_asks_which(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], problem: str
+) -> None:
+    ran = run(*command)
+    assert ran.code == 2
+    assert problem in ran.err
+    able = replace(third_server.terms, simulated=True, recommended=True)
+    monkeypatch.setattr(third_server, "terms", able)
+    assert problem not in run(*command).err

@@ -31,8 +31,9 @@ terms = Terms(
     logs_concurrency=False, seqs_flag="--slots", context_flag="--ctx-size",
     share_argument="gpu_memory_utilization", slots_flag=None,
     risk="may be slow", risk_row="may be slow", shorter="A lower --ctx-size is safer.", checks_start=False,
-    keeps_share=True, outside="left to Acme",
+    keeps_share=True, simulated=False, recommended=False, outside="left to Acme",
     uncompared=("{label} by its manual", "Acme's manual"),
+    known_by="its manual",
     own_flags={"gpu_memory_utilization": "--share"},
     sources=Sources(CODE, CODE, CODE, CODE, CODE, None),
 )  # fmt: skip
@@ -93,7 +94,8 @@ def start(words: list[str]) -> Started | None:
 
 def parse(words: list[str]) -> ServeCommand:
     slots = words[words.index("--slots") + 1] if "--slots" in words else None
-    return ServeCommand(model=words[0], engine=name, args={} if slots is None else {"max_num_seqs": int(slots)})
+    model = words[words.index("--model") + 1] if "--model" in words else words[0]
+    return ServeCommand(model=model, engine=name, args={} if slots is None else {"max_num_seqs": int(slots)})
 
 
 def flags() -> tuple[dict[str, str], dict[str, Other]]:

@@ -22,6 +22,8 @@ TERMS = Terms(
     shorter="A shorter context is safer.",
     checks_start=False,
     keeps_share=True,
+    simulated=False,
+    recommended=False,
     outside="reserved for activations and graphs",
     uncompared=(
         f"{{label}} as the code of {READ} was read; compared with posted logs, not with its own answers",
@@ -38,6 +40,7 @@ TERMS = Terms(
         "enforce_eager": "--disable-cuda-graph",
     },
     own_values={"fp8": "fp8_e4m3"},
+    known_by="its wheel, release notes and logs",
     sources=Sources(
         charge=SGLANG_SOURCE,
         pool=SGLANG_SOURCE,

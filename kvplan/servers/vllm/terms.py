@@ -22,11 +22,14 @@ TERMS = Terms(
     shorter="A shorter --max-model-len is safer.",
     checks_start=True,
     keeps_share=False,
+    simulated=True,
+    recommended=True,
     outside="outside budget",
     uncompared=(
         "{label} by wheels, notes, issues and logs; not compared with its own answers",
         f"{{label}} as its {DESCRIBED}; not compared with that release's own code",
     ),
+    known_by="its wheel, release notes and logs",
     sources=Sources(
         charge="vLLM v1/kv_cache_interface.py",
         pool="vLLM v1/core/kv_cache_utils.py",
