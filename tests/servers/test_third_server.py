@@ -96,7 +96,7 @@ def test_a_check_says_none_of_anothers_words(run: Run, tmp_path: Path, form: str
     assert ran.code == (0 if least == 1 else 1), ran.err
     assert foreign(ran.out + ran.err) == []
     if form == "table" and least == 1:
-        assert "; --slots, the pool holds" in ran.out
+        assert "limited by --slots, the pool holds" in ran.out
         assert "the log will say acme_tokens=" in ran.out
 
 
