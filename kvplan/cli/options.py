@@ -312,14 +312,19 @@ def given(options: PlanOptions) -> dict[str, Any]:
     return found
 
 
+def usual_slots(options: PlanOptions) -> int:
+    """Adapter slots where their number is not given: vLLM's, or SGLang's --max-loras-per-batch."""
+    return 8 if (options.engine or "").startswith("sglang") else 1
+
+
 def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
-    """--enable-lora alone is one slot, as vLLM's default; --no-enable-lora is none."""
+    """--enable-lora alone is as many slots as the server's default; --no-enable-lora is none."""
     if options.enable_lora is False:
         if options.max_loras is not None:
             raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
         found["max_loras"] = 0
     elif options.enable_lora:
-        found["max_loras"] = found.get("max_loras") or 1
+        found["max_loras"] = found.get("max_loras") or usual_slots(options)
 
 
 def engine_pair(text: str) -> tuple[str, Any]:
@@ -340,7 +345,7 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
         key, _, said = text.partition("=")
         if key.strip("- ").replace("-", "_") == "enable_lora":
             on = switch(said, "--engine-arg enable_lora")
-            name, value = "max_loras", (found.get("max_loras") or 1) if on else 0
+            name, value = "max_loras", (found.get("max_loras") or usual_slots(options)) if on else 0
         else:
             name, value = engine_pair(text)
             if found.get(name, value) != value:

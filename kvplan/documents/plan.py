@@ -62,7 +62,7 @@ def engine_argument(row: Argument, default: object) -> Schema:
             return {"enum": list(row.choices)} if isinstance(default, str) else schema_of(Size)
         case "flag":
             kind: Any = bool
-        case "text" | "limits" | "json":
+        case "text" | "limits" | "json" | "names":
             kind = str
         case "fraction" | "ratio":
             kind = Number

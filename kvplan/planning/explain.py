@@ -73,7 +73,8 @@ def stage_of(plan: Plan) -> range:
     spec, pp = plan.request.spec, plan.request.args.pipeline_parallel_size
     if plan.request.draft is not None:
         return range(spec.num_layers + plan.request.draft.num_layers)
-    return stage_layers(spec.num_layers, pp, rest_last=plan.pool.how.rest_last)[plan.stage]
+    how = plan.pool.how
+    return stage_layers(spec.num_layers, pp, rest_last=how.rest_last, partition=how.partition)[plan.stage]
 
 
 # --- what the facts and rules rest on ---------------------------------------------------------------------------------

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from kvplan.servers.releases import Version
 
 Kind = Literal[
-    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json"
+    "context", "tokens", "count", "bytes", "gib", "fraction", "ratio", "flag", "text", "choice", "limits", "json",
+    "names",
 ]  # fmt: skip
 Panel = Literal["Model, GPU and server", "Parallelism", "Quantization", "Adapters and drafts", "SGLang"]
 Server = Literal["vllm", "sglang"]
 MAX_RANKS: Final = 1024
-LORA_RANKS: Final = ("1", "8", "16", "32", "64", "128", "256", "320", "512")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,17 @@ class EngineArgs:
             sglang=Flag(("pp_size", "pipeline_parallel_size", "pp")),
         ),
     ] = 1
+    pp_layer_partition: Annotated[
+        str | None,
+        Argument(
+            "text",
+            "Layers of each pipeline stage: 20,22,19 (VLLM_PP_LAYER_PARTITION, SGLANG_PP_LAYER_PARTITION).",
+            "N,N,...",
+            panel="Parallelism",
+            vllm=Flag(("pp_layer_partition",), printed=False),  # an environment variable of both servers
+            sglang=Flag(("pp_layer_partition",), printed=False),
+        ),
+    ] = None
     data_parallel_size: Annotated[
         int,
         Argument(
@@ -187,6 +198,65 @@ class EngineArgs:
             sglang=Flag(("ep_size", "expert_parallel_size", "ep")),  # a number of ranks: servers/sglang/command.py
         ),
     ] = False
+    enable_eplb: Annotated[
+        bool,
+        Argument(
+            "flag",
+            "Balance experts across ranks while serving (EPLB).",
+            panel="Parallelism",
+            sglang=Flag(("enable_eplb",), on=True),
+        ),
+    ] = False
+    num_redundant_experts: Annotated[
+        int,
+        Argument(
+            "count",
+            "Spare copies of experts in each layer, over all ranks.",
+            "N",
+            panel="Parallelism",
+            most=1023,  # vLLM's own limit
+            vllm=Flag(("num_redundant_experts",), printed=False),  # a part of --eplb-config; a flag until 0.11
+            sglang=Flag(("ep_num_redundant_experts",)),
+        ),
+    ] = 0
+    eplb_window_size: Annotated[
+        int,
+        Argument(
+            "count",
+            "vLLM: steps whose expert loads EPLB keeps.",
+            "N",
+            panel="Parallelism",
+            most=10**6,
+            vllm=Flag(("eplb_window_size",), printed=False),  # a part of --eplb-config
+        ),
+    ] = 1000
+    all2all_backend: Annotated[
+        str | None,
+        Argument(
+            "text",
+            "How tokens reach the ranks of their experts: vLLM deepep_low_latency, ...; SGLang deepep, ...",
+            "NAME",
+            panel="Parallelism",
+            sglang=Flag(("moe_a2a_backend",)),
+        ),
+    ] = None
+    enable_dp_attention: Annotated[
+        bool | None,
+        _sglang(
+            "flag",
+            "enable_dp_attention",
+            "divide attention over the --dp data-parallel ranks, within --tp.",
+            on=True,
+        ),
+    ] = None
+    enable_dp_lm_head: Annotated[
+        bool | None,
+        _sglang("flag", "enable_dp_lm_head", "divide the output head as DP attention divides attention.", on=True),
+    ] = None
+    moe_dense_tp_size: Annotated[
+        int | None,
+        _sglang("count", "moe_dense_tp_size", "ranks that share a dense MLP of a mixture of experts: 1.", "N"),
+    ] = None
     gpu_memory_utilization: Annotated[
         float | None, Argument("fraction", "Fraction of GPU memory the server may use: 0.92.", "SHARE")
     ] = None
@@ -365,14 +435,51 @@ class EngineArgs:
             panel="Adapters and drafts",
             most=10_000,
             vllm=Flag(beside="enable_lora"),
+            sglang=Flag(("max_loras_per_batch",), beside="enable_lora"),
         ),
     ] = 0
     max_lora_rank: Annotated[
         int,
-        Argument("choice", "Maximum LoRA rank.", "N", panel="Adapters and drafts", choices=LORA_RANKS),
+        Argument(
+            "count", "Maximum LoRA rank.", "N", panel="Adapters and drafts", most=4096, sglang=Flag(("max_lora_rank",))
+        ),
     ] = 16
     fully_sharded_loras: Annotated[
         bool, Argument("flag", "Shard both LoRA matrices across ranks.", panel="Adapters and drafts")
+    ] = False
+    lora_dtype: Annotated[
+        str,
+        Argument("text", "Dtype of adapters: auto, bfloat16 or float16.", "DTYPE", panel="Adapters and drafts"),
+    ] = "auto"
+    lora_target_modules: Annotated[
+        str | None,
+        Argument(
+            "names",
+            "Modules that adapters may change: q_proj,o_proj. Default: all.",
+            "NAMES",
+            panel="Adapters and drafts",
+            sglang=Flag(("lora_target_modules",)),
+        ),
+    ] = None
+    max_cpu_loras: Annotated[
+        int | None,
+        Argument(
+            "count",
+            "Number of adapters in host memory. Default: as many as on the GPU.",
+            "N",
+            panel="Adapters and drafts",
+            most=1_000_000,
+            sglang=Flag(("max_loaded_loras",)),
+        ),
+    ] = None
+    enable_tower_connector_lora: Annotated[
+        bool, Argument("flag", "Adapters may change the encoder, too.", panel="Adapters and drafts")
+    ] = False
+    enable_mixed_moe_lora_format: Annotated[
+        bool, Argument("flag", "Take adapters of experts in both formats.", panel="Adapters and drafts")
+    ] = False
+    enable_moe_shared_loras: Annotated[
+        bool, Argument("flag", "Adapters share their outer matrices over experts.", panel="Adapters and drafts")
     ] = False
     num_speculative_tokens: Annotated[
         int,
@@ -476,6 +583,17 @@ class EngineArgs:
         _sglang("flag", "enable_multimodal", "accept images with models that default to text only.", on=True),
     ] = None
 
+    @property
+    def partition(self) -> tuple[int, ...]:
+        """The layers of each pipeline stage as stated; empty: the server's own division."""
+        if self.pp_layer_partition is None or self.pipeline_parallel_size == 1:
+            return ()
+        numbers = self.pp_layer_partition.split(",")
+        if not all(re.fullmatch(r" *[0-9]{1,5} *", number) for number in numbers):
+            shown = printable(self.pp_layer_partition, 60)
+            raise UsageError("pp_layer_partition", f"is not a list of whole numbers ({shown!r})", "write 20,22,19")
+        return tuple(int(number) for number in numbers)
+
 
 def _row(annotated: Any) -> Argument:
     row: Argument = annotated.__metadata__[0]
@@ -537,7 +655,12 @@ def flag_words(server: str, release: "Version", args: EngineArgs, stated: Mappin
                 words.append(f"--{spelling}" if value or flag.on is False else f"--no-{spelling}")
             continue
         beside = [f"--{flag.beside.replace('_', '-')}"] if flag.beside else []
-        words += [*beside, f"--{spelling}", f"{value / GIB:.9g}" if row.kind == "gib" else str(value)]
+        said = (
+            str(value).split(",")
+            if row.kind == "names"
+            else [f"{value / GIB:.9g}" if row.kind == "gib" else str(value)]
+        )
+        words += [*beside, f"--{spelling}", *said]
     return words
 
 
@@ -579,6 +702,8 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
             return limits(text, option)
         case "json":
             return json_object(text, option)
+        case "names":
+            return names(text, option)
         case "text":
             if not text or len(text) > 100 or not text.isprintable():
                 raise UsageError(option, f"is not a name ({printable(text, 40)!r})", "write a name that vLLM accepts")
@@ -641,6 +766,14 @@ def pythonic(text: str) -> str:
     """JSON of what a log has in Python's words."""
     words = {"True": "true", "False": "false", "None": "null"}
     return re.sub(r"\b(True|False|None)\b", lambda match: words[match[0]], text.replace("'", '"'))
+
+
+def names(text: str, option: str) -> str:
+    """Names with commas between them, each once, in order; commas, spaces or a list in JSON may stand between them."""
+    words = re.sub(r"[\[\]\"',\s]+", " ", text).split()
+    if not words or not all(re.fullmatch(r"[\w.*-]{1,100}", word) for word in words):
+        raise UsageError(option, f"is not a list of names ({printable(text, 60)!r})", "write q_proj,o_proj")
+    return ",".join(sorted(dict.fromkeys(words)))
 
 
 NO_LIMIT: Final = 999  # vLLM's own count for an input whose options say none

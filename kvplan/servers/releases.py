@@ -60,6 +60,27 @@ CHANGES = {
         (0, 9), "an A100 takes the defaults of small GPUs", "vLLM engine/arg_utils.py; vllm-project/vllm#17885",
         "0.8.5, 0.9.2",
     ),
+    "eplb": Change(
+        (0, 9, 2), "experts may have spare copies and move between ranks (EPLB)", "vLLM distributed/eplb",
+        "0.9.2 to 0.33",
+    ),
+    "sequence_parallel_experts": Change(
+        (0, 10, 2), "ranks of several data-parallel replicas keep shared experts whole and share the tokens",
+        "vLLM config/parallel.py (use_sequence_parallel_moe), model_executor/models/deepseek_v2.py",
+        "0.9.2, 0.10.2, 0.11, 0.14",
+    ),
+    "no_pplx": Change(
+        (0, 19), "the exchanges named pplx and naive stand for allgather_reducescatter",
+        "vLLM config/parallel.py", "0.18, 0.19, 0.20, 0.33",
+    ),
+    "whole_dense_mlp": Change(
+        (0, 28), "ranks that share tokens keep the dense MLPs of models with sparse attention whole",
+        "vLLM models/deepseek_v32/nvidia/model.py", "0.27, 0.28 to 0.33",
+    ),
+    "few_tokens_batched": Change(
+        (0, 20), "256 tokens a step by default where experts' ranks exchange batches (deepep_low_latency)",
+        "vLLM engine/arg_utils.py", "0.18, 0.19, 0.20, 0.33",
+    ),
     "hybrid_groups": Change(
         (0, 9), "windows keep no more than the window where a model mixes them with full attention",
         "vLLM 0.9.1 (hybrid KV cache manager)",

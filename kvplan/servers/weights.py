@@ -26,6 +26,11 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         left_out=vllm.left_out(request.spec, args, request.release),
         whole_towers=args.mm_encoder_tp_mode == "data",
         expert_tile=vllm.expert_tile(request.spec, args, request.gpu.sm, request.release),
+        redundant=args.num_redundant_experts,
+        whole_shared=vllm.keeps_shared_whole(request.spec, args, request.release),
+        partition=args.partition,
+        dense_tp=1 if vllm.keeps_dense_whole(request.spec, args, request.release) else 0,
+        marlin=args.max_loras > 0,
     )
 
 
@@ -106,4 +111,6 @@ def draft_layout(request: Request, *, joined: bool = True) -> Layout:
         online=online_scheme(request) if draft.head == "mtp" else None,
         expert_tile=vllm.expert_tile(draft, args, request.gpu.sm, request.release),
         joined=joined,
+        redundant=args.num_redundant_experts if draft.experts_per_token else 0,
+        whole_shared=vllm.keeps_shared_whole(draft, args, request.release),
     )

@@ -18,10 +18,10 @@ from kvplan.sizing.weights import (
     Layout,
     alike,
     expert_tp,
+    layers_on,
     local_shape,
     on_stage,
     scheme_for,
-    stage_layers,
     up,
     weight_tensors,
 )
@@ -100,7 +100,7 @@ def tensors(spec: ModelSpec, layout: Layout) -> Iterator[tuple[int, int]]:
         table = rope.positions * rope.dim * BYTES[layout.dtype or spec.dtype]
         yield table, table
     made: dict[Hashable, list[tuple[int, int]]] = {}
-    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
+    for index in layers_on(spec, layout):
         key = alike(spec, index, layout)
         if key not in made:
             made[key] = [sizes for weight in spec.layer_weights[index] for sizes in loaded(spec, weight, index, layout)]

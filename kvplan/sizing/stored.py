@@ -14,7 +14,7 @@ from kvplan.models.names import RENAMED
 from kvplan.models.spec import ModelSpec, Part, Place, Sharing, Weight
 from kvplan.models.tensors import Checkpoint, TensorInfo
 from kvplan.sizing.layout import cdiv
-from kvplan.sizing.weights import BYTES, Layout, expert_tp, held_dtype, on_stage, stage_layers, up
+from kvplan.sizing.weights import BYTES, Layout, expert_copies, held_dtype, layers_on, on_stage, ranks_of, up
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _EXPERT = re.compile(r"(experts)\.\d+\.")
@@ -88,10 +88,9 @@ def held_bytes(tensor: TensorInfo, weight: Weight | None, layout: Layout, dtype:
 
 def rank_bytes(size: int, weight: Weight, part: Part | None, layout: Layout, *, bias: bool) -> int:
     """Bytes of one loaded tensor of `size` on one rank."""
-    expert = weight.experts > 0
-    if expert and layout.ep > 1:
-        return cdiv(size, layout.ep)
-    ranks = expert_tp(layout) if expert else layout.tp
+    if weight.experts > 0 and layout.ep > 1:  # a tensor of one expert, or of all of them
+        return cdiv(size * expert_copies(weight, layout), weight.experts)
+    ranks = ranks_of(weight, layout)
     match weight.split:
         case "none":
             return size
@@ -139,7 +138,7 @@ def stored_weights(spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> C
     Layers past the model's (multi-token prediction) and a second copy of a tied head are on disk only.
     """
     total: Counter[str] = Counter()
-    stage = stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]
+    stage = layers_on(spec, layout)
     for tensor in checkpoint.tensors:
         if checkpoint.format == "gguf":
             tensor = replace(tensor, name=hugging_face_name(tensor.name))

@@ -28,6 +28,7 @@ from kvplan.models.spec import (
 )
 
 WNA16 = "moe_wna16"
+BLACKWELL = 100  # compute capability, times ten
 FLASHMLA_HEADS = 64  # and twice that; vLLM 0.33 models/deepseek_v4/nvidia/flashmla.py
 BYTES = {"int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
@@ -43,6 +44,13 @@ class Layout:
     whole_towers  towers are whole on each rank, which share the batch
     expert_tile   what a rank's share of each plain expert's inner width is padded to; 1: nothing
     joined        a speculative head beside its target: what it shares is the target's
+    redundant     spare copies of experts in a layer, over all expert parallel ranks
+    whole_shared  shared experts are whole on each rank, which share the tokens instead
+    partition     layers of each pipeline stage, where they are stated
+    attention_tp  ranks that share attention; 0: as many as `tp`
+    dense_tp      ranks that share a dense MLP; 0: as many as `tp`
+    head_tp       ranks that share the output head; 0: as many as `tp`
+    marlin        MXFP4 experts run in the kernels of older GPUs, as adapters want it
     """
 
     tp: int = 1
@@ -58,24 +66,56 @@ class Layout:
     whole_towers: bool = False
     expert_tile: int = 1
     joined: bool = False
+    redundant: int = 0
+    whole_shared: bool = False
+    partition: tuple[int, ...] = ()
+    attention_tp: int = 0
+    dense_tp: int = 0
+    head_tp: int = 0
+    marlin: bool = False
 
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False) -> list[range]:
-    """The layers of each pipeline stage: an equal share each, the rest one by one from the last but one backwards, or
-    with rest_last from the last one.
+def stage_layers(num_layers: int, pp: int, *, rest_last: bool = False, partition: tuple[int, ...] = ()) -> list[range]:
+    """The layers of each pipeline stage: as `partition` says, or an equal share each, the rest one by one from the last
+    but one backwards, or with rest_last from the last one.
 
     Source: vLLM 0.33 and sglang 0.5.23 distributed/utils.py (get_pp_indices).
     """
+    if partition and pp > 1:
+        return partitioned(num_layers, pp, partition)
     share, rest = divmod(num_layers, pp)
     sizes = [share] * pp
     for i in range(1, rest + 1) if rest_last else range(2, rest + 2):
         sizes[-i if i <= pp else -1] += 1
     starts = [sum(sizes[:i]) for i in range(pp)]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def partitioned(num_layers: int, pp: int, partition: tuple[int, ...]) -> list[range]:
+    """The layers of stages whose numbers are stated; refuses what a server does not start with."""
+    shown = ",".join(map(str, partition))
+    if len(partition) != pp:
+        raise UsageError(
+            f"pp_layer_partition {shown}", f"says {len(partition)} stages of {pp}", "write a number for each stage"
+        )
+    if sum(partition) != num_layers:
+        raise UsageError(
+            f"pp_layer_partition {shown}",
+            f"adds up to {sum(partition)} layers of {num_layers}",
+            "write numbers that add up",
+        )
+    starts = [sum(partition[:i]) for i in range(pp)]
+    return [range(start, start + size) for start, size in zip(starts, partition, strict=True)]
+
+
+def layers_on(spec: ModelSpec, layout: "Layout") -> range:
+    """The layers of a layout's stage."""
+    stages = stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last, partition=layout.partition)
+    return stages[layout.stage]
 
 
 def local_units(part: Part, tp: int, name: str) -> int:
@@ -253,7 +293,22 @@ def ranks_of(weight: Weight, layout: Layout) -> int:
     """Ranks that share the weight's matrix."""
     if weight.experts:
         return expert_tp(layout)
-    return 1 if layout.whole_towers and weight.whole_by_data else layout.tp
+    if layout.whole_shared and weight.group == "shared_expert":
+        return 1
+    if layout.whole_towers and weight.whole_by_data:
+        return 1
+    if layout.attention_tp and weight.group in ("attention", "state", "embedding"):
+        return layout.attention_tp
+    if layout.dense_tp and weight.group == "mlp":
+        return layout.dense_tp
+    if layout.head_tp and weight.group == "lm_head":
+        return layout.head_tp
+    return layout.tp
+
+
+def expert_copies(weight: Weight, layout: Layout) -> int:
+    """Experts that a rank holds, spare copies included."""
+    return cdiv(weight.experts + layout.redundant, layout.ep)
 
 
 WIDE_SCHEMES = ("fp8_tensor", "fp8_channel", "fp8_block", "int8_channel", "mxfp8", "bnb_int8")  # others have 4 bits
@@ -265,7 +320,7 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
         return 0, 0, 0
     is_expert = weight.experts > 0
     k, parts = local_shape(weight, ranks_of(weight, layout))
-    copies = cdiv(weight.experts, layout.ep) if is_expert else 1
+    copies = expert_copies(weight, layout) if is_expert else 1
     scheme = scheme_for(spec, weight, layer, layout.online)
     element = BYTES[held_dtype(weight, layout, spec.dtype)]
     bias = element * sum(parts) if weight.bias else 0
@@ -279,11 +334,14 @@ def weight_tensors(spec: ModelSpec, weight: Weight, layer: int | None, layout: L
         if scheme.kind == "gptq" and scheme.variant != WNA16:  # for Marlin experts have a bias in any case
             bias = element * sum(parts)
     if scheme.kind == "mxfp4":
-        k, parts = mxfp4_padded(k, parts, weight.split, layout.sm)
+        k, parts = mxfp4_padded(k, parts, weight.split, 0 if layout.marlin else layout.sm)
         bias = element * sum(parts) if weight.bias else 0
     size = linear_bytes(scheme, k, parts, expert=is_expert)
     values = k * sum(parts) if scheme.kind in WIDE_SCHEMES else k * sum(parts) // 2
-    return values * copies, (size - values) * copies, bias * copies
+    scales = (size - values) * copies
+    if is_expert and scheme.kind == "nvfp4" and layout.sm >= BLACKWELL and layout.ep > 1:
+        scales += 4 * len(parts) * (weight.experts + layout.redundant - copies)  # the inputs' scales of all experts
+    return values * copies, scales, bias * copies
 
 
 def weight_bytes(spec: ModelSpec, weight: Weight, layer: int | None, layout: Layout) -> int:
@@ -345,7 +403,7 @@ def rank_weights(spec: ModelSpec, layout: Layout) -> Counter[str]:
         if on_stage(weight.place, layout):
             total[weight.group] += weight_bytes(spec, weight, None, layout)
     cache: dict[Hashable, Counter[str]] = {}
-    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
+    for index in layers_on(spec, layout):
         weights = spec.layer_weights[index]
         key = alike(spec, index, layout)
         if key not in cache:

@@ -19,8 +19,12 @@ from kvplan.servers.pasted import parse
 from kvplan.servers.standing import standings
 
 TEXTS = {"context": "8192", "tokens": "4096", "count": "8", "bytes": "17179869184", "gib": "2", "fraction": "0.5",
-         "ratio": "0.5", "text": "fp8", "limits": "image=2", "json": "{}"}  # fmt: skip
-STARTS = {"vllm": "vllm serve a/b --enable-lora", "sglang": "python -m sglang.launch_server --model-path a/b --tp 8"}
+         "ratio": "0.5", "text": "fp8", "limits": "image=2", "names": "o_proj,q_proj",
+         "json": "{}"}  # fmt: skip
+STARTS = {
+    "vllm": "vllm serve a/b --enable-lora",
+    "sglang": "python -m sglang.launch_server --model-path a/b --tp 8 --enable-lora",
+}
 # Read together with others: drafts, which program it is, a number of ranks.
 NOT_ALONE = (
     *(name for name in ARGUMENTS if "speculative" in name),
@@ -28,6 +32,9 @@ NOT_ALONE = (
     "enable_expert_parallel",
     "tensor_parallel_size",
     "lmcache_max_local_cpu_size",  # a variable
+    "num_redundant_experts",
+    "eplb_window_size",
+    "pp_layer_partition",
 )
 
 

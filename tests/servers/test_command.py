@@ -132,7 +132,6 @@ def test_flags_of_no_account_are_listed_without_their_values() -> None:
     [
         ("--load-format bitsandbytes", "--load-format: may store other weights than the checkpoint's"),
         ("--enable-sleep-mode", "--enable-sleep-mode: takes memory in a way that can be given back"),
-        ("--enable-eplb --port 1", "--enable-eplb: keeps spare copies of experts"),
         ("--mm-ipc-gpu-memory-gb 2", "--mm-ipc-gpu-memory-gb: keeps images' tensors in GPU memory"),
     ],
 )
@@ -146,7 +145,7 @@ def test_a_flag_that_moves_bytes_is_refused_by_name(flags: str, fault: str) -> N
     "flags",
     [
         "-O3", "-O2", "--compilation-config.mode 3", "--load-format auto", "--mm-ipc-gpu-memory-gb 0",
-        "--no-enable-sleep-mode", "--disable-eplb", "--all2all-backend allgather_reducescatter",
+        "--no-enable-sleep-mode", "--num-redundant-experts 0",
         """-cc '{"cudagraph_mode": "FULL_AND_PIECEWISE", "custom_ops": ["all"]}'""",
     ],
 )  # fmt: skip
@@ -243,7 +242,6 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         (f"vllm serve {MODEL} --config serve.yaml", "a file of more flags"),
         (f"vllm serve {MODEL} --hf-overrides '{{\"num_hidden_layers\": 2}}'", "changes the model's config"),
         (f"vllm serve {MODEL} --speculative-config nonsense", "not a JSON object"),
-        (f"vllm serve {MODEL} --max-lora-rank 7 --enable-lora", "not one of 1, 8, 16"),
         (f"vllm serve {MODEL} --performance-mode fast", "not one of balanced, interactivity, throughput"),
         (f"vllm serve {MODEL} --kv-cache-memory-bytes 16", "implausibly small"),
         (f"vllm serve {MODEL} --compilation-config nonsense", "not a JSON object"),

@@ -212,10 +212,16 @@ def test_latents_that_are_switched_off_are_refused_where_a_model_has_them(run: R
         assert run(*asked, harmless).code == 0
 
 
-def test_layers_dealt_by_hand_are_refused_with_stages(run: Run) -> None:
-    for words, code in (("-pp 2", 2), ("", 0)):
-        command = f"VLLM_PP_LAYER_PARTITION=20,16 vllm serve {QWEN} {words}"
-        assert run("estimate", "--gpu", "h100-80g", "--from-command", command).code == code
+def test_layers_dealt_by_hand_are_those_of_the_stages(run: Run) -> None:
+    command = f"vllm serve {QWEN} --max-model-len 8192"
+    dealt = [
+        run("estimate", *GPU, "--from-command", f"VLLM_PP_LAYER_PARTITION=20,16 {command} {words}").json
+        for words in ("-pp 2", "")
+    ]
+    usual = [run("estimate", *GPU, "--from-command", f"{command} {words}").json for words in ("-pp 2", "")]
+    assert dealt[1]["memory"] == usual[1]["memory"]
+    assert dealt[0]["memory"]["weights"] > usual[0]["memory"]["weights"]
+    assert dealt[0]["server"]["environment"] if "environment" in dealt[0].get("server", {}) else True
 
 
 def test_another_size_of_sglangs_image_cache_is_refused_where_there_are_images(run: Run) -> None:

@@ -171,7 +171,7 @@ LORA, DRAFTS = (
 )
 BESIDE: dict[str, tuple[list[str], list[str]]] = {
     "--max-loras": LORA, "--max-lora-rank": LORA, "--speculative-num-steps": DRAFTS, "--speculative-eagle-topk": DRAFTS,
-    "--speculative-num-draft-tokens": DRAFTS,
+    "--speculative-num-draft-tokens": DRAFTS, "--max-loras-per-batch": LORA,
 }  # fmt: skip
 
 

@@ -321,7 +321,6 @@ class TestTheCommandLine:
         ("flags", "said"),
         [
             ("--speculative-algorithm LOOKAHEAD", "LOOKAHEAD is not modeled"),
-            ("--tp 8 --dp 8 --enable-dp-attention", "inside --tp-size, which is not modeled"),
             ("--tp 8 --attn-dp-size 8", "inside --tp-size, which is not modeled"),
             ("--chunked-prefill-size -1", "without chunked prefill"),
             ("--tp 4 --ep-size 2", "experts over all"),

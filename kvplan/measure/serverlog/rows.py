@@ -5,7 +5,7 @@ from typing import Final, Literal
 from kvplan.measure.measurement import Figure, Source, not_in
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.servers.plans import Plan, Request
-from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import adapters, overheads
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import own_layout, rank_weights
 
@@ -49,7 +49,9 @@ def loaded_weights(request: Request, settings: vllm.Settings, stage: int) -> int
     v1/worker/gpu/model_runner.py, whose load_model makes the slots before it takes the difference.
     """
     weights = sum(rank_weights(request, stage).values())
-    slots = overheads.lora(request.spec, settings, request.args).likely if request.release.has("v1") else 0
+    slots = 0
+    if request.release.has("v1"):
+        slots = adapters.lora(request.spec, settings, request.args, stage).likely
     return weights + slots + overheads.loaded(request.spec, settings, request.args, own_layout(request, stage)).total
 
 

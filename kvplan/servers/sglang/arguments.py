@@ -12,6 +12,7 @@ from kvplan.servers.standing import Other, others
 READ: Final = {  # by what kvplan.servers.sglang.command makes of them
     "the model that is sized": "model_path model revision",
     "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
+    "adapter slots, with --max-loras-per-batch and --max-lora-rank": "enable_lora lora_paths",
     "speculative decoding; what of it is not sized is refused by name": """
         speculative_algorithm speculative_draft_model_path speculative_draft_model
     """,
@@ -122,8 +123,8 @@ NO_EFFECT: Final = {
         eplb_min_rebalancing_utilization_threshold ep_dispatch_algorithm deepep_config deepep_mode deepep_v2_mode
         deepep_dispatcher_output_dtype fuseep_mode flashinfer_a2a_dispatch_type mooncake_ib_device ep_join_mode
         elastic_ep_join_mode ep_join_rank_offset elastic_ep_join_rank_offset elastic_ep_initial_size
-        elastic_ep_scale_timeout tbo_token_distribution_threshold max_lora_rank lora_target_modules max_loaded_loras
-        max_loras_per_batch lora_eviction_policy lora_backend max_lora_chunk_size experts_shared_outer_loras!
+        elastic_ep_scale_timeout tbo_token_distribution_threshold
+        lora_eviction_policy lora_backend max_lora_chunk_size experts_shared_outer_loras!
         lora_use_virtual_experts! lora_strict_loading! lora_drain_wait_threshold enable_lora_overlap_loading!
         int8_mamba_ckpt_size linear_replayssm_cache_len mm_global_cache_backend paged_experts_num_resident
         cp_strategy dcp_comm_backend kv_canary_real_data kv_canary_sweep_interval prefill_kv_cache_dequant_dtype
@@ -140,7 +141,7 @@ DP_ATTENTION: Final = "divides attention over data-parallel ranks inside --tp-si
 DRAFTS: Final = "changes drafts in a way that is not modeled; leave it out"
 REFUSED: Final = {
     DP_ATTENTION: """
-        enable_dp_attention! attn_dp_size=1 attention_data_parallel_size=1 enable_dp_lm_head!
+        attn_dp_size=1 attention_data_parallel_size=1
         enable_dense_mlp_attn_tp! enable_shared_experts_attn_tp!
     """,
     DRAFTS: """
@@ -158,12 +159,11 @@ REFUSED: Final = {
         cpu_offload_gb=0 offload_group_size=-1|0 ple_offload_embedding! kt_weight_path enable_paged_experts!
     """,
     "changes the model's config; pass the changed config.json as MODEL": "json_model_override_args={}",
-    "adapters in SGLang are not modeled; leave it out": "enable_lora! lora_paths",
     "is a file of more flags; write them out": "config",
     "changes what is kept back, which is not modeled; leave it out": "disaggregation_mode=null enable_pdmux!",
     "is not modeled; leave it out": """
         dcp_size=1 decode_context_parallel_size=1 attn_cp_size=1 attention_context_parallel_size=1 moe_dp_size=1
-        moe_data_parallel_size=1 dwdp_size=1 moe_dense_tp_size shared_experts_tp_size enable_prefill_cp!
+        moe_data_parallel_size=1 dwdp_size=1 shared_experts_tp_size enable_prefill_cp!
         enable_dsa_cache_layer_split! enable_cp_decode_attn_tp! enable_kv_cache_sharding! dcp_replicate_q_proj!
         enable_tp_lm_head_all_to_all! enable_attn_tp_input_scattered! enable_layernorm_sp! disable_attn_tp_gather!
         enable_megamoe_for_layernorm_sp! enable_cp_tp_group_sharing pp_max_micro_batch_size pp_async_batch_depth
@@ -208,10 +208,10 @@ REFUSED: Final = {
         modelopt_quant quantize_and_serve! enable_fp32_lm_head! enable_w4a4_mxfp4_megamoe!
     """,
     "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
-        moe_a2a_backend=none elastic_ep_backend=none max_ep_size enable_elastic_expert_backup!
+        elastic_ep_backend=none max_ep_size enable_elastic_expert_backup!
     """,
     "keeps spare copies of experts, which is not modeled; leave it out": """
-        enable_eplb! ep_num_redundant_experts=0 init_expert_location=trivial expert_distribution_recorder_mode
+        init_expert_location=trivial expert_distribution_recorder_mode
     """,
     "keeps buffers of its own in GPU memory, which are not modeled; leave it out": """
         enable_return_hidden_states! return_hidden_states_mode enable_return_routed_experts!

@@ -35,7 +35,9 @@ MODEL: Final = ("model_path", "model")
 EXPERTS: Final = "enable_expert_parallel"  # SGLang gives a number of ranks
 DRAFT_PATHS: Final = ("speculative_draft_model_path", "speculative_draft_model")
 ALGORITHM: Final = "speculative_algorithm"
-KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS})
+ADAPTERS: Final = ("enable_lora", "lora_paths")
+SLOTS: Final = 8  # --max-loras-per-batch by default
+KNOWN: Final = frozenset({*NAMES, *MODEL, *OTHERS, "revision", BACKEND, ALGORITHM, *DRAFT_PATHS, *ADAPTERS})
 
 
 def flag_of(argument: str) -> Flag:
@@ -58,6 +60,8 @@ def start(words: list[str]) -> Started | None:
 
 def is_switch(name: str) -> bool:
     plain = name.removeprefix("no_")
+    if name == "enable_lora":
+        return True
     if name in NAMES:
         return flag_of(NAMES[name]).on is not None
     return plain in OTHERS and OTHERS[plain].is_switch
@@ -66,7 +70,7 @@ def is_switch(name: str) -> bool:
 def parse(words: list[str]) -> ServeCommand:
     """What the words after the server's name ask for; errors as of kvplan.servers.vllm.command.parse."""
     found = ServeCommand(engine="sglang")
-    index = 0
+    index, adapts = 0, False
     while index < len(words):
         word = words[index]
         index += 1
@@ -74,6 +78,7 @@ def parse(words: list[str]) -> ServeCommand:
             raise UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
         name, value = flag_name(word)
         name = _whole(name, word)
+        adapts = adapts or name in ADAPTERS
         values = [] if value is None else [value]
         while value is None and not is_switch(name) and index < len(words) and is_value(words[index]):
             values.append(words[index])
@@ -81,7 +86,16 @@ def parse(words: list[str]) -> ServeCommand:
         _take(found, name, values, word)
     over_experts(found.args, "--from-command --ep-size")
     over_algorithm(found)
+    over_adapters(found, adapts=adapts)
     return found
+
+
+def over_adapters(found: ServeCommand, *, adapts: bool) -> None:
+    """--enable-lora, or paths of adapters, make slots; without either their number counts for nothing."""
+    if adapts:
+        found.args.setdefault("max_loras", SLOTS)
+    elif found.args.pop("max_loras", None) is not None:
+        found.notes.append("--from-command: --max-loras-per-batch without --enable-lora sets nothing aside")
 
 
 def over_algorithm(found: ServeCommand) -> None:
@@ -151,6 +165,8 @@ def _take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         found.args[ALGORITHM] = literal(one(values, option), flag)
     elif name in DRAFT_PATHS:
         found.draft_model = literal(one(values, option), flag)
+    elif name in ADAPTERS:
+        pass
     elif argument is not None:
         _take_argument(found, argument, name, values, option)
     elif other is not None:
@@ -172,7 +188,10 @@ def _take_argument(found: ServeCommand, argument: str, name: str, values: list[s
     if name == spelling.earlier:
         newest = "--" + spelling.names[0].replace("_", "-")
         found.notes.append(f"{option}: SGLang 0.5.23 does not start with it; write {newest} there")
-    found.args[argument] = _value(argument, literal(one(values, option), option.rpartition(" ")[2]), option)
+    if argument == "num_redundant_experts" and values == ["0"]:
+        return
+    said = " ".join(values) if values and ARGUMENTS[argument].kind == "names" else one(values, option)
+    found.args[argument] = _value(argument, literal(said, option.rpartition(" ")[2]), option)
 
 
 def _value(name: str, text: str, option: str) -> Any:

@@ -148,6 +148,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         context=0,
         encoder=0,
         rest_last=True,
+        partition=args.partition,
     )
 
 
@@ -329,7 +330,7 @@ def _pool(spec: ModelSpec, how: Paging, windows: bool, ratio: float, capped: int
             "SGLang's one pool for layers of several shapes is not modeled",
             "leave it out",
         )
-    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True)
+    stages: list[range] = stage_layers(spec.num_layers, how.pp, rest_last=True, partition=how.partition)
     by_stage = [
         tuple(sum(each.page for i, each in layers if i in stage) // page for stage in stages)
         for layers in (full, narrow)

@@ -108,6 +108,16 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
             "is not one that is modeled for SGLang",
             "name a quantized checkpoint",
         )
+    if args.max_loras:
+        raise UsageError("--max-loras", *CURES["max_loras"])
+    if args.enable_dp_attention or args.enable_dp_lm_head:
+        raise UsageError("--enable-dp-attention", DP_ATTENTION, "use vllm")
+    if args.enable_eplb or args.num_redundant_experts:
+        raise UsageError("--enable-eplb", "SGLang's spare copies of experts are not modeled", "leave it out")
+    if args.all2all_backend not in (None, "none"):
+        raise UsageError("--moe-a2a-backend", "the buffers of SGLang's exchanges are not modeled", "leave it out")
+    if args.moe_dense_tp_size is not None:
+        raise UsageError("--moe-dense-tp-size", DP_ATTENTION, "leave it out")
     if args.data_parallel_size > 1 and args.enable_expert_parallel:
         raise UsageError("--enable-expert-parallel with replicas", f"{DP_ATTENTION}", "use --dp 1")
     if args.block_size is not None and args.block_size not in PAGE_SIZES:

@@ -17,6 +17,10 @@ def _has_states(spec: ModelSpec, args: EngineArgs) -> bool:
 
 
 VARIABLES: Final[Mapping[str, Variable]] = {
+    "SGLANG_PP_LAYER_PARTITION": Variable(
+        "sglang", "pp_layer_partition", "text", "the layers of each pipeline stage",
+        "sglang 0.5.23 srt/distributed/utils.py", (0, 5),
+    ),
     "SGLANG_MAMBA_SSM_DTYPE": Variable(
         "sglang", "mamba_ssm_cache_dtype", "text", "the dtype of recurrent states, as --mamba-ssm-dtype",
         "sglang 0.5.9 and 0.5.23 srt/configs/mamba_utils.py", (0, 5),

@@ -11,6 +11,8 @@ from kvplan.servers.standing import Other, others
 READ: Final = {  # by what kvplan.servers.vllm.command makes of them
     "the model that is sized": "model model_tag revision",
     "adapter slots, with --max-loras and --max-lora-rank": "enable_lora",
+    "spare copies of experts and the steps whose loads are kept; its other keys move no memory": "eplb_config",
+    "spare copies of experts, as a key of --eplb-config": "num_redundant_experts",
     "speculative decoding; what of it is not sized is refused by name": """
         speculative_config spec_method spec_model spec_tokens speculative_model
     """,
@@ -70,7 +72,7 @@ NO_EFFECT: Final = {
         numa_bind_nodes numa_bind_cpus watchdog_config fail_on_environ_validation! dcp_comm_backend
     """,
     "host memory": """
-        swap_space max_cpu_loras lora_modules default_mm_loras mm_processor_cache_gb mm_processor_cache_type
+        swap_space lora_modules default_mm_loras mm_processor_cache_gb mm_processor_cache_type
         disable_mm_preprocessor_cache! mm_hasher_algorithm mm_shm_cache_max_object_size_mb renderer_num_workers
         enable_shm_tensor_arena! mm_tensor_ipc
     """,
@@ -83,7 +85,7 @@ NO_EFFECT: Final = {
     """,
     "counts only beside a flag that is refused": """
         cpu_offload_params offload_backend offload_num_in_group offload_prefetch_step offload_params
-        dbo_decode_token_threshold dbo_prefill_token_threshold eplb_config num_redundant_experts
+        dbo_decode_token_threshold dbo_prefill_token_threshold
         elastic_ep_max_dp_size mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
         mm_encoder_fp8_scale_save_margin video_pruning_method sleep_mode_backend sleep_mode_offload_cudagraph!
         sleep_preserve_parameter_names replayssm_buffer_len fault_tolerance_config
@@ -112,9 +114,8 @@ REFUSED: Final = {
         cudagraph_capture_sizes cuda_graph_sizes specialize_active_lora!
     """,
     "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
-        all2all_backend=allgather_reducescatter|naive enable_dbo! ubatch_size=0|1 enable_elastic_ep!
+        enable_dbo! ubatch_size=0|1 enable_elastic_ep!
     """,
-    "keeps spare copies of experts, which is not modeled; leave it out": "enable_eplb!",
     "takes memory in a way that can be given back, which is not modeled; leave it out": """
         enable_sleep_mode! enable_cumem_allocator! enable_nccl_comm_suspend!
     """,
@@ -139,8 +140,7 @@ REFUSED: Final = {
     "keeps blocks of the pool free, which is not modeled; leave it out": "watermark=0|0.0",
     "bounds the requests that run beside --max-num-seqs, which is not modeled; give that": "max_num_active_seqs",
     "changes the size of adapter slots, which is not modeled; leave it out": """
-        lora_dtype=auto lora_target_modules enable_lora_bias! enable_tower_connector_lora!
-        enable_mixed_moe_lora_format! enable_moe_shared_loras! max_lora_cls_labels lora_extra_vocab_size
+        enable_lora_bias! max_lora_cls_labels lora_extra_vocab_size
     """,
 }
 OTHERS: Final[Mapping[str, Other]] = others(NO_EFFECT, REFUSED)

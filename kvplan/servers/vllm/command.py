@@ -68,6 +68,14 @@ USUAL_COMPILATION: Final[Mapping[str, tuple[str, ...] | None]] = {
     "debug_dump_path": None,
     "compile_cache_save_format": None,
 }
+BALANCING: Final = "eplb_config"
+BALANCING_KEYS: Final[Mapping[str, str]] = {
+    "num_redundant_experts": "num_redundant_experts", "window_size": "eplb_window_size",
+}  # fmt: skip
+BALANCING_OTHERS: Final = (
+    "step_interval", "log_balancedness", "log_balancedness_interval", "use_async", "policy", "communicator",
+    "enable_migration_batching",
+)  # fmt: skip
 LARGEST_GRAPH: Final = "max_cudagraph_capture_size"  # a flag of its own, too
 COMPILED: Final = "changes what is compiled and captured, which is not modeled; leave it out"
 SHORTS: Final = SHORT | {
@@ -77,7 +85,7 @@ SHORTS: Final = SHORT | {
     "dph": "data_parallel_hybrid_lb", "dpl": "data_parallel_size_local", "dpm": "data_parallel_multi_port_external_lb",
     "dpn": "data_parallel_rank", "dpp": "data_parallel_rpc_port", "dpr": "data_parallel_start_rank",
 }  # fmt: skip
-ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION})
+ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION, BALANCING})
 _IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
 
@@ -183,7 +191,8 @@ def parse(words: list[str]) -> ServeCommand:
         name, value = name_of(word)
         values = [] if value is None else [value]
         if value is None and takes_value(name):
-            many = plain_name(name)[0].partition(".")[0] not in ARGUMENT_NAMES
+            plain = plain_name(name)[0].partition(".")[0]
+            many = plain not in ARGUMENT_NAMES or (plain in ARGUMENTS and ARGUMENTS[plain].kind == "names")
             while index < len(words) and is_value(words[index]) and (not values or many):
                 values.append(words[index])
                 index += 1
@@ -192,6 +201,8 @@ def parse(words: list[str]) -> ServeCommand:
             lora = True
         elif head in SPECULATIVE:
             speculative |= read_json(SPECULATIVE[head] or name.partition(".")[2], values, word)
+        elif head == BALANCING:
+            balance(found, read_json(name.partition(".")[2], values, word), word)
         elif head in COMPILATION:
             stated = read_json(name.partition(".")[2] or COMPILATION[name], values, word)
             largest = stated.pop(LARGEST_GRAPH, None)
@@ -250,7 +261,10 @@ def take_argument(found: ServeCommand, name: str, values: list[str], option: str
             raise UsageError(option, f"takes no value ({printable(values[0], 40)!r})", "leave it out")
         found.args[name] = not negated
         return
-    text = literal(one(values, option), option.removeprefix("--from-command "))
+    if name == "num_redundant_experts" and values == ["0"]:
+        return
+    said = " ".join(values) if values and ARGUMENTS[name].kind == "names" else one(values, option)
+    text = literal(said, option.removeprefix("--from-command "))
     value = read_argument(name, text, option, vllm=True)
     found.args[name] = value
     if (
@@ -315,6 +329,18 @@ def read_json(key: str, values: list[str], word: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise UsageError(option, f"is not a JSON object ({printable(text, 60)!r})", "quote it with '...'")
     return parsed
+
+
+def balance(found: ServeCommand, stated: Mapping[str, Any], word: str) -> None:
+    """What --eplb-config says of memory. Source: vLLM 0.33 config/parallel.py (EPLBConfig)."""
+    option = option_of(word)
+    for key, value in stated.items():
+        if key in BALANCING_KEYS:
+            if key == "num_redundant_experts" and str(value) == "0":
+                continue
+            found.args[BALANCING_KEYS[key]] = read_argument(BALANCING_KEYS[key], str(value), f"{option} {key}")
+        elif key not in BALANCING_OTHERS:
+            raise UsageError(option, f"has no key {printable(key, 40)!r}", f"it has {', '.join(BALANCING_KEYS)}")
 
 
 def without_graphs(compilation: Mapping[str, Any]) -> bool:

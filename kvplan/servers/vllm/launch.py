@@ -5,7 +5,7 @@ The one word that is not an integer is the context of an auto-fitted plan whose 
 
 import json
 
-from kvplan.servers.arguments import flag_words, limits_of
+from kvplan.servers.arguments import DEFAULTS, flag_words, limits_of
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
@@ -27,9 +27,25 @@ def command(plan: Plan) -> list[str]:
         "limit_mm_per_prompt": json.dumps(limits) if limits else None,
         "max_lora_rank": args.max_lora_rank if args.max_loras else None,
         "fully_sharded_loras": (args.max_loras > 0 and args.fully_sharded_loras) or None,
+        **({} if args.max_loras else dict.fromkeys(OF_ADAPTERS)),
     }
     words = flag_words("vllm", plan.request.release, args, stated)
-    return ["vllm", "serve", model_id(plan.request.spec), *words, *_draft(plan)]
+    return ["vllm", "serve", model_id(plan.request.spec), *words, *_balance(plan), *_draft(plan)]
+
+
+# Arguments that say nothing without adapters.
+OF_ADAPTERS = (
+    "lora_dtype", "lora_target_modules", "max_cpu_loras", "enable_tower_connector_lora", "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+)  # fmt: skip
+
+
+def _balance(plan: Plan) -> list[str]:
+    args = plan.request.args
+    config = {"num_redundant_experts": args.num_redundant_experts} if args.num_redundant_experts else {}
+    if args.eplb_window_size != DEFAULTS["eplb_window_size"]:
+        config["window_size"] = args.eplb_window_size
+    return ["--eplb-config", json.dumps(config)] if config and args.enable_eplb else []
 
 
 def takes_auto_context(release: Version) -> bool:

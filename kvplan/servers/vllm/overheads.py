@@ -1,4 +1,4 @@
-"""Bytes per rank that are neither weights nor KV: buffers, activation peak, CUDA graphs, non-torch memory, LoRA slots.
+"""Bytes per rank that are neither weights nor KV: buffers, activation peak, CUDA graphs, non-torch memory.
 
 Formulas re-derive vLLM's code; constants are fitted on start-up logs that users and projects posted. The evidence of
 each, thread by thread and with what does not fit, is in reports/constants.md, which every `source` points into; a
@@ -16,16 +16,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
 from kvplan.core.units import DTYPE_BITS, GIB, MIB
 from kvplan.hardware.gpu import GpuSpec
-from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, Place, SparseIndexer, Weight
+from kvplan.models.spec import CompressedLatent, LatentAttention, ModelSpec, SparseIndexer, Weight
 from kvplan.servers.releases import Version, since
 from kvplan.servers.vllm import encoder
 from kvplan.servers.vllm.rules import EngineArgs, Settings, scheme_kinds, takes_items
 from kvplan.sizing.allocator import weights_excess
-from kvplan.sizing.weights import Layout, cdiv, local_shape, on_stage, scheme_for, stage_layers
+from kvplan.sizing.weights import Layout, cdiv, local_shape, scheme_for, stage_layers
 
 Kind = Literal["exact", "formula", "calibrated", "measured"]
 
@@ -92,7 +91,7 @@ def rope_elements(spec: ModelSpec, context: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -> int:
+def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None, partition: tuple[int, ...] = ()) -> int:
     """Elements of the copies that MLA keeps of a quantised kv_b_proj, on the stage with most layers.
 
     Source: vLLM 0.33 mla_attention (process_weights_after_loading): W_UK_T and W_UV; views when not quantised.
@@ -106,7 +105,7 @@ def dequantised_latents(spec: ModelSpec, tp: int, pp: int, online: str | None) -
             for weight in spec.layer_weights[index]
             if weight.name.endswith("kv_b_proj") and scheme_for(spec, weight, index, online)
         )
-        for stage in stage_layers(spec.num_layers, pp)
+        for stage in stage_layers(spec.num_layers, pp, partition=partition)
     )
 
 
@@ -179,7 +178,7 @@ def loaded(spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout
     latents = 0
     if spec.is_mla and (spec.quantization is not None or args.quantization is not None):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
-        latents = 2 * dequantised_latents(spec, tp, pp, args.quantization)
+        latents = 2 * dequantised_latents(spec, tp, pp, args.quantization, args.partition)
     if spec.is_mla and since("latent_cache") <= settings.version.number < since("plain_projections"):
         tp, pp = args.tensor_parallel_size, args.pipeline_parallel_size
         latents += absorbed_projections(spec, tp, pp, 1 if latents else 2)
@@ -854,84 +853,3 @@ def in_use(gpu: GpuSpec, stated: int | None) -> Estimate:
     spread = HOST_AT_START
     formula = f"{spread.likely / GIB:.1f} GiB of the host, {spread.spread}; not derivable: --memory-in-use states it"
     return Estimate(spread.low, spread.likely, spread.high, formula, spread.source, "calibrated")
-
-
-# --- LoRA slots ---------------------------------------------------------------------------------------------------
-
-LORA_SOURCE = f"vLLM 0.33 lora/layers, not compared with a device; {EVIDENCE}lora"
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-# Architectures whose embedding and head get adapters too; elsewhere `high` counts both, as some have the embedding
-# only.
-LORA_EMBEDDINGS = ("llama", "mistral", "granite")
-LORA_GROUPS = ("attention", "mlp", "experts", "shared_expert", "state")
-
-
-def lora_elements(weight: Weight, rank: int, tp: int, ep: int, *, sharded: bool) -> int:
-    """Elements of one adapter slot of one weight on one rank: A `[rank, inputs]` per fused part, B `[outputs, rank]`.
-
-    Source: vLLM lora/layers: A is whole on each rank of a column layer and B of a row layer, unless fully sharded.
-    """
-    is_expert = weight.experts > 0
-    width = 1 if is_expert and ep > 1 else tp
-    inputs, parts = local_shape(weight, width)
-    rank_a, outputs = rank, sum(parts)
-    if sharded and weight.split == "outputs":
-        rank_a = cdiv(rank, width)
-    if sharded and weight.split == "inputs":
-        outputs = cdiv(outputs, width)
-    copies = cdiv(weight.experts, ep) if is_expert else 1
-    return copies * (len(parts) * rank_a * inputs + rank * outputs)
-
-
-@lru_cache(maxsize=4096)
-def lora_slot(spec: ModelSpec, rank: int, tp: int, pp: int, ep: int, sharded: bool) -> tuple[int, int]:
-    """(elements of one slot, with adapters on whatever may get one) on the stage with most."""
-    layers: dict[int, tuple[int, int]] = {}
-    for weights in spec.layer_weights:
-        if id(weights) not in layers:
-            wrapped = sum(
-                lora_elements(weight, rank, tp, ep, sharded=sharded)
-                for weight in weights
-                if weight.group in LORA_GROUPS and (weight.quantizable or weight.experts)
-            )
-            routers = sum(
-                rank * (weight.inputs + weight.outputs)
-                for weight in weights
-                if weight.group == "router" and weight.inputs > 1
-            )
-            layers[id(weights)] = wrapped, routers
-    both = spec.model_type in LORA_EMBEDDINGS
-    likely = high = 0
-    for index, stage in enumerate(stage_layers(spec.num_layers, pp)):
-        own = sum(layers[id(spec.layer_weights[i])][0] for i in stage)
-        routers = sum(layers[id(spec.layer_weights[i])][1] for i in stage)
-        tables = sum(
-            rank * (spec.vocab_size + spec.hidden_size)
-            for place in (Place.FIRST, Place.LAST)
-            if on_stage(place, Layout(tp=tp, pp=pp, stage=index))
-        )
-        likely = max(likely, own + (tables if both else 0))
-        high = max(high, own + routers + tables)
-    return likely, high
-
-
-def lora(spec: ModelSpec, settings: Settings, args: EngineArgs) -> Estimate:
-    """Adapter slots, preallocated at the full rank whatever the adapters hold: `max_loras` of them.
-
-    Source: vLLM lora/layers and model_manager; not yet compared with a device.
-    """
-    if args.max_loras == 0:
-        return Estimate(0, 0, 0, "no adapters", "vLLM lora/model_manager.py", "exact")
-    if args.max_loras < 0:
-        raise UsageError(f"--max-loras {args.max_loras}", "must be 0 (none) or more")
-    if args.max_lora_rank not in LORA_RANKS:
-        ranks = ", ".join(map(str, LORA_RANKS))
-        raise UsageError(f"--max-lora-rank {args.max_lora_rank}", "is not accepted by vLLM", f"use one of {ranks}")
-    slot, most = lora_slot(
-        spec, args.max_lora_rank, args.tensor_parallel_size, args.pipeline_parallel_size, expert_ranks(args),
-        args.fully_sharded_loras,
-    )  # fmt: skip
-    element = element_bytes(settings)
-    likely = element * args.max_loras * slot
-    formula = f"{args.max_loras} slots x {slot:,} elements at rank {args.max_lora_rank} x {element} B"
-    return Estimate(likely, likely, element * args.max_loras * most, formula, LORA_SOURCE, "formula")

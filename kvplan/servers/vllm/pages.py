@@ -138,6 +138,7 @@ class Paging:
     rest_last  layers that stages cannot share evenly go to the last stages (SGLang)
     ahead    an image's tokens attend to each other both ways
     backend  tokens of the smallest block of the attention backend that was asked for; 0: the server's choice
+    partition  layers of each pipeline stage, where they are stated
     """
 
     sm: int
@@ -159,6 +160,7 @@ class Paging:
     rest_last: bool = False
     ahead: bool = False
     backend: int = 0
+    partition: tuple[int, ...] = ()
 
 
 def checkpointed(release: Version) -> frozenset[str]:
@@ -195,6 +197,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         encoder=settings.max_num_batched_tokens if CrossAttention in spec.cache_kinds else 0,
         ahead=vllm.sees_ahead(spec, args, release),
         backend=vllm_backends.smallest_block(settings.backend, vllm.head_dims(spec), sm, release),
+        partition=args.partition,
     )
 
 
@@ -421,7 +424,7 @@ def rates(spec: ModelSpec, how: Paging, stage: int) -> tuple[int, int]:
     """(bytes one more token adds, bytes of a sequence's states) on a rank of one stage, windows counted as open."""
     dtypes = layer_dtypes(spec, how)
     per_token = states = 0
-    for i in stage_layers(spec.num_layers, how.pp, rest_last=how.rest_last)[stage]:
+    for i in stage_layers(spec.num_layers, how.pp, rest_last=how.rest_last, partition=how.partition)[stage]:
         for cache in spec.layers[i]:
             if isinstance(cache, RecurrentState):
                 states += state_bytes(cache, how.dtype, how.tp, spec_tokens=how.spec_tokens, ssm_dtype=how.ssm_dtype)

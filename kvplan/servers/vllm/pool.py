@@ -167,7 +167,7 @@ def pool(spec: ModelSpec, how: Paging, draft: ModelSpec | None = None) -> Pool:
     packed = is_v4(spec) or spec.is_pooled
     cut = packed_groups(layers) if packed else group_layers(layers, spec.name)
     groups = tuple(KVGroup(tuple(part), tuple(dict.fromkeys(paged for _, paged in part))) for part in cut)
-    stages: list[range] = stage_layers(spec.num_layers, how.pp)
+    stages: list[range] = stage_layers(spec.num_layers, how.pp, partition=how.partition)
     if draft is not None:
         stages = [range(spec.num_layers + draft.num_layers)]
     return Pool(groups, tuple(block_bytes(cut, stage) for stage in stages), how)

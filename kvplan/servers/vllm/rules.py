@@ -501,6 +501,15 @@ def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: 
         raise no_backend(name, spec, sm, "use fp8")
 
 
+BATCHED_TOKENS = 256  # of a step by default, where ranks exchange tokens in batches of one size
+
+
+def exchanges_in_batches(args: EngineArgs) -> bool:
+    """Whether experts' ranks exchange tokens in batches of one size, for as many tokens as a step has."""
+    batched = args.all2all_backend in ("deepep_low_latency", "nixl_ep")
+    return batched and args.enable_expert_parallel and args.data_parallel_size > 1
+
+
 def sees_ahead(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
     """Whether an image's tokens attend to each other both ways (Gemma 3, Gemma 4's large ones): few backends do."""
     if not release.has("images_look_ahead"):
@@ -543,6 +552,8 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         default_tokens, default_seqs = v0_defaults(context)
     if args.performance_mode == "throughput":
         default_tokens, default_seqs = 2 * default_tokens, 2 * default_seqs
+    if release.has("few_tokens_batched") and exchanges_in_batches(args):
+        default_tokens = BATCHED_TOKENS
     seqs = args.max_num_seqs or default_seqs
     item_tokens = spec.item_tokens if takes_items(spec, args, release) else 0
     tokens = args.max_num_batched_tokens or min(seqs * context, max(default_tokens, item_tokens))
@@ -701,6 +712,30 @@ def renormalizes(spec: ModelSpec) -> bool:
     if activation not in KERNEL_ACTIVATIONS or not spec.experts_per_token:
         return False
     return spec.model_type in RENORMALIZING if stated is None else bool(stated)
+
+
+# Exchanges beside which a rank of several computes shared experts on its own share of the tokens, so keeps them whole.
+SHARES_TOKENS = (
+    None, "allgather_reducescatter", "naive", "pplx", "deepep_high_throughput", "deepep_low_latency", "deepep_v2",
+    "flashinfer_nvlink_one_sided", "mori_high_throughput", "mori_low_latency", "nixl_ep", "passthrough",
+)  # fmt: skip
+# Whose classes then keep shared experts whole; others split them all the same (GLM-4.5 to 4.7, Granite, Laguna).
+WHOLE_SHARED = frozenset({
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "kimi_k2", "llama4_text", "nemotron_h",
+    "qwen3_5_moe_text", "qwen3_next",
+})  # fmt: skip
+
+
+def keeps_shared_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether each rank holds shared experts whole, as it computes them for its own tokens (sequence parallel MoE)."""
+    spread = args.tensor_parallel_size > 1 and args.data_parallel_size > 1 and args.enable_expert_parallel
+    known = release.has("sequence_parallel_experts") and args.all2all_backend in SHARES_TOKENS
+    return spread and known and spec.model_type in WHOLE_SHARED
+
+
+def keeps_dense_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bool:
+    """Whether the dense MLPs beside experts are whole, too: of DeepSeek's sparse attention they are."""
+    return spec.is_sparse_mla and release.has("whole_dense_mlp") and keeps_shared_whole(spec, args, release)
 
 
 def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:

@@ -10,14 +10,14 @@ from kvplan.servers import start
 from kvplan.servers.methods import LOOKING_AHEAD
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import connectors, encoder, overheads, tiers
+from kvplan.servers.vllm import adapters, connectors, encoder, experts, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.vllm.overheads import Estimate
 from kvplan.servers.vllm.pool import Capacity
 from kvplan.servers.vllm.rules import EngineArgs, Settings
-from kvplan.servers.weights import own_layout, rank_weights
+from kvplan.servers.weights import own_layout, rank_weights, weight_layout
 
 
 def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
@@ -30,11 +30,13 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
         "activations": overheads.activations(spec, settings, args, release, stage=stage),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
-        "lora": overheads.lora(spec, settings, args),
+        "lora": adapters.lora(spec, settings, args, stage),
         "context": overheads.context(gpu, args),
         "in_use": overheads.in_use(gpu, request.memory_in_use),
         **request.measured,
     }
+    layout = weight_layout(request, stage)
+    estimates["buffers"] = experts.with_experts(estimates["buffers"], spec, settings, args, layout)
     if request.draft is not None:
         estimates["buffers"] = overheads.with_draft(estimates["buffers"], request.draft, settings, args)
     fixed = sum(groups.values())
@@ -218,6 +220,7 @@ def started(request: Request) -> Sized:
     vllm.check_architecture(spec, request.release)
     connectors.check(spec, args, request.release)
     vllm.check_parallel(spec, args, flat=connectors.hybrid_manager_is_off(args, request.release))
+    experts.check(spec, args, request.release)
     vllm.check_capability(spec, args, request.gpu.sm)
     settings = bounded_by_draft(request, settings)
     encoder.check_processor(spec, settings, args, request.release)

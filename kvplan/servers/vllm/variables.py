@@ -12,10 +12,6 @@ def _has_mla(spec: ModelSpec, args: EngineArgs) -> bool:
     return spec.is_mla
 
 
-def _has_stages(spec: ModelSpec, args: EngineArgs) -> bool:
-    return args.pipeline_parallel_size > 1
-
-
 def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
     return ChunkedAttention in spec.cache_kinds
 
@@ -66,8 +62,8 @@ VARIABLES: Final[Mapping[str, Variable]] = {
         "vLLM 0.10.2 to 0.32 config/vllm.py and envs.py", (0, 10), None, _has_chunks, usual=(),
     ),
     "VLLM_PP_LAYER_PARTITION": Variable(
-        "vllm", "", "text", "the layers of each pipeline stage", "vLLM 0.8.5 to 0.33 distributed/utils.py", (0, 6),
-        None, _has_stages,
+        "vllm", "pp_layer_partition", "text", "the layers of each pipeline stage",
+        "vLLM 0.8.5 to 0.33 distributed/utils.py", (0, 6),
     ),
     "VLLM_USE_SIMPLE_KV_OFFLOAD": Variable(
         "vllm", "", "on", "1 keeps --kv-offloading-size in SimpleCPUOffloadConnector; name it in --kv-transfer-config",

@@ -1,0 +1,298 @@
+"""LoRA adapters under vLLM: slots on the GPU, made when the model is loaded, and adapters in host memory.
+
+Each linear layer that an adapter may change gets its two matrices at the largest rank, for `max_loras` adapters,
+whatever they hold. Source: vLLM 0.33 lora/model_manager.py and lora/layers; equal to its own `create_lora_weights` for
+the model types in COMPARED (tests/facts/adapters.jsonl).
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.records import dataclass
+from kvplan.core.units import DTYPE_BITS
+from kvplan.models.spec import ModelSpec, Place, Sharing, Weight
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.vllm import experts
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.overheads import Estimate, Kind, expert_ranks
+from kvplan.servers.vllm.rules import Settings
+from kvplan.sizing.weights import Layout, cdiv, layers_on, local_shape, mxfp4_padded, on_stage, scheme_for
+
+PER_LAYER: Final = "per_layer_model_projection"
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+MOST_VOCABULARY: Final = 258_048  # of a head with adapters; lora/layers/logits_processor.py
+# Model types whose embedding, and whose head too, get adapters: their classes' `embedding_modules`.
+BOTH_TABLES: Final = frozenset({
+    "apertus", "exaone4", "exaone_moe", "falcon_h1", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared",
+    "jamba", "lfm2", "lfm2_moe", "llama", "llama4_text", "mixtral", "nemotron", "nemotron-nas", "nemotron_h", "phi3",
+    "phimoe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "solar",
+})  # fmt: skip
+EMBEDDING_ONLY: Final = frozenset({
+    "cohere", "cohere2", "gpt_bigcode", "gpt_neox", "olmo", "olmo2", "olmo3", "phi", "seed_oss", "smollm3",
+    "starcoder2",
+})  # fmt: skip
+# Fused layers that one adapter changes as a whole: (model type, name) -> one A. Their classes have no
+# `packed_modules_mapping` for them.
+IN_ONE: Final = {
+    "phi3": ("qkv_proj", "gate_up_proj"),
+    "chatglm": ("query_key_value", "dense_h_to_4h"),
+    "internlm2": ("self_attn.qkv_proj",),
+    "qwen3_next": ("in_proj_qkvz", "in_proj_ba", "conv1d"),
+    "qwen3_5_text": ("conv1d",),
+    "qwen3_5_moe_text": ("conv1d",),
+    "granitemoehybrid": ("shared_mlp.gate_up_proj",),
+    "jamba": ("mamba.in_proj",),
+}
+# Experts whose gate and up projections have one A (`is_3d_moe_weight`).
+FUSED_EXPERTS: Final = frozenset({"gpt_oss", "qwen3_5_moe_text", "qwen3_vl_moe_text"})
+# Columns of numbers that are no linear layer of vLLM, or one that it leaves alone.
+LEFT_ALONE: Final = (
+    "indexer.wk_weights_proj", "hc_attn_fn", "hc_ffn_fn", "tid2eid", "compressor.ape", "mamba.A", "mixer.gate",
+)  # fmt: skip
+# Architectures whose classes have no SupportsLoRA.
+UNSUPPORTED: Final = frozenset({
+    "AriaForConditionalGeneration", "BloomForCausalLM", "DbrxForCausalLM", "FalconForCausalLM",
+    "FalconMambaForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "Gemma3nForCausalLM",
+    "Gemma3nForConditionalGeneration",
+    "KimiK25ForConditionalGeneration", "KimiLinearForCausalLM", "KimiVLForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration", "Mamba2ForCausalLM", "MambaForCausalLM", "MiMoV2FlashForCausalLM",
+    "MiMoV2ForCausalLM", "MiMoV2OmniForCausalLM", "OrionForCausalLM", "Phi3VForCausalLM", "StableLmForCausalLM",
+    "Step1ForCausalLM", "Step3TextForCausalLM", "Step3VLForConditionalGeneration", "Step3p5ForCausalLM",
+    "Step3p7ForConditionalGeneration", "Zamba2ForCausalLM",
+})  # fmt: skip
+COMPARED: Final = frozenset({
+    "chatglm", "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "falcon_h1", "gemma", "gemma2",
+    "gemma3_text", "gemma4_text", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granite",
+    "granitemoehybrid", "internlm2", "jamba", "kimi_k2", "laguna", "llama", "llama4_text", "mimo", "minimax_m2",
+    "ministral3", "mistral", "mixtral", "nemotron-nas", "nemotron_h", "phi3", "qwen2", "qwen2_5_vl", "qwen3",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text", "qwen3_vl_text", "starcoder2",
+})  # fmt: skip
+EVIDENCE: Final = "reports/constants.md#lora"
+EXACT: Final = f"vLLM 0.33 lora/layers, equal to its create_lora_weights; {EVIDENCE}"
+MODELED: Final = f"vLLM 0.33 lora/layers, not compared for this model or release; {EVIDENCE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What decides the elements of a slot, beside the model: the largest rank, how the model is spread, and switches.
+
+    targets  modules that may be changed; none: all
+    """
+
+    rank: int
+    layout: Layout
+    sharded: bool = False
+    targets: frozenset[str] = frozenset()
+    two_dimensional: bool = False
+    shared_outer: bool = False
+
+
+def is_wrapped(weight: Weight, slots: Slots) -> bool:
+    """Whether a layer's weight is a linear layer that adapters may change."""
+    if weight.inputs == 1 or weight.group == "norm" or weight.name.endswith(LEFT_ALONE):
+        return False
+    if not slots.targets:
+        return True
+    names = [weight.name.removesuffix(".w13").removesuffix(".w2")]
+    names += [] if weight.experts else [*weight.sources]
+    return not slots.targets.isdisjoint(name.rpartition(".")[2] for name in names)
+
+
+def slices(weight: Weight, spec: ModelSpec, slots: Slots) -> int:
+    """How many A matrices a fused layer has: one for each part that a checkpoint stores apart."""
+    if weight.experts:
+        split = slots.two_dimensional or slots.shared_outer or spec.model_type not in FUSED_EXPERTS
+        return len(weight.parts) if split else 1
+    in_one = weight.name.endswith(IN_ONE.get(spec.model_type, ()) or ("\0",))
+    ranks = slots.layout.tp
+    # A projection of Mamba-2 whose groups the ranks repeat is loaded as a whole, and every one is when fully sharded.
+    repeated = any(part.sharing is Sharing.GROUPS and (part.units % ranks or slots.sharded) for part in weight.parts)
+    return 1 if in_one or repeated else len(weight.parts)
+
+
+def elements(weight: Weight, spec: ModelSpec, layer: int, slots: Slots) -> int:
+    """Elements of one slot of one weight on one rank: A `[rank, inputs]` for each slice, B `[outputs, rank]`.
+
+    Fully sharded, A of a layer whose outputs are split has a share of the rank, and B of one whose inputs are a share
+    of the outputs.
+    """
+    layout, rank, is_expert = slots.layout, slots.rank, weight.experts > 0
+    ranks = (1 if layout.ep > 1 else layout.tp) if is_expert else layout.tp
+    if weight.group == "shared_expert" and layout.whole_shared:
+        ranks = 1
+    inputs, parts = local_shape(weight, ranks)
+    scheme = scheme_for(spec, weight, layer, layout.online)
+    if is_expert and scheme is not None and scheme.kind == "mxfp4":
+        inputs, parts = mxfp4_padded(inputs, parts, weight.split, 0)
+    outputs, rank_a = sum(parts), rank
+    if slots.sharded and ranks > 1 and weight.split == "outputs":
+        rank_a = divided(rank, ranks)
+    if slots.sharded and ranks > 1 and weight.split == "inputs":
+        outputs = divided(outputs, ranks)
+    copies = cdiv(weight.experts + layout.redundant, layout.ep) if is_expert else 1
+    copies_a = 1 if is_expert and slots.shared_outer and weight.split == "outputs" else copies
+    copies_b = 1 if is_expert and slots.shared_outer and weight.split == "inputs" else copies
+    return copies_a * slices(weight, spec, slots) * rank_a * inputs + copies_b * rank * outputs
+
+
+def divided(value: int, ranks: int) -> int:
+    if value % ranks:
+        raise UsageError(
+            "--fully-sharded-loras", f"{ranks} ranks cannot share {value} evenly, as vLLM wants", "leave it out"
+        )
+    return value // ranks
+
+
+@lru_cache(maxsize=1024)
+def in_layers(spec: ModelSpec, slots: Slots) -> int:
+    """Elements of one slot of the layers of a stage."""
+    made: dict[int, int] = {}
+    total = 0
+    for index in layers_on(spec, slots.layout):
+        weights = spec.layer_weights[index]
+        if id(weights) not in made:
+            wrapped = (weight for weight in weights if is_wrapped(weight, slots))
+            made[id(weights)] = sum(elements(weight, spec, index, slots) for weight in wrapped)
+        total += made[id(weights)]
+    return total
+
+
+def tables(spec: ModelSpec) -> tuple[str, ...]:
+    """Which of the embedding and the head get adapters."""
+    if spec.model_type in BOTH_TABLES:
+        return ("embed_tokens", "lm_head")
+    return ("embed_tokens",) if spec.model_type in EMBEDDING_ONLY else ()
+
+
+def in_tables(spec: ModelSpec, slots: Slots) -> int:
+    """Elements of one slot of embedding and head, whole on each rank of the stages that hold them."""
+    own = tables(spec)
+    places = {weight.group: weight.place for weight in spec.other_weights}
+    where = {"embed_tokens": places.get("embedding", Place.FIRST), "lm_head": places.get("lm_head", Place.LAST)}
+    held = [name for name in own if on_stage(where[name], slots.layout)]
+    if slots.targets:
+        held = [name for name in held if name in slots.targets]
+    count = len(held) * slots.rank * (spec.vocab_size + spec.hidden_size)
+    for weight in spec.other_weights:  # Gemma 4's projection into every layer
+        if weight.name.endswith(PER_LAYER) and on_stage(weight.place, slots.layout) and is_wrapped(weight, slots):
+            inputs, parts = local_shape(weight, slots.layout.tp)
+            count += slots.rank * (inputs + sum(parts))
+    return count
+
+
+def mappings(settings: Settings, num_slots: int) -> int:
+    """Bytes of the tensors that say which token has which adapter (lora/punica_wrapper)."""
+    return 48 * settings.max_num_batched_tokens + 24 * settings.max_num_seqs + 24 * (num_slots + 1) + 8
+
+
+def layout_of(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int) -> Layout:
+    """How the layers that adapters change are spread over ranks."""
+    return Layout(
+        tp=args.tensor_parallel_size,
+        pp=args.pipeline_parallel_size,
+        stage=stage,
+        ep=expert_ranks(args),
+        online=args.quantization if spec.quantization is None else None,
+        redundant=args.num_redundant_experts,
+        whole_shared=vllm.keeps_shared_whole(spec, args, settings.version),
+        partition=args.partition,
+    )
+
+
+def check(spec: ModelSpec, args: EngineArgs) -> None:
+    """What vLLM refuses of adapters, and what is not sized."""
+    if args.max_loras < 0:
+        raise UsageError(f"--max-loras {args.max_loras}", "must be 0 (none) or more")
+    if args.max_lora_rank not in RANKS:
+        ranks = ", ".join(map(str, RANKS))
+        raise UsageError(f"--max-lora-rank {args.max_lora_rank}", "is not accepted by vLLM", f"use one of {ranks}")
+    if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
+        raise UsageError(f"--max-cpu-loras {args.max_cpu_loras}", f"is less than --max-loras {args.max_loras}")
+    if spec.architecture in UNSUPPORTED:
+        raise UsageError("--enable-lora", f"vLLM has no adapters for {spec.name}", "leave it out")
+    if args.lora_dtype not in ("auto", "bfloat16", "float16"):
+        raise UsageError(f"--lora-dtype {args.lora_dtype}", "is none of vLLM's", "use auto, bfloat16 or float16")
+    own = tables(spec)
+    if "lm_head" in own and spec.vocab_size > MOST_VOCABULARY:
+        raise UsageError(
+            "--enable-lora",
+            f"vLLM takes vocabularies of {MOST_VOCABULARY:,} at most; {spec.vocab_size:,} of {spec.name}",
+        )
+    if args.enable_tower_connector_lora and spec.multimodal and not args.language_model_only:
+        raise UnsupportedModelError(
+            "--enable-tower-connector-lora", f"adapters of {spec.name}'s encoder are not sized", "leave it out"
+        )
+    with_experts = bool(spec.experts_per_token)
+    if with_experts and args.enable_expert_parallel and args.fully_sharded_loras:
+        raise UsageError("--fully-sharded-loras", "vLLM refuses it beside expert parallelism", "leave one out")
+    spread = args.enable_expert_parallel and args.data_parallel_size > 1
+    if with_experts and spread and (args.tensor_parallel_size > 1 or args.all2all_backend not in experts.PLAIN):
+        raise UsageError(
+            "--enable-lora",
+            "vLLM changes experts over data-parallel ranks with --tp 1 and the plain exchange only",
+            "use --tp 1 without --all2all-backend, or leave --enable-expert-parallel out",
+        )
+
+
+def with_targets(spec: ModelSpec, slots: Slots) -> None:
+    """Refuse modules that no layer has."""
+    known = {
+        name.rpartition(".")[2]
+        for weight in {weight for weights in spec.layer_weights for weight in weights}
+        if is_wrapped(weight, replace(slots, targets=frozenset()))
+        for name in (weight.name.removesuffix(".w13").removesuffix(".w2"), *(() if weight.experts else weight.sources))
+    }
+    known |= set(tables(spec))
+    if strange := sorted(slots.targets - known):
+        raise UsageError(
+            f"--lora-target-modules {strange[0]}",
+            f"is no module of {spec.name} that adapters change",
+            f"it has {', '.join(sorted(known))}",
+        )
+
+
+def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int = 0) -> Estimate:
+    """Adapter slots of one stage, made at the largest rank whatever the adapters hold: `max_loras` of them."""
+    if args.max_loras == 0:
+        return Estimate(0, 0, 0, "no adapters", "vLLM lora/model_manager.py", "exact")
+    check(spec, args)
+    slots = Slots(
+        args.max_lora_rank,
+        layout_of(spec, settings, args, stage),
+        args.fully_sharded_loras,
+        frozenset(args.lora_target_modules.split(",")) if args.lora_target_modules else frozenset(),
+        args.enable_mixed_moe_lora_format,
+        args.enable_moe_shared_loras,
+    )
+    if slots.targets:
+        with_targets(spec, slots)
+    count = in_layers(spec, slots) + in_tables(spec, slots)
+    element = DTYPE_BITS[settings.dtype if args.lora_dtype == "auto" else args.lora_dtype] // 8
+    likely = element * args.max_loras * count + mappings(settings, args.max_loras)
+    compared = settings.version.is_compared and spec.model_type in COMPARED and is_plain(spec)
+    wider = 0
+    if not compared and not tables(spec) and not slots.targets:
+        wider = element * args.max_loras * 2 * args.max_lora_rank * (spec.vocab_size + spec.hidden_size)
+    formula = f"{args.max_loras} slots x {count:,} elements at rank {args.max_lora_rank} x {element} B + mappings"
+    kind: Kind = "exact" if compared else "formula"
+    return Estimate(likely, likely, likely + wider, formula, EXACT if compared else MODELED, kind)
+
+
+def is_plain(spec: ModelSpec) -> bool:
+    """Whether adapters of a checkpoint's experts were compared as it stores them."""
+    return spec.quantization is None or not spec.experts_per_token or spec.quantization.method in ("fp8", "mxfp4")
+
+
+def adapter_bytes(spec: ModelSpec, settings: Settings, args: EngineArgs) -> int:
+    """Bytes of one adapter at the largest rank, whole, as a process keeps it in host memory."""
+    whole = Slots(
+        args.max_lora_rank,
+        Layout(),
+        targets=frozenset(args.lora_target_modules.split(",")) if args.lora_target_modules else frozenset(),
+        two_dimensional=args.enable_mixed_moe_lora_format,
+        shared_outer=args.enable_moe_shared_loras,
+    )
+    element = DTYPE_BITS[settings.dtype if args.lora_dtype == "auto" else args.lora_dtype] // 8
+    return element * (in_layers(spec, whole) + in_tables(spec, whole))

@@ -1,0 +1,141 @@
+"""Experts over many ranks under vLLM: spare copies (EPLB), shared experts, and the buffers in which tokens travel.
+
+Sources: vLLM 0.33 config/parallel.py, model_executor/layers/fused_moe, distributed/eplb/eplb_state.py and
+distributed/device_communicators/all2all.py; DeepEP csrc/legacy/config.hpp. Weights per rank are equal to vLLM's own
+parameters (tests/facts/experts.jsonl); the buffers follow the code and were compared with no device.
+"""
+
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.units import MIB
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.releases import Version
+from kvplan.servers.vllm.overheads import Estimate, expert_ranks
+from kvplan.servers.vllm.rules import Settings
+from kvplan.sizing.weights import Layout, expert_copies, layers_on, up, weight_bytes
+
+PLAIN: Final = (None, "allgather_reducescatter", "naive", "pplx")  # the last two stand for the first from 0.20 on
+DEEPEP_BUFFER: Final = 1024 * MIB  # VLLM_DEEPEP_BUFFER_SIZE_MB
+GPUS_PER_NODE: Final = 8  # a larger group spans nodes, and has a second buffer for what leaves them
+NOT_SIZED: Final = (
+    "deepep_v2", "flashinfer_all2allv", "flashinfer_nvlink_one_sided", "flashinfer_nvlink_two_sided", "mori",
+    "mori_high_throughput", "mori_low_latency", "nixl_ep", "passthrough",
+)  # fmt: skip
+SIZED: Final = ("deepep_high_throughput", "deepep_low_latency")
+MOST_COPIES: Final = 1024  # of an expert, for which the maps have room
+SCALED_COLUMNS: Final = 128  # that share a scale in a message of DeepEP's
+UNBALANCED: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes")  # methods without supports_eplb
+NEVER_BALANCED: Final = ("gpt_oss", "dbrx")  # whose experts' method has none either
+EPLB_SOURCE: Final = "vLLM 0.33 distributed/eplb/eplb_state.py (add_model); as its code reads, compared with no device"
+DEEPEP_SOURCE: Final = (
+    "vLLM 0.33 distributed/device_communicators/all2all.py, DeepEP csrc/legacy/config.hpp; as the code reads, compared "
+    "with no device"
+)
+
+
+def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
+    """The experts' settings that vLLM refuses, and exchanges that are not sized."""
+    ranks, spare = expert_ranks(args), args.num_redundant_experts
+    backend = args.all2all_backend
+    if backend is not None and backend not in (*PLAIN, *NOT_SIZED, *SIZED):
+        known = ", ".join(name for name in (*PLAIN, *SIZED) if name)
+        raise UsageError(f"--all2all-backend {backend}", "is none of vLLM's", f"use one of {known}")
+    exchanges = args.enable_expert_parallel and args.data_parallel_size > 1
+    if backend == "pplx" and exchanges and not release.has("no_pplx"):
+        raise UnsupportedModelError("--all2all-backend pplx", "keeps buffers that are not sized", "leave it out")
+    if backend in NOT_SIZED and exchanges:
+        known = ", ".join(name for name in (*PLAIN, *SIZED) if name)
+        raise UnsupportedModelError(
+            f"--all2all-backend {backend}", "keeps buffers that are not sized", f"use {known}, or leave it out"
+        )
+    if not args.enable_eplb:
+        if spare:
+            raise UsageError("--num-redundant-experts", "vLLM wants --enable-eplb beside it", "add it, or leave it out")
+        return
+    if not release.has("eplb"):
+        raise UsageError(
+            "--enable-eplb", f"is not known to {release.label}", "leave it out, or take vllm@0.10 or newer"
+        )
+    if not args.enable_expert_parallel:
+        raise UsageError("--enable-eplb", "vLLM wants --enable-expert-parallel beside it", "add it")
+    if ranks == 1:
+        raise UsageError("--enable-eplb", "vLLM wants several ranks", "raise --tp or --dp")
+    if spec.model_type in NEVER_BALANCED or (spec.quantization is not None and spec.quantization.method in UNBALANCED):
+        raise UsageError("--enable-eplb", f"vLLM does not balance the experts of {spec.name}", "leave it out")
+    experts = num_experts(spec)
+    if (experts + spare) % ranks:
+        least = -(-experts // ranks) * ranks - experts
+        raise UsageError(
+            f"--num-redundant-experts {spare}",
+            f"{experts} experts and {spare} spare ones do not go evenly over {ranks} ranks",
+            f"use {least or ranks}",
+        )
+
+
+def num_experts(spec: ModelSpec) -> int:
+    return max((weight.experts for weight in spec.weights), default=0)
+
+
+def expert_layers(spec: ModelSpec, layout: Layout) -> list[int]:
+    """The layers of a stage that have experts."""
+    return [i for i in layers_on(spec, layout) if any(weight.experts for weight in spec.layer_weights[i])]
+
+
+def balancing(spec: ModelSpec, args: EngineArgs, layout: Layout) -> tuple[int, str]:
+    """Bytes that EPLB keeps on a rank: room for a layer's experts that move, maps, and the loads of the last steps."""
+    layers = expert_layers(spec, layout)
+    if not args.enable_eplb or not layers:
+        return 0, ""
+    experts, copies = num_experts(spec), num_experts(spec) + args.num_redundant_experts
+    first = spec.layer_weights[layers[0]]
+    moved = sum(weight_bytes(spec, weight, layers[0], layout) for weight in first if weight.experts)
+    maps = len(layers) * (8 * copies + 8 * experts * MOST_COPIES + 8 * experts + 4 * copies + 8 * experts)
+    loads = 4 * args.eplb_window_size * len(layers) * copies
+    local = expert_copies(next(weight for weight in first if weight.experts), layout)
+    text = (
+        f"EPLB {moved:,} B of {local} experts that move + {maps:,} B of maps + {args.eplb_window_size:,} steps x "
+        f"{len(layers)} layers x {copies} experts x 4 B"
+    )
+    return moved + maps + loads, text
+
+
+def low_latency_bytes(tokens: int, hidden: int, experts: int) -> int:
+    """DeepEP's buffer of its low-latency kernels, for so many tokens of a rank in one dispatch."""
+    scales = hidden // SCALED_COLUMNS
+    dispatch = 16 + max(2 * hidden, hidden + 4 * scales)
+    combine = 4 * scales + 2 * hidden
+    send = max(tokens * dispatch, experts * tokens * combine)
+    receive = experts * tokens * max(dispatch, combine)
+    total = 2 * (send + receive + up(4 * experts, 128))
+    return (total + 128) // 128 * 128
+
+
+def exchange(spec: ModelSpec, settings: Settings, args: EngineArgs) -> tuple[int, str]:
+    """Bytes of the buffers in which tokens reach their experts' ranks; none where tensors of a step do."""
+    ranks, backend = expert_ranks(args), args.all2all_backend
+    if backend not in SIZED or args.data_parallel_size == 1 or not args.enable_expert_parallel:
+        return 0, ""
+    nodes = 2 if ranks > GPUS_PER_NODE else 1
+    if backend == "deepep_high_throughput":
+        return nodes * DEEPEP_BUFFER, f"DeepEP {nodes} x {DEEPEP_BUFFER // MIB:,} MiB"
+    experts = num_experts(spec) + args.num_redundant_experts
+    tokens = settings.max_num_batched_tokens
+    size = low_latency_bytes(tokens, spec.hidden_size, experts)
+    text = f"DeepEP {DEEPEP_BUFFER // MIB:,} MiB + {size:,} B for {tokens:,} tokens x {experts} experts"
+    return DEEPEP_BUFFER + size, text
+
+
+def with_experts(own: Estimate, spec: ModelSpec, settings: Settings, args: EngineArgs, layout: Layout) -> Estimate:
+    """The buffers of a server with what its experts keep beside the weights."""
+    kept, kept_text = balancing(spec, args, layout)
+    sent, sent_text = exchange(spec, settings, args)
+    if not kept + sent:
+        return own
+    formula = " + ".join(filter(None, (own.formula, kept_text, sent_text)))
+    sources = [EPLB_SOURCE] * bool(kept) + [DEEPEP_SOURCE] * bool(sent)
+    more = kept + sent
+    return Estimate(
+        own.low + more, own.likely + more, own.high + more, formula, "; ".join((own.source, *sources)), own.kind
+    )

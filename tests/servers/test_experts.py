@@ -1,0 +1,176 @@
+"""Wide experts against vLLM's own code: weights of a rank with expert parallelism, EPLB and replicas, and the pool."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import KvplanError
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.pasted import read_command
+from kvplan.servers.vllm import experts
+from kvplan.servers.vllm import pages as vllm_pages
+from kvplan.servers.vllm import pool as vllm_pool
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.weights import weight_layout
+from kvplan.sizing.weights import stage_layers, total_weights
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+from tests.support.oracle_data import needs_oracle_data, spec_named
+
+FACTS = Path(__file__).parents[1] / "facts"
+ROWS = [json.loads(line) for line in (FACTS / "experts.jsonl").read_text().splitlines()]
+GPUS = {"A100": "a100-80g", "H100": "h100", "H200": "h200", "B200": "b200"}
+
+
+def is_ours(row: dict[str, Any]) -> bool:
+    return "__" not in row["inputs"]["model"]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    inputs = row["inputs"]
+    return " ".join(map(str, (inputs["model"], inputs.get("tp", 1), *inputs["engine_args"].values())))
+
+
+def request_of(row: dict[str, Any]) -> Request:
+    inputs, flags = row["inputs"], dict(row["inputs"]["engine_args"])
+    flags |= flags.pop("eplb_config", {})
+    args = EngineArgs(
+        tensor_parallel_size=inputs.get("tp", 1),
+        pipeline_parallel_size=inputs.get("pp", 1),
+        max_model_len=inputs["max_model_len"],
+        **flags,
+    )
+    return Request(spec_named(inputs["model"]), gpu(GPUS[inputs.get("gpu", "H100")]), args, parse_engine("vllm@0.33"))
+
+
+def compare(row: dict[str, Any]) -> None:
+    request = request_of(row)
+    spec, args, device = request.spec, request.args, request.gpu
+    experts.check(spec, args, request.release)
+    for stage, weights in enumerate(row["weights"]):
+        assert total_weights(spec, weight_layout(request, stage)) == weights
+    settings = vllm.resolve(spec, device, args, request.release)
+    pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, device.sm), None)
+    for result in row.get("results", ()):
+        available = [result["available_memory"]] * args.pipeline_parallel_size
+        capacity = vllm_pool.capacity(pool, settings, args, available)
+        assert capacity.fits == ("error" not in result)
+        if capacity.fits:
+            assert capacity.num_blocks == result["num_gpu_blocks"]
+            assert capacity.tokens == result["kv_cache_size_tokens"]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if is_ours(row)], ids=name_of)
+def test_a_rank_holds_what_vllm_builds(row: dict[str, Any]) -> None:
+    compare(row)
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("row", [row for row in ROWS if not is_ours(row)], ids=name_of)
+def test_a_rank_holds_what_vllm_builds_for_other_configs(row: dict[str, Any]) -> None:
+    compare(row)
+
+
+EP: dict[str, Any] = {"enable_expert_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "fault"),
+    [
+        # vLLM 0.33: "Got 257 experts and 8 EP ranks", "enable_expert_parallel must be True to use EPLB", "EPLB requires
+        # tensor, prefill-context, or data parallelism", "EPLB is not supported GptOssMxfp4MoEMethod".
+        (
+            "deepseek-v3",
+            EP | {"enable_eplb": True, "tensor_parallel_size": 8, "num_redundant_experts": 1},
+            "256 experts and 1 spare ones do not go evenly over 8 ranks; use 8",
+        ),
+        ("deepseek-v3", {"enable_eplb": True, "tensor_parallel_size": 8}, "--enable-expert-parallel beside it"),
+        ("deepseek-v2-lite", EP | {"enable_eplb": True}, "several ranks"),
+        ("gpt-oss-120b", EP | {"enable_eplb": True, "tensor_parallel_size": 2}, "does not balance"),
+        ("deepseek-v3", EP | {"num_redundant_experts": 8, "tensor_parallel_size": 8}, "--enable-eplb beside it"),
+        (
+            "deepseek-v3",
+            EP | {"data_parallel_size": 8, "all2all_backend": "flashinfer_nvlink_two_sided"},
+            "buffers that are not sized",
+        ),
+        ("deepseek-v3", EP | {"data_parallel_size": 8, "all2all_backend": "deepep"}, "is none of vLLM's"),
+    ],
+)
+def test_refuses_what_vllm_refuses_and_what_is_not_sized(model: str, args: dict[str, Any], fault: str) -> None:
+    with pytest.raises(KvplanError, match=fault):
+        experts.check(catalog.load(model), EngineArgs(**args), parse_engine("vllm@0.33"))
+
+
+def test_deepeps_low_latency_buffer_by_hand() -> None:
+    """csrc/legacy/config.hpp (LowLatencyLayout) for 128 tokens, 7,168 wide, 256 experts."""
+    dispatch = 16 + 2 * 7168  # a control word and bf16
+    combine = 7168 // 128 * 4 + 2 * 7168
+    both = 2 * (256 * 128 * combine) + 2 * (256 * 128 * max(dispatch, combine)) + 2 * 1024
+    assert experts.low_latency_bytes(128, 7168, 256) == (both + 128) // 128 * 128
+
+
+def test_eplb_keeps_room_for_one_layer_and_the_loads_of_its_window() -> None:
+    spec = catalog.load("deepseek-v3")
+    args = EngineArgs(**EP, enable_eplb=True, data_parallel_size=32, num_redundant_experts=32, max_model_len=32768)
+    request = Request(spec, gpu("h200"), args)
+    kept, _ = experts.balancing(spec, args, weight_layout(request, 0))
+    # 9 of 288 copies; a matrix of 3 x 7,168 x 2,048 in fp8, its scales in fp32 per 128 x 128
+    moved = 9 * (3 * 7168 * 2048 + 4 * 3 * 56 * 16)
+    maps = 58 * (8 * 288 + 8 * 256 * 1024 + 8 * 256 + 4 * 288 + 8 * 256)
+    assert kept == moved + maps + 4 * 1000 * 58 * 288
+
+
+def test_users_are_those_of_all_replicas() -> None:
+    spec = catalog.load("deepseek-v3")
+    args = EngineArgs(**EP, data_parallel_size=16, max_model_len=32768)
+    found = plan(Request(spec, gpu("h200"), args, parse_engine("vllm@0.33")))
+    assert found.concurrency.replicas == 16
+
+
+def test_stages_take_the_layers_that_are_stated() -> None:
+    assert [len(stage) for stage in stage_layers(61, 3, partition=(20, 22, 19))] == [20, 22, 19]
+    spec = catalog.load("qwen3-8b")
+    args = EngineArgs(pipeline_parallel_size=2, pp_layer_partition="20,16", max_model_len=8192)
+    request = Request(spec, gpu("h100"), args)
+    # 20 and 16 layers of K and V, 8 heads of 128 in two bytes
+    pool = vllm_pool.pool(
+        spec, vllm_pages.paging(spec, vllm.resolve(spec, request.gpu, args, request.release), args, 90), None
+    )
+    assert pool.stage_bytes == (20 * 16 * 4096, 16 * 16 * 4096)
+    one, other = (total_weights(spec, weight_layout(request, stage)) for stage in (0, 1))
+    assert one > other
+
+
+@pytest.mark.parametrize("text", ["20,15", "12,12,12", "20;16", "-1,37"])
+def test_a_partition_that_does_not_add_up_is_refused(run: Run, text: str) -> None:
+    command = f"VLLM_PP_LAYER_PARTITION='{text}' vllm serve Qwen/Qwen3-8B -pp 2"
+    found = run("estimate", "--gpu", "h100-80g", "--from-command", command)
+    assert found.code == 2
+    assert "pp_layer_partition" in found.err
+
+
+def test_both_forms_of_spare_copies_are_read() -> None:
+    base = "vllm serve deepseek-ai/DeepSeek-V3 -dp 16 -ep --enable-eplb"
+    for flags in (
+        """--eplb-config '{"num_redundant_experts": 32, "window_size": 500, "step_interval": 100}'""",
+        "--eplb-config.num_redundant_experts 32 --eplb-config.window_size 500",
+        "--num-redundant-experts 32 --eplb-config.window_size 500",
+    ):
+        args = read_command(f"{base} {flags}").args
+        assert (args["num_redundant_experts"], args["eplb_window_size"], args["enable_eplb"]) == (32, 500, True)
+
+
+def test_an_estimate_shows_copies_and_buffers(run: Run) -> None:
+    flags = "--dp 16 --ep --ctx 32k --enable-eplb --num-redundant-experts 32 --all2all-backend deepep_low_latency"
+    found = run("estimate", "deepseek-v3", "--gpu", "h200", *flags.split(), "--explain")
+    text = " ".join(found.out.split())
+    assert found.code == 0
+    assert "EPLB" in text
+    assert "DeepEP" in text
+    assert """--eplb-config '{"num_redundant_experts": 32}'""" in text
