@@ -21,6 +21,7 @@ from kvplan.cli.asked import (
 )
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.output import report_files
+from kvplan.cli.recommend_timed import check_alone
 from kvplan.cli.sweep_options import RecommendOptions
 from kvplan.core.errors import UsageError
 from kvplan.core.files import printable
@@ -52,16 +53,40 @@ def recommend_command(options: RecommendOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where the answer is no."""
     with report_files(options.report or [], force=options.force) as reports:
         limit = parse_count(options.limit, "--limit") if options.limit is not None else PLACEMENTS
-        doc, chosen = answered(options)
-        given = answer(doc, limit)
-        written = None if options.output is None else manifest_of(options, doc, chosen)
+        check_alone(options)
+        holds, given, written = by_memory(options, limit) if options.slo is None else by_time(options, limit)
         for report in reports:
             report.save(rendered(given, report.format))
         if written is None:
             output.answer(given, options.format, options.color)
         else:
             output.write(written)
-    return int(options.exit_code and not doc["holds"])
+    return int(options.exit_code and not holds)
+
+
+def by_memory(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | None]:
+    """(whether the answer is yes, its shapes, the manifest asked for)."""
+    doc, chosen = answered(options)
+    written = None if options.output is None else manifest_of(options, doc, chosen)
+    return doc["holds"], answer(doc, limit), written
+
+
+def by_time(options: RecommendOptions, limit: int) -> tuple[bool, Answer, str | None]:
+    """The same question with targets of time: each placement is simulated."""
+    from kvplan.cli.recommend_timed import timed
+    from kvplan.report.timed_text import shapes
+
+    refuse_missing(("MODEL", says_model(options), MODEL_CURE))
+    prices = None if options.prices is None else price_file.read(Path(options.prices))
+    stated = stated_by(options)
+    question = Question(
+        1, stated, options.fp8, options.fp8_weights, "likely" if options.optimistic else "low",
+        prices.per_hour if prices else None,
+    )  # fmt: skip
+    is_fixed = options.gpu is not None or options.gpu_memory is not None
+    plain = replace(options, prompt_tokens=None, output_tokens=None, shared_prefix=None)
+    doc = timed(options, question, requests_of(plain, prices, is_fixed=is_fixed))
+    return doc["holds"], shapes(doc, limit), None
 
 
 def answer(doc: RecommendationDocument, limit: int) -> Answer:
@@ -201,11 +226,7 @@ def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:
         raise UsageError(
             "--gpus", f"recommend finds the number of GPUs itself ({printable(counted, 60)!r})", "use --gpu for it"
         )
-    known = list(dict.fromkeys(gpu(name).name for name in names))
-    without = [name for name in known if prices and name not in prices.per_hour]
-    if prices and without:
-        raise UsageError("--gpus", f"{prices.source} has no price for {', '.join(without)}", "add one, or leave it out")
-    return known
+    return list(dict.fromkeys(gpu(name).name for name in names))
 
 
 def given_gpus(options: RecommendOptions, request: Request, stated: frozenset[str]) -> tuple[Request, int]:

@@ -107,6 +107,26 @@ class RecommendOptions(WorkloadOptions):
     optimistic: Annotated[
         bool, typer.Option("--optimistic", help="Use the likely number of users instead of the low end of the range.")
     ] = False
+    slo: Annotated[
+        Text,
+        option(
+            "--slo",
+            help="Latency targets, ttft.p90=2s,tpot=50ms: simulates --rate or --users on each placement.",
+            metavar="PROMISES",
+        ),
+    ] = None
+    rate: Annotated[Text, option("--rate", help="Requests per second, with --slo.", metavar="N")] = None
+    profile: Annotated[
+        Text, option("--profile", help="Named workload, with --slo (`kvplan trace profiles`).", metavar="NAME")
+    ] = None
+    trace: Annotated[Text, option("--trace", help="Trace file to replay, with --slo.", metavar="FILE")] = None
+    num_requests: Annotated[
+        Text, option("--num-requests", help="Number of requests to simulate, with --slo. Default: 2,000.", metavar="N")
+    ] = None
+    seed: Annotated[Text, option("--seed", help="Random seed, with --slo. Default: 0.", metavar="N")] = None
+    spare: Annotated[
+        Text, option("--spare", help="Servers beside those that the load needs, with --slo: 1.", metavar="N")
+    ] = None
     limit: Annotated[
         Text, option("--limit", help="Maximum number of placements to show. Default: 10.", metavar="N")
     ] = None

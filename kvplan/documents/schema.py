@@ -39,6 +39,7 @@ DOCUMENTS: Final = {
     "workloads": ("listing", "WorkloadsDocument"),
     "sweep": ("sweep", "SweepDocument"),
     "recommendation": ("recommendation", "RecommendationDocument"),
+    "timed-recommendation": ("timed", "TimedRecommendationDocument"),
     "simulation": ("simulation", "SimulationDocument"),
     "diagnosis": ("diagnosis", "DiagnosisDocument"),
     "reconciliation": ("reconciliation", "ReconciliationDocument"),

@@ -6,7 +6,7 @@ plan's range, unless the likely figure is asked for. Every placement is a plan()
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import fsum
+from math import fsum, inf
 from typing import Any, Literal
 
 from kvplan.core.errors import KvplanError
@@ -149,7 +149,7 @@ def rank(placement: Placement) -> tuple[Any, ...]:
     price = placement.price_per_hour
     return (
         bool(placement.changes),
-        price if price is not None else 0.0,
+        price if price is not None else inf,
         placement.num_gpus,
         placement.total_memory,
         len(placement.changes),

@@ -204,11 +204,14 @@ def hold(count: int) -> str:
     return "serve" if count > 1 else "serves"
 
 
+NO_TIMES = "Response times are not considered: --slo does."
+
+
 def ranking(doc: typed.RecommendationDocument) -> str:
     prices = doc["question"]["prices"]
     if prices is None:
-        return "Without --prices: fewest GPUs first, then least memory."
-    return f"Prices: {printable(prices)}, in dollars per GPU and hour."
+        return f"Without --prices: fewest GPUs first, then least memory. {NO_TIMES}"
+    return f"Prices: {printable(prices)}, in dollars per GPU and hour. {NO_TIMES}"
 
 
 HEADERS = ("GPU", "GPUs", "TP x PP x DP", "KV dtype", "utilization", "seqs", "users", "total GiB")
@@ -229,7 +232,8 @@ def placement_cells(placement: typed.Placement, *, prices: bool) -> list[str]:
         f"{placement['total_memory'] / GIB:,.0f}",
     ]
     if prices:
-        cells += [f"{placement['price_per_hour']:,.2f}", f"{placement['price_per_user']:.4f}"]
+        hour, user = placement["price_per_hour"], placement["price_per_user"]
+        cells += ["-" if hour is None else f"{hour:,.2f}", "-" if user is None else f"{user:.4f}"]
     return cells
 
 

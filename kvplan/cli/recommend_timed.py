@@ -1,0 +1,59 @@
+"""`kvplan recommend --slo`: a load and targets of time -> the servers that keep them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from kvplan.cli import output
+from kvplan.cli.asked import Asked, say
+from kvplan.cli.load import load_of
+from kvplan.cli.load_options import LoadOptions
+from kvplan.core.errors import UsageError
+from kvplan.core.units import parse_count
+from kvplan.report import timed_text
+from kvplan.simulate import slo
+from kvplan.simulate.placing import Demand, placed
+
+if TYPE_CHECKING:
+    from kvplan.cli.sweep_options import RecommendOptions
+    from kvplan.documents.timed import TimedRecommendationDocument
+    from kvplan.planning.recommend import Question
+
+ONLY_WITH_TARGETS = ("rate", "profile", "trace", "num_requests", "seed", "spare")
+NOT_WITH_TARGETS = ("mean_tokens", "lengths", "overflow", "num_gpus", "output")
+
+
+def check_alone(options: RecommendOptions) -> None:
+    """Refuse options of the one question in the other."""
+    if options.slo is None:
+        for name in ONLY_WITH_TARGETS:
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')}", "is for targets of time", "add --slo ttft=2s,tpot=50ms")
+        return
+    for name in NOT_WITH_TARGETS:
+        if getattr(options, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')}", "does not apply to a load in time", "state --prompt-tokens, or --profile"
+            )
+
+
+def timed(options: RecommendOptions, question: Question, asked: Asked) -> TimedRecommendationDocument:
+    assert options.slo is not None
+    promises = slo.parse_slo(options.slo)
+    shared: dict[str, Any] = {it.name: getattr(options, it.name, None) for it in fields(LoadOptions)}
+    load = load_of(LoadOptions(**shared))
+    if load.amount is None or len(load.stages) > 1:
+        raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
+    users = load.users if load.is_closed else None
+    spare = 0 if options.spare in (None, "0") else parse_count(options.spare or "", "--spare", 1000)
+    demand = Demand(
+        load.source, None if load.is_closed else load.peak, users, promises, spare,
+        strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
+    )  # fmt: skip
+    say(asked, quiet=options.quiet)
+    found = placed(question, asked.requests, demand)
+    unseen = sorted({what for each in found.timed for what in each.ranges.unseen})
+    if unseen and not options.quiet:
+        output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
+    return timed_text.document(asked.requests[0], f"{load.source.name}, {load.how}", demand, found)

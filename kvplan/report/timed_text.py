@@ -1,0 +1,236 @@
+"""Placements within targets of time, as JSON, CSV, Markdown and a table; all from one document."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvplan.core.files import printable
+from kvplan.core.table import Table
+from kvplan.core.units import plural
+from kvplan.planning.flags import serve_command
+from kvplan.planning.held import num_gpus
+from kvplan.planning.plan import Request
+from kvplan.report.formats import Answer
+from kvplan.report.lines import COMMAND, Part, line
+from kvplan.report.page import Block, bold, bullets, code
+from kvplan.report.simulate_text import duration, percent, rate_text, span
+
+if TYPE_CHECKING:
+    from kvplan.documents import timed as typed
+    from kvplan.simulate.placing import Candidate, Demand, Placed, Timed
+    from kvplan.simulate.slo import Kept
+
+METHOD = (
+    "Each server is simulated at an even share of the load. Placements that are not simulated need at least the "
+    "servers that a closed form gives."
+)
+
+
+def document(request: Request, load: str, demand: Demand, placed: Placed) -> typed.TimedRecommendationDocument:
+    context = request.args.max_model_len
+    assert isinstance(context, int), "the command states one"
+    doc: typed.TimedRecommendationDocument = {
+        "schema": "kvplan/timed-recommendation@1",
+        "answer": "",
+        "holds": bool(placed.timed),
+        "question": {
+            "model": request.spec.name,
+            "engine": request.release.label,
+            "load": load,
+            "targets": [f"{it.name} at most {limit_text(it.metric, it.limit)}" for it in demand.promises],
+            "max_model_len": context,
+            "spare": demand.spare,
+            "strict": demand.strict,
+        },
+        "placements": [placement_document(each, demand) for each in placed.timed],
+        "bounded": [bounded_document(each, demand.spare) for each in placed.bounded],
+        "failures": [
+            {"gpu": each.gpu, "num_gpus": each.num_gpus, "reason": each.reason} for each in placed.missed
+        ],
+    }  # fmt: skip
+    doc["answer"] = headline(doc)
+    return doc
+
+
+def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
+    kind, servers = each.candidate, each.servers + demand.spare
+    price = None if kind.price_per_hour is None else kind.price_per_hour * kind.gpus(servers)
+    per_s = each.result.output_tokens_per_s
+    if demand.rate is not None and each.result.finished:
+        per_s = demand.rate / each.servers * sum_of(each) / each.result.finished
+    tokens = each.servers * per_s * 3600
+    return {
+        "gpu": kind.gpu,
+        "servers": servers,
+        "spare": demand.spare,
+        "num_gpus": kind.gpus(servers),
+        "tensor_parallel_size": kind.plan.request.args.tensor_parallel_size,
+        "changes": list(kind.changes),
+        "price_per_hour": price,
+        "price_per_million_output_tokens": None if price is None or not tokens else price / tokens * 1e6,
+        "output_tokens_per_s": per_s,
+        "kv_usage_peak": each.result.kv_usage_peak,
+        "targets": [target_document(kept) for kept in each.kept],
+        "warnings": list(warnings(kind)),
+        "command": shlex.join(serve_command(kind.plan)),
+    }
+
+
+def sum_of(each: Timed) -> float:
+    """Output tokens of the run."""
+    return each.result.output_tokens_per_s * each.result.seconds
+
+
+def target_document(kept: Kept) -> typed.Target:
+    return {
+        "promise": kept.promise.name,
+        "limit": kept.promise.limit,
+        "value": kept.value,
+        "low": kept.low,
+        "high": kept.high,
+    }
+
+
+def bounded_document(each: Candidate, spare: int) -> typed.Bounded:
+    gpus = each.gpus(each.servers + spare)
+    return {
+        "gpu": each.gpu,
+        "servers": each.servers + spare,
+        "num_gpus": gpus,
+        "tensor_parallel_size": each.plan.request.args.tensor_parallel_size,
+        "changes": list(each.changes),
+        "price_per_hour": None if each.price_per_hour is None else each.price_per_hour * gpus,
+    }
+
+
+def warnings(kind: Candidate) -> list[str]:
+    if num_gpus(kind.plan) > 1 and kind.plan.request.gpu.interconnect == "pcie":
+        return ["its GPUs exchange every layer's results over PCIe"]
+    return []
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def limit_text(metric: str | None, limit: float) -> str:
+    return percent(limit) if metric is None else duration(limit)
+
+
+def headline(doc: typed.TimedRecommendationDocument) -> str:
+    question = doc["question"]
+    targets, load = " and ".join(question["targets"]), question["load"]
+    if not doc["placements"]:
+        return f"No: nothing tried serves {load}, with {targets}."
+    best = doc["placements"][0]
+    spare = f", {best['spare']} of them spare" if best["spare"] else ""
+    price = "" if best["price_per_hour"] is None else f", {dollars(best['price_per_hour'])}/hour"
+    servers = best["servers"]
+    split = (
+        ""
+        if servers == best["num_gpus"] == 1
+        else f": {plural(servers, 'server')} of TP {best['tensor_parallel_size']}"
+    )
+    return f"Take {best['num_gpus']} x {best['gpu']}{split}{spare}{price}. Serves {load}, with {targets}."
+
+
+def dollars(amount: float) -> str:
+    return f"${amount:,.2f}"
+
+
+def target_text(target: typed.Target) -> str:
+    value, low, high = target["value"], target["low"], target["high"]
+    if target["promise"] == "preempted":
+        return "-" if value is None else percent(value)
+    if value is None:
+        return "-"
+    return span(low, high) if low is not None and high is not None else duration(value)
+
+
+def placements_table(doc: typed.TimedRecommendationDocument, limit: int) -> Table:
+    has_price = any(each["price_per_hour"] is not None for each in doc["placements"])
+    names = [target["promise"] for target in doc["placements"][0]["targets"]] if doc["placements"] else []
+    header = [
+        "GPUs",
+        "servers",
+        "changes",
+        *(["$/hour", "$/M output"] if has_price else []),
+        *names,
+        "KV peak",
+        "tokens/s",
+    ]
+    rows = [
+        [
+            f"{each['num_gpus']} x {each['gpu']}",
+            f"{each['servers']} x TP {each['tensor_parallel_size']}",
+            ", ".join(each["changes"]) or "-",
+            *(price_cells(each) if has_price else []),
+            *(target_text(target) for target in each["targets"]),
+            percent(each["kv_usage_peak"]),
+            rate_text(float(f"{each['output_tokens_per_s'] * (each['servers'] - each['spare']):.3g}")),
+        ]
+        for each in doc["placements"][:limit]
+    ]
+    return Table.of(header, rows)
+
+
+def price_cells(each: typed.TimedPlacement) -> list[str]:
+    return [
+        "-" if amount is None else dollars(amount)
+        for amount in (each["price_per_hour"], each["price_per_million_output_tokens"])
+    ]
+
+
+def remarks(doc: typed.TimedRecommendationDocument) -> list[str]:
+    texts = [f"{each['num_gpus']} x {each['gpu']}: {text}" for each in doc["placements"] for text in each["warnings"]]
+    if doc["bounded"]:
+        others = ", ".join(
+            f"{each['num_gpus']} x {each['gpu']} (TP {each['tensor_parallel_size']}"
+            f"{''.join(f', {change}' for change in each['changes'])})"
+            for each in doc["bounded"][:6]
+        )
+        texts.append(f"Not simulated, at least: {others}{', ...' if len(doc['bounded']) > 6 else ''}")
+    texts += [f"{each['gpu']} x{each['num_gpus']}: {printable(each['reason'], 200)}" for each in doc["failures"]]
+    return texts
+
+
+def lines(doc: typed.TimedRecommendationDocument, limit: int) -> list[Part]:
+    parts: list[Part] = [line(doc["answer"], "bold" if doc["holds"] else "bold red")]
+    if doc["placements"]:
+        parts += [line(), placements_table(doc, limit), line(), line(METHOD)]
+    parts += [line(text) for text in remarks(doc)]
+    if doc["placements"]:
+        parts += [line(), line("Serve (each server)", "bold"), line(f"  {doc['placements'][0]['command']}", COMMAND)]
+    return parts
+
+
+def page(doc: typed.TimedRecommendationDocument, limit: int) -> list[Block]:
+    parts: list[Block] = [bold(doc["answer"])]
+    if doc["placements"]:
+        parts += [placements_table(doc, limit), METHOD]
+    if remarks(doc):
+        parts.append(bullets(remarks(doc)))
+    if doc["placements"]:
+        parts += ["Serve (each server):", code(doc["placements"][0]["command"])]
+    return parts
+
+
+COLUMNS: Sequence[str] = (
+    "gpu", "servers", "spare", "num_gpus", "tensor_parallel_size", "price_per_hour", "price_per_million_output_tokens",
+    "output_tokens_per_s", "kv_usage_peak", "command",
+)  # fmt: skip
+
+
+def rows_table(doc: typed.TimedRecommendationDocument) -> Table:
+    """A row for each placement that was simulated, with a column for each target."""
+    names = [target["promise"] for target in doc["placements"][0]["targets"]] if doc["placements"] else []
+    rows = (
+        [*(dict(each)[name] for name in COLUMNS), *(target["value"] for target in each["targets"])]
+        for each in doc["placements"]
+    )
+    return Table.of((*COLUMNS, *names), rows)
+
+
+def shapes(doc: typed.TimedRecommendationDocument, limit: int) -> Answer:
+    return Answer(lambda _: lines(doc, limit), lambda: doc, lambda: rows_table(doc), lambda: page(doc, limit))

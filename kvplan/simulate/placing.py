@@ -1,0 +1,284 @@
+"""Which GPUs serve a load within targets of time: the fewest servers of each placement, the cheapest first.
+
+A placement's rate is first bounded in closed form; the cheapest by that bound are then simulated. Servers share the
+load evenly: each gets its part of the rate, as routing at random gives it, or of the users.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import ceil, inf
+from typing import Any, Final
+
+from kvplan.core.errors import KvplanError
+from kvplan.planning.held import num_gpus
+from kvplan.planning.plan import Plan, Request, plan
+from kvplan.planning.recommend import Question, precisions, splits
+from kvplan.simulate import ranges, slo
+from kvplan.simulate.result import Result, result
+from kvplan.simulate.setup import Setup, check
+from kvplan.simulate.slo import Kept, Promise
+from kvplan.simulate.source import Source
+from kvplan.simulate.steptime import Shares, StepTime, attention_kinds, step_time
+from kvplan.simulate.work import StepWork
+
+SAMPLE: Final = 500  # requests whose mean lengths stand for the load in the closed form
+SHORT_LIST: Final = 4  # placements that are simulated
+MOST_SERVERS: Final = 4096
+ALONE: Final = "with one request alone a token takes longer than promised"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is to be served, all servers together.
+
+    rate     requests per second; None: `users` who each wait for an answer, think, and join over `ramp_s`
+    spare    servers beside those that the load needs
+    strict   whether the whole range of a time must keep its promise, not only the likely value
+    """
+
+    source: Source
+    rate: float | None
+    users: int | None
+    promises: tuple[Promise, ...]
+    spare: int = 0
+    strict: bool = True
+    calibration: str | None = None
+    think_s: float = 0.0
+    ramp_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Tokens of a request."""
+
+    prompt: float
+    output: float
+
+    @property
+    def held(self) -> float:
+        """In the cache while it decodes, on average."""
+        return self.prompt + self.output / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kind of server, and how many the closed form needs at least."""
+
+    plan: Plan
+    step_time: StepTime
+    changes: tuple[str, ...]
+    servers: int
+    price_per_hour: float | None
+
+    @property
+    def gpu(self) -> str:
+        return self.plan.request.gpu.name
+
+    def gpus(self, servers: int) -> int:
+        return servers * num_gpus(self.plan)
+
+    def cost(self, servers: int) -> tuple[Any, ...]:
+        """What makes it cheaper: dollars where there is a price, else GPUs and their memory."""
+        gpus = self.gpus(servers)
+        price = inf if self.price_per_hour is None else self.price_per_hour * gpus
+        return price, gpus, gpus * self.plan.request.gpu.total_memory, len(self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A candidate that was simulated: its servers, without the spare ones, and one server's figures at its share."""
+
+    candidate: Candidate
+    servers: int
+    result: Result
+    kept: tuple[Kept, ...]
+    ranges: ranges.Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Why servers of a kind do not do, however many there are."""
+
+    gpu: str
+    num_gpus: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The short list, cheapest first; what was bounded only, and what does not do."""
+
+    timed: tuple[Timed, ...]
+    bounded: tuple[Candidate, ...]
+    missed: tuple[Missed, ...]
+
+
+def placed(question: Question, requests: Iterable[Request], demand: Demand) -> Placed:
+    """The cheapest placements that keep the promises, of each GPU and split that the closed form leaves."""
+    means = means_of(demand.source)
+    candidates: list[Candidate] = []
+    missed: list[Missed] = []
+    for request in requests:
+        for changes, changed in precisions(question, request):
+            for split in splits(question, changed):
+                made = candidate(question, split, changes, demand, means)
+                if isinstance(made, Candidate):
+                    candidates.append(made)
+                elif not changes:
+                    missed.append(made)
+    candidates.sort(key=lambda each: each.cost(each.servers))
+    timed: list[Timed] = []
+    bounded: list[Candidate] = []
+    for each in candidates:
+        best = min((one.candidate.cost(one.servers) for one in timed), default=None)
+        if len(timed) >= SHORT_LIST or (best is not None and dearer(each, best, timed)):
+            bounded.append(each)
+            continue
+        given = fewest_servers(each, demand)
+        if isinstance(given, Timed):
+            timed.append(given)
+        else:
+            missed.append(given)
+    timed.sort(key=lambda one: one.candidate.cost(one.servers))
+    return Placed(tuple(timed), tuple(bounded), tuple(missed))
+
+
+def dearer(each: Candidate, best: tuple[Any, ...], timed: Sequence[Timed]) -> bool:
+    """Whether at its bound it costs more than what is known, on a GPU that is in the list already."""
+    return each.cost(each.servers) > best and any(one.candidate.gpu == each.gpu for one in timed)
+
+
+def means_of(source: Source) -> Means:
+    sample = list(islice(source.requests(1.0), min(SAMPLE, source.num_requests)))
+    return Means(
+        sum(request.prompt_tokens for request in sample) / len(sample),
+        sum(request.output_tokens for request in sample) / len(sample),
+    )
+
+
+def candidate(
+    question: Question, request: Request, changes: tuple[str, ...], demand: Demand, means: Means
+) -> Candidate | Missed:
+    """A kind of server with the servers that its bound asks for; or why it cannot be simulated."""
+    ranks = request.args.tensor_parallel_size * request.args.pipeline_parallel_size
+    try:
+        made = plan(replace(request, load=replace(request.load, lengths=None)))
+        check(made)
+        times = step_time(made, Shares(), demand.calibration)
+    except KvplanError as error:
+        return Missed(request.gpu.name, ranks, error.problem)
+    most = steady_rate(made, times, means, demand.promises, ranges_of(made, demand).times if demand.strict else {})
+    if most.rate <= 0:
+        return Missed(request.gpu.name, ranks, most.why)
+    needed = most.users if demand.rate is None else most.rate
+    servers = max(1, ceil((demand.users or 0 if demand.rate is None else demand.rate) / needed - 1e-9))
+    price = (question.prices or {}).get(request.gpu.name)
+    return Candidate(made, times, changes, servers, price)
+
+
+def ranges_of(made: Plan, demand: Demand) -> ranges.Ranges:
+    return ranges.modeled(made) if demand.calibration is None else ranges.measured()
+
+
+# --- the closed form --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The most one server can do: requests per second, and how many are inside; `why`: nothing."""
+
+    rate: float
+    users: float = 0.0
+    why: str = ""
+
+
+def steady_rate(
+    made: Plan, times: StepTime, means: Means, promises: Sequence[Promise], spans: Mapping[str, ranges.Bounds]
+) -> Steady:
+    """An upper bound of what one server serves: steps in which a constant number of requests decode while prompts are
+    read at the rate at which they end. A time per token above its promise bounds that number, and so do the pool and
+    --max-num-seqs.
+    """
+    kinds = attention_kinds(made)
+    blocks = made.pool.held(max(1, round(means.held)))
+    most = min(made.settings.max_num_seqs, made.capacity.num_blocks / max(1, blocks))
+    limit = min((each.limit for each in promises if each.metric == "tpot"), default=inf)
+    high = spans["tpot"][1] if "tpot" in spans else 1.0
+    best = Steady(0.0, why=ALONE if high == 1.0 else f"{ALONE}, at the high end of its range")
+    count = 1.0
+    while count <= max(1.0, most):
+        prompt = count * means.prompt / max(1.0, means.output)
+        context = max(1, round(means.held))
+        read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
+        pairs = tuple(
+            round(count * kind.reach.read(context) + prompt * kind.reach.read(max(1, round(means.prompt / 2))))
+            for kind in kinds
+        )
+        number = max(1, round(count))
+        seconds = times.seconds(StepWork(number + round(prompt), number, number, read, pairs))
+        if seconds * high > limit:
+            break
+        rate = count / (max(1.0, means.output) * seconds)
+        if rate > best.rate:
+            best = Steady(rate, count)
+        count = count * 1.1 if count >= 10 else count + 1
+    return best
+
+
+# --- the simulator ----------------------------------------------------------------------------------------------------
+
+
+def fewest_servers(each: Candidate, demand: Demand) -> Timed | Missed:
+    """The fewest servers that keep every promise, from the closed form's number on: by doubling steps, then halves."""
+    found: dict[int, Timed | None] = {}
+
+    def keeps(servers: int) -> bool:
+        if servers not in found:
+            found[servers] = simulated(each, demand, servers)
+        return found[servers] is not None
+
+    low, servers, step = each.servers - 1, each.servers, 1
+    most = demand.users if demand.users is not None else MOST_SERVERS
+    while not keeps(servers):
+        low = servers
+        if servers >= min(most, 8 * each.servers + 8):
+            alone = found[servers]
+            assert alone is None
+            where = f"one of {servers:,} servers" if servers > 1 else "the server"
+            return Missed(each.gpu, num_gpus(each.plan), f"{where} misses the targets at its share of the load")
+        servers, step = min(most, servers + step), 2 * step
+    while servers - low > 1:
+        middle = (low + servers) // 2
+        low, servers = (low, middle) if keeps(middle) else (middle, servers)
+    answer = found[servers]
+    assert answer is not None
+    return answer
+
+
+def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
+    """One server's run at its share of the load; None where it misses a promise."""
+    setup, source = Setup(each.plan, each.step_time), demand.source
+    spans = ranges_of(each.plan, demand)
+    if demand.rate is not None:
+        arrivals, skipped = source.open(demand.rate / servers), 0
+    else:
+        users = ceil((demand.users or 1) / servers)
+        skipped = min(users, source.num_requests - 1)
+        arrivals = source.closed(skipped, demand.think_s, demand.ramp_s)
+    simulation = setup.simulation(arrivals, source.run_len)
+    strict = tuple(replace(it, limit=it.limit / high(it, spans)) for it in demand.promises) if demand.strict else ()
+    broken = slo.Broken(strict or demand.promises, source.num_requests, skipped)
+    simulation.stop = broken
+    simulation.run()
+    if broken(simulation) or not len(simulation.records):
+        return None
+    kept = slo.kept(demand.promises, simulation, skipped, spans)
+    if not all(it.verdict == "kept" if demand.strict else it.is_kept for it in kept):
+        return None
+    figures = result(simulation, skipped, by_clock=demand.rate is not None)
+    return None if figures.queue_grows else Timed(each, servers, figures, kept, spans)
+
+
+def high(promise: Promise, spans: ranges.Ranges) -> float:
+    return 1.0 if promise.metric is None else spans.time(promise.metric, 1.0)[1]

@@ -1,0 +1,114 @@
+"""`recommend --slo`: servers that keep targets of time; its figures are those of `simulate` at a server's share."""
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
+
+LOAD = ("--prompt-tokens", "800", "--output-tokens", "60", "--num-requests", "300")
+MODEL = ("llama-3.1-8b", "--ctx", "4k")
+SLO = ("--slo", "ttft.p90=1s,tpot.p90=60ms")
+ASKED = ("recommend", *MODEL, *LOAD, *SLO, "-q", "--format", "json")
+
+
+def simulated(run: Run, servers: int, rate: float, *more: str) -> dict[str, str]:
+    """Verdicts of one server at its share of the rate."""
+    ran = run(
+        "simulate", *MODEL, "--gpu", "l40s", *LOAD, *SLO, "--rate", f"{rate / servers:.9f}", "-q",
+        "--format", "json", *more,
+    )  # fmt: skip
+    return {each["promise"]: each["verdict"] for each in ran.json["variants"][0]["slo"]}
+
+
+def test_the_fewest_servers_that_keep_the_targets(run: Run) -> None:
+    """One server fewer does not keep them over the whole range, by `simulate` itself."""
+    document = run(*ASKED, "--gpu", "l40s", "--no-fp8", "--tp", "1", "--rate", "24").json
+    [best] = document["placements"]
+    assert best["servers"] == best["num_gpus"] > 1
+    assert set(simulated(run, best["servers"], 24).values()) == {"kept"}
+    assert set(simulated(run, best["servers"] - 1, 24).values()) != {"kept"}
+    assert document["answer"].startswith(f"Take {best['num_gpus']} x l40s: ")
+    assert "targets of time" not in document["answer"]
+
+
+def test_the_closed_form_never_asks_for_more_than_the_simulator(run: Run) -> None:
+    """The bound leaves out queues, so that no placement is passed over that might be cheaper."""
+    document = run(*ASKED, "--gpus", "l40s,a100-80g,h100-80g", "--no-fp8", "--rate", "40").json
+    servers = {(each["gpu"], each["tensor_parallel_size"]): each["servers"] for each in document["placements"]}
+    assert len(servers) >= 2
+    for (gpu, split), number in servers.items():
+        alone = run(*ASKED, "--gpu", gpu, "--tp", str(split), "--no-fp8", "--rate", "40", "--optimistic").json
+        assert alone["placements"][0]["servers"] <= number
+
+
+def test_spare_servers_and_prices(run: Run, tmp_path: Path) -> None:
+    """Dollars: GPUs x price; per million tokens: dollars an hour over the output tokens that the load asks for."""
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("l40s: 1.5\n")
+    document = run(*ASKED, "--gpus", "l40s,a100-80g", "--rate", "24", "--prices", prices, "--spare", "1").json
+    with_price = [each for each in document["placements"] if each["gpu"] == "l40s"]
+    without = [each for each in document["placements"] if each["gpu"] == "a100-80g"]
+    assert with_price
+    for each in with_price:
+        assert each["price_per_hour"] == pytest.approx(each["num_gpus"] * 1.5)
+        asked = 24 * 60 * 3600 / 1e6
+        assert each["price_per_million_output_tokens"] == pytest.approx(each["price_per_hour"] / asked, rel=1e-6)
+        assert each["spare"] == 1
+    assert all(each["price_per_hour"] is None for each in without)  # a row without a price
+
+
+def test_users_who_wait_for_answers(run: Run) -> None:
+    document = run(*ASKED, "--gpu", "l40s", "--tp", "1", "--no-fp8", "--users", "60").json
+    [best] = document["placements"]
+    share = -(-60 // best["servers"])
+    ran = run("simulate", *MODEL, "--gpu", "l40s", *LOAD, *SLO, "--users", share, "-q", "--format", "json")
+    assert {each["verdict"] for each in ran.json["variants"][0]["slo"]} == {"kept"}
+
+
+def test_a_target_that_no_number_of_servers_keeps(run: Run) -> None:
+    ran = run("recommend", *MODEL, *LOAD, "--gpu", "l40s", "--slo", "tpot=5ms", "--rate", "1", "--exit-code")
+    assert ran.code == 1
+    assert ran.out.startswith("No: nothing tried serves ")
+    assert "with one request alone a token takes longer than promised" in ran.out
+
+
+def test_the_json_follows_its_schema_and_every_format_says_it(run: Run, tmp_path: Path) -> None:
+    schema = run("schema", "timed-recommendation").json
+    report = tmp_path / "answer.md"
+    document = run(*ASKED, "--gpus", "l40s,h100-80g", "--rate", "8", "--report", report).json
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(document)) == []
+    assert document["answer"] in report.read_text().replace("*", "")
+    table = run("recommend", *MODEL, *LOAD, *SLO, "--gpus", "l40s,h100-80g", "--rate", "8", "-q")
+    assert table.out.startswith(document["answer"])
+    assert document["placements"][0]["command"] in table.out
+
+
+def test_pcie_is_said(run: Run) -> None:
+    """Two L40S speak over PCIe (NVIDIA's data sheet: no NVLink)."""
+    document = run(*ASKED, "--gpu", "l40s", "--tp", "2", "--rate", "2").json
+    assert document["placements"][0]["warnings"] == ["its GPUs exchange every layer's results over PCIe"]
+
+
+def test_without_targets_it_says_that_times_are_not_considered(run: Run) -> None:
+    ran = run("recommend", *MODEL, "--users", "20", "--gpus", "l40s")
+    assert "Response times are not considered: --slo does." in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (("--users", "5", "--rate", "2"), "--rate"),
+        (("--users", "5", "--spare", "1"), "--spare"),
+        ((*SLO, *LOAD), "--rate"),
+        ((*SLO, *LOAD, "--rate", "inf"), "--rate"),
+        ((*SLO, "--rate", "2"), "give one of --trace, --profile, --prompt-tokens"),
+        ((*SLO, *LOAD, "--rate", "2", "--mean-tokens", "2k"), "--mean-tokens"),
+    ],
+)
+def test_options_of_the_other_question_are_refused(run: Run, options: tuple[str, ...], part: str) -> None:
+    ran = run("recommend", *MODEL, "--gpus", "l40s", *options)
+    assert ran.code == 2
+    assert part in ran.err
