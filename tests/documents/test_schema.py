@@ -59,6 +59,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sweep", "llama-3.1-8b", "llama-3.1-70b", "--gpu", "l4,h100-80g", "--ctx", "8k,32k", "--tp", "1,2"),
         ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),
     ),
+    "timed-recommendation": (
+        (*"recommend llama-3.1-8b --ctx 4k --prompt-tokens 500 --output-tokens 20 --num-requests 100".split(),
+         *"--rate 2 --gpus l40s,t4 --slo ttft.p90=2s".split()),
+    ),
     "recommendation": (
         ("recommend", "llama-3.1-70b", "--users", "20", "--ctx", "8k", "--gpus", "l40s,h100-80g,l4"),
         ("recommend", "llama-3.1-8b", "--users", "20", "--ctx", "32k", "--gpu", "l40s"),
