@@ -18,6 +18,7 @@ POLICY = ROOT / "examples" / "kvplan.policy.yaml"
 PRICES = "examples/prices.yaml"
 LLAMA = ("llama-3.1-8b", "--gpu", "a100-80g", "--ctx", "8k")
 # Name of a document -> commands that print one.
+TIMED_LOAD = ("--prompt-tokens", "500", "--output-tokens", "20", "--num-requests", "100", "--rate", "2")
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "error": (("estimate", "no-such-model", "--gpu", "a100-80g", "--ctx", "8k"),),
     "plan": (
@@ -60,8 +61,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sweep", "llama-3.1-8b", "--gpu", "l40s,h100-80g", "--ctx", "8k", "--prices", PRICES, "--pareto"),
     ),
     "timed-recommendation": (
-        (*"recommend llama-3.1-8b --ctx 4k --prompt-tokens 500 --output-tokens 20 --num-requests 100".split(),
-         *"--rate 2 --gpus l40s,t4 --slo ttft.p90=2s".split()),
+        ("recommend", "llama-3.1-8b", "--ctx", "4k", *TIMED_LOAD, "--gpus", "l40s,t4", "--slo", "ttft.p90=2s"),
     ),
     "recommendation": (
         ("recommend", "llama-3.1-70b", "--users", "20", "--ctx", "8k", "--gpus", "l40s,h100-80g,l4"),
