@@ -40,6 +40,7 @@ from benchmarks.kernel_bench.problems import (
 )
 from benchmarks.kernel_bench.timings import Findings, Rates, Timing
 
+pytestmark = pytest.mark.full  # a script for GPUs: what it measures needs one, what it writes is checked here
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 BF16, F32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
@@ -209,7 +210,6 @@ def test_keys_are_turned_before_they_are_stored() -> None:
     assert float(stored[1, 5]) == pytest.approx(float(turned), abs=1e-6)
 
 
-@pytest.mark.full
 def test_triton_kernels_are_called_as_they_want_to_be() -> None:
     """All small cases through the launchers, in the interpreter and so in a process of its own."""
     code = """

@@ -23,6 +23,7 @@ from engine.kernels import configs, tiles
 from engine.kernels.tiles import AttentionTile, Entry
 from kvplan.core.errors import InvalidInputError
 
+pytestmark = pytest.mark.full  # a script for GPUs: what it measures needs one, what it writes is checked here
 WHERE = Machine("NVIDIA H200", "600.1", "c0ffee", {})
 FINE = asdict(Compiled(80, 0, 70_000))
 DECODE = targets(is_small=False)[0]
@@ -397,7 +398,6 @@ def test_a_process_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
         os.kill(int(path.read_text()), 0)
 
 
-@pytest.mark.full
 def test_it_tunes_in_the_interpreter_and_the_engine_reads_none_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,7 +418,6 @@ def test_it_tunes_in_the_interpreter_and_the_engine_reads_none_of_it(
         tiles.read_tiles(tmp_path / "tiles.json")
 
 
-@pytest.mark.full
 def test_the_assembler_counts_what_the_disassembler_counts() -> None:
     """Registers and stack of a prefill tile that spills and of a decode tile that does not, on two architectures."""
     code = """

@@ -502,8 +502,7 @@ def test_a_full_disk_behind_standard_output_is_code_3(argv: list[str]) -> None:
     assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("columns", ["0", "00", ""])
-@pytest.mark.parametrize("argv", [("gpus", "h200"), ("models", "llama-3.1-8b")], ids=" ".join)
+@pytest.mark.parametrize(("columns", "argv"), paired(["0", "00", ""], [("gpus", "h200"), ("models", "llama-3.1-8b")]))
 def test_a_terminal_of_no_columns_gets_the_answer(argv: tuple[str, ...], columns: str) -> None:
     code, out, _ = finish(process(*argv, "--color", "always", COLUMNS=columns, TERM="xterm-256color"))
     assert code == 0

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 import math
 import re
 import shlex
@@ -26,6 +27,7 @@ from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.workloads.lengths import Lengths
 from tests.support.cli import Run, refused
 from tests.support.cli import run as run  # the fixture
+from tests.support.parts import some
 
 SIX = {"rtx-4090": 0.5, "l40s": 1.2, "a100-80g": 2.0, "h100-80g": 3.0, "h200": 3.8, "b200": 6.0}
 
@@ -36,10 +38,18 @@ def price_file(folder: Path, prices: dict[str, float]) -> Path:
     return path
 
 
+ANSWERED: dict[tuple[str | Path, ...], str] = {}  # a third of the questions are asked by several tests
+
+
 def recommended(run: Run, *words: str | Path) -> dict[str, Any]:
-    ran = run("recommend", *words, "--format", "json", "-q")
-    assert ran.code == 0, ran.err
-    return ran.json
+    if words not in ANSWERED:
+        ran = run("recommend", *words, "--format", "json", "-q")
+        assert ran.code == 0, ran.err
+        if "--prices" in words:  # a file, which may be another one next time
+            return ran.json
+        ANSWERED[words] = ran.out
+    answer: dict[str, Any] = json.loads(ANSWERED[words])
+    return answer
 
 
 def estimated(run: Run, *words: str) -> dict[str, Any]:
@@ -75,7 +85,7 @@ def held(doc: dict[str, Any], end: str = "low", mean: int | None = None) -> int:
 
 QUESTIONS = [
     ("llama-3.1-8b", 200, "16k", None),
-    ("llama-3.1-8b", 333, "4k", None),
+    pytest.param("llama-3.1-8b", 333, "4k", None, marks=pytest.mark.full),
     ("llama-3.1-8b", 200, "16k", 6000),
     ("llama-3.1-70b", 50, "16k", None),
     ("qwen2.5-7b", 100, "32k", None),
@@ -114,7 +124,7 @@ def test_one_server_fewer_does_not_hold_them(run: Run, model: str, users: int, c
             assert held(answer.json, "low", mean) < share
 
 
-@pytest.mark.parametrize("gpu", ["a100-80g", "h200", "l40s"])
+@pytest.mark.parametrize("gpu", some(["a100-80g", "h200", "l40s"], ["l40s"]))
 def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
     (best, *_) = recommended(run, "llama-3.1-8b", "--users", "200", "--ctx", "16k", "--gpus", gpu)["placements"]
     for tp in (1, 2, 4, 8):
@@ -127,7 +137,7 @@ def test_no_other_split_of_a_gpu_needs_fewer(run: Run, gpu: str) -> None:
 
 def test_a_higher_utilisation_is_taken_only_where_it_saves_a_gpu_and_leaves_the_context_its_room(run: Run) -> None:
     found = []
-    for users in range(20, 260, 12):
+    for users in range(20, 260, 24):
         words = ("--users", str(users), "--ctx", "16k", "--gpus", "a100-80g,l40s", "--pp", "1")
         doc = recommended(run, "llama-3.1-8b", *words)
         found += [(users, one) for one in doc["placements"] if one["gpu_memory_utilization"] != 0.92]
@@ -210,7 +220,7 @@ def test_the_bound_is_never_below_the_users(lengths: Lengths, num_blocks: int) -
     assert bound(made.request, made, "low") >= exact
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(300, 3000), st.integers(1, 40)), min_size=1, max_size=8))
 def test_what_is_known_of_other_pools_gives_the_same_answers(asked: list[tuple[int, int]]) -> None:
     for num_blocks, users in asked:
@@ -246,7 +256,7 @@ def test_more_users_never_cost_less(run: Run, tmp_path: Path) -> None:
     prices = price_file(tmp_path, SIX)
     costs: dict[tuple[str, bool], list[float]] = {}
     best = []
-    for users in (1, 2, 13, 40, 41, 64, 65, 130, 257, 300, 777, 3000):
+    for users in (1, 13, 64, 65, 257, 3000):
         found = recommended(run, "llama-3.1-8b", "--users", str(users), "--ctx", "8k", "--prices", prices)["placements"]
         best.append(found[0]["price_per_hour"])
         for name, unchanged in itertools.product(SIX, (True, False)):

@@ -11,6 +11,7 @@ from kvplan.core.errors import UsageError
 from kvplan.planning import users
 from kvplan.planning.users import users_at, users_for_lengths
 from kvplan.workloads.lengths import Lengths, parse_lengths
+from tests.support.parts import paired
 
 
 def paged(tokens: int) -> int:
@@ -123,9 +124,9 @@ def test_a_shared_prefix_only_helps_by_what_it_saves(shared: int, usable: int) -
 
 
 @pytest.mark.parametrize(
-    "text", ["uniform:100-3000", "lognormal:median=1000,sigma=1.2", "lognormal:mean=2000,p95=7000"]
+    ("text", "usable"),
+    paired(["uniform:100-3000", "lognormal:median=1000,sigma=1.2", "lognormal:mean=2000,p95=7000"], [4500, 9000]),
 )
-@pytest.mark.parametrize("usable", [4500, 9000])
 def test_the_grid_never_promises_more_than_the_exact_answer_and_little_less(
     text: str, usable: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

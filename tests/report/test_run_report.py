@@ -28,6 +28,7 @@ from kvplan.report.run_html import report_html
 from kvplan.report.run_record import memory_key, reading
 from kvplan.report.run_text import shapes
 from tests.support.cli import Run, refused, run
+from tests.support.parts import some
 from tests.support.recorded_runs import (
     CPU_INPUTS,
     CPU_MEMORY,
@@ -133,7 +134,7 @@ RUNS: dict[str, Callable[[Path], Path]] = {
 # --- the four formats agree -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(scope="module", params=some(RUNS, ("gpu", "failed")))
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportData, str]:
     """A run's data and its page, which takes a second to draw."""
     data = report_data([load_run(RUNS[request.param](tmp_path_factory.mktemp("report") / request.param))])
@@ -195,6 +196,7 @@ def test_the_memory_rows_are_those_of_reconcile(tmp_path: Path) -> None:
     assert document["tables"]["pool"] == expected["capacity"]
 
 
+@pytest.mark.full
 def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     path = cpu_run(tmp_path / "cpu")
     first, second = (report_html(report_data([load_run(path)])) for _ in range(2))

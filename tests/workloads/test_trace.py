@@ -17,6 +17,7 @@ from kvplan.workloads.lengths import parse_lengths
 from kvplan.workloads.sample import families, share_of, span_of, thinned
 from kvplan.workloads.trace import Trace, TraceRequest, csv_text, jsonl_text, read, read_full_lengths
 from tests.support.oracle_data import DATA, needs_oracle_data
+from tests.support.parts import some
 
 # The first two rows of Azure's conversation trace. vidur (MLSys 2024) made 0.0 and 4.314579 s of these times.
 AZURE = (
@@ -292,7 +293,7 @@ def test_a_bomb_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         read(written(tmp_path, gzip.compress(HEAD + b"0,0,0\n" * 10_000, mtime=0)))
 
 
-@pytest.mark.parametrize("unit", [b"0,1,1\n", b"\n", b"0,1,1\r\n"])
+@pytest.mark.parametrize("unit", some([b"0,1,1\n", b"\n", b"0,1,1\r\n"], [b"\n"]))
 def test_a_small_file_of_endless_lines_is_refused_before_they_are_read(tmp_path: Path, unit: bytes) -> None:
     member = gzip.compress(unit * 200_000, 9, mtime=0)
     packed = (gzip.compress(HEAD, mtime=0) + member * (256 * 1024 // len(member) + 1))[: 256 * 1024]
