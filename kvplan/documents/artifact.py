@@ -50,6 +50,7 @@ def plan_document(plan: Plan) -> typed.PlanDocument:
         "concurrency": concurrency,
         "host_memory": _host_memory(plan),
         "host": _host(plan),
+        "encoder": None if plan.encoder is None else cast("typed.Encoder", values(plan.encoder)),
         "parameters": _parameters(plan.request.spec),
         "limits": _limits(plan),
         "fixes": _fixes(plan),

@@ -278,6 +278,19 @@ class Flags(TypedDict):
     command: str
 
 
+class Encoder(TypedDict):
+    """Images, videos and sounds that the server encodes at once, in tokens of the language model; cache_tokens are kept
+    of earlier ones. items_per_batch of the largest items of the input `profiled` set the encoder's peak.
+    """
+
+    compute_tokens: Count
+    cache_tokens: Count
+    profiled: str
+    items_per_batch: Count
+    tokens_per_item: Annotated[dict[str, Count], "Tokens of the largest item of each input."]
+    items_per_prompt: Annotated[dict[str, Count], "How many of these a prompt has at most."]
+
+
 class PlanDocument(TypedDict):
     """One plan of kvplan. Sizes are integer bytes per GPU rank."""
 
@@ -291,6 +304,7 @@ class PlanDocument(TypedDict):
     concurrency: Concurrency
     host_memory: HostMemory
     host: Host
+    encoder: Encoder | None
     parameters: Parameters
     limits: Annotated[list[Limit], "What limits the answer, the first one first."]
     fixes: Annotated[

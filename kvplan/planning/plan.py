@@ -99,4 +99,5 @@ def plan(request: Request) -> Plan:
         deficit=0 if fits else (refusal.deficit if refusal is not None else capacity.deficit),
         refusal=refusal,
         notes=(*request.spec.notes, *notes, *answer.notes),
+        encoder=answer.encoder,
     )

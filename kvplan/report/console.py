@@ -53,6 +53,7 @@ def plan_lines(doc: PlanDocument, *, blocks: bool = True) -> list[Part]:
         [line(headline(doc), "bold" if doc["fits"] else "bold red"), *(line(text, "bold") for text in caveats(doc))],
         memory_lines(doc, blocks=blocks),
         kv_lines(doc),
+        encoder_lines(doc),
         user_lines(doc),
         verdict_lines(doc),
     ]
@@ -318,6 +319,25 @@ def kv_lines(doc: PlanDocument) -> list[Line]:
         size = format_gib(host["kv_offloading"])
         lines.append(line(f"  host        {size} of host memory hold {host['users']:,} more full contexts"))
     return lines
+
+
+def encoder_lines(doc: PlanDocument) -> list[Line]:
+    """The encoder's budget; nothing for a model of text."""
+    budget = doc["encoder"]
+    if budget is None:
+        return []
+    name, batch = budget["profiled"], budget["items_per_batch"]
+    sizes = [f"{kind} {tokens:,}" for kind, tokens in budget["tokens_per_item"].items()]
+    return [
+        line("Encoder", "bold"),
+        line(f"  budget      {budget['compute_tokens']:,} tokens a step, {budget['cache_tokens']:,} in its cache"),
+        line(
+            f"  profiled    {plural(batch, f'largest {name}')} at once"
+            if batch
+            else "  profiled    nothing is set aside"
+        ),
+        line(f"  largest     {', '.join(sizes)} tokens"),
+    ]
 
 
 def _layers_text(kv: KvCache) -> str:

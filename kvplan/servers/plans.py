@@ -98,6 +98,23 @@ BUDGET_ROWS = ("buffers", "activations", "cuda_graphs", "non_torch", "lora")
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderBudget:
+    """Images, videos and sounds that a server encodes at once.
+
+    compute_tokens, cache_tokens   that a step encodes at most, and that are kept of earlier ones
+    profiled, items_per_batch      the input whose largest items set its peak, and how many at once; 0: none does
+    tokens_per_item, items_per_prompt  of the largest item of each input, and how many of these a prompt has room for
+    """
+
+    compute_tokens: int
+    cache_tokens: int
+    profiled: str
+    items_per_batch: int
+    tokens_per_item: dict[str, int]
+    items_per_prompt: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Sized:
     """What a server's rules say: its settings, its pool, each stage's memory, and what that holds.
 
@@ -118,6 +135,7 @@ class Sized:
     given_out: int | None = None
     refusal: Refusal | None = None
     seqs: tuple[int, int] | None = None
+    encoder: EncoderBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +240,7 @@ class Plan:
     deficit: int
     refusal: Refusal | None
     notes: tuple[str, ...]
+    encoder: EncoderBudget | None = None
 
     @property
     def bytes_per_token(self) -> int:

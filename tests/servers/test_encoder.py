@@ -189,3 +189,33 @@ def test_settings_that_are_no_object_are_refused(text: str, run: Run) -> None:
     ran = run("estimate", "qwen3-vl-8b", "--gpu", "h200", "--ctx", "8k", "--mm-processor-kwargs", text)
     assert ran.code == 2
     assert "--mm-processor-kwargs: is not a JSON object" in ran.err
+
+
+def test_the_budget_stands_in_the_document_the_screen_and_the_explanation(run: Run) -> None:
+    """vLLM 0.33's own answer for Gemma 4 at 8,192 tokens a step: 3 videos of 2,496 tokens."""
+    asked = ("estimate", "gemma-4-31b", "--gpu", "h200", "--ctx", "32k")
+    assert run(*asked, "--format", "json").json["encoder"] == {
+        "compute_tokens": 8192, "cache_tokens": 8192, "profiled": "video", "items_per_batch": 3,
+        "tokens_per_item": {"image": 280, "video": 2496}, "items_per_prompt": {"image": 117, "video": 13},
+    }  # fmt: skip
+    out = run(*asked, "--explain").out
+    assert "profiled    3 largest videos at once" in out
+    assert "= 8,192 tokens; profiled with min(8,192 / 2,496, 1,024 sequences x 13 a prompt) = 3 [exact" in out
+    assert run("estimate", "qwen3-8b", *asked[2:], "--format", "json").json["encoder"] is None
+    skipped = run(*asked, "--skip-mm-profiling", "--format", "json").json["encoder"]
+    assert (skipped["compute_tokens"], skipped["items_per_batch"]) == (8192, 0)
+
+
+def test_sweep_and_check_take_the_arguments(run: Run, tmp_path: Path) -> None:
+    asked = ("--gpu", "rtx-4090", "--ctx", "16k", "--format", "json")
+    limit = ("--limit-mm-per-prompt", '{"image": {"count": 1, "width": 512, "height": 512}, "video": 0}')
+    rows = [run("sweep", "qwen3.5-4b", *asked, *more).json["rows"][0] for more in ((), limit)]
+    assert rows[1]["kv_cache"] > rows[0]["kv_cache"]
+    policy = tmp_path / "kvplan.policy.yaml"
+    policy.write_text(
+        "version: 1\ntargets:\n  - id: a\n    model: mistral-small-3.1-24b\n    gpu: h200\n    max_model_len: 8k\n"
+        "    max_num_batched_tokens: 2048\n    disable_chunked_mm_input: true\n    rules: {fits: true}\n"
+    )
+    checked = run("check", policy)
+    assert checked.code == 1
+    assert "the largest image takes 3,025 tokens" in checked.out

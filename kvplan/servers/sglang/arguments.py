@@ -79,6 +79,9 @@ NO_EFFECT: Final = {
         speculative_moe_a2a_backend speculative_ngram_min_bfs_breadth speculative_ngram_max_bfs_breadth
         speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_ngram_capacity
     """,
+    "images, videos and sounds of a request: nothing is set aside by their size": """
+        limit_mm_data_per_request mm_process_config
+    """,
     "host memory": """
         mm_processor_worker_num mm_io_worker_num mm_preprocess_cache_size_mb trust_mm_content_hashes!
         enable_broadcast_mm_inputs_process! enable_adaptive_dispatch_to_encoder!
@@ -175,9 +178,6 @@ REFUSED: Final = {
         enable_nvidia_megakernel! radix_cache_backend
     """,
     "leaves the encoder out; kvplan's --text-only sizes that": "language_model_only! language_only!",
-    "changes how many items or tokens a prompt has, which is not modeled; leave it out": """
-        limit_mm_data_per_request mm_process_config
-    """,
     "keeps images' tensors in GPU memory, which is not modeled; leave it out": """
         mm_enable_dp_encoder! enable_prefix_mm_cache! enable_mm_global_cache! mm_feature_transport=cpu
         disable_fast_image_processor! image_processor_backend=auto|pil

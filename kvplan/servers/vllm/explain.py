@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kvplan.core.units import GIB, format_gib, plural
 from kvplan.servers.base import Explanation, Section
 from kvplan.servers.plans import BUDGET_ROWS, Plan
-from kvplan.servers.vllm import overheads
+from kvplan.servers.vllm import encoder, items, overheads
 from kvplan.servers.vllm import rules as vllm
 
 # The folk answer's terms: 0.90 was vLLM's default until 0.18, and the activation peak was measured on an H100, whose
@@ -65,11 +65,25 @@ def _budget(plan: Plan) -> Iterator[str]:
             origin = f"[{estimate.kind}: {estimate.source}]"
             yield f"{sign} {name} {estimate.likely:,} B{spread} = {estimate.formula} {origin}"
     yield f"= {plan.available:,} B for the KV cache ({format_gib(plan.available)})"
+    yield from _encoder(plan)
     yield from filter(None, (overheads.runner_rule(settings), overheads.sampler_rule(settings)))
     if plan.estimates["cuda_graphs"].high:
         yield f"CUDA graphs: {overheads.graphs_rule(settings)}; {overheads.NARROWER}"
     context = plan.estimates["context"]
     yield f"outside the budget: {context.formula} {format_gib(context.likely)} [{context.kind}: {context.source}]"
+
+
+def _encoder(plan: Plan) -> Iterator[str]:
+    request, tokens = plan.request, plan.settings.max_num_batched_tokens
+    budget = encoder.budget_of(request.spec, plan.settings, request.args, request.release)
+    if budget is None:
+        return
+    largest, batch, seqs = budget.item.tokens, budget.batch, plan.settings.max_num_seqs
+    yield (
+        f"encoder budget max({tokens:,} tokens a step, {largest:,} of the largest {budget.profiled}) = "
+        f"{budget.tokens:,} tokens; profiled with min({budget.tokens:,} / {largest:,}, {seqs:,} sequences x "
+        f"{budget.per_prompt[budget.profiled]:,} a prompt) = {batch:,} [exact: {items.SOURCE}]"
+    )
 
 
 def _users(plan: Plan) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 from kvplan.core.errors import UsageError
 from kvplan.servers import start
 from kvplan.servers.methods import LOOKING_AHEAD
-from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
+from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Request, Sized, check_load
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import adapters, connectors, encoder, experts, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
@@ -214,6 +214,17 @@ def prefix_notes(num_tokens: int, settings: Settings, pool: vllm_pool.Pool) -> l
     return []
 
 
+def encoder_of(request: Request, settings: Settings) -> EncoderBudget | None:
+    """The encoder's budget as a plan has it."""
+    budget = encoder.budget_of(request.spec, settings, request.args, request.release)
+    if budget is None:
+        return None
+    sizes = {name: item.tokens for name, item in budget.items.items()}
+    is_profiled = overheads.profiles_items(request.spec, settings, request.args, request.release)
+    batch = budget.batch if is_profiled else 0
+    return EncoderBudget(budget.compute, budget.cache, budget.profiled, batch, sizes, dict(budget.per_prompt))
+
+
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
@@ -252,4 +263,5 @@ def started(request: Request) -> Sized:
             *prefix_notes(request.load.shared_prefix, settings, pool),
         ),
         refusal=refusal,
+        encoder=encoder_of(request, settings),
     )  # fmt: skip
