@@ -219,3 +219,29 @@ def test_sweep_and_check_take_the_arguments(run: Run, tmp_path: Path) -> None:
     checked = run("check", policy)
     assert checked.code == 1
     assert "the largest image takes 3,025 tokens" in checked.out
+
+
+# (model, release, GPU, logged GiB of weights, arguments, logged GiB for the KV cache) of public start-up logs on which
+# nothing is fitted; the second log is the first with twice the videos.
+POOLS: list[tuple[str, str, str, float, dict[str, Any], float]] = [
+    ("gemma-4-26b-a4b", "0.19", "rtx-5090", 15.77,
+     {"gpu_memory_utilization": 0.85, "max_model_len": 98_304, "max_num_seqs": 2, "max_num_batched_tokens": 8192,
+      "kv_cache_dtype": "fp8_e4m3"}, 9.08),
+    ("gemma-4-26b-a4b", "0.19", "rtx-5090", 15.67,
+     {"gpu_memory_utilization": 0.85, "max_model_len": 256_000, "max_num_seqs": 2, "max_num_batched_tokens": 16_384,
+      "kv_cache_dtype": "fp8_e4m3"}, 7.15),
+    ("gemma-3-27b", "0.11", "mi300x", 51.7891,
+     {"max_model_len": 4096, "max_num_seqs": 1024, "limit_mm_per_prompt": "image=2"}, 109.86),
+    ("qwen3.6-35b-a3b", "0.22", "gb10", 21.93,
+     {"gpu_memory_utilization": 0.85, "max_model_len": 262_144, "max_num_seqs": 4, "max_num_batched_tokens": 8192},
+     73.13),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "release", "device", "weights", "args", "logged"), POOLS)
+def test_pools_of_public_logs_are_within_a_tenth(
+    model: str, release: str, device: str, weights: float, args: dict[str, Any], logged: float
+) -> None:
+    flags, label = EngineArgs(**args), parse_engine(f"vllm@{release}")
+    made = plan(Request(catalog.load(model), gpu(device), flags, label, weights_bytes=int(weights * 2**30)))
+    assert made.available / 2**30 == pytest.approx(logged, rel=0.1)

@@ -237,6 +237,24 @@ def expert_tokens(tokens: int, release: Version) -> int:
     return min(tokens, release.expert_tokens or usual)
 
 
+def expert_room(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> tuple[tuple[int, int, int], str]:
+    """((low, likely, high), formula) of the bytes in which fused experts work."""
+    if not spec.experts_per_token:
+        return (0, 0, 0), ""
+    element, tokens = element_bytes(settings), settings.max_num_batched_tokens
+    per_choice = widths(spec, args.tensor_parallel_size, expert_ranks(args)).workspace
+    at_once = expert_tokens(tokens, settings.version)
+    workspace = element * at_once * spec.experts_per_token * per_choice
+    shown = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
+    if spec.quantization is not None and spec.quantization.method == "mxfp4":
+        return (0, 0, workspace), f" + at most {shown}"
+    if sm >= BLACKWELL and "nvfp4" in scheme_kinds(spec):
+        text = f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {shown}"
+        return (0, element * tokens * spec.hidden_size, workspace), text
+    low, high = (int(workspace * factor) for factor in WORKSPACE_RANGE)
+    return (low, workspace, high), f" + {shown}"
+
+
 def buffers(
     spec: ModelSpec,
     settings: Settings,
@@ -252,8 +270,7 @@ def buffers(
     stage   of a pipeline, of which the last alone samples; None: the last
     sm      `GpuSpec.sm`; Blackwell's kernels for NVFP4 experts work in place
     """
-    element, tokens, seqs = element_bytes(settings), settings.max_num_batched_tokens, settings.max_num_seqs
-    tp = args.tensor_parallel_size
+    tokens, seqs = settings.max_num_batched_tokens, settings.max_num_seqs
     with_weights = loaded(spec, settings, args, layout)
     sampling = 0
     formula = f"rotary {with_weights.ropes:,} B + {tokens:,} tokens x {INPUT_BYTES} B"
@@ -266,23 +283,10 @@ def buffers(
         formula += f" + MLA copies {with_weights.latents:,} B"
     if with_weights.alignment:
         formula += f" + alignment {with_weights.alignment:,} B"
-    low = likely = high = fixed
     gathered, gathered_text = indexer_workspace(spec, settings)
-    if spec.experts_per_token:
-        per_choice = widths(spec, tp, expert_ranks(args)).workspace
-        at_once = expert_tokens(tokens, settings.version)
-        workspace = element * at_once * spec.experts_per_token * per_choice
-        shown = f"{at_once:,} x {spec.experts_per_token} experts x {per_choice:,} x {element} B"
-        if spec.quantization is not None and spec.quantization.method == "mxfp4":
-            high = fixed + workspace
-            formula += f" + at most {shown}"
-        elif sm >= BLACKWELL and "nvfp4" in scheme_kinds(spec):
-            likely, high = fixed + element * tokens * spec.hidden_size, fixed + workspace
-            formula += f" + {tokens:,} x {spec.hidden_size:,} hidden x {element} B, at most {shown}"
-        else:
-            low, likely = fixed + int(workspace * WORKSPACE_RANGE[0]), fixed + workspace
-            high = fixed + int(workspace * WORKSPACE_RANGE[1])
-            formula += f" + {shown}"
+    room, room_text = expert_room(spec, settings, args, sm)
+    low, likely, high = (fixed + size for size in room)
+    formula += room_text
     # One workspace may serve experts and indexer in turn, as the code reads; one log has room for both.
     low = max(low, fixed + gathered)
     likely, high = likely + gathered, high + gathered
@@ -424,10 +428,11 @@ def activations(
     *,
     stage: int | None = None,
     sampler: Sampler | None = None,
+    sm: int = 0,
 ) -> Estimate:
     """The transient peak of the profiling run: the larger of one forward pass of `max_num_batched_tokens`, and the
     hidden states kept while `max_num_seqs` rows are sampled. Only the last pipeline stage samples; `stage` None: the
-    stage with most. `sampler` in place of the release's own.
+    stage with most. `sampler` in place of the release's own; `sm`: `GpuSpec.sm`.
 
     Source: vLLM 0.33 v1/worker/gpu/model_runner.py (profile_run); constants above.
     """
@@ -468,7 +473,8 @@ def activations(
         formula += f" + {logits // MIB:,} MiB indexer logits"
     if not profiles_items(spec, settings, args, release) or (stage or 0) > 0:
         return Estimate(low, likely, high, formula, source, kind)
-    return with_encoder(Estimate(low, likely, high, formula, source, kind), spec, settings, args, release)
+    experts, _ = expert_room(spec, settings, args, sm)
+    return with_encoder(Estimate(low, likely, high, formula, source, kind), spec, settings, args, release, experts)
 
 
 def profiles_items(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> bool:
@@ -477,8 +483,18 @@ def profiles_items(spec: ModelSpec, settings: Settings, args: EngineArgs, releas
     return takes_items(spec, args, release) and runner and not args.skip_mm_profiling
 
 
-def with_encoder(own: Estimate, spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> Estimate:
+def with_encoder(
+    own: Estimate,
+    spec: ModelSpec,
+    settings: Settings,
+    args: EngineArgs,
+    release: Version,
+    experts: tuple[int, int, int],
+) -> Estimate:
     """The peak with the encoder's: its largest batch runs first, and what it hands on stays beside the language model.
+
+    experts  bytes in which experts work, counted as buffers: they are allocated after the encoder has run, so that its
+             peak takes their place
 
     Source: vLLM 0.33 v1/worker/gpu_model_runner.py and v1/worker/gpu/model_runner.py (profile_run).
     """
@@ -499,12 +515,14 @@ def with_encoder(own: Estimate, spec: ModelSpec, settings: Settings, args: Engin
         patches = batch.item.patches * cdiv(batch.batch, args.tensor_parallel_size)
     per_patch = tower_elements(spec, batch.profiled, 1 if whole else args.tensor_parallel_size)
     tower = element * patches * per_patch
-    low, likely, high = (outputs + int(tower * factor) for factor in TOWER_RANGE)
+    low, likely, high = (
+        outputs + int(tower * factor) - room for factor, room in zip(TOWER_RANGE, experts, strict=True)
+    )
     shown = f"{batch.batch:,} {batch.profiled} items of {batch.item.tokens:,} tokens"
     if likely >= own.likely + outputs:
         formula = (
             f"encoder of {shown}: {patches:,} patches x {per_patch:,} elements x {element} B x {TOWER_RANGE[1]} + "
-            f"outputs {outputs:,} B"
+            f"outputs {outputs:,} B{f' - {experts[1]:,} B of the experts, not there yet' if experts[1] else ''}"
         )
         own = replace(own, formula=formula, source=TOWER_SOURCE, kind="formula")
     else:

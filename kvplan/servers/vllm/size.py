@@ -27,7 +27,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     groups = rank_weights(request, stage)
     estimates = {
         "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, sm=gpu.sm),
-        "activations": overheads.activations(spec, settings, args, release, stage=stage),
+        "activations": overheads.activations(spec, settings, args, release, stage=stage, sm=gpu.sm),
         "cuda_graphs": overheads.cuda_graphs(spec, settings, args, release, sm=gpu.sm),
         "non_torch": overheads.non_torch(spec, settings, args, gpu),
         "lora": adapters.lora(spec, settings, args, stage),
