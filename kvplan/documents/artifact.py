@@ -107,7 +107,7 @@ def _inputs(plan: Plan) -> typed.Inputs:
 
 def num_gpus(plan: Plan) -> int:
     args = plan.request.args
-    return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    return args.num_gpus
 
 
 def _model(spec: ModelSpec) -> typed.Model:

@@ -257,7 +257,7 @@ SETTINGS: Final = {
 def plan_side(plan: Plan, key: str | None = None) -> Side:
     """A plan made here, with all that an attribution needs."""
     args, context = plan.request.args, plan.capacity.max_model_len
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    ranks = args.num_gpus
     name = printable(plan.request.spec.name)
     gpu = plan.request.gpu
     where = gpu_text(gpu) if ranks == 1 else f"{ranks} x {gpu_text(gpu)}"

@@ -140,4 +140,4 @@ def seqs_at(plan: Plan, end: End) -> int:
 
 def num_gpus(plan: Plan) -> int:
     args = plan.request.args
-    return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    return args.num_gpus

@@ -115,7 +115,7 @@ def check(tenants: Sequence[Tenant], rest: str | None) -> None:
 
 def ranks(request: Request) -> int:
     args = request.args
-    return args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    return args.num_gpus
 
 
 # --- one start after the other ----------------------------------------------------------------------------------------

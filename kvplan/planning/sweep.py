@@ -229,7 +229,7 @@ def _impossible(request: Request, reason: str) -> Row:
     context = args.max_model_len if isinstance(args.max_model_len, int) else None
     tp, pp, dp = args.tensor_parallel_size, args.pipeline_parallel_size, args.data_parallel_size
     return Row(
-        request.spec.name, request.gpu.name, request.release.label, tp * pp * dp, tp, pp, dp, context,
+        request.spec.name, request.gpu.name, request.release.label, args.num_gpus, tp, pp, dp, context,
         request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype, args.gpu_memory_utilization,
         args.max_num_seqs, args.block_size, False, reason,
     )  # fmt: skip

@@ -584,6 +584,17 @@ class EngineArgs:
     ] = None
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs of all ranks: replicas have their own, ranks of DP attention lie within the tensor ranks."""
+        replicas = 1 if self.enable_dp_attention else self.data_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * replicas
+
+    @property
+    def attention_ranks(self) -> int:
+        """Ranks that share attention."""
+        return self.tensor_parallel_size // (self.data_parallel_size if self.enable_dp_attention else 1)
+
+    @property
     def partition(self) -> tuple[int, ...]:
         """The layers of each pipeline stage as stated; empty: the server's own division."""
         if self.pp_layer_partition is None or self.pipeline_parallel_size == 1:

@@ -12,13 +12,14 @@ from kvplan.sizing.weights import Layout
 
 def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layout:
     args = request.args
-    ep = args.tensor_parallel_size * args.data_parallel_size if args.enable_expert_parallel else 1
+    replicas = 1 if args.enable_dp_attention else args.data_parallel_size
+    ep = args.tensor_parallel_size * replicas if args.enable_expert_parallel else 1
     return Layout(
         tp=args.tensor_parallel_size,
         pp=args.pipeline_parallel_size,
         stage=stage,
         ep=ep,
-        dp=args.data_parallel_size,
+        dp=replicas,
         sm=request.gpu.sm,
         dtype=vllm.resolve_dtype(request.spec, args.dtype, request.gpu.sm, request.release),
         online=online_scheme(request) if online else None,
@@ -29,7 +30,9 @@ def weight_layout(request: Request, stage: int, *, online: bool = True) -> Layou
         redundant=args.num_redundant_experts,
         whole_shared=vllm.keeps_shared_whole(request.spec, args, request.release),
         partition=args.partition,
-        dense_tp=1 if vllm.keeps_dense_whole(request.spec, args, request.release) else 0,
+        dense_tp=1 if args.moe_dense_tp_size or vllm.keeps_dense_whole(request.spec, args, request.release) else 0,
+        attention_tp=args.attention_ranks if args.enable_dp_attention else 0,
+        head_tp=args.attention_ranks if args.enable_dp_lm_head else 0,
         marlin=args.max_loras > 0,
     )
 

@@ -18,7 +18,8 @@ from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import weight_layout
-from kvplan.sizing.weights import stage_layers, total_weights
+from kvplan.sizing.weights import rank_weights, stage_layers, total_weights
+from tests import oracles
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 from tests.support.oracle_data import needs_oracle_data, spec_named
@@ -174,3 +175,68 @@ def test_an_estimate_shows_copies_and_buffers(run: Run) -> None:
     assert "EPLB" in text
     assert "DeepEP" in text
     assert """--eplb-config '{"num_redundant_experts": 32}'""" in text
+
+
+# --- SGLang -----------------------------------------------------------------------------------------------------------
+
+SGLANG_ROWS = [json.loads(line) for line in (FACTS / "experts_sglang.jsonl").read_text().splitlines()]
+
+
+def sglang_name(row: dict[str, Any]) -> str:
+    return " ".join(map(str, (row["inputs"]["model"], row["inputs"]["tp"], *row["inputs"]["argv"])))
+
+
+@pytest.mark.parametrize("row", [row for row in SGLANG_ROWS if is_ours(row)], ids=sglang_name)
+def test_dp_attention_has_sglangs_settings_and_pools(row: dict[str, Any]) -> None:
+    """The share of memory, tokens a step, tokens of a rank's pool and its requests, as SGLang 0.5.23 sets them."""
+    assert oracles.compare_sglang(row, lambda name: spec_named(name)) == (oracles.EQUAL, [])
+
+
+@needs_oracle_data
+@pytest.mark.parametrize("row", [row for row in SGLANG_ROWS if not is_ours(row)], ids=sglang_name)
+def test_dp_attention_has_sglangs_settings_and_pools_for_other_configs(row: dict[str, Any]) -> None:
+    assert oracles.compare_sglang(row, lambda name: spec_named(name)) == (oracles.EQUAL, [])
+
+
+def test_ranks_of_dp_attention_lie_within_the_tensor_ranks(run: Run) -> None:
+    flags = (
+        "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8 --ep-num-redundant-experts 32 --enable-dp-lm-head"
+    )
+    command = f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --context-length 32768 {flags}"
+    found = run("estimate", "--from-command", command, "--gpu", "h200", "--format", "json").json
+    assert found["concurrency"]["replicas"] == 8
+    printed = " ".join(found["serve"]) if isinstance(found.get("serve"), list) else str(found)
+    assert "--chunked-prefill-size 8192" in printed.replace("', '", " ")
+    spec = catalog.load("deepseek-v3")
+    args = EngineArgs(
+        tensor_parallel_size=8, data_parallel_size=8, enable_dp_attention=True, enable_expert_parallel=True,
+        num_redundant_experts=32, enable_dp_lm_head=True,
+    )  # fmt: skip
+    request = Request(spec, gpu("h200"), args, parse_engine("sglang@0.5"))
+    # Attention is whole, as for vLLM's replicas; dense and shared MLPs are split over the eight ranks.
+    alone = EngineArgs(data_parallel_size=8, enable_expert_parallel=True, enable_eplb=True, num_redundant_experts=32)
+    theirs = rank_weights(spec, weight_layout(Request(spec, gpu("h200"), alone, parse_engine("vllm@0.33")), 0))
+    ours = rank_weights(spec, weight_layout(request, 0))
+    for group in ("attention", "embedding", "lm_head", "experts", "router", "norm"):
+        assert ours[group] == theirs[group], group
+    for group in ("mlp", "shared_expert"):
+        assert ours[group] < theirs[group], group
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ("--tp 8 --dp 3 --enable-dp-attention", "use a divisor of it"),
+        ("--tp 8 --enable-dp-attention", "ranks lie within --tp-size 8"),
+        ("--tp 8 --dp 8 --enable-dp-attention --moe-a2a-backend deepep", "buffers that are not sized"),
+        ("--tp 8 --moe-dense-tp-size 2", "SGLang takes 1 alone"),
+        ("--tp 8 --enable-dp-lm-head", "--enable-dp-attention beside it"),
+        ("--tp 8 --ep-size 8 --ep-num-redundant-experts 3", "do not go evenly"),
+        ("--tp 8 --enable-lora --max-lora-rank 16", "adapters in SGLang are not modeled"),
+    ],
+)
+def test_refuses_what_sglang_refuses_and_what_is_not_sized(run: Run, flags: str, fault: str) -> None:
+    command = f"python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 {flags}"
+    found = run("estimate", "--from-command", command, "--gpu", "h200")
+    assert found.code == 2
+    assert fault in found.err

@@ -46,8 +46,8 @@ def speculates(args: EngineArgs) -> bool:
 
 def requests_at_most(args: EngineArgs) -> int | None:
     """max_running_requests before the pool is known; None: nothing bounds it."""
-    if args.max_num_seqs is not None:
-        return args.max_num_seqs
+    if args.max_num_seqs is not None:  # of DP attention each rank has its share
+        return args.max_num_seqs // (args.data_parallel_size if args.enable_dp_attention else 1)
     return REQUESTS if speculates(args) else None
 
 

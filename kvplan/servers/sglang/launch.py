@@ -21,7 +21,9 @@ def command(plan: Plan) -> list[str]:
         "enable_expert_parallel": args.tensor_parallel_size if args.enable_expert_parallel else None,
         "mem_fraction_static": settings.gpu_memory_utilization,
         "max_num_seqs": args.max_num_seqs,  # the default follows from the pool, and bounds slots where stated
-        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        # SGLang divides it over the ranks of DP attention itself.
+        "max_num_batched_tokens": settings.max_num_batched_tokens
+        * (args.data_parallel_size if args.enable_dp_attention else 1),
         "block_size": page if page > 1 else None,
         **_numbers(args),
         "kv_cache_dtype": KV_DTYPES.get(args.kv_cache_dtype, args.kv_cache_dtype),

@@ -134,7 +134,7 @@ def paging(spec: ModelSpec, settings: Settings, args: EngineArgs, sm: int) -> Pa
         sm=sm,
         kv_dtype=settings.kv_dtype,
         dtype=CONVOLUTION_DTYPE if spec.has_states else settings.dtype,
-        tp=args.tensor_parallel_size,
+        tp=args.attention_ranks,
         pp=args.pipeline_parallel_size,
         dcp=1,
         block_size=sglang_models.page_size(spec, sm, args, settings.version),

@@ -12,7 +12,7 @@ Source: sglang 0.5.23 srt/arg_groups (memory_hook.py, cuda_graph_hook.py, overri
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
@@ -50,6 +50,7 @@ CLASSES_04 = ((35 * 1024, 2048, 8, 80), (160 * 1024, 8192, 160, 160))  # 256 gra
 # Tokens of the prefill graphs that are captured: (from, to, step).
 PREFILL_GRAPHS = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
 PREFILL_STEP = 512  # beyond the last
+LARGE_GRAPHS = 300  # sequences; DP attention keeps back 1.5 MiB more for each of a rank beyond
 MLA_GRAPHS_MIB = 1536
 VISION_FACTOR = 0.95  # of the fraction, for a vision tower like ViT-L, whose size is 24 layers of 1,024
 VISION_SIZE = (24, 1024)
@@ -78,7 +79,6 @@ def version(number: tuple[int, ...]) -> Version:
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
-DP_ATTENTION = "SGLang's DP attention is not modeled"
 QUANTIZED_WHILE_LOADING = ("fp8",)  # of what vLLM can, too
 CURES = {  # of arguments that SGLang lacks
     "gpu_memory_utilization": ("SGLang divides memory by --mem-fraction-static", "give that"),
@@ -110,16 +110,7 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
         )
     if args.max_loras:
         raise UsageError("--max-loras", *CURES["max_loras"])
-    if args.enable_dp_attention or args.enable_dp_lm_head:
-        raise UsageError("--enable-dp-attention", DP_ATTENTION, "use vllm")
-    if args.enable_eplb or args.num_redundant_experts:
-        raise UsageError("--enable-eplb", "SGLang's spare copies of experts are not modeled", "leave it out")
-    if args.all2all_backend not in (None, "none"):
-        raise UsageError("--moe-a2a-backend", "the buffers of SGLang's exchanges are not modeled", "leave it out")
-    if args.moe_dense_tp_size is not None:
-        raise UsageError("--moe-dense-tp-size", DP_ATTENTION, "leave it out")
-    if args.data_parallel_size > 1 and args.enable_expert_parallel:
-        raise UsageError("--enable-expert-parallel with replicas", f"{DP_ATTENTION}", "use --dp 1")
+    check_experts(spec, args)
     if args.block_size is not None and args.block_size not in PAGE_SIZES:
         raise UsageError(
             f"--block-size (page_size) {args.block_size}", "SGLang's pages have 1, 16, 32, 64 or 128 tokens", "use one"
@@ -134,6 +125,35 @@ def check_args(spec: ModelSpec, args: EngineArgs) -> None:
         raise UsageError(
             f"--kv-cache-dtype {args.kv_cache_dtype}", f"SGLang's sparse attention takes {', '.join(SPARSE_KV_DTYPES)}"
         )
+
+
+def check_experts(spec: ModelSpec, args: EngineArgs) -> None:
+    """Refuse divisions of attention and experts that SGLang refuses, and what is not sized of them."""
+    tp, dp = args.tensor_parallel_size, args.data_parallel_size
+    if args.enable_dp_attention and (dp == 1 or tp % dp):
+        raise UsageError(
+            f"--enable-dp-attention with --dp-size {dp}", f"its ranks lie within --tp-size {tp}", "use a divisor of it"
+        )
+    if args.enable_dp_attention and args.speculative_method is not None:
+        raise UsageError("--enable-dp-attention", "is not modeled beside drafts", "leave one of them out")
+    if args.enable_dp_lm_head and not args.enable_dp_attention:
+        raise UsageError("--enable-dp-lm-head", "SGLang wants --enable-dp-attention beside it", "add it")
+    if args.moe_dense_tp_size not in (None, 1):
+        raise UsageError(f"--moe-dense-tp-size {args.moe_dense_tp_size}", "SGLang takes 1 alone", "use 1")
+    if args.all2all_backend not in (None, "none"):
+        raise UnsupportedModelError(
+            f"--moe-a2a-backend {args.all2all_backend}", "keeps buffers that are not sized", "leave it out"
+        )
+    spare = args.num_redundant_experts
+    experts = max((weight.experts for weight in spec.weights), default=0)
+    if spare and (not args.enable_expert_parallel or (experts + spare) % tp):
+        raise UsageError(
+            f"--ep-num-redundant-experts {spare}",
+            f"{experts} experts and {spare} spare ones do not go evenly over the ranks of --ep-size",
+            "use a number with which they do",
+        )
+    if dp > 1 and args.enable_expert_parallel and not args.enable_dp_attention:
+        raise UsageError("--ep-size with replicas", "is not modeled", "use --dp-size 1, or add --enable-dp-attention")
 
 
 def check_model(spec: ModelSpec, args: EngineArgs, sm: int) -> None:
@@ -157,13 +177,14 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
         )
     asked_dtype = sglang_models.model_dtype(spec) if args.dtype == "auto" and gpu.sm >= vllm.AMPERE else args.dtype
     dtype = vllm.resolve_dtype(spec, asked_dtype, gpu.sm, release)
+    shares = args.data_parallel_size if args.enable_dp_attention else 1
     return Settings(
         version=release,
         max_model_len=context,
         auto_fit=asked == "auto",
-        max_num_batched_tokens=chunk_size(gpu, args, release),
+        max_num_batched_tokens=chunk_size(gpu, args, release) // shares,
         max_num_seqs=drafts.requests_at_most(args) or MOST_REQUESTS,
-        in_flight_tokens=chunk_size(gpu, args, release),
+        in_flight_tokens=chunk_size(gpu, args, release) // shares,
         gpu_memory_utilization=args.mem_fraction_static or default_fraction(spec, gpu, args, release),
         kv_dtype=resolve_kv_dtype(spec, args.kv_cache_dtype, dtype, gpu.sm),
         dtype=dtype,
@@ -281,6 +302,10 @@ def reserved_mib(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Versi
     reserved = 512 + 1.5 * max(chunk, 2048) + args.tensor_parallel_size * args.pipeline_parallel_size / 8 * 1024
     if not args.enforce_eager:
         reserved += 2 * decode_graphs(spec, gpu, args, release)
+    if args.enable_dp_attention:
+        largest = decode_graphs(spec, gpu, args, release) if not args.enforce_eager else 0
+        reserved += 3 * largest * args.data_parallel_size
+        reserved += 1.5 * largest * args.data_parallel_size if largest > LARGE_GRAPHS else 0
     if release.has("prefill_graphs") and sglang_models.captures_prefill(spec, args):
         graphs = num_prefill_graphs(most_prefill_tokens(spec, chunk, args))
         reserved += MLA_GRAPHS_MIB if spec.is_mla else 8 * graphs
@@ -327,5 +352,5 @@ def replicas_note(replicas: int, ranks: int) -> str:
     """Plain --dp-size starts servers side by side; users of DP attention mean something else by it."""
     return (
         f"--dp-size {replicas}: {replicas} servers of {ranks} GPUs each, {replicas * ranks:,} GPUs in all; with "
-        "--enable-dp-attention its ranks would lie inside --tp-size, which is not modeled"
+        "--enable-dp-attention its ranks lie inside --tp-size"
     )

@@ -6,6 +6,7 @@ from math import floor
 
 from kvplan.core.units import MIB
 from kvplan.servers import start
+from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
 from kvplan.servers.sglang import drafts
@@ -84,12 +85,26 @@ def draft_notes(request: Request, pool: SglangPool) -> Iterator[str]:
             yield note
 
 
+def replica_notes(args: EngineArgs, replicas: int, ranks: int) -> Iterator[str]:
+    if args.enable_dp_attention:
+        each = args.attention_ranks
+        yield (
+            f"DP attention: {replicas} groups of {each} rank{'' if each == 1 else 's'} have a KV pool and requests "
+            "each; users are those of all. Settings and pools equal SGLang's own; weights follow its code, uncompared"
+        )
+    elif replicas > 1:
+        yield sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)
+    if args.num_redundant_experts or args.enable_eplb:
+        yield "EPLB: its copies are counted in the weights; its own buffers lie in what SGLang keeps back, not sized"
+
+
 def size(request: Request) -> Sized:
     drafts.check_context(request)
     settings = sglang.resolve(request.spec, request.gpu, request.args, request.release)
     replicas, ranks = request.args.data_parallel_size, request.args.tensor_parallel_size
-    # Replicas are servers of their own, which share nothing: each is planned alone.
-    request = replace(request, args=replace(request.args, data_parallel_size=1))
+    if not request.args.enable_dp_attention:
+        # Replicas are servers of their own, which share nothing: each is planned alone.
+        request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
     sglang.check_model(spec, args, gpu.sm)
     check_load(request, settings.max_model_len)
@@ -117,7 +132,7 @@ def size(request: Request) -> Sized:
         *sglang.notes(args, settings, kept, reserved, images),
         *sglang_pool.pool_notes(pool, spec, args, slots),
         *draft_notes(request, pool),
-        *([] if replicas == 1 else [sglang.replicas_note(replicas, ranks * args.pipeline_parallel_size)]),
+        *replica_notes(args, replicas, ranks),
     ]
     return Sized(
         replace(settings, max_num_seqs=max(1, most)), pool, stages, capacity, (low + 1, high + 1),

@@ -841,7 +841,7 @@ CONTEXT_MANY = Range(
 
 def context(gpu: GpuSpec, args: EngineArgs) -> Estimate:
     """The CUDA context and NCCL, there before the snapshot: outside the budget, within what utilisation leaves."""
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    ranks = args.num_gpus
     found = CONTEXT_ONE if ranks == 1 else CONTEXT_MANY
     runtime, collectives = ("HIP", "RCCL") if gpu.vendor == "amd" else ("CUDA", "NCCL")
     causes = f"{runtime} context" if ranks == 1 else f"{runtime} context and {collectives} of {ranks} ranks"
