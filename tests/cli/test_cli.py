@@ -623,7 +623,7 @@ def test_the_schema_describes_the_plan(run: Run) -> None:
 
 def test_an_unknown_schema_is_refused_with_those_it_is_near_to(run: Run) -> None:
     assert "did you mean plan" in refused(run("schema", "plam"))
-    assert "did you mean log-reconciliation " in refused(run("schema", "reconciliation"))
+    assert "did you mean log-reconciliation or " in refused(run("schema", "log-reconcilation"))
     assert "use one of error, plan, plans" in refused(run("schema", "xyz"))
 
 
