@@ -175,9 +175,10 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
             )
     found = parse_contexts(text, "--ctx")
     contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
-    pair = engine_pairs(options).get("max_model_len")
+    name = "max_model_len"
+    pair = engine_pairs(options).get(name)
     if pair is not None and contexts != (pair,):
-        refuse_two("max_model_len", pair, text)
+        refuse_two(name, pair, text)
     return contexts
 
 

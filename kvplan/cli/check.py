@@ -307,13 +307,13 @@ def options_of(
     nodes |= {key: node for key, node in target.defaults.items() if key not in nodes and key not in stated}
     given: dict[str, Any] = {key: value_of(key, node, folder) for key, node in nodes.items()}
     if served is not None and command is not None:
-        given["from_command"] = served.command
+        given |= {"from_command": served.command}
         if "model" not in given:
             manifests.check_model(served, command)
     elif target.command is not None and command is not None:
-        given["from_command"] = target.command.text
+        given |= {"from_command": target.command.text}
         if "model" not in given and command.model is not None and command.model.startswith("."):
-            given["model"] = path_in(folder, command.model)
+            given |= {"model": path_in(folder, command.model)}
     refuse_missing(
         (
             "model",

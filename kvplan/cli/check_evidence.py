@@ -4,7 +4,6 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kvplan.core.errors import InvalidInputError, KvplanError
 from kvplan.core.files import load_json, printable, shown
@@ -35,7 +34,7 @@ def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
         return of_run(load_run(path.parent), cases)
     if is_directory(path):
         return of_run(load_run(path), cases)
-    document = load_json(path)
+    document: Mapping[str, object] = load_json(path)
     if document.get("schema") != RECONCILIATION:
         raise InvalidInputError(
             shown(path),
@@ -67,7 +66,7 @@ def _cause(run: Run) -> str:
     return printable(str(run.cause), 200)
 
 
-def of_reconciliation(document: Mapping[str, Any], path: Path, cases: Sequence[Case]) -> Evidence:
+def of_reconciliation(document: Mapping[str, object], path: Path, cases: Sequence[Case]) -> Evidence:
     """The error that the document states; when and where it was measured, the run.json beside it knows."""
     worst, error = stated_error(document, path)
     beside = path.parent
@@ -79,19 +78,22 @@ def of_reconciliation(document: Mapping[str, Any], path: Path, cases: Sequence[C
     return replace(facts(load_run(beside), cases), error=error, worst=worst)
 
 
-def stated_error(document: Mapping[str, Any], path: Path) -> tuple[str, float]:
+def stated_error(document: Mapping[str, object], path: Path) -> tuple[str, float]:
     """The largest relative error of a predicted row, and of the total."""
-    rows = document.get("rows")
-    total = document.get("total")
+    rows, total = document.get("rows"), document.get("total")
     if not isinstance(rows, list) or not isinstance(total, dict) or not all(isinstance(row, dict) for row in rows):
         raise InvalidInputError(shown(path), "has no rows", "the file is damaged")
     errors = {}
     for row in (*rows, total):
-        name, relative = row.get("component"), row.get("relative")
-        if not isinstance(name, str) or not (relative is None or _is_number(relative)):
-            raise InvalidInputError(shown(path), "a row has no component or error", "the file is damaged")
-        if relative is not None and name != "unattributed":
-            errors[printable(name, 80)] = abs(float(relative))
+        match row:
+            case {"component": "unattributed", "relative": None | float() | int()}:
+                continue
+            case {"component": str() as name, "relative": float() | int() as relative} if relative is not True:
+                errors[printable(name, 80)] = abs(float(relative))
+            case {"component": str(), "relative": None}:
+                continue
+            case _:
+                raise InvalidInputError(shown(path), "a row has no component or error", "the file is damaged")
     if not errors:
         raise InvalidInputError(shown(path), "no row was predicted", "reconcile again")
     worst = max(errors, key=lambda name: errors[name])

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -144,7 +144,7 @@ class Place:
         if self.operand.is_policy:
             return "policy"
         with chdir(self.folder), named(self.operand):
-            document = None if not is_document(self.text) else load_json(Path(self.text))
+            document: Mapping[str, object] | None = load_json(Path(self.text)) if is_document(self.text) else None
         if document is None or "schema" not in document:
             return "model"
         return DOCUMENTS.get(document["schema"] if isinstance(document["schema"], str) else None, "other")

@@ -63,9 +63,7 @@ def models(options: ModelsOptions) -> int:
 
 def is_of(name: str, family: str) -> bool:
     """Whether a model's name, Hub id or model_type holds the text, whatever its case."""
-    facts = catalog.facts(name)
-    kinds = (name, facts["id"], facts["config"].get("model_type", ""), *facts.get("aliases", ()))
-    return any(family.lower() in str(kind).lower() for kind in kinds)
+    return any(family.lower() in label.lower() for label in catalog.labels(name))
 
 
 def parse_params(text: str) -> int:

@@ -4,7 +4,9 @@ Values stay text until `engine_args` and its like read them, so that a flag, a p
 and refused by the same code (kvplan/servers/arguments.py).
 """
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -15,6 +17,7 @@ from kvplan.core.records import dataclass
 from kvplan.report.formats import Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
 from kvplan.servers.base import SERVERS, server_of
+from kvplan.servers.engines import DEFAULT
 
 if TYPE_CHECKING:
     from kvplan.servers.words import ServeCommand
@@ -313,18 +316,18 @@ def given(options: PlanOptions) -> dict[str, Any]:
 
 
 def usual_slots(options: PlanOptions) -> int:
-    """Adapter slots where their number is not given: vLLM's, or SGLang's --max-loras-per-batch."""
-    return 8 if (options.engine or "").startswith("sglang") else 1
+    """Adapter slots where their number is not given, by the server; one that is not known is refused elsewhere."""
+    name = re.split("[@+]", options.engine or DEFAULT)[0]
+    return server_of(name).terms.adapter_slots if name in SERVERS else 1
 
 
-def lora_slots(found: dict[str, Any], options: PlanOptions) -> None:
+def with_lora_slots(args: EngineArgs, options: PlanOptions) -> EngineArgs:
     """--enable-lora alone is as many slots as the server's default; --no-enable-lora is none."""
-    if options.enable_lora is False:
-        if options.max_loras is not None:
-            raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
-        found["max_loras"] = 0
-    elif options.enable_lora:
-        found["max_loras"] = found.get("max_loras") or usual_slots(options)
+    if options.enable_lora is None:
+        return args
+    if not options.enable_lora and options.max_loras is not None:
+        raise UsageError("--no-enable-lora", "contradicts --max-loras", "leave one out")
+    return replace(args, max_loras=(args.max_loras or usual_slots(options)) if options.enable_lora else 0)
 
 
 def engine_pair(text: str) -> tuple[str, Any]:
@@ -345,7 +348,8 @@ def engine_pairs(options: PlanOptions) -> dict[str, Any]:
         key, _, said = text.partition("=")
         if key.strip("- ").replace("-", "_") == "enable_lora":
             on = switch(said, "--engine-arg enable_lora")
-            name, value = "max_loras", (found.get("max_loras") or usual_slots(options)) if on else 0
+            name = "max_loras"
+            value = (found.get(name) or usual_slots(options)) if on else 0
         else:
             name, value = engine_pair(text)
             if found.get(name, value) != value:
@@ -367,8 +371,8 @@ def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineA
         from kvplan.servers.words import over_experts
 
         over_experts(found, "--engine-arg ep_size")
-    lora_slots(found, options)
-    return EngineArgs(**{name: value for name, value in found.items() if name in ARGUMENTS})
+    args = EngineArgs(**{name: value for name, value in found.items() if name in ARGUMENTS})
+    return with_lora_slots(args, options)
 
 
 def refuse_two(name: str, pair: Any, flag: Any) -> None:

@@ -79,9 +79,9 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
     if outcome.message is not None:
         why = f"ended early ({outcome.message})" if outcome.is_early else outcome.message
         output.tell("error", f"profile: {why}; what was measured is in {shown(target)}")
-    results = writer.manifest.get("results", {})
-    for served in (results, results.get("baseline", {})):
-        if 0 < served.get("num_failed", 0) < served["num_finished"]:
+    results = writer.manifest.get("results") or {}
+    for served in (results, results.get("baseline") or {}):
+        if 0 < served.get("num_failed", 0) < served.get("num_finished", 0):
             output.tell(
                 "warning",
                 f"profile: {served['num_failed']} of {served['num_finished']} requests failed "

@@ -194,9 +194,8 @@ def stated_by(options: RecommendOptions) -> frozenset[str]:
 def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Asked:
     """One request for each GPU to choose from, or for the one given, whose lengths are not yet cut at its context."""
     values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
-    if not is_fixed:
-        values["gpu"] = gpu_names(options, prices)
-    plain = WorkloadOptions(**values)
+    stated = WorkloadOptions(**values)
+    plain = stated if is_fixed else replace(stated, gpu=gpu_names(options, prices))
 
     def load(context: Context, spec: ModelSpec) -> Load:
         return load_of(plain, spec.context_limit if is_fixed else context, spec)

@@ -150,30 +150,35 @@ class Wanted:
 
 def completed(options: PlanOptions, log: ServerLog) -> Wanted:
     notes, taken = list[str](), dict[str, str]()
-    plain = {field.name: getattr(options, field.name) for field in fields(PlanOptions)}
-    if plain["model"] is None and options.from_command is None:
+    plain = PlanOptions(**{field.name: getattr(options, field.name) for field in fields(PlanOptions)})
+    if plain.model is None and options.from_command is None:
         name, note = model_of(log)
         if name is None:
             raise InvalidInputError(log.called, f"{unknown_model(log)}", "add --model NAME or --config config.json")
-        plain["model"] = name
+        plain = replace(plain, model=name)
         notes += [] if note is None else [note]
-    if plain["engine"] is None:
-        plain["engine"] = engine_of(log)
-        if plain["engine"] is None and options.from_command is None:
+    if plain.engine is None:
+        engine = engine_of(log)
+        if engine is None and options.from_command is None:
             version = log.text("version")
             said = "does not say its release" if version is None else f"{printable(version, 40)} is not a release"
             raise InvalidInputError(log.called, f"{said}", "add --engine with the release, such as vllm@0.11")
-        if plain["engine"] is not None:
-            taken["engine"] = plain["engine"]
-    for name, text in flags_of(log).items():
-        if name in plain and plain[name] is None and not is_said(options, name):
-            plain[name] = value_of(log, name, text)
-            taken[name] = text
+        if engine is not None:
+            taken["engine"] = engine
+            plain = replace(plain, engine=engine)
+    logged = {
+        name: text
+        for name, text in flags_of(log).items()
+        if getattr(plain, name, "") is None and not is_said(options, name)
+    }
+    plain = replace(plain, **{name: value_of(log, name, text) for name, text in logged.items()})
+    taken |= logged
     derived = None
-    if plain["max_model_len"] is None and not is_said(options, "max_model_len"):
+    if plain.max_model_len is None and not is_said(options, "max_model_len"):
         derived = derived_context(log)
-        plain["max_model_len"] = None if derived is None else [str(derived[0])]
-    return Wanted(PlanOptions(**plain), taken, notes, derived)
+        context: dict[str, Any] = {} if derived is None else {"max_model_len": [str(derived[0])]}
+        plain = replace(plain, **context)
+    return Wanted(plain, taken, notes, derived)
 
 
 def at_its_context(wanted: Wanted, request: Request) -> tuple[Request, list[str]]:

@@ -140,12 +140,10 @@ def planned_tokens(options: WatchOptions) -> int | None:
     if options.metrics is None:
         raise UsageError("--plan", "is compared with a server's figures", "add --metrics URL")
     path = Path(options.plan)
-    document = load_json(path)
-    kv = document.get("kv")
-    tokens = kv.get("tokens") if isinstance(kv, dict) else None
-    if document.get("schema") != "kvplan/plan@1" or not isinstance(tokens, int) or isinstance(tokens, bool):
-        raise InvalidInputError(shown(path), "is not a plan", "write one with `kvplan estimate ... --format json`")
-    return tokens
+    match load_json(path):
+        case {"schema": "kvplan/plan@1", "kv": {"tokens": int() as tokens}} if not isinstance(tokens, bool):
+            return tokens
+    raise InvalidInputError(shown(path), "is not a plan", "write one with `kvplan estimate ... --format json`")
 
 
 def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, Device | None]:

@@ -238,15 +238,15 @@ class Setup:
             return None
         if machine is None and self.failure.figures.available_bytes is None:
             return None
-        figures, stated = self.failure.figures, dict[str, Any]()
-        if self.options.max_model_len is None and figures.context is not None:
-            stated["max_model_len"] = [str(figures.context)]
-        if self.options.max_num_seqs is None and figures.max_num_seqs is not None:
-            stated["max_num_seqs"] = str(figures.max_num_seqs)
-        if self.options.gpu_memory_utilization is None and figures.utilization is not None and figures.utilization <= 1:
-            stated["gpu_memory_utilization"] = str(figures.utilization)
+        figures, options, stated = self.failure.figures, self.options, dict[str, Any]()
+        if options.max_model_len is None and figures.context is not None:
+            stated |= {"max_model_len": [str(figures.context)]}
+        if options.max_num_seqs is None and figures.max_num_seqs is not None:
+            stated |= {"max_num_seqs": str(figures.max_num_seqs)}
+        if options.gpu_memory_utilization is None and figures.utilization is not None and figures.utilization <= 1:
+            stated |= {"gpu_memory_utilization": str(figures.utilization)}
         try:
-            options = replace(self.options, model=model, engine=self.engine(), **stated)
+            options = replace(options, model=model, engine=self.engine(), **stated)
             wanted = completed(options, self.log)
             answer = asked.read(replace(wanted.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
             request, _ = in_its_environment(self.log, answer.requests[0])

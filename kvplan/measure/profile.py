@@ -30,7 +30,7 @@ from engine.stats import Stats
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import Device, Nvml, open_nvml
-from kvplan.measure.run_types import Progress
+from kvplan.measure.run_types import Manifest, Progress
 from kvplan.measure.rundir import RunWriter, Status
 from kvplan.models.spec import ModelSpec
 from kvplan.workloads.lengths import Lengths
@@ -686,10 +686,10 @@ class SilentWriter(RunWriter):
     """Stands in for the run directory on ranks other than 0: it keeps the manifest and writes nothing."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        self.path, self.manifest = path, dict(manifest)
+        self.path, self.manifest = path, cast(Manifest, dict(manifest))
 
     def update(self, **entries: Any) -> None:
-        self.manifest |= entries
+        self.manifest |= cast(Manifest, entries)
 
     def sample(self, values: Mapping[str, Any]) -> None:
         """Rank 0's samples are the run's."""

@@ -44,8 +44,8 @@ class RunWriter:
         """Raises UsageError when the directory exists (and by whom it is in use) or cannot be written."""
         self.path = path
         made = _new_directories(path)
-        self.manifest: dict[str, Any] = {
-            "schema": RUN,
+        self.manifest: Manifest = {
+            "schema": "kvplan/run@1",
             "status": "running",
             "cause": None,
             "pid": os.getpid(),
@@ -53,14 +53,14 @@ class RunWriter:
             "pid_started": _started(os.getpid()),
             "started_utc": utc_now(),
             "finished_utc": None,
-            **manifest,
+            **cast(Manifest, manifest),
         }
         self._samples, self._events = self._begin(made)
         self._synced_at = time.monotonic()
 
     def update(self, **entries: Any) -> None:
         """Set entries of the manifest and replace it."""
-        self.manifest |= entries
+        self.manifest |= cast(Manifest, entries)
         self._write_manifest()
 
     def sample(self, values: Mapping[str, Any]) -> None:

@@ -79,6 +79,12 @@ def facts(name: str) -> Facts:
     return cast(Facts, entries.entry(path(), own))
 
 
+def labels(name: str) -> tuple[str, ...]:
+    """What a model is known by: its name, Hub id, model_type and aliases."""
+    own = facts(name)
+    return (name, str(own["id"]), str(own["config"].get("model_type", "")), *map(str, own.get("aliases", ())))
+
+
 def load(name: str, *, text_only: bool = False) -> ModelSpec:
     """The facts of a model called by name, alias or Hub id; an unknown one is a UsageError with near misses."""
     own = find(name)

@@ -22,7 +22,7 @@ def report_html(data: ReportData) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["unbroken"] = unbroken
+    environment.filters.update(unbroken=unbroken)
     template = environment.from_string(files("kvplan.report").joinpath("run.html.jinja").read_text(encoding="utf-8"))
     return template.render(
         title=printable(data.title, 300),

@@ -34,7 +34,7 @@ def num_groups(run: Run) -> int:
 
 def timed(samples: Iterable[Sample]) -> list[Sample]:
     """The samples that have a time, in its order."""
-    return sorted(having(samples, "t"), key=lambda sample: sample["t"])
+    return sorted(having(samples, "t"), key=lambda sample: reading(sample, "t"))
 
 
 def having(samples: Iterable[Values], key: str) -> list[Values]:

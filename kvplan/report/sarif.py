@@ -62,10 +62,10 @@ def _log(invocation: Document, results: list[Document]) -> Document:
 def _driver() -> Document:
     from importlib.metadata import PackageNotFoundError, version
 
-    driver: Document = {"name": "kvplan"}
+    release: Document = {}
     with suppress(PackageNotFoundError):  # run from a checkout
-        driver["semanticVersion"] = version("kvplan")
-    return {**driver, "rules": [_rule(name, *told) for name, told in RULES.items()]}
+        release = {"semanticVersion": version("kvplan")}
+    return {"name": "kvplan", **release, "rules": [_rule(name, *told) for name, told in RULES.items()]}
 
 
 def _rule(name: str, code: str, promise: str) -> Document:
@@ -87,7 +87,8 @@ def _notifications(result: CheckResult) -> list[Document]:
 def _result(finding: Finding, path: str, nth: int) -> Document:
     kind, level = KINDS[finding.outcome]
     fix = "" if finding.fix is None else f"; {finding.fix}"
-    made: Document = {
+    waived = [] if finding.waiver is None else [{"kind": "external", "justification": _text(finding.waiver)}]
+    return {
         "ruleId": finding.code,
         "ruleIndex": [code for code, _ in RULES.values()].index(finding.code),
         "kind": kind,
@@ -95,10 +96,8 @@ def _result(finding: Finding, path: str, nth: int) -> Document:
         "message": {"text": _text(f"{finding.rule} {finding.target}: {finding.message}{fix}")},
         "locations": [_location(finding, path)],
         "partialFingerprints": {FINGERPRINT: _fingerprint(finding, nth)},
+        **({"suppressions": waived} if waived else {}),
     }
-    if finding.waiver is not None:
-        made["suppressions"] = [{"kind": "external", "justification": _text(finding.waiver)}]
-    return made
 
 
 def _location(finding: Finding, path: str) -> Document:

@@ -65,6 +65,7 @@ class Terms:
     outside            what the memory outside the budget is
     uncompared         (text, source) about the rules of a release whose own answers were not compared: {label}
     known_by           what the rules of such a release are taken from
+    adapter_slots      slots for LoRA adapters where their number is not given
     share              the engine argument that says its share of the memory
     own_flags          engine argument -> its own flag, where that is not the argument's name; own_values: of values
     """
@@ -92,6 +93,7 @@ class Terms:
     known_by: str
     sources: Sources
     share: str = "gpu_memory_utilization"
+    adapter_slots: int = 1
     own_flags: Mapping[str, str] = field(default_factory=dict)
     own_values: Mapping[str, str] = field(default_factory=dict)
 

@@ -40,6 +40,7 @@ TERMS = Terms(
         "enforce_eager": "--disable-cuda-graph",
     },
     own_values={"fp8": "fp8_e4m3"},
+    adapter_slots=8,  # --max-loras-per-batch
     known_by="its wheel, release notes and logs",
     sources=Sources(
         charge=SGLANG_SOURCE,
