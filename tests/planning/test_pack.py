@@ -1,7 +1,9 @@
 """Several servers on one GPU: every pack starts by the servers' own arithmetic, and what does not fit, does not."""
 
 import random
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import islice, permutations
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from kvplan.core.errors import UsageError
 from kvplan.core.units import GIB
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
-from kvplan.planning.pack import Packing, Started, Tenant, pack
+from kvplan.planning.pack import Packing, Started, Tenant, held_by, holds, pack, tried
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers.base import server_of
 from kvplan.servers.engines import parse_engine
@@ -176,3 +178,42 @@ def test_what_cannot_be_packed_is_one_line(run: Run, words: tuple[str, ...], pro
     assert ran.code == 2
     assert len(ran.errors) == 1
     assert problem in ran.errors[0]
+
+
+# --- a refusal is right: no other shares would do ---------------------------------------------------------------------
+
+GRID = range(2, 100, 4)  # hundredths
+
+
+def all_start(order: Sequence[Tenant], before: int, total: int) -> bool:
+    """Whether some shares of a grid start every server with its users, one after the other; each as it is planned."""
+    if not order:
+        return before <= total
+    for step in GRID:
+        made = tried(order[0], step, before)
+        if made is not None and holds(made, order[0]) and all_start(order[1:], before + held_by(made), total):
+            return True
+    return False
+
+
+def refused_sets(seed: int) -> Iterator[tuple[list[Tenant], int]]:
+    """Sets of two servers that are refused, though not far from fitting."""
+    draw = random.Random(seed)
+    while True:
+        tenants, in_use = drawn(draw)
+        if len(tenants) != 2:
+            continue
+        try:
+            packing = pack(tenants, in_use)
+        except UsageError:
+            continue
+        if not packing.fits and packing.left > -0.35 * packing.total:
+            yield tenants, in_use
+
+
+@pytest.mark.parametrize(("seed", "count"), [(0, 2), pytest.param(1, 20, marks=pytest.mark.full)])
+def test_of_what_is_refused_no_shares_start_all(seed: int, count: int) -> None:
+    for tenants, in_use in islice(refused_sets(seed), count):
+        total = tenants[0].request.gpu.total_memory
+        for order in permutations(tenants):
+            assert not all_start(order, in_use, total), [tenant.name for tenant in order]
