@@ -17,6 +17,7 @@ from kvplan.models.spec import (
     LatentAttention,
     ModelSpec,
     RecurrentState,
+    Sharing,
     SlidingWindow,
     WindowLatent,
 )
@@ -738,6 +739,25 @@ def keeps_dense_whole(spec: ModelSpec, args: EngineArgs, release: Version) -> bo
     return spec.is_sparse_mla and release.has("whole_dense_mlp") and keeps_shared_whole(spec, args, release)
 
 
+def check_state_groups(spec: ModelSpec, tp: int) -> None:
+    """Refuse ranks among which Mamba 2's heads, or its groups where there are several, cannot be divided.
+
+    Source: vLLM 0.9 to 0.33 model_executor/layers/mamba/mamba_mixer2.py, SGLang 0.5 layers/attention/mamba/mamba.py.
+    """
+    if not spec.has_states:
+        return
+    states = {cache for caches in spec.layers for cache in caches if isinstance(cache, RecurrentState)}
+    for state in (cache for cache in states if cache.kind == "mamba2"):
+        groups = next((part.units for part in state.convolution if part.sharing is Sharing.GROUPS), 1)
+        for count, what in ((state.heads, "heads"), (groups if groups > 1 else tp, "groups")):
+            if count % tp:
+                raise UsageError(
+                    f"tensor_parallel_size {tp}",
+                    f"does not divide the {count} {what} of the states of {spec.name}",
+                    "use a divisor",
+                )
+
+
 def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
     """The splits a server refuses at start-up.
 
@@ -754,6 +774,7 @@ def check_parallel(spec: ModelSpec, args: EngineArgs, *, flat: bool) -> None:
             f"does not divide the {spec.num_heads} attention heads of {spec.name}",
             "use a divisor",
         )
+    check_state_groups(spec, tp)
     if args.decode_context_parallel_size > 1 and tp % args.decode_context_parallel_size:
         raise UsageError(
             f"decode_context_parallel_size {args.decode_context_parallel_size}",
