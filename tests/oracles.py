@@ -51,6 +51,7 @@ from kvplan.servers.sglang.pool import SglangPool
 from kvplan.servers.speculation import drafter
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm.pool import Capacity
+from kvplan.servers.vllm.pooling import pooled
 from kvplan.servers.vllm.rules import EngineArgs
 from kvplan.servers.weights import draft_layout, weight_layout
 from kvplan.sizing.weights import total_weights
@@ -275,6 +276,7 @@ def result_differences(request: Request, expected: dict[str, Any]) -> Iterator[s
 
 def weight_differences(request: Request, weights: dict[str, Any] | list[dict[str, Any]]) -> Iterator[str]:
     """What differs in the bytes of each stage's rank, as they are while loading."""
+    request, _ = pooled(request)
     for stage, expected in enumerate(weights if isinstance(weights, list) else [weights]):
         got = total_weights(request.spec, weight_layout(request, stage, online=False))
         if got != expected["param_bytes_per_rank"]:

@@ -93,6 +93,13 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
     for kind in kinds:
         if kind in MODULE_OF:
             return reader_of(kind), kind
+    encoder = next((kind for kind in kinds if kind in ENCODERS), None)
+    if encoder is not None:
+        raise UnsupportedModelError(
+            outer.where,
+            f"model_type {encoder!r} is an encoder, which keeps no KV cache; kvplan sizes models that write",
+            "name one that does",
+        )
     if not kinds:
         raise outer.fail("model_type", "missing", "kvplan sizes a model by its type")
     raise UnsupportedModelError(
@@ -100,6 +107,13 @@ def find_reader(outer: Config, inner: Config) -> tuple[Reader, str]:
         f"model_type {printable(repr(kinds[0]), 60)} is not supported",
         "use --assume-dense if it is a plain dense transformer, or add a reader in kvplan/families",
     )
+
+
+# Encoders of embeddings and rerankers: servers hold their weights alone. vLLM 0.33 model_executor/models/registry.py.
+ENCODERS = (
+    "bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert", "new", "gte", "distilbert", "albert", "electra",
+    "deberta", "deberta-v2", "mpnet", "camembert", "jina_bert", "snowflake-arctic-embed", "clip", "siglip",
+)  # fmt: skip
 
 
 # Keys of caches and layers that a plain dense transformer does not have.
@@ -211,7 +225,7 @@ def read_config(
     try:
         reader, model_type = find_reader(outer, inner)
     except UnsupportedModelError:
-        if not assume_dense:
+        if not assume_dense or outer.values.get("model_type") in ENCODERS:
             raise
         check_dense(inner)
         reader, model_type = reader_of("llama"), "llama"

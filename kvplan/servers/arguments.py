@@ -399,6 +399,24 @@ class EngineArgs:
         ),
     ] = None
     language_model_only: Annotated[bool, Argument("flag", "Serve text only: do not load the vision encoder.")] = False
+    runner: Annotated[
+        Literal["auto", "generate", "pooling"],
+        Argument(
+            "choice",
+            "Whether the model writes answers, or embeds, ranks or classifies (pooling).",
+            choices=("auto", "generate", "pooling"),
+            vllm=Flag(since="runner_flag"),  # before, --task: servers/vllm/launch.py
+        ),
+    ] = "auto"
+    convert: Annotated[
+        Literal["auto", "none", "embed", "classify"],
+        Argument(
+            "choice",
+            "What a pooling server makes of a model that writes answers.",
+            choices=("auto", "none", "embed", "classify"),
+            vllm=Flag(since="runner_flag"),
+        ),
+    ] = "auto"
     limit_mm_per_prompt: Annotated[
         str | None,
         Argument(

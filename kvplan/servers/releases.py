@@ -154,6 +154,10 @@ CHANGES = {
         (0, 14), "fused experts take 16,384 tokens at once; before, 32,768",
         "vLLM envs.py (VLLM_FUSED_MOE_CHUNK_SIZE)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17",
     ),
+    "runner_flag": Change(
+        (0, 10, 1), "--runner and --convert; before, --task", "vLLM engine/arg_utils.py; vllm-project/vllm#21470",
+        "0.9.2, 0.10.2, 0.11, 0.14",
+    ),
     "graph_size_flag": Change(
         (0, 14), "--max-cudagraph-capture-size says the largest CUDA graph",
         "vLLM engine/arg_utils.py and config/vllm.py (_set_cudagraph_sizes)", "0.10.2, 0.11, 0.14, 0.16 to 0.33",

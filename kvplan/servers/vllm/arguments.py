@@ -10,6 +10,7 @@ from kvplan.servers.standing import Other, others
 
 READ: Final = {  # by what kvplan.servers.vllm.command makes of them
     "the model that is sized": "model model_tag revision",
+    "whether the model writes answers, as --runner and --convert of later releases": "task",
     "adapter slots, with --max-loras and --max-lora-rank": "enable_lora",
     "spare copies of experts and the steps whose loads are kept; its other keys move no memory": "eplb_config",
     "spare copies of experts, as a key of --eplb-config": "num_redundant_experts",
@@ -55,7 +56,7 @@ NO_EFFECT: Final = {
         hf_config_path config_format model_weights download_dir ignore_patterns use_tqdm_on_load! model_impl
         model_loader_extra_config max_parallel_loading_workers safetensors_load_strategy
         safetensors_prefetch_num_threads safetensors_prefetch_block_size pt_load_map_location enable_ep_weight_filter!
-        allow_deprecated_quantization! quantization_param_path runner convert task pooler_config
+        allow_deprecated_quantization! quantization_param_path pooler_config
     """,
     "which request runs next; the pool is the same": """
         scheduling_policy scheduler_cls long_prefill_token_threshold long_prefill_token_threshold_adaptive!

@@ -21,6 +21,7 @@ from kvplan.servers.environment import CONTAINERS
 from kvplan.servers.methods import METHODS, NO_DRAFT, NO_DRAFT_NAMES, REFUSED_KEYS, plain_method
 from kvplan.servers.shell import is_shell, names_server
 from kvplan.servers.vllm.arguments import OTHERS
+from kvplan.servers.vllm.pooling import TASKS
 from kvplan.servers.words import (
     ServeCommand,
     Started,
@@ -247,12 +248,25 @@ def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:
         json_part(found, name, values, option)
     elif plain in ("model", "model_tag", "revision"):
         setattr(found, "revision" if plain == "revision" else "model", literal(one(values, option), flag))
+    elif plain == "task":
+        task_of(found, literal(one(values, option), flag))
     elif (other := OTHERS.get(plain.partition(".")[0])) is not None:
         take_other(found, flag, other, values, negated=negated)
     elif plain != "enable_lora":
         if near := near_flag(name, ARGUMENT_NAMES, OTHERS):
             raise UsageError(option, "is not a flag of vLLM", f"did you mean {near}?")
         take_unknown(found, flag)
+
+
+def task_of(found: ServeCommand, task: str) -> None:
+    """--task of earlier releases as --runner and --convert."""
+    if task in ("auto", "generate"):
+        found.args["runner"] = task
+    elif task in TASKS:
+        found.args |= {"runner": "pooling", "convert": TASKS[task]}
+    else:
+        known = ", ".join(("auto", "generate", *TASKS))
+        found.refused.setdefault("--task", f"{printable(task, 40)!r} is not modeled; kvplan knows {known}")
 
 
 def take_argument(found: ServeCommand, name: str, values: list[str], option: str, *, negated: bool) -> None:

@@ -9,6 +9,7 @@ from kvplan.servers.arguments import DEFAULTS, flag_words, limits_of
 from kvplan.servers.names import model_id
 from kvplan.servers.plans import Plan
 from kvplan.servers.releases import Version
+from kvplan.servers.vllm.pooling import converts
 
 
 def command(plan: Plan) -> list[str]:
@@ -30,7 +31,7 @@ def command(plan: Plan) -> list[str]:
         **({} if args.max_loras else dict.fromkeys(OF_ADAPTERS)),
     }
     words = flag_words("vllm", plan.request.release, args, stated)
-    return ["vllm", "serve", model_id(plan.request.spec), *words, *_balance(plan), *_draft(plan)]
+    return ["vllm", "serve", model_id(plan.request.spec), *words, *_task(plan), *_balance(plan), *_draft(plan)]
 
 
 # Arguments that say nothing without adapters.
@@ -58,6 +59,14 @@ def _context(plan: Plan) -> str:
     if plan.settings.auto_fit and plan.concurrency.low < 1 and takes_auto_context(plan.request.release):
         return "auto"
     return str(plan.capacity.max_model_len)
+
+
+def _task(plan: Plan) -> list[str]:
+    """What --runner and --convert were before them."""
+    args = plan.request.args
+    if plan.request.release.has("runner_flag") or (args.runner, args.convert) == ("auto", "auto"):
+        return []
+    return ["--task", converts(plan.request.spec, args) or "generate"]
 
 
 def _draft(plan: Plan) -> list[str]:

@@ -57,7 +57,11 @@ def seqs_cure(spec: ModelSpec, args: EngineArgs, max_num_seqs: int) -> str:
 
 
 def drafter(request: Request) -> tuple[Request, list[str]]:
-    return speculation.drafter(request, TERMS.title)
+    from kvplan.servers.vllm.pooling import pooled
+
+    request, notes = pooled(request)
+    drafted, more = speculation.drafter(request, TERMS.title)
+    return drafted, [*notes, *more]
 
 
 def settings(request: Request) -> Settings:

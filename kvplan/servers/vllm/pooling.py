@@ -1,0 +1,66 @@
+"""Pooling: a decoder that embeds, ranks or classifies its prompts instead of writing answers.
+
+vLLM loads it without its output head, with a layer that scores where it classifies; the KV cache stays as it is.
+Source: vLLM 0.33 model_executor/models/adapters.py; the head is dropped in 0.8.5 to 0.33, read in their wheels.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.models.spec import FullAttention, ModelSpec, Part, Place, SlidingWindow, Weight
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import Request
+
+CONVERTS: Final = ("embed", "classify")
+GENERATING: Final = ("LlamaModel", "MistralModel", "Qwen2Model", "Gemma2Model")  # vLLM 0.33 loads these with their head
+SCORE: Final = "score"
+LABELS: Final = 2  # transformers' num_labels where a config says nothing
+# `--task` of releases before `--runner`: what it converts to; another one is the server's own.
+TASKS: Final = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify"}
+NOTE: Final = (
+    "pooling: no output head is loaded; activations and CUDA graphs are those of generation, which needs more of both "
+    "(compared with no pooling server)"
+)
+
+
+def converts(spec: ModelSpec, args: EngineArgs) -> str | None:
+    """What a server makes of the model, "embed" or "classify"; None: it generates."""
+    if args.runner == "generate" or (args.runner == "auto" and args.convert == "none"):
+        return None
+    if args.convert in CONVERTS:
+        return args.convert
+    if spec.architecture.endswith("ForSequenceClassification"):
+        return "classify"
+    return "embed" if args.runner == "pooling" or is_bare(spec) else None
+
+
+def is_bare(spec: ModelSpec) -> bool:
+    """Whether a config names the model without a head, so that vLLM takes it for one that embeds (Qwen3Model)."""
+    name = spec.architecture
+    return name.endswith("Model") and not name.endswith("HeadModel") and name not in GENERATING
+
+
+def pooled(request: Request) -> tuple[Request, list[str]]:
+    """The request with the model as a pooling server loads it, and a note; unchanged where it generates."""
+    spec = request.spec
+    convert = converts(spec, request.args)
+    if convert is None or any(weight.name == SCORE for weight in spec.other_weights):
+        return request, []
+    if request.draft is not None or request.args.speculative_method is not None:
+        raise UsageError("--runner pooling", "writes no answers, so there is nothing to draft", "leave the draft out")
+    kinds = {type(cache) for layer in spec.layers for cache in layer}
+    if not kinds <= {FullAttention, SlidingWindow}:
+        raise UnsupportedModelError(
+            "--runner pooling", f"is modeled for attention over keys and values, not for {spec.name}", "leave it out"
+        )
+    if spec.quantization is not None and spec.quantization.method == "mxfp4":
+        raise UnsupportedModelError(
+            "--runner pooling",
+            f"is refused by vLLM for {spec.name}: it pools in float16, which mxfp4 lacks",
+            "leave it out",
+        )
+    kept = [weight for weight in spec.other_weights if weight.group != "lm_head"]
+    if convert == "classify":
+        kept.append(Weight(SCORE, "lm_head", spec.hidden_size, (Part(LABELS),), dtype="float32", place=Place.LAST))
+    return replace(request, spec=replace(spec, other_weights=tuple(kept))), [NOTE]

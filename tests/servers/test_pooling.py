@@ -1,0 +1,104 @@
+"""Models that embed, rank or classify, against vLLM 0.33's own loading and planning code."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog, hf_config
+from kvplan.planning.flags import serve_command
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.engines import parse_engine
+from kvplan.servers.pasted import read_command
+from tests import oracles
+
+CASES = [json.loads(line) for line in (Path(__file__).parents[1] / "facts" / "pooling.jsonl").read_text().splitlines()]
+
+
+def request(inputs: dict[str, Any]) -> Request:
+    import shlex
+
+    command = read_command(shlex.join(oracles.serve_words(inputs)))
+    spec = catalog.load(inputs["model"])
+    spec = replace(spec, architecture=inputs.get("architecture", spec.architecture))
+    return Request(spec, gpu("h100-80g"), EngineArgs(**command.args))
+
+
+def name(case: dict[str, Any]) -> str:
+    inputs = case["inputs"]
+    words = [f"{key}={value}" for key, value in (inputs.get("engine_args") or {}).items()]
+    return " ".join([inputs["model"], inputs.get("architecture", ""), f"tp{inputs['tp']}", *words])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_weights_and_pools_equal_the_servers(case: dict[str, Any]) -> None:
+    asked = request(case["inputs"])
+    wrong = [text for expected in case["results"] for text in oracles.result_differences(asked, expected)]
+    assert [*wrong, *oracles.weight_differences(asked, case["weights"])] == []
+
+
+def pooling(model: str, engine: str = "vllm", **args: Any) -> Request:
+    flags = EngineArgs(runner="pooling", max_model_len=4096, **args)
+    return Request(catalog.load(model), gpu("h100-80g"), flags, parse_engine(engine))
+
+
+def test_an_untied_head_is_not_loaded_and_a_note_says_what_was_not_compared() -> None:
+    """Llama-3.1-8B's head: 128,256 x 4,096 in bfloat16."""
+    with_head = plan(replace(pooling("llama-3.1-8b"), args=EngineArgs(max_model_len=4096)))
+    without = plan(pooling("llama-3.1-8b"))
+    assert with_head.memory.weights - without.memory.weights == 128256 * 4096 * 2
+    assert any("compared with no pooling server" in note for note in without.notes)
+    assert plan(without.request).memory == without.memory  # planned again, it is the same
+
+
+@pytest.mark.parametrize(
+    ("words", "runner", "convert"),
+    [
+        ("--task embed", "pooling", "embed"), ("--task embedding", "pooling", "embed"),
+        ("--task score", "pooling", "classify"), ("--task classify", "pooling", "classify"),
+        ("--task generate", "generate", None), ("--runner pooling", "pooling", None),
+        ("--runner pooling --convert embed", "pooling", "embed"), ("--convert=classify", None, "classify"),
+    ],
+)  # fmt: skip
+def test_flags_of_old_and_new_releases_are_read(words: str, runner: str | None, convert: str | None) -> None:
+    args = read_command(f"vllm serve Qwen/Qwen3-8B {words}").args
+    assert (args.get("runner"), args.get("convert")) == (runner, convert)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [("vllm@0.33.0", ["--runner", "pooling", "--convert", "embed"]), ("vllm@0.9.2", ["--task", "embed"])],
+)
+def test_the_printed_command_pools_too(engine: str, words: list[str]) -> None:
+    command = serve_command(plan(pooling("qwen3-8b", engine, convert="embed")))
+    assert " ".join(words) in " ".join(command)
+
+
+@pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "deepseek-v3", "gpt-oss-20b"])
+def test_what_was_not_compared_is_refused_by_name(model: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="--runner pooling"):
+        plan(pooling(model))
+
+
+def test_a_task_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UsageError, match="'reward' is not modeled"):
+        read_command("vllm serve x --task reward")
+    with pytest.raises(UsageError, match="nothing to draft"):
+        plan(pooling("llama-3.1-8b", speculative_method="ngram", num_speculative_tokens=3))
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "modernbert", "nomic_bert"])
+@pytest.mark.parametrize("assume_dense", [False, True])
+def test_an_encoder_is_refused_by_name_and_never_taken_for_a_decoder(kind: str, assume_dense: bool) -> None:
+    """BERT's class defaults: vLLM 0.33 plans no KV cache for it, and as a decoder it would get one."""
+    config = {
+        "model_type": kind, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 512,
+    }  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match=f"'{kind}' is an encoder, which keeps no KV cache"):
+        hf_config.read_config(config, "config.json", "x", assume_dense=assume_dense)
