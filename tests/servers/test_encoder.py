@@ -245,3 +245,20 @@ def test_pools_of_public_logs_are_within_a_tenth(
     flags, label = EngineArgs(**args), parse_engine(f"vllm@{release}")
     made = plan(Request(catalog.load(model), gpu(device), flags, label, weights_bytes=int(weights * 2**30)))
     assert made.available / 2**30 == pytest.approx(logged, rel=0.1)
+
+
+def test_a_log_is_compared_with_the_budget(run: Run, tmp_path: Path) -> None:
+    """Gemma 3 at 8,192 tokens a step: vLLM 0.33's own answer is 32 images (tests/facts/encoder_budgets.jsonl)."""
+    path = tmp_path / "server.log"
+    path.write_text(
+        "INFO 06-01 21:36:00 [api_server.py:1] vLLM API server version 0.22.0\n"
+        "INFO 06-01 21:36:00 [utils.py:233] non-default args: {'model': 'google/gemma-3-27b-it', "
+        "'max_model_len': 32768, 'max_num_seqs': 64, 'limit_mm_per_prompt': {'image': {'count': 2, 'width': 512}}, "
+        "'mm_processor_kwargs': {'do_pan_and_scan': False}}\n"
+        "INFO 06-01 21:40:51 [gpu_model_runner.py:6140] Encoder cache will be initialized with a budget of 8192 "
+        "tokens, and profiled with 32 image items of the maximum feature size.\n"
+        "INFO 06-01 21:42:18 [gpu_worker.py:469] Available KV cache memory: 15.13 GiB\n"
+        "INFO 06-01 21:42:18 [kv_cache_utils.py:1733] GPU KV cache size: 32,658 tokens\n"
+    )
+    out = run("reconcile", "--log", path, "--gpu", "h100-80g").out
+    assert "encoder_tokens      8,192      8,192           as logged       exact  predicted with 32 image items" in out

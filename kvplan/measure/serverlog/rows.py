@@ -13,7 +13,10 @@ Unit = Literal["bytes", "blocks", "tokens", "requests"]
 PARTS: Final = ("weights", "activations", "non_torch", "cuda_graphs", "kv_cache")
 POOL: Final = ("blocks", "tokens", "concurrency")
 RUNNING: Final = "max_running_requests"  # of SGLang alone, which logs it
-UNITS: Final[dict[str, Unit]] = {"blocks": "blocks", "tokens": "tokens", "concurrency": "requests", RUNNING: "requests"}
+ENCODER: Final = "encoder_tokens"  # of vLLM alone, where it encodes images, videos or sounds
+UNITS: Final[dict[str, Unit]] = {
+    "blocks": "blocks", "tokens": "tokens", "concurrency": "requests", RUNNING: "requests", ENCODER: "tokens"
+}  # fmt: skip
 
 
 def sized(component: str, logged: Reading | None, source: Source, note: str = "") -> Figure:

@@ -14,6 +14,7 @@ from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, R
 from kvplan.measure.serverlog.log import Reading, ServerLog
 from kvplan.measure.serverlog.request import is_drafting
 from kvplan.measure.serverlog.rows import (
+    ENCODER,
     POOL,
     activation_peak,
     counted,
@@ -54,7 +55,7 @@ def measurement(log: ServerLog, made: Plan) -> Measurement:
     """What takes the memory of a server, and the pool that is left, as it was logged."""
     parts = (_weights(log, made), _activations(log, made), _non_torch(log), _graphs(log))
     kv_cache = sized("kv_cache", smallest_kv(log), log.called)
-    return Measurement(log.called, (*parts, kv_cache, *pool_figures(log)))
+    return Measurement(log.called, (*parts, *_encoder(log), kv_cache, *pool_figures(log)))
 
 
 def predictions(log: ServerLog, made: Plan, measured: Measurement, *, context: Context) -> dict[str, Prediction]:
@@ -71,6 +72,7 @@ def predictions(log: ServerLog, made: Plan, measured: Measurement, *, context: C
         "activations": Prediction(activation_peak(made), estimates["activations"].kind),
         "non_torch": Prediction(non_torch, estimates["non_torch"].kind),
         "cuda_graphs": Prediction(estimates["cuda_graphs"].likely, estimates["cuda_graphs"].kind),
+        **_encoder_prediction(log, made),
         "kv_cache": Prediction(made.available, kind),
         **pool_predictions(log, made, measured, kind, context=context),
     }
@@ -125,6 +127,25 @@ def _graphs(log: ServerLog) -> Figure:
     if actual.value < 0:
         note = "free memory grew while graphs were captured: the figure says nothing of them"
     return sized("cuda_graphs", actual, log.called, note)
+
+
+def _encoder(log: ServerLog) -> tuple[Figure, ...]:
+    """The encoder's budget, where one was logged."""
+    tokens, items = log.first("encoder_tokens"), log.first("encoder_items")
+    if tokens is None:
+        return ()
+    figure = counted(ENCODER, tokens.count, log.called)
+    return (figure if items is None else replace(figure, note=f"profiled with {items.count:,} of the largest items"),)
+
+
+def _encoder_prediction(log: ServerLog, made: Plan) -> dict[str, Prediction]:
+    if log.first("encoder_tokens") is None:
+        return {}
+    budget = made.encoder
+    if budget is None:
+        return {ENCODER: Prediction(None, why="the processor's settings are not known")}
+    why = f"predicted with {budget.items_per_batch:,} {budget.profiled} items, by the published processor"
+    return {ENCODER: Prediction(min(budget.compute_tokens, budget.cache_tokens), "exact", why=why)}
 
 
 def _budget_why(log: ServerLog, found: Plan, parts: Sequence[Row], row: Row) -> str:

@@ -49,6 +49,8 @@ FACTS: Final[dict[str, str]] = {
     "context": COUNT,
     "max_batched_tokens": COUNT,
     "padding_layers": COUNT,
+    "encoder_tokens": COUNT,
+    "encoder_items": COUNT,
     "attention_block_size": COUNT,
     "context_parallel": COUNT,
     "max_running": COUNT,
@@ -173,6 +175,11 @@ WORDINGS: Final[tuple[Wording, ...]] = (
         "vllm", "Maximum concurrency for ",
         "Maximum concurrency for <concurrency_context> tokens per request: <max_concurrency>x", "0.6.2-0.33",
         "vllm#10116; vllm#16301",
+    ),
+    Wording(
+        "vllm", "Encoder cache will be initialized with a budget of ",
+        r"budget of <encoder_tokens> tokens, {1,20}and {1,20}profiled with <encoder_items> ", "0.8-0.33",
+        "vLLM 0.8.5 and 0.33 v1/worker/gpu_model_runner.py; vllm#16570",
     ),
     Wording(
         "vllm", "that can be stored in KV cache (", r"that can be stored in KV cache \(<kv_tokens_refused>\)",
