@@ -81,6 +81,7 @@ def values(record: Any) -> dict[str, Any]:
 
 def _inputs(plan: Plan) -> typed.Inputs:
     request, gpu = plan.request, plan.request.gpu
+    windows_in_full = bool(request.args.disable_hybrid_kv_cache_manager)  # None: not asked for
     return {
         "model": _model(request.spec),
         "engine": request.release.label,
@@ -96,7 +97,7 @@ def _inputs(plan: Plan) -> typed.Inputs:
             "compute_capability": gpu.compute_capability,
         },
         "num_gpus": num_gpus(plan),
-        "args": cast("typed.Args", values(request.args)),
+        "args": cast("typed.Args", values(request.args) | {"disable_hybrid_kv_cache_manager": windows_in_full}),
         "settings": _settings(plan),
         "weights_bytes": request.weights_bytes,
         "memory_in_use": request.memory_in_use,

@@ -187,6 +187,12 @@ class EngineArgs:
             vllm=Flag(short=("dcp",)),
         ),
     ] = 1
+    cp_kv_cache_interleave_size: Annotated[
+        int | None,
+        Argument(
+            "count", "Tokens in a row that one rank keeps of a request's split KV cache.", "N", panel="Parallelism"
+        ),
+    ] = None
     enable_expert_parallel: Annotated[
         bool,
         Argument(
@@ -346,10 +352,34 @@ class EngineArgs:
     kv_offloading_size: Annotated[
         int, Argument("gib", "Host memory for KV cache offloading, over all ranks.", "GIB")
     ] = 0
+    cpu_offload_gb: Annotated[
+        int | None, Argument("gib", "Weights of each GPU that are kept in host memory.", "GIB")
+    ] = None
+    offload_backend: Annotated[
+        Literal["auto", "uva", "prefetch"] | None,
+        Argument(
+            "choice",
+            "How weights in host memory are read: in place or fetched ahead.",
+            choices=("auto", "uva", "prefetch"),
+        ),
+    ] = None
+    offload_group_size: Annotated[
+        int | None,
+        Argument("count", "Layers in a group, of which the last ones' weights are kept in host memory.", "N"),
+    ] = None
+    offload_num_in_group: Annotated[
+        int | None, Argument("count", "Layers of each group whose weights are kept in host memory.", "N")
+    ] = None
+    offload_prefetch_step: Annotated[int | None, Argument("count", "Layers fetched ahead from host memory.", "N")] = (
+        None
+    )
+    enable_sleep_mode: Annotated[
+        bool | None, Argument("flag", "Let the server sleep: weights move to host memory, the KV cache is given back.")
+    ] = None
     kv_offloading_backend: Annotated[
-        Literal["native", "lmcache"],
+        Literal["native", "lmcache"] | None,
         Argument("choice", "What keeps the KV cache of --kv-offloading-size.", choices=("native", "lmcache")),
-    ] = "native"
+    ] = None
     kv_transfer_config: Annotated[
         str | None,
         Argument("json", 'KV connector: {"kv_connector": "NixlConnector", "kv_role": "kv_both"}.', "JSON"),

@@ -190,6 +190,10 @@ CHANGES = {
         (0, 17), "sampling takes 15 bytes a sequence and vocabulary entry, not 38",
         "llm-d-planner: Qwen3-14B 5.64 GiB in 0.16, 2.23 in 0.17",
     ),
+    "prefetched_weights": Change(
+        (0, 17), "--offload-group-size fetches the weights of some layers from host memory",
+        "vLLM engine/arg_utils.py and config/offload.py", "0.14, 0.16 to 0.20, 0.33",
+    ),
     "whole_expert_batches": Change(
         (0, 18), "fused experts take a whole batch at once; VLLM_FUSED_MOE_CHUNK_SIZE is gone",
         "vLLM envs.py and layers/fused_moe/modular_kernel.py", "0.17 to 0.20, 0.22, 0.26, 0.30, 0.32, 0.33",

@@ -72,7 +72,7 @@ def test_no_flag_of_a_list_is_an_argument_of_the_table() -> None:
         (f"vllm serve --trust-remote-code {MODEL}", MODEL, {}),  # a switch takes no value
         (f"vllm serve {MODEL} --served-model-name a b c --max-num-seqs 64", MODEL, {"max_num_seqs": 64}),
         (f"vllm serve '{MODEL}' --override-generation-config '{{\"max_new_tokens\": 4096}}'", MODEL, {}),
-        (f"vllm serve {MODEL} --cpu-offload-gb 0", MODEL, {}),
+        (f"vllm serve {MODEL} --cpu-offload-gb 0", MODEL, {"cpu_offload_gb": 0}),
         (f"vllm serve {MODEL} --max-cudagraph-capture-size 64", MODEL, {"max_cudagraph_capture_size": 64}),
         (f"vllm serve {MODEL} -cc.max_cudagraph_capture_size=64", MODEL, {"max_cudagraph_capture_size": 64}),
         (f"vllm serve {MODEL} -cc '{{\"mode\": 3, \"max_cudagraph_capture_size\": 8}}'", MODEL, {
@@ -131,7 +131,7 @@ def test_flags_of_no_account_are_listed_without_their_values() -> None:
     ("flags", "fault"),
     [
         ("--load-format bitsandbytes", "--load-format: may store other weights than the checkpoint's"),
-        ("--enable-sleep-mode", "--enable-sleep-mode: takes memory in a way that can be given back"),
+        ("--sleep-mode-backend vmm", "--sleep-mode-backend: takes memory in a way that can be given back"),
         ("--mm-ipc-gpu-memory-gb 2", "--mm-ipc-gpu-memory-gb: keeps images' tensors in GPU memory"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_flag_that_moves_bytes_is_refused_by_name(flags: str, fault: str) -> N
     "flags",
     [
         "-O3", "-O2", "--compilation-config.mode 3", "--load-format auto", "--mm-ipc-gpu-memory-gb 0",
-        "--no-enable-sleep-mode", "--num-redundant-experts 0",
+        "--no-enable-return-routed-experts", "--num-redundant-experts 0",
         """-cc '{"cudagraph_mode": "FULL_AND_PIECEWISE", "custom_ops": ["all"]}'""",
     ],
 )  # fmt: skip
@@ -238,7 +238,7 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         ("vllm serve $MODEL", "shell variable"),
         (f"vllm serve {MODEL} -tp $(nproc)", "shell variable"),
         (f"vllm serve {MODEL} -tp 4096", "more than 1,024"),
-        (f"vllm serve {MODEL} --cpu-offload-gb 10", "not modeled"),
+        (f"vllm serve {MODEL} --cpu-offload-params mlp", "not modeled"),
         (f"vllm serve {MODEL} --config serve.yaml", "a file of more flags"),
         (f"vllm serve {MODEL} --hf-overrides '{{\"num_hidden_layers\": 2}}'", "changes the model's config"),
         (f"vllm serve {MODEL} --speculative-config nonsense", "not a JSON object"),

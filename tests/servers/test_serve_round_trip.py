@@ -161,7 +161,8 @@ VALUES = {
     "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
-    "--kv-offloading-backend": "lmcache", "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
+    "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
+    "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
     "--mamba-radix-cache-strategy": "extra_buffer", "--mamba-scheduler-strategy": "extra_buffer",
 }  # fmt: skip
 # Flags that mean nothing without another: that one, and the pair that says the same.

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from kvplan.core.files import printable
 from kvplan.core.units import GIB
 from kvplan.measure.measurement import WHERE, Figure, Measurement, Prediction, Row, reconcile
 from kvplan.measure.serverlog.log import Reading, ServerLog
@@ -88,8 +87,6 @@ def _weights(log: ServerLog, made: Plan) -> Figure:
 def _weights_why(log: ServerLog, found: Plan, row: Row) -> str:
     if row.is_exact is not False:
         return row.why
-    if "cpu_offload_gb" in log.flags and log.flags["cpu_offload_gb"] not in ("0", "0.0"):
-        return f"--cpu-offload-gb {printable(log.flags['cpu_offload_gb'], 10)} keeps a part on the host, not modeled"
     if row.error is not None and row.error < 0 and is_drafting(log) and found.request.draft is None:
         return "the draft model that speculates is loaded too"
     if found.request.spec.multimodal and row.error is not None and row.error > 0:

@@ -82,13 +82,12 @@ NO_EFFECT: Final = {
         enable_flashinfer_autotune! disable_cascade_attn! disable_custom_all_reduce! mamba_backend mamba_ssu_algorithm
         enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds gdn_prefill_backend kda_prefill_backend
         kda_decode_backend mm_encoder_attn_backend expert_placement_strategy logits_processors enable_mm_embeds!
-        max_seq_len_to_capture calculate_kv_scales!
+        max_seq_len_to_capture calculate_kv_scales! enable_cumem_allocator!
     """,
     "counts only beside a flag that is refused": """
-        cpu_offload_params offload_backend offload_num_in_group offload_prefetch_step offload_params
         dbo_decode_token_threshold dbo_prefill_token_threshold
         elastic_ep_max_dp_size mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path
-        mm_encoder_fp8_scale_save_margin video_pruning_method sleep_mode_backend sleep_mode_offload_cudagraph!
+        mm_encoder_fp8_scale_save_margin video_pruning_method
         sleep_preserve_parameter_names replayssm_buffer_len fault_tolerance_config
         enable_mamba_shared_prefix_checkpoint!
     """,
@@ -99,12 +98,14 @@ NO_EFFECT: Final = {
 }
 REFUSED: Final = {
     "is a file of more flags; write them out": "config",
-    "moves weights to host memory, which is not modeled; leave it out": "cpu_offload_gb=0 offload_group_size=0",
+    "chooses which parameters move to host memory, which is not modeled; leave it out": """
+        cpu_offload_params offload_params
+    """,
     "changes the model's config; pass the changed config.json as MODEL": """
         hf_overrides rope_scaling rope_theta model_class_overrides
     """,
     "is not modeled; leave it out": """
-        prefill_context_parallel_size=1 dcp_q_replicate! dcp_kv_cache_interleave_size=1 cp_kv_cache_interleave_size=1
+        prefill_context_parallel_size=1 dcp_q_replicate! dcp_kv_cache_interleave_size=1
         enable_hc_sp! max_num_scheduled_tokens engram_config diffusion_config prefix_match_unit
         enable_fault_tolerance! no_swa_bounded_replay! mm_encoder_only! ec_transfer_config ec_manager_config
         kv_sharing_fast_prefill! mamba_config
@@ -118,7 +119,7 @@ REFUSED: Final = {
         enable_dbo! ubatch_size=0|1 enable_elastic_ep!
     """,
     "takes memory in a way that can be given back, which is not modeled; leave it out": """
-        enable_sleep_mode! enable_cumem_allocator! enable_nccl_comm_suspend!
+        enable_nccl_comm_suspend! sleep_mode_backend=cumem sleep_mode_offload_cudagraph!
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """
         load_format=auto|safetensors|pt|npcache|dummy|mistral|hf|runai_streamer|fastsafetensors|instanttensor

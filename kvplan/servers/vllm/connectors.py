@@ -244,6 +244,11 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
     connector = read(args, release)
     if connector is None:
         return
+    asleep = next((part for part in connector.parts if not _sleeps(part)), None)
+    if args.enable_sleep_mode and (asleep is not None or not connector.parts):
+        raise UsageError(
+            "--enable-sleep-mode", f"{asleep.name if asleep else MULTI} does not support sleep mode", "leave one out"
+        )
     dcp, tp = args.decode_context_parallel_size, args.tensor_parallel_size
     if dcp > 1 and any(part.name == "NixlConnector" for part in connector.parts):
         if dcp != tp:
@@ -281,6 +286,13 @@ def check(spec: ModelSpec, args: EngineArgs, release: Version) -> None:
             if release.has("connectors_keep_groups")
             else "leave it out",
         )
+
+
+def _sleeps(connector: Connector) -> bool:
+    """Whether it can follow a cache that is given back and taken again (supports_sleep_mode)."""
+    if connector.name in ("NixlConnector", "NixlPullConnector"):
+        return bool(connector.extra.get("backends", ["UCX"]) == ["UCX"])
+    return connector.name not in ("NixlPushConnector", "MooncakeStoreConnector")
 
 
 def _ungrouped(connector: Connector) -> str:

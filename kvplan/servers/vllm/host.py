@@ -6,7 +6,7 @@ from typing import Final
 from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.servers.host import HostRow
 from kvplan.servers.plans import Plan
-from kvplan.servers.vllm import connectors, tiers
+from kvplan.servers.vllm import connectors, offload, tiers
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE
 
 SWAP_SPACE: Final = 4 * GIB  # --swap-space of the first engine, by default
@@ -21,6 +21,9 @@ SOURCES: Final = {
     LMCACHE: "LMCache's documentation (max_local_cpu_size); LMCache/LMCache#2901",
 }
 COMPARED: Final = "vLLM 0.33's own classes (tests/servers/test_connectors.py): equal"
+
+
+SLEEP: Final = "vLLM 0.33 device_allocator/cumem.py and v1/worker/gpu_worker.py (sleep)"
 
 
 def transfer_buffers(plan: Plan) -> Iterator[HostRow]:
@@ -46,6 +49,12 @@ def rows(plan: Plan) -> Iterator[HostRow]:
             "vLLM 0.6 worker/worker.py (determine_num_available_blocks)",
             'the "# CPU blocks" of posted logs of Llama-3-8B, Llama-3.1-70B and Qwen2.5 0.5B to 7B: equal',
         )  # fmt: skip
+    moved = offload.offloaded(plan.request, plan.stage)
+    if moved is not None:
+        yield HostRow("weights", moved.size, "rank", f"{moved.how}, pinned", offload.SOURCE, offload.COMPARED)
+    if args.enable_sleep_mode:
+        how = "the weights while the server sleeps at level 1, pinned; at level 2 they are dropped"
+        yield HostRow("weights", plan.memory.weights, "rank", how, SLEEP, "")
     for tier in tiers.of_plan(plan):
         known = COMPARED if tier.name in (NATIVE, SIMPLE) and plan.request.release.is_compared else ""
         how = f"{tier.name}: {tier.how}"

@@ -10,7 +10,7 @@ from kvplan.servers import start
 from kvplan.servers.methods import LOOKING_AHEAD
 from kvplan.servers.plans import BUDGET_ROWS, Budget, EncoderBudget, Request, Sized, check_load
 from kvplan.servers.start import Refusal
-from kvplan.servers.vllm import adapters, connectors, encoder, experts, overheads, tiers
+from kvplan.servers.vllm import adapters, connectors, encoder, experts, offload, overheads, tiers
 from kvplan.servers.vllm import pages as vllm_pages
 from kvplan.servers.vllm import pool as vllm_pool
 from kvplan.servers.vllm import rules as vllm
@@ -25,6 +25,7 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     gpu, spec, args, release = request.gpu, request.spec, request.args, request.release
     budget = ceil(gpu.total_memory * settings.gpu_memory_utilization)
     groups = rank_weights(request, stage)
+    moved = offload.offloaded(request, stage)
     estimates = {
         "buffers": overheads.buffers(spec, settings, args, own_layout(request, stage), stage=stage, sm=gpu.sm),
         "activations": overheads.activations(spec, settings, args, release, stage=stage, sm=gpu.sm),
@@ -39,6 +40,9 @@ def budget_of(request: Request, settings: Settings, stage: int) -> Budget:
     estimates["buffers"] = experts.with_experts(estimates["buffers"], spec, settings, args, layout)
     if request.draft is not None:
         estimates["buffers"] = overheads.with_draft(estimates["buffers"], request.draft, settings, args)
+    if moved is not None:
+        groups = {name: size - moved.groups.get(name, 0) for name, size in groups.items()}
+        estimates["buffers"] = offload.with_buffers(estimates["buffers"], moved)
     fixed = sum(groups.values())
     if args.kv_cache_memory_bytes is not None:
         stated = args.kv_cache_memory_bytes
@@ -225,11 +229,23 @@ def encoder_of(request: Request, settings: Settings) -> EncoderBudget | None:
     return EncoderBudget(budget.compute, budget.cache, budget.profiled, batch, sizes, dict(budget.per_prompt))
 
 
+def check_interleave(args: EngineArgs, pool: vllm_pool.Pool) -> None:
+    """vLLM 0.33 config/vllm.py (validate_block_size)."""
+    tokens, block = args.cp_kv_cache_interleave_size or 1, pool.block_size
+    if args.decode_context_parallel_size > 1 and block % tokens:
+        raise UsageError(
+            f"cp_kv_cache_interleave_size {tokens}",
+            f"Block_size({block}) should be greater than or equal to and divisible by it",
+            f"use a divisor of {block}",
+        )
+
+
 def started(request: Request) -> Sized:
     args, spec = request.args, request.spec
     settings = vllm.resolve(spec, request.gpu, args, request.release)
     vllm.check_architecture(spec, request.release)
     connectors.check(spec, args, request.release)
+    offload.check(args, request.release)
     vllm.check_parallel(spec, args, flat=connectors.hybrid_manager_is_off(args, request.release))
     experts.check(spec, args, request.release)
     vllm.check_capability(spec, args, request.gpu.sm)
@@ -239,6 +255,7 @@ def started(request: Request) -> Sized:
     pool = vllm_pool.pool(spec, vllm_pages.paging(spec, settings, args, request.gpu.sm), request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
     capacity = vllm_pool.capacity(pool, settings, args, [stage.available[1] for stage in stages])
+    check_interleave(args, pool)
     tiers.check(args, request.release, pool, settings.prefix_caching)
     low, high = (vllm_pool.blocks_in(pool, [stage.available[end] for stage in stages])[0] for end in (0, 2))
     if args.num_gpu_blocks_override is not None:
@@ -259,6 +276,7 @@ def started(request: Request) -> Sized:
         (
             *start_notes(request, settings, capacity, stages[capacity.stage]),
             *connectors.notes(spec, args, request.release),
+            *offload.notes(request, capacity.stage),
             *draft_notes(request, settings),
             *prefix_notes(request.load.shared_prefix, settings, pool),
         ),

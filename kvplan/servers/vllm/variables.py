@@ -17,7 +17,7 @@ def _has_chunks(spec: ModelSpec, args: EngineArgs) -> bool:
 
 
 def _offloads(spec: ModelSpec, args: EngineArgs) -> bool:
-    return bool(args.kv_offloading_size) and args.kv_offloading_backend == "native"
+    return bool(args.kv_offloading_size) and args.kv_offloading_backend != "lmcache"
 
 
 def _uses_lmcache(spec: ModelSpec, args: EngineArgs) -> bool:

@@ -1,0 +1,198 @@
+"""Weights that vLLM keeps on the host: --cpu-offload-gb (read over the bus in place) and --offload-group-size (fetched
+ahead into buffers on the GPU).
+
+Source: vLLM 0.33 config/offload.py and model_executor/offloader (uva.py, prefetch.py), re-derived; equal to its own
+classes but for the order of a layer's parameters, of which one may be offloaded more (tests/servers/test_offload.py).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from kvplan.core.errors import UnsupportedModelError, UsageError
+from kvplan.core.records import dataclass
+from kvplan.core.units import format_gib, plural
+from kvplan.models.spec import ModelSpec
+from kvplan.servers.arguments import EngineArgs
+from kvplan.servers.plans import Request
+from kvplan.servers.releases import Version, since
+from kvplan.servers.vllm import rules as vllm
+from kvplan.servers.vllm.overheads import Estimate
+from kvplan.servers.weights import own_layout
+from kvplan.sizing.weights import Layout, is_built, kv_scale_bytes, on_stage, stage_layers, weight_tensors
+
+SOURCE: Final = "vLLM 0.33 model_executor/offloader"
+COMPARED: Final = "vLLM 0.33's own offloaders (tests/servers/test_offload.py): equal but for one parameter's size"
+FLAGS: Final = {"uva": "--cpu-offload-gb", "prefetch": "--offload-group-size"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a rank: its name within its layer, its tensor group and its bytes."""
+
+    name: str
+    group: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """What a rank keeps on the host in place of the GPU.
+
+    groups   bytes by tensor group
+    buffers  bytes on the GPU into which layers are fetched
+    how      what was offloaded
+    """
+
+    groups: Mapping[str, int]
+    buffers: int
+    how: str
+
+    @property
+    def size(self) -> int:
+        return sum(self.groups.values())
+
+
+def backend(args: EngineArgs) -> Literal["uva", "prefetch"] | None:
+    """What offloads, if anything does: fetching wins where both are asked for."""
+    group, size = bool(args.offload_group_size), bool(args.cpu_offload_gb)
+    match args.offload_backend:
+        case "uva":
+            return "uva" if size else None
+        case "prefetch":
+            return "prefetch"
+        case _:
+            return "prefetch" if group else "uva" if size else None
+
+
+def grouped(args: EngineArgs) -> tuple[int, int]:
+    """(layers of a group, those of them that are offloaded)."""
+    return args.offload_group_size or 0, args.offload_num_in_group or 1
+
+
+def check(args: EngineArgs, release: Version) -> None:
+    """Refuse what vLLM refuses."""
+    fetches = args.offload_group_size or args.offload_backend is not None
+    if fetches and not release.has("prefetched_weights"):
+        raise vllm.unknown_flag("--offload-group-size", release, since("prefetched_weights"))
+    if args.offload_backend != "prefetch" and not args.offload_group_size:
+        return
+    size, each = grouped(args)
+    if each > size:
+        raise UsageError(
+            f"offload_num_in_group {each}",
+            f"must be <= offload_group_size ({size})",
+            "use at most that",
+        )
+
+
+def offloaded(request: Request, stage: int) -> Offloaded | None:
+    """What one rank of a stage keeps on the host; None where nothing is.
+
+    Raises UnsupportedModelError where the parameters are not known one by one.
+    """
+    args, spec = request.args, request.spec
+    kind = backend(args)
+    if kind is None:
+        return None
+    layout = own_layout(request, stage)
+    if layout is None:
+        raise UnsupportedModelError(
+            FLAGS[kind],
+            f"{spec.name} is sized by its files, where layers are not told apart",
+            "leave --weights-bytes out",
+        )
+    if request.draft is not None:
+        raise UnsupportedModelError(FLAGS[kind], "offloaded weights beside a draft are not modeled", "leave one out")
+    return _until_full(spec, layout, args) if kind == "uva" else _by_groups(spec, layout, args)
+
+
+def with_buffers(buffers: Estimate, moved: Offloaded) -> Estimate:
+    """The buffers with those that layers are fetched into."""
+    if not moved.buffers:
+        return buffers
+    return Estimate(
+        buffers.low + moved.buffers,
+        buffers.likely + moved.buffers,
+        buffers.high + moved.buffers,
+        f"{buffers.formula}; {moved.buffers:,} B to fetch offloaded weights into",
+        buffers.source,
+        buffers.kind,
+    )
+
+
+def notes(request: Request, stage: int) -> Iterator[str]:
+    if request.args.enable_sleep_mode:
+        yield (
+            "sleep mode: awake the GPU holds the same; asleep weights and KV cache are given back, the context, CUDA "
+            "graphs and libraries' memory are not. How its allocator rounds up what is loaded is not modeled"
+        )
+    moved = offloaded(request, stage)
+    if moved is not None:
+        what = "read over the bus in every step" if backend(request.args) == "uva" else "fetched in every step"
+        yield f"{format_gib(moved.size)} of each GPU's weights are kept on the host and {what}: {moved.how}"
+
+
+def _until_full(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
+    """Parameter by parameter in the order of construction, until as many bytes are offloaded as were asked for."""
+    groups: dict[str, int] = {}
+    total, limit = 0, args.cpu_offload_gb or 0
+    for parameter in (*_towers(spec, layout), *(each for layer in _layers(spec, layout) for each in layer)):
+        if total >= limit:
+            break
+        groups[parameter.group] = groups.get(parameter.group, 0) + parameter.size
+        total += parameter.size
+    how = f"the first parameters of the layers until {format_gib(limit)} are reached: {total:,} B"
+    return Offloaded(groups, 0, how)
+
+
+def _by_groups(spec: ModelSpec, layout: Layout, args: EngineArgs) -> Offloaded:
+    """The last layers of each group of layers; a buffer for each shape of a parameter among them, per layer ahead."""
+    groups: dict[str, int] = {}
+    shapes: set[tuple[str, int]] = set()
+    count, (size, each) = 0, grouped(args)
+    for index, layer in enumerate(_layers(spec, layout)):
+        if index % size < size - each:
+            continue
+        count += 1
+        for parameter in layer:
+            groups[parameter.group] = groups.get(parameter.group, 0) + parameter.size
+            shapes.add((parameter.name, parameter.size))
+    ahead = args.offload_prefetch_step or 1
+    buffers = ahead * sum(width for _, width in shapes)
+    how = f"{plural(count, 'layer')}, the last {each} of every {size}; buffers for {ahead} on the GPU: {buffers:,} B"
+    return Offloaded(groups, buffers, how)
+
+
+def _layers(spec: ModelSpec, layout: Layout) -> Iterator[list[Parameter]]:
+    """The parameters of each layer of a stage, in about the order in which vLLM's classes make them."""
+    for index in stage_layers(spec.num_layers, layout.pp, rest_last=layout.rest_last)[layout.stage]:
+        weights = sorted(spec.layer_weights[index], key=lambda weight: _rank(weight.name))
+        parts = [
+            Parameter(f"{weight.name}.{number}", weight.group, size)
+            for weight in weights
+            for number, size in enumerate(weight_tensors(spec, weight, spec.first_layer + index, layout))
+            if size
+        ]
+        attention = sum(part.name.startswith(ATTENTION) for part in parts)
+        scales = kv_scale_bytes(spec.layers[index], spec.quantization)
+        if scales:
+            parts.insert(attention, Parameter("kv_scales", "attention", scales))
+        yield parts
+
+
+ATTENTION: Final = ("self_attn.", "linear_attn.", "attn.", "mixer.")
+
+
+def _rank(name: str) -> int:
+    """Attention, its sinks first; then the MLP, its shared experts before the others; then the norms around them."""
+    order = ("self_attn.sinks", *ATTENTION, "mlp.gate", "mlp.shared", "mlp.", "block_sparse_moe.")
+    return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order))
+
+
+def _towers(spec: ModelSpec, layout: Layout) -> Iterator[Parameter]:
+    """Encoders come before the language model's layers."""
+    for weight in spec.other_weights:
+        if weight.serves and is_built(weight, layout) and on_stage(weight.place, layout):
+            for number, size in enumerate(weight_tensors(spec, weight, None, layout)):
+                if size:
+                    yield Parameter(f"{weight.name}.{number}", weight.group, size)
