@@ -512,6 +512,7 @@ for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
 """
 
 
+@pytest.mark.full
 def test_the_whole_pool_is_resident_before_it_is_used() -> None:
     # A process of its own: the heap of this one has free pages that are resident from before.
     done = subprocess.run([sys.executable, "-c", POOLS], capture_output=True, text=True, timeout=900, check=True)

@@ -556,6 +556,7 @@ def test_several_gpus_are_one_server_or_replicas_of_the_split_that_is_stated(run
     assert (two["num_gpus"], two["replicas"], two["users_per_replica"]) == (4, 2, 50)
 
 
+@pytest.mark.full
 def test_given_gpus_hold_a_mean_length_and_lengths(run: Run) -> None:
     by_mean = recommended(run, *FIXED, "--users", "60", "--mean-tokens", "5000")["fit"]
     argv = by_mean["utilization"]["settings"]["argv"]

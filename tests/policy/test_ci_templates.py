@@ -24,6 +24,7 @@ import yaml
 
 from tests.policy.test_policy_reports import read_command
 from tests.support.cli import config_file
+from tests.support.parts import some
 from tests.support.readme_blocks import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -305,7 +306,7 @@ def test_the_action_says_why_a_policy_cannot_be_read(place: Workplace) -> None:
     assert '"executionSuccessful": false' in uploaded.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("format", ["table", "json", "junit"])
+@pytest.mark.parametrize("format", some(["table", "json", "junit"], ["json"]))
 def test_the_action_writes_the_summary_whatever_it_prints(place: Workplace, format: str) -> None:
     ran = run_action(place, format=format)
     assert ran.code == 0

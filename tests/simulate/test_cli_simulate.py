@@ -560,6 +560,7 @@ def test_every_option_of_simulate_is_used_here() -> None:
 # --- what is said beside the answer -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_percentile_that_rests_on_few_requests_is_noted(run: Run) -> None:
     """1 % of 40 is less than one request, a tenth of 220 is 22."""
     assert "ttft p99 of 40 requests depends on the 1 slowest" in run("simulate", *MODEL, *SMALL, "--slo", "ttft=9s").err
