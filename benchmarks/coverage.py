@@ -1,4 +1,4 @@
-"""Which models of public logs the catalog has: `python benchmarks/coverage.py LOGS.jsonl...` prints the rest, the share.
+"""Models of public logs that the catalog lacks, and the share it has: `python benchmarks/coverage.py LOGS.jsonl...`.
 
 A row's `model` counts once, however often it occurs. A name is public where it is a Hub id or the bare name of a model;
 descriptions ("(32B bf16: not named)", "Qwen2.5-7B class") and paths name none. What stands in brackets behind a name is
