@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
-
-from kvplan.cli.options import ForceOption, PlanOptions, Text, complete_gpu, option
+from kvplan.cli.options import ForceOption, PlanOptions, QuietOption, Text, complete_gpu, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,4 +37,4 @@ class CalibrateOptions(PlanOptions):
         None
     )
     force: ForceOption = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False

@@ -9,6 +9,8 @@ from kvplan.cli.options import (
     ColorOption,
     ForceOption,
     FormatOption,
+    QuietOption,
+    ReportOption,
     Text,
     Texts,
     WorkloadOptions,
@@ -63,10 +65,7 @@ class DiffOptions(WorkloadOptions):
         ),
     ] = False
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False

@@ -67,9 +67,37 @@ ColorOption = Annotated[
     Color, typer.Option("--color", help="Color the output; auto: only on a terminal, and not if NO_COLOR is set.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that kvplan did not write.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")]
 Text = str | None
 Texts = list[str] | None
 Switch = bool | None
+ReportOption = Annotated[
+    Texts, option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH")
+]
+# Of a server that ran, beside its log.
+ServedModelOption = Annotated[
+    Text,
+    typer.Option(
+        "--model",
+        "--config",
+        metavar="MODEL",
+        help="Model that was served: catalog name, Hub id, config.json or its directory.",
+        autocompletion=complete_model,
+        show_default=False,
+    ),
+]
+ServedGpuOption = Annotated[
+    Texts,
+    option(
+        "--gpu",
+        help="GPU the server ran on (`kvplan gpus`). Default: from the log.",
+        metavar="NAME",
+        complete=complete_gpu,
+    ),
+]
+ServedContextOption = Annotated[
+    Texts, option("--max-model-len", "--ctx", help="Context length. Default: from the log.", metavar="TOKENS")
+]
 
 
 def flag_of(name: str) -> str:
@@ -241,14 +269,11 @@ class EstimateOptions(WorkloadOptions):
 
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula, its numbers and its source.")] = False
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any estimate does not fit.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

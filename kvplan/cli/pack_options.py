@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.options import ColorOption, ForceOption, FormatOption, Text, Texts, complete_gpu, option
+from kvplan.cli.options import (
+    ColorOption,
+    ForceOption,
+    FormatOption,
+    QuietOption,
+    ReportOption,
+    Text,
+    Texts,
+    complete_gpu,
+    option,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +60,8 @@ class PackOptions:
     ] = None
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any server does not start.")] = False
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False
     offline: Annotated[bool, typer.Option("--offline", help="Use only the local Hub cache.")] = False

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.options import ColorOption, ForceOption, FormatOption, Text, option
+from kvplan.cli.options import ColorOption, ForceOption, FormatOption, ReportOption, Text, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,6 @@ class RightsizeOptions:
         Text, option("--growth", help="Plan for this many times the measured load: 2.", metavar="FACTOR")
     ] = None
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     color: ColorOption = "auto"

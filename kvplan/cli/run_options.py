@@ -10,10 +10,13 @@ from kvplan.cli.options import (
     ForceOption,
     FormatOption,
     PlanOptions,
+    QuietOption,
+    ServedContextOption,
+    ServedGpuOption,
+    ServedModelOption,
     Switch,
     Text,
     Texts,
-    complete_gpu,
     complete_model,
     option,
 )
@@ -177,29 +180,9 @@ class ReconcileOptions(PlanOptions):
             metavar="FILE",
         ),
     ] = None
-    model: Annotated[
-        Text,
-        typer.Option(
-            "--model",
-            "--config",
-            metavar="MODEL",
-            help="Model that was served: catalog name, Hub id, config.json or its directory.",
-            autocompletion=complete_model,
-            show_default=False,
-        ),
-    ] = None
-    gpu: Annotated[
-        Texts,
-        option(
-            "--gpu",
-            help="GPU the server ran on (`kvplan gpus`). Default: from the log.",
-            metavar="NAME",
-            complete=complete_gpu,
-        ),
-    ] = None
-    max_model_len: Annotated[
-        Texts, option("--max-model-len", "--ctx", help="Context length. Default: from the log.", metavar="TOKENS")
-    ] = None
+    model: ServedModelOption = None
+    gpu: ServedGpuOption = None
+    max_model_len: ServedContextOption = None
     calibration: Annotated[
         Text, option("--calibration", help="Measured constants to use for the prediction.", metavar="FILE")
     ] = None
@@ -217,7 +200,7 @@ class ReconcileOptions(PlanOptions):
     ] = None
     format: FormatOption = "table"
     color: ColorOption = "auto"
-    quiet: Annotated[bool, option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

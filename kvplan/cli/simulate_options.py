@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 import typer
 
 from kvplan.cli.load_options import LoadOptions
-from kvplan.cli.options import ColorOption, ForceOption, FormatOption, Text, complete_gpu, option
+from kvplan.cli.options import (
+    ColorOption,
+    ForceOption,
+    FormatOption,
+    QuietOption,
+    ReportOption,
+    Text,
+    complete_gpu,
+    option,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +69,7 @@ class SimulateOptions(LoadOptions):
     ] = None
     # the answer
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     timeline: Annotated[
         Text,
@@ -77,4 +83,4 @@ class SimulateOptions(LoadOptions):
         bool, typer.Option("--exit-code", help="Exit with 1 if --slo is missed or too close to call.")
     ] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False

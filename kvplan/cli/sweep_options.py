@@ -9,6 +9,8 @@ from kvplan.cli.options import (
     ColorOption,
     ForceOption,
     FormatOption,
+    QuietOption,
+    ReportOption,
     Text,
     Texts,
     WorkloadOptions,
@@ -54,14 +56,11 @@ class SweepOptions(WorkloadOptions):
     limit: Annotated[Text, option("--limit", help="Maximum number of rows to show. Default: 40.", metavar="N")] = None
     jobs: Annotated[Text, option("--jobs", help="Maximum number of processes. Default: all cores.", metavar="N")] = None
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if no combination fits.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +134,8 @@ class RecommendOptions(WorkloadOptions):
         option("--output", help="Print the best answer as a manifest: Kubernetes or Docker Compose."),
     ] = None
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the answer is no.")] = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False

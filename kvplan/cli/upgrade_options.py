@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from kvplan.cli.options import ColorOption, ForceOption, FormatOption, Text, WorkloadOptions, complete_model, option
+from kvplan.cli.options import (
+    ColorOption,
+    ForceOption,
+    FormatOption,
+    QuietOption,
+    ReportOption,
+    Text,
+    WorkloadOptions,
+    complete_model,
+    option,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +50,7 @@ class UpgradeOptions(WorkloadOptions):
         ),
     ] = False
     format: FormatOption = "table"
-    report: Annotated[
-        list[str] | None,
-        option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH"),
-    ] = None
+    report: ReportOption = None
     force: ForceOption = False
     color: ColorOption = "auto"
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Suppress notes and hints.")] = False
+    quiet: QuietOption = False
