@@ -1,5 +1,6 @@
 """Logs that were composed of the servers' own words and form (runtimes' stamps, journals, JSON lines, actors, long
-traces, cut ends) before anybody looked at what kvplan says of them; `first_look` keeps what it said then."""
+traces, cut ends) before anybody looked at what kvplan says of them; `first_look` keeps what it said then: of the first
+set 45 of 54 right and 4 wrong, of the second, written after its rules were added, 27 of 27 right."""
 
 import json
 from pathlib import Path
