@@ -232,11 +232,12 @@ def _concurrency(plan: Plan) -> typed.Concurrency:
 
 def _host_memory(plan: Plan) -> typed.HostMemory:
     """What keeps KV on the host, of all ranks of a replica, and how many requests of the full context it holds."""
-    tiers = [row for row in host_rows(plan) if row.tokens]
+    ranks = plan.request.args.tensor_parallel_size * plan.request.args.pipeline_parallel_size
+    tiers = [row for row in host_rows(plan) if row.name == "kv_offloading"]
     tokens = sum(row.tokens for row in tiers)
     blocks = tokens // plan.pool.block_size
     return {
-        "kv_offloading": sum(row.size for row in tiers),
+        "kv_offloading": sum(row.size * (ranks if row.per == "rank" else 1) for row in tiers),
         "blocks": blocks,
         "users": tokens // plan.capacity.max_model_len,
     }

@@ -626,6 +626,24 @@ class EngineArgs:
         int | None,
         _sglang("count", "speculative_num_draft_tokens", "draft tokens verified per step.", "N"),
     ] = None
+    enable_hierarchical_cache: Annotated[
+        bool | None,
+        Argument(
+            "flag",
+            "SGLang: copy finished KV to host memory.",
+            panel="SGLang",
+            vllm=None,
+            sglang=Flag(("enable_hierarchical_cache", "enable_hicache"), on=True),
+        ),
+    ] = None
+    hicache_ratio: Annotated[
+        float | None,
+        _sglang("ratio", "hicache_ratio", "host pool of the hierarchical cache relative to the GPU's.", "RATIO"),
+    ] = None
+    hicache_size: Annotated[
+        int | None,
+        _sglang("count", "hicache_size", "host memory of the hierarchical cache in each rank, in GB.", "GB"),
+    ] = None
     enable_multimodal: Annotated[
         bool | None,
         _sglang("flag", "enable_multimodal", "accept images with models that default to text only.", on=True),

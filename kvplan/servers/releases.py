@@ -409,6 +409,10 @@ SGLANG_CHANGES = {
     "decode_graph_flag": Change(
         (0, 5, 15), "--cuda-graph-max-bs-decode; before, --cuda-graph-max-bs", f"{READ}: srt/server_args.py"
     ),
+    "padded_host_pools": Change(
+        (0, 5, 9), "the host's pool of the hierarchical cache has a page more than was asked for",
+        "sglang mem_cache/pool_host (HostKVCache)", "0.4.9, 0.5.2, 0.5.9, 0.5.23",
+    ),
     "drafts": Change(
         (0, 5, 23), "a draft's layers are counted in its target's pool, its weights before the pool is sized",
         f"{READ}: pool_configurator.py and kv_cache_configurator.py",

@@ -373,7 +373,7 @@ def test_versions_differ_where_their_releases_did() -> None:
     [
         ("capacity_cases.jsonl", "capacity_configs", 0),
         ("capacity_cases_real.jsonl", "models", 0),
-        ("capacity_cases_flags.jsonl", "models", 2),  # --kv-transfer-config: a connector's buffers are not sized
+        ("capacity_cases_flags.jsonl", "models", 0),
     ],
 )
 def test_every_case_of_a_real_servers_capacity_code(

@@ -85,7 +85,9 @@ NO_EFFECT: Final = {
     "host memory": """
         mm_processor_worker_num mm_io_worker_num mm_preprocess_cache_size_mb trust_mm_content_hashes!
         enable_broadcast_mm_inputs_process! enable_adaptive_dispatch_to_encoder!
-        enable_weights_cpu_backup! enable_draft_weights_cpu_backup!
+        enable_weights_cpu_backup! enable_draft_weights_cpu_backup! hicache_write_policy hicache_io_backend
+        hicache_mem_layout hicache_storage_prefetch_policy hicache_storage_backend_extra_config
+        hicache_storage_prefetch_retry_poll_interval hicache_storage_prefetch_retry_max_attempts
     """,
     "kernels: weights, states and KV are as large, and their workspaces lie outside the pool": """
         sampling_backend moe_runner_backend mm_attention_backend fp8_gemm_runner_backend fp8_gemm_backend
@@ -105,11 +107,7 @@ NO_EFFECT: Final = {
         enable_flashinfer_mla! enable_flashmla! enable_nan_detection!
     """,
     "counts only beside a flag that is refused": """
-        max_prefill_tokens torch_compile_max_bs enable_torch_compile_debug_mode! hicache_ratio hicache_size
-        hicache_host_memory_mode hicache_host_memory_fraction hicache_write_policy hicache_io_backend
-        hicache_mem_layout hicache_storage_backend hicache_storage_prefetch_policy
-        hicache_storage_backend_extra_config hicache_storage_prefetch_retry_poll_interval
-        hicache_storage_prefetch_retry_max_attempts unified_cache_external_linker_backend
+        max_prefill_tokens torch_compile_max_bs enable_torch_compile_debug_mode! unified_cache_external_linker_backend
         unified_cache_external_linker_config enable_linker_mla_dedup! lmcache_config_file flexkv_config_file
         hisparse_config hierarchical_sparse_attention_extra_config offload_num_in_group offload_prefetch_step
         offload_mode kt_method kt_cpuinfer kt_threadpool_count kt_num_gpu_experts kt_max_deferred_experts_per_token
@@ -194,9 +192,13 @@ REFUSED: Final = {
         dsa_decode_backend dsa_prefill_backend dsv4_prefill_backend=auto dsv4_attn_backend=auto
     """,
     "connects the KV cache to other memory, whose buffers are not modeled; leave it out": """
-        enable_hierarchical_cache! enable_hicache! enable_unified_cache_external_linker! enable_lmcache!
+        enable_unified_cache_external_linker! enable_lmcache!
         enable_flexkv!
     """,
+    "bounds the host's pools, which is not modeled; give --hicache-ratio or --hicache-size": """
+        hicache_host_memory_mode=cache hicache_host_memory_fraction
+    """,
+    "keeps KV in a store of its own, whose host memory is not modeled; leave it out": "hicache_storage_backend=file",
     "changes the states' slots, which is not modeled; leave it out": """
         mamba_max_states_per_path=-1 enable_int8_mamba_checkpoint! enable_linear_replayssm!
     """,

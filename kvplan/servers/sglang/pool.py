@@ -221,6 +221,7 @@ def has_windows(spec: ModelSpec, args: EngineArgs) -> bool:
         bool(kinds & {SlidingWindow, ChunkedAttention})
         and sglang_models.has_window_pool(spec)
         and not args.disable_hybrid_kv_cache_manager
+        and not (args.enable_hierarchical_cache and spec.model_type.startswith("step3p"))  # overrides.py
     )
 
 

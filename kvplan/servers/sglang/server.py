@@ -72,7 +72,9 @@ def kept_back(plan: Plan) -> int:
 
 
 def host(plan: Plan) -> "tuple[HostRow, ...]":
-    return ()
+    from kvplan.servers.sglang.host import rows  # of no account unless asked for
+
+    return tuple(rows(plan))
 
 
 def explain(plan: Plan) -> Explanation:

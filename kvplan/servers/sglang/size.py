@@ -9,7 +9,7 @@ from kvplan.servers import start
 from kvplan.servers.arguments import EngineArgs
 from kvplan.servers.plans import BUDGET_ROWS, Budget, Request, Sized, check_load
 from kvplan.servers.releases import SGLANG_SOURCE
-from kvplan.servers.sglang import drafts
+from kvplan.servers.sglang import drafts, hicache
 from kvplan.servers.sglang import pool as sglang_pool
 from kvplan.servers.sglang import rules as sglang
 from kvplan.servers.sglang.pool import SglangPool
@@ -107,6 +107,7 @@ def size(request: Request) -> Sized:
         request = replace(request, args=replace(request.args, data_parallel_size=1))
     args, spec, gpu = request.args, request.spec, request.gpu
     sglang.check_model(spec, args, gpu.sm)
+    hicache.check(spec, args, drafts=drafts.speculates(args))
     check_load(request, settings.max_model_len)
     pool = sglang_pool.pool(spec, settings, args, gpu.sm, request.draft)
     stages = [budget_of(request, settings, stage) for stage in range(args.pipeline_parallel_size)]
@@ -132,6 +133,7 @@ def size(request: Request) -> Sized:
         *sglang.notes(args, settings, kept, reserved, images),
         *sglang_pool.pool_notes(pool, spec, args, slots),
         *draft_notes(request, pool),
+        *hicache.notes(args),
         *replica_notes(args, replicas, ranks),
     ]
     return Sized(

@@ -1,0 +1,22 @@
+"""What SGLang takes of the host's memory beside its processes themselves."""
+
+from collections.abc import Iterator
+
+from kvplan.servers.host import HostRow
+from kvplan.servers.plans import Plan
+from kvplan.servers.sglang import hicache
+from kvplan.servers.sglang.pool import SglangPool
+
+COMPARED = "sglang 0.5.23's own host pool (tests/servers/test_hicache.py): equal"
+
+
+def rows(plan: Plan) -> Iterator[HostRow]:
+    args, release = plan.request.args, plan.request.release
+    if not args.enable_hierarchical_cache or not isinstance(plan.pool, SglangPool):
+        return
+    ratio = args.hicache_ratio or hicache.RATIO
+    asked = f"--hicache-size {args.hicache_size} GB" if args.hicache_size else f"{ratio:g} x its tokens"
+    for index, pool in enumerate(hicache.host_pools(plan.pool, args, release, plan.capacity.num_blocks - 1)):
+        how = f"hierarchical cache, {pool.name} pool: {asked}: {pool.tokens:,} tokens, pinned"
+        known = COMPARED if release.is_compared else ""
+        yield HostRow("kv_offloading", pool.size, "rank", how, hicache.SOURCE, known, 0 if index else pool.tokens)
