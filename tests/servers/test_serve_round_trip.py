@@ -161,6 +161,7 @@ VALUES = {
     "--mamba-full-memory-ratio": "0.5", "--kv-offloading-size": "1.5", "--kv-cache-memory-bytes": "8589934592",
     "--dtype": "float16", "--quantization": "fp8", "--mamba-ssm-cache-dtype": "float32", "--mamba-ssm-dtype": "float32",
     "--performance-mode": "throughput", "--limit-mm-per-prompt": '{"image": 0}', "--mm-encoder-tp-mode": "data",
+    "--mm-processor-kwargs": '{"max_pixels": 1003520}',
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
     "--kv-offloading-backend": "lmcache", "--offload-backend": "uva",
     "--prefill-attention-backend": "fa3", "--decode-attention-backend": "fa3",
@@ -178,7 +179,8 @@ BESIDE: dict[str, tuple[list[str], list[str]]] = {
 
 
 def is_switch(flag: str) -> bool:
-    return flag.startswith(("--enable-", "--disable-", "--no-", "--enforce-", "--language-", "--fully-", "--async-"))
+    switches = ("enable", "disable", "no", "enforce", "language", "fully", "async", "skip")
+    return flag.startswith(tuple(f"--{switch}-" for switch in switches))
 
 
 def test_the_table_has_the_flags_of_both_servers() -> None:

@@ -205,7 +205,7 @@ def test_a_plan_is_the_same_whichever_way_memory_in_use_is_none() -> None:
             ("llama-3.1-8b", "--gpu", "gb10", "--ctx", "16k", "--gpu-memory-utilization", "0.85"),
             "lower --gpu-memory-utilization",
         ),
-        (("gemma-3-27b", "--gpu", "h100-80g", "--ctx", "60k"), "shorter --max-model-len"),
+        (("gemma-3-27b", "--gpu", "h100-80g", "--ctx", "76k"), "shorter --max-model-len"),
     ],
 )
 def test_what_may_not_start_says_what_is_safer(words: tuple[str, ...], cure: str, run: Run) -> None:
