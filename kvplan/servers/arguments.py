@@ -751,6 +751,8 @@ def read_argument(name: str, text: str, option: str, *, vllm: bool = False) -> A
     vllm    read numbers as vLLM would ("32k" is 32,000)
     """
     argument = ARGUMENTS[name]
+    if name == "offload_group_size" and text.strip() == "0":  # off, as by default
+        return None
     match argument.kind:
         case "context":
             context = parse_context(text, option, vllm=vllm)

@@ -99,6 +99,12 @@ def test_buffers_that_layers_are_fetched_into_are_a_row() -> None:
     assert moved.memory.buffers - plain.memory.buffers == 436_224_000
 
 
+def test_a_group_of_no_layers_offloads_nothing(run: Run) -> None:
+    ran = run("estimate", "--from-command", "vllm serve llama-3.1-8b --offload-group-size 0", "--gpu", "h100-80g")
+    assert ran.code == 0
+    assert "kept on the host" not in ran.err
+
+
 def test_an_older_release_does_not_fetch_weights() -> None:
     with pytest.raises(UsageError, match=r"vllm@0\.16 does not know it"):
         planned("llama-3.1-8b", "vllm@0.16", offload_group_size=4)
