@@ -109,7 +109,7 @@ def manifest_of(options: RecommendOptions, doc: RecommendationDocument, chosen: 
         raise UsageError("--output", "no placement holds these users", "ask without it what would")
     title = text.commands(doc)[0][0]
     return manifest(
-        chosen.plan, chosen.replicas, options.output, f"{doc['answer']}{f'. This is: {title}' if title else ''}"
+        chosen.plan, chosen.servers, options.output, f"{doc['answer']}{f'. This is: {title}' if title else ''}"
     )
 
 

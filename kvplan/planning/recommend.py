@@ -23,6 +23,8 @@ TP_SIZES = (1, 2, 4, 8)  # a node has eight GPUs
 STAGE_COUNTS = range(2, 9)
 MOST_STAGED_GPUS = 16  # of one server with pipeline stages: two nodes
 STAGES = "pipeline stages"  # a change, as the reader sees it
+WIDE = "experts over data-parallel ranks"  # a change: attention and KV of a rank's own, one set of experts for all
+WIDE_RANKS = (8, 16, 32)
 MOST_UTILIZATION = 95  # hundredths, in the search; what is asked of one GPU goes to FULL
 FULL = 99
 FEWEST_SEQS = 8
@@ -50,9 +52,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`replicas` servers that follow `plan` and hold the users together.
+    """`replicas` servers, or ranks of WIDE ones, that follow `plan` and hold the users together.
 
-    changes  what is less precise than the model or the user has it, and STAGES; empty: nothing
+    changes  what is less precise than the model or the user has it, STAGES and WIDE; empty: nothing
     """
 
     plan: Plan
@@ -66,7 +68,12 @@ class Placement:
 
     @property
     def num_gpus(self) -> int:
-        return self.replicas * num_gpus(self.plan)
+        return self.replicas * num_ranks(self.plan.request)
+
+    @property
+    def servers(self) -> int:
+        """Commands that are started; the ranks of one are its own."""
+        return self.replicas // self.plan.request.args.data_parallel_size
 
     @property
     def context(self) -> int:
@@ -122,7 +129,8 @@ def recommend(question: Question, requests: Iterable[Request]) -> Recommendation
             staged = None
             if may_be_staged(question, found, failed):
                 staged = staged_placement(question, changed, changes, best.num_gpus - 1 if best else None)
-            for one in (best, staged):
+            wide = wide_placement(question, changed, changes)
+            for one in (best, staged, wide):
                 if one is not None and is_worth_it(one, here):
                     here.append(replace(one, plan=with_load(one.plan, request.load)))
             if not changes:
@@ -248,6 +256,23 @@ def staged_placement(
         found = placement(question, split, (*changes, STAGES))
         if isinstance(found, Placement) and (best is None or rank(found) < rank(best)):
             best, most_gpus = found, found.num_gpus
+    return best
+
+
+def wide_placement(question: Question, request: Request, changes: tuple[str, ...]) -> Placement | None:
+    """The fewest data-parallel ranks of vLLM that share one set of experts and hold the users: for latent attention,
+    whose cache every tensor rank would hold whole; None where a split is stated or none holds them."""
+    spec = request.spec
+    splits_stated = question.stated & {"tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"}
+    if request.release.engine != "vllm" or not spec.is_mla or not spec.experts_per_token or splits_stated:
+        return None
+    best: Placement | None = None
+    for ranks in WIDE_RANKS:
+        wide = with_args(request, tensor_parallel_size=1, data_parallel_size=ranks, enable_expert_parallel=True)
+        found = placement(replace(question, users=-(-question.users // ranks)), wide, (*changes, WIDE))
+        if isinstance(found, Placement):
+            found = replace(found, replicas=found.replicas * ranks)
+            best = found if best is None else min(best, found, key=rank)
     return best
 
 
@@ -607,7 +632,8 @@ def cures(question: Question, request: Request, replicas: int) -> Iterator[Place
             server = longest_context(question, startable(question, changed), share).plan
         if server is not None:
             yield Placement(server, replicas, None, changes)
-    yield from recommend(replace(question, prices=None), [at_context(request, context)]).placements
+    placements = recommend(replace(question, prices=None), [at_context(request, context)]).placements
+    yield from (placement for placement in placements if WIDE not in placement.changes)
 
 
 def at_any_utilization(question: Question, request: Request, users: int) -> Plan | None:

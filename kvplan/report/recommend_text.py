@@ -12,7 +12,7 @@ from kvplan.core.units import GIB, format_gib, plural
 from kvplan.planning.flags import model_id, serve_command
 from kvplan.planning.held import running_users
 from kvplan.planning.plan import Plan, Request
-from kvplan.planning.recommend import STAGES, Answer, Failure, Fit, Placement, Question, Recommendation
+from kvplan.planning.recommend import STAGES, WIDE, Answer, Failure, Fit, Placement, Question, Recommendation
 from kvplan.report.lines import COMMAND, Line, Part, line
 from kvplan.report.page import Block, bold, bullets, code
 
@@ -224,7 +224,7 @@ def placement_cells(placement: typed.Placement, *, prices: bool) -> list[str]:
     cells = [
         placement["gpu"],
         f"{placement['num_gpus']:,}",
-        splits + (" **" if STAGES in placement["changes"] else ""),
+        splits + (" **" if STAGES in placement["changes"] else " ***" if WIDE in placement["changes"] else ""),
         formats + (" *" if is_less_precise(placement) else ""),
         f"{placement['gpu_memory_utilization']}",
         f"{placement['max_num_seqs']:,}",
@@ -249,8 +249,14 @@ STARS = (
 )
 
 
+RANKS = (
+    "*** servers of DP ranks: each rank has attention and a KV cache of its own, and all share one set of experts; "
+    "their network is not modeled"
+)
+
+
 def is_less_precise(placement: typed.Placement) -> bool:
-    return any(change != STAGES for change in placement["changes"])
+    return any(change not in (STAGES, WIDE) for change in placement["changes"])
 
 
 def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
@@ -261,6 +267,8 @@ def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
         texts.append(STAR)
     if any(STAGES in placement["changes"] for placement in shown):
         texts.append(STARS)
+    if any(WIDE in placement["changes"] for placement in shown):
+        texts.append(RANKS)
     if len(doc["placements"]) > limit:
         texts.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")
     return texts
@@ -355,6 +363,8 @@ def split_text(placement: typed.Placement) -> str:
     split = f"TP {placement['tensor_parallel_size']}"
     if placement["pipeline_parallel_size"] > 1:
         split += f" x PP {placement['pipeline_parallel_size']}"
+    if WIDE in placement["changes"]:
+        return f"{plural(placement['replicas'], 'data-parallel rank')} of {split} with one set of experts"
     return f"{plural(placement['replicas'], 'server')} of {split}"
 
 
