@@ -379,12 +379,12 @@ def test_a_model_that_no_node_holds_is_served_in_pipeline_stages(run: Run) -> No
     doc = recommended(run, "deepseek-v3", "--users", "16", "--ctx", "8k", "--gpus", "a100-80g,h200", "--no-fp8")
     unchanged = [(one["gpu"], one["num_gpus"]) for one in doc["placements"] if not one["changes"]]
     assert unchanged == [("h200", 8)]
-    (a100,) = (one for one in doc["placements"] if one["gpu"] == "a100-80g" and WIDE not in one["changes"])
+    (a100,) = (one for one in doc["placements"] if one["gpu"] == "a100-80g" and SHARED_EXPERTS not in one["changes"])
     assert (a100["pipeline_parallel_size"] > 1, a100["changes"]) == (True, ["pipeline stages"])
     assert any((one["gpu"], one["num_gpus"]) == ("a100-80g", 8) for one in doc["failures"])
 
 
-WIDE = "experts over data-parallel ranks"
+SHARED_EXPERTS = "experts over data-parallel ranks"
 
 
 @pytest.mark.parametrize(("model", "gpu", "ranks"), [("kimi-k2", "h200", 16), ("deepseek-v3", "h100-80g", 32)])
@@ -392,7 +392,9 @@ def test_models_of_latent_attention_share_experts_over_data_parallel_ranks(
     run: Run, model: str, gpu: str, ranks: int
 ) -> None:
     doc = recommended(run, model, "--users", "64", "--ctx", "32k", "--gpus", gpu)
-    wide = min((one for one in doc["placements"] if WIDE in one["changes"]), key=lambda one: int(one["num_gpus"]))
+    wide = min(
+        (one for one in doc["placements"] if SHARED_EXPERTS in one["changes"]), key=lambda one: int(one["num_gpus"])
+    )
     assert (wide["num_gpus"], wide["replicas"], wide["tensor_parallel_size"]) == (ranks, ranks, 1)
     assert f"--data-parallel-size {ranks} --enable-expert-parallel" in wide["command"]
     answer = estimated(run, "--from-command", wide["command"], "--gpu", gpu)
@@ -402,7 +404,7 @@ def test_models_of_latent_attention_share_experts_over_data_parallel_ranks(
 
 def test_a_stated_split_is_not_widened(run: Run) -> None:
     doc = recommended(run, "deepseek-v3", "--users", "64", "--ctx", "32k", "--gpus", "h200", "--tp", "8")
-    assert not any(WIDE in one["changes"] for one in doc["placements"])
+    assert not any(SHARED_EXPERTS in one["changes"] for one in doc["placements"])
 
 
 STAGED = [
