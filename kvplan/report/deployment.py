@@ -66,7 +66,9 @@ def manifest(plan: Plan, replicas: int, output: Output, question: str) -> str:
     gpu = plan.request.gpu
     if gpu.vendor not in ("nvidia", "unknown"):
         raise UsageError("--output", f"writes manifests for NVIDIA GPUs ({gpu.name} is {gpu.vendor})", "leave it out")
-    if plan.request.args.data_parallel_size > 1 or ranks > NODE_GPUS:
+    if plan.request.args.data_parallel_size > 1:
+        raise UsageError("--output", "writes no servers of data-parallel ranks yet", "use the printed command")
+    if ranks > NODE_GPUS:
         raise UsageError("--output", f"writes servers of at most {NODE_GPUS} GPUs ({ranks:,} here)", "leave it out")
     if re.search(r"^\.{0,2}/|\.json$", model_id(plan.request.spec)):
         raise UsageError("--output", f"needs a model of the Hub ({model_id(plan.request.spec)})", "name its Hub id")
