@@ -14,7 +14,7 @@ class HostRow:
     tokens    whose KV it keeps for later, of requests of the full context; 0: none
     """
 
-    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint"]
+    name: Literal["swap_space", "kv_offloading", "kv_transfer", "weights", "shared_memory", "checkpoint", "adapters"]
     size: int
     per: Literal["rank", "replica"]
     formula: str

@@ -9,10 +9,10 @@ import pytest
 from kvplan.core.errors import KvplanError, UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
-from kvplan.planning.plan import Request
+from kvplan.planning.plan import Request, plan
 from kvplan.servers.arguments import EngineArgs, read_argument
 from kvplan.servers.engines import parse_engine
-from kvplan.servers.vllm import adapters
+from kvplan.servers.vllm import adapters, host
 from kvplan.servers.vllm import rules as vllm
 from kvplan.servers.weights import weight_layout
 from kvplan.sizing.weights import total_weights
@@ -122,3 +122,14 @@ def test_a_command_with_adapters_is_planned_and_printed(run: Run) -> None:
 def test_a_wrong_list_of_modules_is_refused() -> None:
     with pytest.raises(UsageError, match="is not a list of names"):
         read_argument("lora_target_modules", "q_proj;rm", "--lora-target-modules")
+
+
+def test_adapters_in_host_memory_are_whole_in_every_process() -> None:
+    """8 adapters of rank 32 for q_proj and v_proj's fused layer: three A of 4,096 and B of 6,144 rows, 32 layers."""
+    args = EngineArgs(
+        max_model_len=8192, tensor_parallel_size=2, max_loras=2, max_cpu_loras=8, max_lora_rank=32,
+        lora_target_modules="q_proj,v_proj",
+    )  # fmt: skip
+    found = plan(Request(catalog.load("llama-3.1-8b"), gpu("h100"), args))
+    (row,) = (row for row in host.rows(found) if row.name == "adapters")
+    assert (row.size, row.per) == (8 * 2 * 32 * 32 * (3 * 4096 + 6144), "rank")

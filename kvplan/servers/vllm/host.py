@@ -7,6 +7,7 @@ from kvplan.core.units import GIB, MIB, format_gib
 from kvplan.servers.host import HostRow
 from kvplan.servers.plans import Plan
 from kvplan.servers.vllm import connectors, offload, tiers
+from kvplan.servers.vllm.adapters import adapter_bytes
 from kvplan.servers.vllm.connectors import LMCACHE, NATIVE, SIMPLE
 
 SWAP_SPACE: Final = 4 * GIB  # --swap-space of the first engine, by default
@@ -61,6 +62,13 @@ def rows(plan: Plan) -> Iterator[HostRow]:
         yield HostRow("kv_offloading", tier.size, "replica", how, SOURCES[tier.name], known, tier.tokens)
     if args.kv_transfer_config is not None:
         yield from transfer_buffers(plan)
+    if args.max_loras:
+        count, each = args.max_cpu_loras or args.max_loras, adapter_bytes(plan.request.spec, plan.settings, args)
+        yield HostRow(
+            "adapters", count * each, "rank",
+            f"at most {count:,} adapters x {each:,} B at rank {args.max_lora_rank}, whole in every process",
+            "vLLM 0.33 lora/model_manager.py", "",
+        )  # fmt: skip
     if ranks > 1 and not plan.settings.first_engine:
         commands = (COMMAND_CHUNK + 1 + ranks) * CHUNKS
         group = (GROUP_CHUNK + args.tensor_parallel_size) * GROUP_CHUNKS if args.tensor_parallel_size > 1 else 0
