@@ -130,18 +130,19 @@ def readme_section(found: Board) -> str:
     cover = found.coverage
     exact, explained, total = given_share(found)
     opening = (
-        f"{cover.cases} start-ups of servers that people posted are kept as facts: what the server was told, what it "
-        f"logged, and where. {cover.scorable} of them name a release and a model that the catalog has; kvplan predicts "
-        f"numbers of {cover.predicted} ({cover.share:.0%}). What no formula gives is fitted on other threads than the "
-        "case's own."
+        f"kvplan keeps {cover.cases} server start-ups that people posted: the settings, the log and the source. "
+        f"{cover.scorable} of them name a release and a model in the catalog; kvplan predicts "
+        f"{cover.predicted} of these ({cover.share:.0%}). Constants that no formula gives are fitted without the "
+        "thread that a case comes from."
     )
     rest = total - exact - explained
     following = (
         f"Given the KV memory, blocks or tokens of the same log, {exact} of {total} further numbers follow exactly, "
-        f"within the log's rounding; {explained} more do with one thing that the log does not state, {rest} do not."
+        f"within the log's rounding; {explained} more follow given one fact that the log does not state, "
+        f"and {rest} do not."
     )
     pointer = (
-        "[reports/accuracy](reports/accuracy/README.md) has every part by version, family, GPU and quantisation, and "
+        "[reports/accuracy](reports/accuracy/README.md) has every part by version, family, GPU and quantization, and "
         "says where kvplan is wrong and why. `python benchmarks/scoreboard.py FILE` scores a file of your own."
     )
     return "\n".join(
@@ -151,10 +152,11 @@ def readme_section(found: Board) -> str:
             markdown(("logs", *PARTS_HEADER[:6]), standing_rows(found)),
             prose(following),
             "",
-            "Start-ups that others were asked too, vLLM 0.11 on H100 (llm-d planner took its constants from them):",
+            "The same start-ups predicted by other planners, vLLM 0.11 on H100 "
+            "(llm-d planner took its constants from them):",
             "",
             markdown(PEER_HEADER, peer_rows(found)),
-            "Where it is most wrong:",
+            "The largest errors:",
             "",
             markdown(BAD_HEADER, [bad_row(bad) for bad in distinct(found.worst)[:5]]),
             prose(pointer),

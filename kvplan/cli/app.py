@@ -314,7 +314,7 @@ def wrong_command(message: str, context: Any) -> UsageError:
     wrong = message.partition("'")[2].partition("'")[0]
     known = sorted(context.command.commands)
     near = difflib.get_close_matches(wrong, known, n=2, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
     return UsageError(wrong, "no such command", hint)
 
 

@@ -53,14 +53,16 @@ def machine(found: Checkup) -> list[Line]:
 def cores_text(host: Host) -> str:
     if host.num_cores == host.num_usable_cores:
         return f"{host.num_cores} cores"
-    return f"{host.num_cores} cores, of which {host.num_usable_cores} may be used"
+    return f"{host.num_cores} cores, {host.num_usable_cores} of them usable"
 
 
 def memory_text(host: Host) -> str:
     if host.memory_total is None or host.memory_available is None:
         return "unknown (no /proc/meminfo)"
     text = f"{format_gib(host.memory_total)}, {format_gib(host.memory_available)} available"
-    return text if host.memory_limit is None else f"{text}; this container may use {format_gib(host.memory_limit)}"
+    return (
+        text if host.memory_limit is None else f"{text}; this container is limited to {format_gib(host.memory_limit)}"
+    )
 
 
 def disk_text(disk: Disk) -> str:
@@ -150,5 +152,5 @@ def nothing_missing(found: Checkup) -> str:
     but = f" but {', '.join(idle)}, for kvplan's own tests" if idle else ""
     if found.nvml.gpus:
         return f"nothing is missing{but}"
-    lacks = "the driver finds no GPU" if found.nvml.status == "ok" else "a GPU would lack its driver"
+    lacks = "the driver finds no GPU" if found.nvml.status == "ok" else "a GPU would need its driver"
     return f"nothing is missing for the CPU{but}; {lacks} (see NVML above)"

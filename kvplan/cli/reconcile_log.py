@@ -188,7 +188,7 @@ def at_its_context(wanted: Wanted, request: Request) -> tuple[Request, list[str]
     tokens, low, high = wanted.derived
     if low <= request.spec.max_model_len <= high:
         tokens = request.spec.max_model_len
-    others = "" if low == high else f" ({low:,} to {high:,} would do)"
+    others = "" if low == high else f" ({low:,} to {high:,} also match)"
     note = (
         f"the context is assumed to be {tokens:,}{others}, the page's tokens divided by its concurrency; "
         "set it with --ctx"

@@ -103,7 +103,7 @@ def planned(options: SimulateOptions) -> Plan:
     refuse_missing(
         ("MODEL", says_model(options), MODEL_CURE),
         ("--gpu", says_gpu(options), "name the GPU to simulate"),
-        ("what comes", any(sources), "give one of --trace, --profile, --prompt-tokens"),
+        ("workload", any(sources), "give one of --trace, --profile, --prompt-tokens"),
     )
     asked = read(options)
     if len(asked.requests) != 1:

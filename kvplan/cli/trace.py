@@ -400,5 +400,5 @@ def profiles_lines(rows: list[WorkloadRow]) -> list[Part]:
     return [
         Table.of(headers, cells, left=(0, 7)),
         line(),
-        line("Tokens on average and at most, tokens of a shared beginning; `kvplan trace stats NAME`"),
+        line("Mean and maximum tokens of prompts and outputs; tokens of a shared prefix (`kvplan trace stats NAME`)"),
     ]

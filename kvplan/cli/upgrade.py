@@ -65,8 +65,8 @@ def request_of(options: UpgradeOptions, engine: str | None) -> Request:
     if len(asked.requests) > 1:
         raise UsageError(
             "--gpu, --ctx",
-            f"name {len(asked.requests)} servers",
-            "name one GPU and one context; use a policy for several",
+            f"give {len(asked.requests)} combinations",
+            "name one GPU and one context, or use a policy for several",
         )
     if not options.quiet and engine == options.old:
         say(asked, quiet=False)

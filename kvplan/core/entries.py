@@ -71,7 +71,7 @@ def suggestions(path: Path, name: str) -> list[str]:
     """Up to three names or aliases that look like `name`: those that begin with it come first, the nearest of them."""
     import difflib
 
-    table = _aliases(path)
+    table = {} if len(name) < 2 else _aliases(path)  # everything looks like one letter
     wanted = name.lower()
     close = sorted((known for known in table if wanted and known.startswith(wanted)), key=len)
     close += difflib.get_close_matches(wanted, table, n=6, cutoff=0.6)

@@ -310,9 +310,7 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
             f"blocks that one request of {capacity.max_model_len:,} tokens needs, the null block among them",
         )
     elif args.kv_cache_memory_bytes is None and memory.weights > memory.budget:
-        text = (
-            f"the weights alone, {format_gib(memory.weights)}, are more than the budget of {format_gib(memory.budget)}"
-        )
+        text = f"the weights alone ({format_gib(memory.weights)}) exceed the budget of {format_gib(memory.budget)}"
         yield "weights", text
     elif args.max_total_tokens is not None and args.max_total_tokens < capacity.max_model_len:
         yield (
@@ -325,7 +323,7 @@ def _shortages(plan: Plan) -> Iterator[tuple[str, str]]:
     else:
         text = (
             f"one request of {capacity.max_model_len:,} tokens needs {format_gib(need)} of KV cache, "
-            f"{format_gib(plan.available)} is left"
+            f"but only {format_gib(plan.available)} is left"
         )
         yield "kv_cache", text
     yield from _stage(plan)

@@ -79,9 +79,9 @@ class Failure:
     releases: tuple[str, str] | None = None
 
 
-NEEDS_TRACE: Final = "the traceback above the out-of-memory line: it names the part of start-up"
-NEEDS_START: Final = "the log from the server's first line on"
-NEEDS_ABOVE: Final = "the lines above: the last ones only repeat that a worker failed"
+NEEDS_TRACE: Final = "the traceback above the out-of-memory line, which names the part of start-up"
+NEEDS_START: Final = "the whole log, from the server's first line"
+NEEDS_ABOVE: Final = "the lines above it, because the last ones only repeat that a worker failed"
 NEEDS_LOG: Final = "the server's log, not a description of it"
 
 MOST_HITS: Final = 200  # of one phrase that are looked at

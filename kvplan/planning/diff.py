@@ -495,16 +495,16 @@ def _fits_words(it: Comparison) -> Iterator[str]:
 
 
 def ratio_text(old: Number, new: Number) -> str:
-    """ "halves it", "makes it 4 times what it was", "makes it 0.75 of what it was"; for positive numbers."""
+    """ "halves it", "makes it 4 times as large", "multiplies it by 0.75"; for positive numbers."""
     if new * 2 == old:
         return "halves it"
     if old * 2 == new:
         return "doubles it"
     if old % new == 0:
-        return f"makes it 1/{old // new} of what it was"
+        return f"reduces it to 1/{old // new}"
     if new % old == 0:
-        return f"makes it {new // old} times what it was"
-    return f"makes it {new / old:.4g} {'of' if new < old else 'times'} what it was"
+        return f"makes it {new // old} times as large"
+    return f"multiplies it by {new / old:.4g}"
 
 
 def _token_words(it: Comparison) -> Iterator[str]:

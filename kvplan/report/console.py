@@ -362,7 +362,7 @@ def user_lines(doc: PlanDocument) -> list[Part]:
     each = f"decoding, each at {load['mean_tokens'] or context:,} tokens"
     if load["lengths"] is not None:
         source = doc["provenance"]["concurrency.users"]["source"]
-        least = "at least; " if source.startswith("at least") else ""
+        least = "or more; " if source.startswith("at least") else ""
         each = f"{least}lengths {printable(load['lengths'])}, overflow at most {100 * load['overflow']:g} %"
     rows = [("at once", f"{users['users']:,}", f"{each}, while one prompt is computed"), ("in the log", *logged(doc))]
     replicas = users["replicas"]

@@ -41,7 +41,7 @@ KIND_TITLES: dict[Kind, str] = {
     "engine": "release",
     "argument": "engine arguments",
     "workload": "workload",
-    "setting": "what follows",
+    "setting": "derived",
 }
 WORSE = {
     "fits": "NEW does not fit, but OLD does",
@@ -130,7 +130,7 @@ def _units(it: Comparison) -> dict[str, str]:
 
 def _sum_cells(it: Comparison) -> tuple[str, ...]:
     rows = {row.name: row for row in it.rows}
-    return "all of them", *(number_delta(rows[path].unit, rows[path].delta or 0) for path in STEP_FIGURES)
+    return "all together", *(number_delta(rows[path].unit, rows[path].delta or 0) for path in STEP_FIGURES)
 
 
 STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))

@@ -68,7 +68,7 @@ def pack_lines(packing: Packing) -> list[Part]:
     lines: list[Part] = [line(first_line(packing), "bold" if packing.fits else "bold red"), line(), table(packing)]
     held = format_gib(packing.total - packing.in_use - packing.left)
     others = f", {format_gib(packing.in_use)} is used by other programs" if packing.in_use else ""
-    rest = f"{format_gib(packing.left)} stay free" if packing.fits else f"{format_gib(-packing.left)} are missing"
+    rest = f"{format_gib(packing.left)} stays free" if packing.fits else f"{format_gib(-packing.left)} are missing"
     verb = "use" if packing.fits else "need"
     lines += [line(), line(f"The servers {verb} {held} of {format_gib(packing.total)}{others}; {rest}.")]
     if not packing.fits:

@@ -59,13 +59,13 @@ def first_line(used: Usage, growth: float) -> str:
         return f"{used.ended:,} requests of {used.mean_prompt:,.0f} + {used.mean_output:,.0f} tokens ended; {why}"
     if needed.by == "queue":
         return (
-            f"The server does not keep up: {rate(used.arrival_rate)} come and {rate(used.ended / (used.seconds or 1))} "
-            f"are served;{asked} {needed.text} would do"
+            f"The server cannot keep up: {rate(used.arrival_rate)} arrive, {rate(used.ended / (used.seconds or 1))} "
+            f"are served;{asked} {needed.text} would be enough"
         )
     preempted = ", and preempts" if used.preemptions > used.ended / 20 else ""
     return (
         f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{asked} by memory alone "
-        f"{needed.text} would do"
+        f"{needed.text} would be enough"
     )
 
 

@@ -86,12 +86,12 @@ def rows(answer: Answer) -> list[Row]:
         each("prefix cache hits", lambda one: percent(one.hit_rate)),
         each("preemptions", lambda one: f"{one.preemptions:,} ({percent(one.preempted / max(1, one.finished))})"),
         each("time to first token p50 / p90 / p99", spread("ttft")),
-        each("  likely between", between("ttft")),
+        each("  likely range", between("ttft")),
         each("time per output token", spread("tpot")),
-        each("  likely between", between("tpot")),
+        each("  likely range", between("tpot")),
         each("time in queue", spread("queue")),
         each("end-to-end latency", spread("latency")),
-        each("  likely between", between("latency")),
+        each("  likely range", between("latency")),
         each("requests per second", lambda one: f"{one.requests_per_s:,.2f}"),
         each("output tokens per second", tokens_text),
         each("prompt tokens computed per second", lambda one: f"{one.prompt_tokens_per_s:,.0f}"),
@@ -108,7 +108,7 @@ def rows(answer: Answer) -> list[Row]:
             8, ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
         )
     if any(one.rejected or one.failed for one in results):
-        found.append(each("refused as too long", lambda one: f"{one.rejected + one.failed:,}"))
+        found.append(each("rejected as too long", lambda one: f"{one.rejected + one.failed:,}"))
     for at, promise in enumerate(answer.promises):
         found.append(
             (
@@ -246,10 +246,10 @@ def largest_text(variant: Variant, *, users: bool) -> str:
     largest = variant.largest
     assert largest is not None
     if largest.keeps is None:
-        return f"none ({load_text(largest.breaks or 0.0, users=users)} misses it)"
+        return f"none ({load_text(largest.breaks or 0.0, users=users)} fails)"
     if largest.breaks is None:
-        return "not bounded by so few requests"
-    return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} misses it)"
+        return "too few requests to find it"
+    return f"{load_text(largest.keeps, users=users)} ({load_text(largest.breaks, users=users)} fails)"
 
 
 def load_text(load: float, *, users: bool) -> str:
@@ -266,12 +266,12 @@ def title(answer: Answer) -> str:
 def facts(answer: Answer) -> list[tuple[str, str]]:
     plan, settings = answer.plan, answer.plan.settings
     pool = (
-        f"{plan.capacity.num_blocks:,} blocks of {plan.pool.block_size} tokens, at most {settings.max_num_seqs:,} "
-        f"requests at once, {settings.max_num_batched_tokens:,} tokens a step"
+        f"{plan.capacity.num_blocks:,} blocks of {plan.pool.block_size} tokens, up to {settings.max_num_seqs:,} "
+        f"concurrent requests, {settings.max_num_batched_tokens:,} tokens per step"
     )
     unseen = answer.ranges.unseen
     like = (
-        f"wider, as no published result has {' or '.join(unseen)}" if unseen else "5 in 6 published results lie within"
+        f"wider, because no published result has {' or '.join(unseen)}" if unseen else "covers 5 in 6 published results"
     )
     return [("Pool", pool), ("Step", answer.step_time), ("Range", f"{like} (docs/accuracy.md)")]
 

@@ -113,11 +113,11 @@ def _server_lines(server: Upgraded) -> list[Part]:
     if quiet:
         which = f"{quiet} of the {between}" if quiet < between else f"None of the {between}"
         does = "affect neither KV cache nor users" if quiet < between else "affects KV cache or users"
-        lines += [line(), Paragraph("", f"{which} known changes between the two {does}.")]
+        lines += [line(), Paragraph("", f"{which} known changes between these releases {does}.")]
     if not server.old.request.release.is_compared:
         label = server.old.request.release.label
         known_by = terms_of(label).known_by
-        lines.append(Paragraph("", f"{label}: modeled from {known_by}, not checked against the server itself."))
+        lines.append(Paragraph("", f"{label}: modeled from {known_by}; not compared with the running server."))
     return lines
 
 

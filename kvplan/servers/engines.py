@@ -13,7 +13,9 @@ def parse_engine(text: str) -> Version:
     name, _, number = engine.partition("@")
     if name not in SERVERS:
         *forms, last = [form for known in SERVERS for form in server_of(known).terms.engines]
-        raise UsageError(f"--engine {text!r}", "is not an engine kvplan models", f"use {', '.join(forms)} or {last}")
+        raise UsageError(
+            f"--engine {text!r}", "is not a server that kvplan models", f"use {', '.join(forms)} or {last}"
+        )
     server = server_of(name)
     if words and not server.terms.label_words:
         others = [terms.title for terms in map(terms_of, SERVERS) if terms.label_words]

@@ -292,7 +292,7 @@ CHANGES = {
         "vLLM v1/kv_offload (replicated_layout)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
     ),
     "hybrid_prefix_caching": Change(
-        (0, 28), "models with recurrent states cache prefixes by default; before, on --enable-prefix-caching alone",
+        (0, 28), "models with recurrent states cache prefixes by default; before, only with --enable-prefix-caching",
         "vLLM config/model.py (is_prefix_caching_supported), and engine/arg_utils.py (default_prefix_caching), which "
         "leaves hybrids out in 0.26 and 0.27", "0.14 to 0.33",
     ),
@@ -316,7 +316,7 @@ CHANGES = {
         (0, 29), "model runner V2 for every model", "vLLM config/vllm.py (use_v2_model_runner)", "0.28 to 0.33",
     ),
     "runner_v2_graph_estimate": Change(
-        (0, 29), "model runner V2 estimates its CUDA graphs too; before, its estimate is 0",
+        (0, 29), "model runner V2 estimates its CUDA graphs too; before, its estimate was 0",
         "vLLM v1/worker/gpu/model_runner.py (profile_cudagraph_memory)", "0.22 to 0.33",
     ),
     "null_block": Change(
@@ -336,7 +336,7 @@ CHANGES = {
         "vLLM v1/attention/backends/registry.py (FLASHINFER_MLA_SPARSE_SM90)", "0.28, 0.30 and 0.33",
     ),
     "profiled_without_splits": Change(
-        (0, 31), "the profile run splits no large block; before, from 0.27 on, what a small tensor kept of one counted",
+        (0, 31), "the profile run splits no large block; from 0.27 to 0.30 it did, and counted what was left of it",
         "vLLM v1/worker/gpu_worker.py (_scoped_allocator_max_split)", "0.21 to 0.33",
     ),
     "indexer_contexts": Change(
@@ -378,8 +378,8 @@ SGLANG_CHANGES = {
     ),
     "state_pools": Change((0, 5), "recurrent states have slots beside the tokens", "sglang 0.5.9 and 0.5.23"),
     "reserve_by_parts": Change(
-        (0, 5, 5), "the default fraction keeps back 1.5 MiB per token of a chunk and 2 per sequence of the largest "
-        "graph; before, a table by the GPU's memory", f"{READ}: srt/server_args.py",
+        (0, 5, 5), "the default fraction reserves 1.5 MiB per token of a chunk and 2 per sequence of the largest "
+        "graph; before, it came from a table by GPU memory", f"{READ}: srt/server_args.py",
     ),
     "datacenter_pages": Change(
         (0, 5, 9), "attention backends of compute capability 10.x with pages of 64 tokens by default",
@@ -390,7 +390,7 @@ SGLANG_CHANGES = {
         f"{READ}: srt/arg_groups/overrides.py",
     ),
     "prefill_graphs": Change(
-        (0, 5, 12), "the default fraction keeps memory back for graphs of the prefill", f"{READ}: srt/server_args.py"
+        (0, 5, 12), "the default fraction reserves memory for prefill graphs", f"{READ}: srt/server_args.py"
     ),
     "wider_small_gpus": Change(
         (0, 5, 23), "chunks of 4,096 tokens and graphs of 48 or 160 sequences below 35 GiB; before, 2,048 and 24 or 80",

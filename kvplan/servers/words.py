@@ -166,6 +166,6 @@ def read_pair(text: str) -> tuple[str, Any]:
         import difflib
 
         near = difflib.get_close_matches(name, ARGUMENTS, n=3, cutoff=0.6)
-        hint = f"did you mean {', '.join(near)}?" if near else f"kvplan knows {', '.join(ARGUMENTS)}"
-        raise UsageError(option, "is not an engine argument kvplan models", hint)
+        hint = f"did you mean {', '.join(near)}?" if near else "see the option names of `kvplan estimate --help`"
+        raise UsageError(option, "is not an engine argument that kvplan models", hint)
     return name, read_argument(name, value.strip(), option)

@@ -56,7 +56,7 @@ def check(plan: Plan) -> None:
         raise UsageError("simulate", f"only {names}'s scheduler can be simulated", f"use --engine {engines}")
     if not plan.fits:
         raise UsageError(
-            "simulate", f"{name} does not fit on {plan.request.gpu.name}", "`kvplan estimate` says what would"
+            "simulate", f"{name} does not fit on {plan.request.gpu.name}", "see what would fit with `kvplan estimate`"
         )
     refused = {
         "--pipeline-parallel-size": args.pipeline_parallel_size > 1,

@@ -297,7 +297,7 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
         (("--tp", "0"), "--tensor-parallel-size: must be at least 1"),
         (("--tp", "8192"), "more than 1,024"),
         (("--engine", "tgi"), "not an engine kvplan models"),
-        (("--engine", "vllm@0.99"), "kvplan knows vLLM"),
+        (("--engine", "vllm@0.99"), "kvplan supports vLLM"),
         (("--engine-arg", "blok_size=1"), "did you mean block_size"),
         (("--kv-cache-dtype", "fp7"), "--kv-cache-dtype"),
         (("--weights-bytes", "many"), "--weights-bytes: not a size"),

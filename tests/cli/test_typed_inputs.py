@@ -233,8 +233,8 @@ def test_a_template_is_refused(text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (("simulate",), "MODEL, --gpu, what comes: missing; name one"),
-        (("simulate", "qwen3-8b"), "--gpu, what comes: missing; name the GPU to simulate; give one of --trace"),
+        (("simulate",), "MODEL, --gpu, workload: missing; name one"),
+        (("simulate", "qwen3-8b"), "--gpu, workload: missing; name the GPU to simulate; give one of --trace"),
         (("recommend",), "MODEL, --users: missing; name one"),
         (("recommend", "qwen3-8b"), "--users: missing; say how many"),
         (("check", "--init"), "MODEL, --gpu: missing; name one"),

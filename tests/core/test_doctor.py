@@ -439,7 +439,7 @@ def test_without_a_driver_nothing_is_missing_for_the_cpu_alone(
 ) -> None:
     monkeypatch.setattr(doctor, "version", whole)
     assert run("doctor").out.splitlines()[-1] == (
-        "nothing is missing for the CPU; a GPU would lack its driver (see NVML above)"
+        "nothing is missing for the CPU; a GPU would need its driver (see NVML above)"
     )
 
 
@@ -471,7 +471,7 @@ def test_a_missing_test_package_is_no_lack_but_named(
         run("doctor")
         .out.splitlines()[-1]
         .startswith(
-            "nothing is missing for the CPU but transformers, for kvplan's own tests; a GPU would lack its driver"
+            "nothing is missing for the CPU but transformers, for kvplan's own tests; a GPU would need its driver"
         )
     )
 

@@ -260,7 +260,7 @@ def test_an_error_of_the_logs_settings_names_them(run: Run, log: Log, said: str,
 def test_an_error_of_the_logs_release_names_it(run: Run, log: Log) -> None:
     text = H100.replace("0.10.1", "0.40.2")
     assert refused(run("reconcile", "--log", log(text))) == (
-        "log: version 0.40.2: kvplan knows vLLM 0.6 to 0.33; say what it was with --engine vllm@0.33"
+        "log: version 0.40.2: kvplan supports vLLM 0.6 to 0.33; say what it was with --engine vllm@0.33"
     )
     assert refused(run("reconcile", "--log", log(H100), "--engine", "vllm@0.40")).startswith("--engine vllm@0.40: ")
     assert refused(run("reconcile", "--log", log(H100), "--tp", "3")).startswith("tensor_parallel_size 3: ")
@@ -333,7 +333,7 @@ def test_bad_usage_is_one_line(run: Run, argv: tuple[str, ...], fault: str) -> N
             "vLLM API server version 0.1.dev3+gabc\nargs: Namespace(model='llama-3.1-8b')\n",
             "0.1.dev3+gabc is not a release",
         ),
-        ("vLLM API server version 0.99.0\nargs: Namespace(model='llama-3.1-8b')\n", "kvplan knows vLLM 0.6 to 0.33"),
+        ("vLLM API server version 0.99.0\nargs: Namespace(model='llama-3.1-8b')\n", "kvplan supports vLLM 0.6 to 0.33"),
         ("vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', max_num_seqs=-5)\n", "--max-num-seqs"),
         (
             "vLLM API server version 0.9.0\nargs: Namespace(model='llama-3.1-8b', enforce_eager=2)\n",

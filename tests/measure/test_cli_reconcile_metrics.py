@@ -36,15 +36,15 @@ def test_a_pages_pool_is_reconciled(run: Run, tmp_path: Path) -> None:
     ("tokens", "concurrency", "context", "why"),
     [
         # Between 436,896 / 53.335 = 8,191.5 and 436,896 / 53.325 = 8,193.07.
-        (436_896, "53.33", 8192, "8,192 (8,192 to 8,193 would do)"),
+        (436_896, "53.33", 8192, "8,192 (8,192 to 8,193 also match)"),
         # Between 1,000,000 / 30.525 = 32,760.03 and 1,000,000 / 30.515 = 32,770.8: the one that is a power of two.
-        (1_000_000, "30.52", 32_768, "32,768 (32,761 to 32,770 would do)"),
+        (1_000_000, "30.52", 32_768, "32,768 (32,761 to 32,770 also match)"),
         # Between 100,000 / 5.005 = 19,980.02 and 100,000 / 4.995 = 20,020.02.
-        (100_000, "5.00", 20_000, "20,000 (19,981 to 20,020 would do)"),
+        (100_000, "5.00", 20_000, "20,000 (19,981 to 20,020 also match)"),
         # Between 131,072 x 3 / 3.005 = 130,853.9 and / 2.995 = 131,290.8: the model's own.
-        (393_216, "3.00", 131_072, "131,072 (130,854 to 131,290 would do)"),
+        (393_216, "3.00", 131_072, "131,072 (130,854 to 131,290 also match)"),
         # Between 180,000 / 1.5 and 180,000 / 0.5: the model's own, though 196,608 would be nearer to 180,000.
-        (180_000, "1", 131_072, "131,072 (120,000 to 360,000 would do)"),
+        (180_000, "1", 131_072, "131,072 (120,000 to 360,000 also match)"),
     ],
 )
 def test_a_pages_context_is_its_tokens_over_its_concurrency(

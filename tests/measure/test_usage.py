@@ -102,9 +102,7 @@ def test_the_answer_says_whether_it_keeps_up(run: Run, monkeypatch: pytest.Monke
     monkeypatch.chdir(ROOT)
     ran = run("rightsize", *PAIR, "--interval", "630s")
     # 1,550 requests came in 630 s, 1,235 ended.
-    assert ran.out.startswith(
-        "The server does not keep up: 2.46 requests/s come and 1.96 requests/s are served; 1.26 to"
-    )
+    assert ran.out.startswith("The server cannot keep up: 2.46 requests/s arrive, 1.96 requests/s are served; 1.26 to")
     document = run("rightsize", *PAIR, "--interval", "630s", "--format", "json", "--growth", "2x").json
     assert document["needed"]["low"] == pytest.approx(2 * 1550 / 1235)
     without = run("rightsize", *PAIR)

@@ -284,7 +284,7 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
         (("--kv-cache-dtype", "auto,fp9"), "--kv-cache-dtype 'fp9': is unknown to kvplan"),
         (("--quantization", "none,awq"), "--quantization awq: llama-3.1-8b is not quantized"),
         (("--dtype", "bfloat16,int8"), "--dtype 'int8': is not accepted by vLLM"),
-        (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan knows vLLM"),
+        (("--engine", "vllm,vllm@9.9"), "--engine vllm@9.9: kvplan supports vLLM"),
         (("--mean-tokens", "1k,200k"), "mean length 204,800: is beyond the context"),
         (("--mean-tokens", "1k,2k", "--prompt-tokens", "1k", "--output-tokens", "9"), "--mean-tokens: conflicts with"),
         (("--block-size", "16,24"), "--block-size 24: must be a multiple of 16"),

@@ -284,10 +284,10 @@ def test_the_reasons_are_those_that_planning_shows() -> None:
     [
         (8, 4, "halves it"),
         (4, 8, "doubles it"),
-        (8, 2, "makes it 1/4 of what it was"),
-        (4, 12, "makes it 3 times what it was"),
-        (8, 6, "makes it 0.75 of what it was"),
-        (3, 7, "makes it 2.333 times what it was"),
+        (8, 2, "reduces it to 1/4"),
+        (4, 12, "makes it 3 times as large"),
+        (8, 6, "multiplies it by 0.75"),
+        (3, 7, "multiplies it by 2.333"),
     ],
 )
 def test_a_ratio_is_a_word_only_where_it_is_exact(old: int, new: int, text: str) -> None:

@@ -467,7 +467,7 @@ def test_what_holds_nobody_says_why(run: Run) -> None:
     doc = recommended(run, "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "l40s,a100-80g")
     reasons = {(one["gpu"], one["num_gpus"]): one["reason"] for one in doc["failures"]}
     # 70,553,706,496 parameters of 2 bytes are 131.42 GiB.
-    assert reasons["l40s", 1] == "the weights alone, 131.42 GiB, are more than the budget of 40.76 GiB"
+    assert reasons["l40s", 1] == "the weights alone (131.42 GiB) exceed the budget of 40.76 GiB"
     assert ("l40s", 4) not in reasons
     out = run("recommend", "llama-3.1-70b", "--users", "10", "--ctx", "8k", "--gpus", "l40s,a100-80g").out
     assert "l40s x2 and fewer: the weights alone, 65.71 GiB, are more than" in out
@@ -895,7 +895,7 @@ def test_no_cure_is_named_where_the_gpus_hold_them(run: Run, words: tuple[str, .
 def test_where_no_server_holds_a_user_that_is_said(run: Run) -> None:
     """811 GB of weights, and 16 L40S have 768 GB at most."""
     out = run("recommend", "llama-3.1-405b", "--users", "2", "--ctx", "16k", "--gpu", "l40s").out
-    assert out.splitlines()[1] == "  the weights alone, 755.96 GiB, are more than the budget of 40.76 GiB"
+    assert out.splitlines()[1] == "  the weights alone (755.96 GiB) exceed the budget of 40.76 GiB"
     assert "\nNothing tried serves them: an fp8 KV cache, shorter contexts, servers over two nodes at most.\n" in out
     assert "Serve" not in out
 

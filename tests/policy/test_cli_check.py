@@ -65,9 +65,9 @@ def test_what_many_rules_and_targets_lack_alike_is_one_line_and_counts_in_full(r
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("vllm serve X --no-such-flag 3", "target chat: command: --no-such-flag: is not a flag kvplan knows"),
+        ("vllm serve X --no-such-flag 3", "target chat: command: --no-such-flag: is not a flag that kvplan knows"),
         ("vllm serve X --enforce-eagr", "target chat: command: --enforce-eagr: is not a flag of vLLM; did you mean"),
-        ("vllm serve X y", "target chat: command: a word without a flag ('y')"),
+        ("vllm serve X y", "target chat: command: has an argument without a flag ('y')"),
     ],
 )
 def test_a_fault_of_a_command_is_named_as_the_policy_has_it(run: Run, tmp_path: Path, command: str, said: str) -> None:
@@ -174,7 +174,7 @@ def test_what_a_plan_is_made_from_goes_with_init_only(run: Run, tmp_path: Path) 
         ("  gpu: l4\n  command: vllm server x\n", "5:12", "target chat: command: contains no server command"),
         ("  gpu: l4\n  command: vllm serve x --max-modle-len 3\n", "5:12", "did you mean --max-model-len"),
         ("  model: ./nosuch\n  gpu: l4\n", "4:10", "nosuch: no such file or directory"),
-        ("  model: llama-3.1-8b\n  gpu: l4\n  engine: vllm@9.9\n", "6:11", "kvplan knows vLLM"),
+        ("  model: llama-3.1-8b\n  gpu: l4\n  engine: vllm@9.9\n", "6:11", "kvplan supports vLLM"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  engine_arg: [block_sise=3]\n", "6:15", "did you mean block_size"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  lengths: nosuch.csv\n", "6:12", "no such file"),
         ("  model: llama-3.1-8b\n  gpu: l4\n  mean_tokens: 2m\n", "6:16", "mean length"),

@@ -124,7 +124,7 @@ def test_the_table_shows_the_documents_rows(card: str, max_loras: int) -> None:
 def test_what_does_not_fit_says_what_would() -> None:
     text = shown(planned("llama-3.1-70b"))
     assert text.startswith("llama-3.1-70b on a100-80g: does not fit at 32,768 tokens, ")
-    assert "the weights alone, 131.42 GiB, are more than the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
+    assert "the weights alone (131.42 GiB) exceed the budget of 72.91 GiB" in text  # 70,553,706,496 x 2 B
     # 65.7 GiB of weights on each of two leave 5 GiB, half of a user's 10 GiB in 16 bits: fp8 besides, or four of them.
     cures = re.findall(r"^  (--\S.*?) {2,}(\d+) users? at 32,768 tokens on (\d) x a100-80g$", text, re.MULTILINE)
     assert [(flags, num) for flags, _, num in cures] == [
@@ -138,7 +138,7 @@ def test_users_are_those_of_the_lengths_stated() -> None:
     one = planned(load=Load(mean_tokens=2048, lengths=lengths, overflow=0.01))
     text, users = shown(one), plan_document(one)["concurrency"]
     assert (
-        f"  at once     {users['users']:>7,}  at least; lengths lognormal:median=1000,sigma=1.2, "
+        f"  at once     {users['users']:>7,}  or more; lengths lognormal:median=1000,sigma=1.2, "
         "overflow at most 1 %, while one prompt is computed" in text
     )
     mean = planned(load=Load(mean_tokens=2048))

@@ -131,7 +131,7 @@ def test_flags_of_no_account_are_listed_without_their_values() -> None:
     ("flags", "fault"),
     [
         ("--load-format bitsandbytes", "--load-format: may store other weights than the checkpoint's"),
-        ("--sleep-mode-backend vmm", "--sleep-mode-backend: takes memory in a way that can be given back"),
+        ("--sleep-mode-backend vmm", "--sleep-mode-backend: releases and reclaims GPU memory at run time"),
         ("--mm-ipc-gpu-memory-gb 2", "--mm-ipc-gpu-memory-gb: keeps images' tensors in GPU memory"),
     ],
 )
@@ -230,10 +230,10 @@ def test_a_draft_model_is_read(flags: str, draft: str | None, tokens: int) -> No
         (f"vllm serve {MODEL} --max-model-len 32kb", "not a number vLLM reads"),
         (f"vllm serve {MODEL} --gpu-memory-utilization 1.2", r"outside \(0, 1\]"),
         (f"vllm serve {MODEL} --enforce-eager=true", "takes no value"),
-        (f"vllm serve {MODEL} other", "a word without a flag"),
-        (f"vllm serve {MODEL} --no-such-flag 3", "^--from-command --no-such-flag: is not a flag kvplan knows"),
-        (f"vllm serve {MODEL} --no-enable-prefix-caching 3", r"a word without a flag \('3'\)"),
-        (f"vllm serve {MODEL} --port 1 --no-enforce-eager 3", "a word without a flag"),
+        (f"vllm serve {MODEL} other", "has an argument without a flag"),
+        (f"vllm serve {MODEL} --no-such-flag 3", "^--from-command --no-such-flag: is not a flag that kvplan knows"),
+        (f"vllm serve {MODEL} --no-enable-prefix-caching 3", r"has an argument without a flag \('3'\)"),
+        (f"vllm serve {MODEL} --port 1 --no-enforce-eager 3", "has an argument without a flag"),
         (f"vllm serve {MODEL} --served-model-name 'x", "quotes do not match"),
         ("vllm serve $MODEL", "shell variable"),
         (f"vllm serve {MODEL} -tp $(nproc)", "shell variable"),
@@ -283,7 +283,7 @@ def test_an_engine_argument_is_read(text: str, name: str, value: object) -> None
     [
         ("block_size", "has no value"),
         ("blok_size=32", "did you mean block_size"),
-        ("port=8000", "is not an engine argument kvplan models"),
+        ("port=8000", "is not an engine argument that kvplan models"),
         ("async_scheduling=yes", "neither true nor false"),
         ("usage=batch", "not one of server, offline"),
         ("dtype=", "is not a name"),

@@ -405,7 +405,7 @@ SIZES = ("--prompt-tokens", "100", "--output-tokens", "5", "--rate", "1", "--num
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (MODEL, "what comes: missing; give one of --trace"),
+        (MODEL, "workload: missing; give one of --trace"),
         ((*MODEL, *CONV, "--trace", "x.csv"), "simulate: --trace and --profile conflict"),
         ((*MODEL, *CONV, "--prompt-tokens", "5"), "simulate: --profile and --prompt-tokens conflict"),
         ((*MODEL, "--prompt-tokens", "5", "--rate", "1"), "--prompt-tokens and --output-tokens: must be used together"),
@@ -569,7 +569,7 @@ def test_a_percentile_that_rests_on_few_requests_is_noted(run: Run) -> None:
 
 def test_a_search_that_few_requests_do_not_bound_says_so(run: Run) -> None:
     ran = run("simulate", *MODEL, *SMALL, "--slo", "ttft=9999s")
-    assert "not bounded by so few requests" in ran.out
+    assert "too few requests to find it" in ran.out
 
 
 def test_refused_requests_break_a_promise(run: Run) -> None:

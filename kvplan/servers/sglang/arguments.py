@@ -202,7 +202,7 @@ REFUSED: Final = {
     "changes the states' slots, which is not modeled; leave it out": """
         mamba_max_states_per_path=-1 enable_int8_mamba_checkpoint! enable_linear_replayssm!
     """,
-    "takes memory in a way that can be given back or shared, which is not modeled; leave it out": """
+    "releases or shares GPU memory at run time, which is not modeled; leave it out": """
         enable_memory_saver! enable_symm_mem! enable_torch_symm_mem! weight_cache_mode=off
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """

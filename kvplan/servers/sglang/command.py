@@ -75,7 +75,10 @@ def parse(words: list[str]) -> ServeCommand:
         word = words[index]
         index += 1
         if is_value(word):
-            raise UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
+            stray = f"has an argument without a flag ({printable(word, 60)!r})"
+            raise UsageError(
+                "--from-command", stray, "name the model with --model-path; quote values that contain spaces"
+            )
         name, value = flag_name(word)
         name = _whole(name, word)
         adapts = adapts or name in ADAPTERS

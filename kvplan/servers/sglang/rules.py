@@ -71,8 +71,8 @@ def version(number: tuple[int, ...]) -> Version:
     if not OLDEST <= number[:2] <= NEWEST:
         raise UsageError(
             f"--engine sglang@{'.'.join(map(str, number))}",
-            f"kvplan knows SGLang {OLDEST[0]}.{OLDEST[1]} and {NEWEST[0]}.{NEWEST[1]}",
-            "use one of those",
+            f"kvplan supports SGLang {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            "use one of these releases",
         )
     return Version((number[0], number[1]), "sglang", number[2] if len(number) > 2 else None)
 

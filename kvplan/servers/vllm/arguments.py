@@ -118,7 +118,7 @@ REFUSED: Final = {
     "sets buffers aside for exchanging tokens between experts' ranks, which is not modeled; leave it out": """
         enable_dbo! ubatch_size=0|1 enable_elastic_ep!
     """,
-    "takes memory in a way that can be given back, which is not modeled; leave it out": """
+    "releases and reclaims GPU memory at run time, which is not modeled; leave it out": """
         enable_nccl_comm_suspend! sleep_mode_backend=cumem sleep_mode_offload_cudagraph!
     """,
     "may store other weights than the checkpoint's, which is not modeled; name a quantized checkpoint": """

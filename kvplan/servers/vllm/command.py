@@ -231,8 +231,9 @@ def stray(word: str, before: str) -> UsageError:
     plain = plain_name(name)[0].partition(".")[0]
     if not is_value(before) and value is None and plain not in ARGUMENT_NAMES and plain not in OTHERS:
         shown = printable(flag_text(before), 60)
-        return UsageError(f"--from-command {shown}", "is not a flag kvplan knows", "correct it or leave it out")
-    return UsageError("--from-command", f"a word without a flag ({printable(word, 60)!r})", "quote values")
+        return UsageError(f"--from-command {shown}", "is not a flag that kvplan knows", "correct it, or leave it out")
+    stray_word = f"has an argument without a flag ({printable(word, 60)!r})"
+    return UsageError("--from-command", stray_word, "quote values that contain spaces")
 
 
 def take(found: ServeCommand, name: str, values: list[str], word: str) -> None:

@@ -37,8 +37,8 @@ def version(number: tuple[int, int]) -> Version:
     if not OLDEST <= number <= NEWEST:
         raise UsageError(
             f"--engine vllm@{number[0]}.{number[1]}",
-            f"kvplan knows vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
-            "use one of those",
+            f"kvplan supports vLLM {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+            "use one of these releases",
         )
     return Version(number)
 
