@@ -296,7 +296,7 @@ def test_a_workload_gives_more_users_than_the_full_context(run: Run) -> None:
         (("--max-lora-rank", "7"), "not one of 1, 8, 16"),
         (("--tp", "0"), "--tensor-parallel-size: must be at least 1"),
         (("--tp", "8192"), "more than 1,024"),
-        (("--engine", "tgi"), "not an engine kvplan models"),
+        (("--engine", "tgi"), "not a server that kvplan models"),
         (("--engine", "vllm@0.99"), "kvplan supports vLLM"),
         (("--engine-arg", "blok_size=1"), "did you mean block_size"),
         (("--kv-cache-dtype", "fp7"), "--kv-cache-dtype"),
