@@ -508,7 +508,7 @@ def shortage(question: Question, found: Plan) -> str:
     memory, each = found.memory, " of each GPU" if num_gpus(found) > 1 else ""
     budget = f"the budget of {format_gib(memory.budget)}{each}"
     if memory.weights > memory.budget:
-        return f"the weights alone, {format_gib(memory.weights)}, are more than {budget}"
+        return f"the weights alone ({format_gib(memory.weights)}) exceed {budget}"
     if found.available <= 0:
         return f"weights and overheads leave nothing of {budget}"
     wanted, tokens = found.bytes_per_request + found.capacity.bytes_per_block, found.capacity.max_model_len
