@@ -105,7 +105,7 @@ def test_a_policy_is_answered_target_by_target(run: Run, tmp_path: Path) -> None
         (("--gpu", "l40s"), "SERVER: missing"),
         (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@0.24", "--to", "sglang"), "--from, --to: name two servers"),
         (("qwen3-8b", "--gpu", "l40s", "--from", "vllm@9.1"), "vllm@9.1"),
-        (("qwen3-8b", "--gpu", "l40s,h200", "--from", "vllm@0.24"), "--gpu, --ctx: name 2 servers"),
+        (("qwen3-8b", "--gpu", "l40s,h200", "--from", "vllm@0.24"), "--gpu, --ctx: give 2 combinations"),
         (("qwen3-8b", "--gpu", "l40s", "--engine", "vllm@0.24"), "--engine: is one release"),
         (("none.yaml", "--from", "vllm@0.24"), "none.yaml"),
         (("none.yaml", "--gpu", "l40s"), "--gpu: only works with a command or a model"),
