@@ -1,6 +1,6 @@
 """Cures of every cause, asked of the servers' own code: vLLM 0.33 and SGLang 0.5.23 answered (benchmarks/cures.py).
 
-The rows are a part of 900 printed cures of 30 models: of each cause and kind of change the first.
+The rows are a part of 1,046 printed cures of 29 models: of each cause and kind of change the first.
 """
 
 import json
