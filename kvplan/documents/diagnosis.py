@@ -10,10 +10,11 @@ from kvplan.measure.why_words import summary
 from kvplan.planning.cures import Cure
 from kvplan.planning.plan import Plan
 from kvplan.servers.failures import Figures, Size
+from kvplan.servers.plans import BUDGET_ROWS
 
 UNEXPLAINED = GIB  # bytes that are worth a note
 Value = int | float | str
-TAKEN = ("weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora")
+TAKEN = ("weights", *BUDGET_ROWS)
 
 
 class Evidence(TypedDict):

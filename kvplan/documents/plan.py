@@ -6,6 +6,7 @@ from kvplan.core.field_types import Count, Number, Size
 from kvplan.documents.schema import Schema, keys, schema_of
 from kvplan.hardware.gpu import TotalKind
 from kvplan.servers.arguments import ARGUMENTS, DEFAULTS, Argument
+from kvplan.servers.plans import Rows
 from kvplan.servers.vllm.overheads import Kind
 
 
@@ -130,7 +131,7 @@ class UnusedDetail(TypedDict):
     over_gpu: Count
 
 
-class Memory(TypedDict):
+class Memory(Rows):
     """Bytes of one rank. weights + buffers + activations + cuda_graphs + non_torch + lora + kv_cache + unused - missing
     = total, where unused or missing is 0; budget is a limit, not a row. Documents of earlier releases have no
     missing, over_budget and over_gpu: there unused, slack and outside_budget were negative instead.
@@ -138,14 +139,6 @@ class Memory(TypedDict):
 
     total: Size
     budget: Count
-    weights: Count
-    buffers: Count
-    activations: Count
-    cuda_graphs: Count
-    non_torch: Count
-    lora: Count
-    kv_cache: Count
-    unused: Count
     missing: Count
     unused_detail: UnusedDetail
     in_use: Count

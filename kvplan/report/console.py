@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from kvplan.core.errors import KvplanError
 from kvplan.core.files import printable
@@ -259,7 +259,8 @@ def memory_lines(doc: PlanDocument, *, blocks: bool) -> list[Line]:
 
 def memory_rows(memory: Memory) -> dict[str, int]:
     """The rows of memory by name, bytes; in place of what is unused what is missing, where something is."""
-    rows: dict[str, int] = {name: memory[name] for name in MemoryBreakdown.ROWS if name != "unused"}
+    sizes = cast(Mapping[str, int], memory)
+    rows = {name: sizes[name] for name in MemoryBreakdown.ROWS if name != "unused"}
     return rows | ({"missing": memory["missing"]} if memory["missing"] else {"unused": memory["unused"]})
 
 

@@ -4,9 +4,10 @@ They stand below the servers, which are handed a Request and give back a Sized; 
 """
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, TypedDict
 
 from kvplan.core.errors import UsageError
+from kvplan.core.field_types import Count
 from kvplan.core.records import dataclass
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.models.spec import ModelSpec
@@ -93,8 +94,27 @@ class Budget:
     available: tuple[int, int, int]  # low, likely, high
 
 
-RowName = Literal["weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused"]
-BUDGET_ROWS = ("buffers", "activations", "cuda_graphs", "non_torch", "lora")
+class BudgetRows(TypedDict):
+    """What a server's budget is spent on beside weights and the KV cache, in bytes of one rank. One more row is a key
+    here, a field of MemoryBreakdown, and its estimate in a server's `size`.
+    """
+
+    buffers: Count
+    activations: Count
+    cuda_graphs: Count
+    non_torch: Count
+    lora: Count
+
+
+class Rows(BudgetRows):
+    """Every row of one rank's memory."""
+
+    weights: Count
+    kv_cache: Count
+    unused: Count
+
+
+BUDGET_ROWS: Final = tuple(BudgetRows.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +188,7 @@ class MemoryBreakdown:
     over_gpu: int
     load_peak: int
 
-    ROWS: ClassVar[tuple[RowName, ...]] = (
-        "weights", "buffers", "activations", "cuda_graphs", "non_torch", "lora", "kv_cache", "unused",
-    )  # fmt: skip
+    ROWS: ClassVar[tuple[str, ...]] = ("weights", *BUDGET_ROWS, "kv_cache", "unused")
 
     @property
     def headroom(self) -> int:

@@ -5,7 +5,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -145,7 +145,10 @@ def test_the_rows_add_up_to_the_total(cases: dict[str, Plan]) -> None:
     for name, one in cases.items():
         memory = plan_document(one)["memory"]
         assert MemoryBreakdown.ROWS == ROWS
-        assert sum(memory[row] for row in MemoryBreakdown.ROWS) - memory["missing"] == memory["total"], name
+        assert (
+            sum(cast(dict[str, int], memory)[row] for row in MemoryBreakdown.ROWS) - memory["missing"]
+            == memory["total"]
+        ), name
         detail = memory["unused_detail"]
         assert detail["context"] + detail["outside_budget"] + detail["slack"] == (
             memory["unused"] - memory["missing"] + detail["over_budget"] + detail["over_gpu"]
