@@ -137,8 +137,8 @@ def test_the_schema_names_every_flag_and_setting() -> None:
 
 
 def test_an_unknown_schema_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"schema 'run': no such schema; use one of error, plan, plans"):
-        document_schema("run")
+    with pytest.raises(UsageError, match=r"schema 'ledger': no such schema; use one of error, plan, plans"):
+        document_schema("ledger")
 
 
 def test_the_rows_add_up_to_the_total(cases: dict[str, Plan]) -> None:
