@@ -16,6 +16,7 @@ from kvplan.planning.advise import reads_fp8
 from kvplan.planning.held import End, blocks_at, num_gpus, pool_holds, pool_users, running_users
 from kvplan.planning.plan import Load, Plan, Request, plan
 from kvplan.planning.users import own_blocks
+from kvplan.servers.base import terms_of
 from kvplan.servers.vllm.size import gate
 from kvplan.workloads.lengths import Lengths
 
@@ -264,7 +265,12 @@ def wide_placement(question: Question, request: Request, changes: tuple[str, ...
     whose cache every tensor rank would hold whole; None where a split is stated or none holds them."""
     spec = request.spec
     splits_stated = question.stated & {"tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"}
-    if request.release.engine != "vllm" or not spec.is_mla or not spec.experts_per_token or splits_stated:
+    if (
+        not terms_of(request.release.engine).recommended
+        or not spec.is_mla
+        or not spec.experts_per_token
+        or splits_stated
+    ):
         return None
     best: Placement | None = None
     for ranks in WIDE_RANKS:
