@@ -13,7 +13,7 @@ KVPLAN = Path(__file__).resolve().parents[2] / "kvplan"
 NAMED = {
     "api.py": 1,
     "cli/calibrate_options.py": 1,  # sglang.bench_serving, which writes results that calibrate reads
-    "cli/load_options.py": 1,  # what the generator calls its share of random lengths
+    "cli/load_options.py": 1,  # a pasted command of sglang.bench_serving
     "cli/options.py": 2,
     "cli/run_options.py": 3,
     "measure/bench_results.py": 6,  # likewise
