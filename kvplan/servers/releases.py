@@ -60,27 +60,6 @@ CHANGES = {
         (0, 9), "an A100 takes the defaults of small GPUs", "vLLM engine/arg_utils.py; vllm-project/vllm#17885",
         "0.8.5, 0.9.2",
     ),
-    "eplb": Change(
-        (0, 9, 2), "experts may have spare copies and move between ranks (EPLB)", "vLLM distributed/eplb",
-        "0.9.2 to 0.33",
-    ),
-    "sequence_parallel_experts": Change(
-        (0, 10, 2), "ranks of several data-parallel replicas keep shared experts whole and share the tokens",
-        "vLLM config/parallel.py (use_sequence_parallel_moe), model_executor/models/deepseek_v2.py",
-        "0.9.2, 0.10.2, 0.11, 0.14",
-    ),
-    "no_pplx": Change(
-        (0, 19), "the exchanges named pplx and naive stand for allgather_reducescatter",
-        "vLLM config/parallel.py", "0.18, 0.19, 0.20, 0.33",
-    ),
-    "whole_dense_mlp": Change(
-        (0, 28), "ranks that share tokens keep the dense MLPs of models with sparse attention whole",
-        "vLLM models/deepseek_v32/nvidia/model.py", "0.27, 0.28 to 0.33",
-    ),
-    "few_tokens_batched": Change(
-        (0, 20), "256 tokens a step by default where experts' ranks exchange batches (deepep_low_latency)",
-        "vLLM engine/arg_utils.py", "0.18, 0.19, 0.20, 0.33",
-    ),
     "hybrid_groups": Change(
         (0, 9), "windows keep no more than the window where a model mixes them with full attention",
         "vLLM 0.9.1 (hybrid KV cache manager)",
@@ -96,10 +75,23 @@ CHANGES = {
         (0, 9), "memory that other processes hold does not count against the second engine's budget; before, it did",
         "vLLM v1/worker/gpu_worker.py (determine_available_memory)", "0.8.5, 0.9.2",
     ),
+    "eplb": Change(
+        (0, 9, 2), "experts may have spare copies and move between ranks (EPLB)", "vLLM distributed/eplb",
+        "0.9.2 to 0.33",
+    ),
     "items_by_batch": Change(
         (0, 10), "the encoder is profiled with as many of the largest items as fit its budget; before, one more",
         "vLLM v1/worker/utils.py, then multimodal/encoder_budget.py (MultiModalBudget)",
         "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16 to 0.33",
+    ),
+    "runner_flag": Change(
+        (0, 10, 1), "--runner and --convert; before, --task", "vLLM engine/arg_utils.py; vllm-project/vllm#21470",
+        "0.9.2, 0.10.2, 0.11, 0.14",
+    ),
+    "sequence_parallel_experts": Change(
+        (0, 10, 2), "ranks of several data-parallel replicas keep shared experts whole and share the tokens",
+        "vLLM config/parallel.py (use_sequence_parallel_moe), model_executor/models/deepseek_v2.py",
+        "0.9.2, 0.10.2, 0.11, 0.14",
     ),
     "padded_items": Change(
         (0, 11), "the profile run keeps each item's output padded to the encoder's whole budget",
@@ -154,10 +146,6 @@ CHANGES = {
         (0, 14), "fused experts take 16,384 tokens at once; before, 32,768",
         "vLLM envs.py (VLLM_FUSED_MOE_CHUNK_SIZE)", "0.8.5, 0.9.2, 0.10.2, 0.11, 0.14, 0.16, 0.17",
     ),
-    "runner_flag": Change(
-        (0, 10, 1), "--runner and --convert; before, --task", "vLLM engine/arg_utils.py; vllm-project/vllm#21470",
-        "0.9.2, 0.10.2, 0.11, 0.14",
-    ),
     "graph_size_flag": Change(
         (0, 14), "--max-cudagraph-capture-size says the largest CUDA graph",
         "vLLM engine/arg_utils.py and config/vllm.py (_set_cudagraph_sizes)", "0.10.2, 0.11, 0.14, 0.16 to 0.33",
@@ -205,9 +193,17 @@ CHANGES = {
     "all_reduce_buffers": Change(
         (0, 18), "buffers for all-reduce over NVLink: about 2 GiB a rank", "llm-d-planner v0.19.0 accuracy report",
     ),
+    "no_pplx": Change(
+        (0, 19), "the exchanges named pplx and naive stand for allgather_reducescatter",
+        "vLLM config/parallel.py", "0.18, 0.19, 0.20, 0.33",
+    ),
     "indexer_logits": Change(
         (0, 19), "sparse attention sets 512 MiB aside for a prefill's scores against the index keys",
         "vLLM envs.py (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)", "0.14 to 0.33",
+    ),
+    "few_tokens_batched": Change(
+        (0, 20), "256 tokens a step by default where experts' ranks exchange batches (deepep_low_latency)",
+        "vLLM engine/arg_utils.py", "0.18, 0.19, 0.20, 0.33",
     ),
     "utilization_092": Change(
         (0, 20), "gpu_memory_utilization 0.92 by default, 0.90 before", "vLLM config/cache.py",
@@ -290,6 +286,10 @@ CHANGES = {
     "latents_offloaded_once": Change(
         (0, 27), "latents that every rank holds are offloaded once; before, by each rank",
         "vLLM v1/kv_offload (replicated_layout)", "0.11, 0.14, 0.16, 0.19, 0.21, 0.24, 0.26 to 0.32",
+    ),
+    "whole_dense_mlp": Change(
+        (0, 28), "ranks that share tokens keep the dense MLPs of models with sparse attention whole",
+        "vLLM models/deepseek_v32/nvidia/model.py", "0.27, 0.28 to 0.33",
     ),
     "hybrid_prefix_caching": Change(
         (0, 28), "models with recurrent states cache prefixes by default; before, only with --enable-prefix-caching",

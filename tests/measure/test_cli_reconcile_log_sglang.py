@@ -53,9 +53,9 @@ def test_dp_attention_is_not_taken_for_replicas(run: Run, log: Log) -> None:
     text = SGLANG.replace("page_size=1,", "page_size=1, dp_size=4, enable_dp_attention=True,")
     found = run("reconcile", "--log", log(text), "--gpu", "h200", "--format", "json").json
     assert found["data_parallel_size"] == 1
-    assert rows_of(found)["kv_cache"]["why"] == "DP attention is not modeled"
+    assert rows_of(found)["kv_cache"]["why"] == "logs of DP attention are not compared"
     weights = rows_of(found)["weights"]  # attention is whole on each of its ranks: a plan without it says nothing
-    assert (weights["predicted"], weights["why"]) == (None, "DP attention is not modeled")
+    assert (weights["predicted"], weights["why"]) == (None, "logs of DP attention are not compared")
 
 
 def test_a_trimmed_sglang_log_says_what_it_lacks(run: Run, log: Log) -> None:

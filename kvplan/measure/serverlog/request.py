@@ -92,7 +92,8 @@ def _sglang_flags(log: ServerLog, said: dict[str, str]) -> dict[str, str]:
     if chunk is not None:
         found.setdefault("max_num_batched_tokens", chunk.text.replace(",", ""))
     if has_dp_attention(log):
-        found.pop("data_parallel_size", None)  # ranks of one server, not replicas
+        for name in ("data_parallel_size", "enable_dp_attention", "enable_dp_lm_head", "moe_dense_tp_size"):
+            found.pop(name, None)  # its ranks are compared with no log
     if "page_size" in said:  # the one that the server had, whatever backend wants another on another GPU
         for phase in ("prefill_attention_backend", "decode_attention_backend"):
             if found.get(phase, "None") == "None":

@@ -26,7 +26,7 @@ UNLIKE: Final = GIB // 4  # free memory further than this from the expected rang
 # larger difference has another cause.
 BESIDE_WEIGHTS: Final = GIB // 4
 FROM_FREE: Final = "from the free memory {}; --gpu predicts it from the inputs"
-DP_ATTENTION: Final = "DP attention is not modeled"
+DP_ATTENTION: Final = "logs of DP attention are not compared"
 STAND_IN: Final = 0.5  # for a fraction that is not known where only the layout of the pool is asked for
 
 

@@ -205,9 +205,6 @@ def check(spec: ModelSpec, args: EngineArgs) -> None:
     """What vLLM refuses of adapters, and what is not sized."""
     if args.max_loras < 0:
         raise UsageError(f"--max-loras {args.max_loras}", "must be 0 (none) or more")
-    if args.max_lora_rank not in RANKS:
-        ranks = ", ".join(map(str, RANKS))
-        raise UsageError(f"--max-lora-rank {args.max_lora_rank}", "is not accepted by vLLM", f"use one of {ranks}")
     if args.max_cpu_loras is not None and args.max_cpu_loras < args.max_loras:
         raise UsageError(f"--max-cpu-loras {args.max_cpu_loras}", f"is less than --max-loras {args.max_loras}")
     if spec.architecture in UNSUPPORTED:
@@ -255,6 +252,9 @@ def with_targets(spec: ModelSpec, slots: Slots) -> None:
 
 def lora(spec: ModelSpec, settings: Settings, args: EngineArgs, stage: int = 0) -> Estimate:
     """Adapter slots of one stage, made at the largest rank whatever the adapters hold: `max_loras` of them."""
+    if args.max_lora_rank not in RANKS:  # its own parser refuses them, with adapters or without
+        ranks = ", ".join(map(str, RANKS))
+        raise UsageError(f"--max-lora-rank {args.max_lora_rank}", f"is not one of {ranks}")
     if args.max_loras == 0:
         return Estimate(0, 0, 0, "no adapters", "vLLM lora/model_manager.py", "exact")
     check(spec, args)
