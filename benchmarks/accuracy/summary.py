@@ -146,7 +146,7 @@ def reason_of(scored: Scored, scores: Sequence[Score], score: Score) -> str:
         if args.num_speculative_tokens or "MTP" in scored.case.flags:
             return "what a draft head and its graphs take is not modelled"
         if spec.multimodal:
-            return "an encoder's batch of images sets the peak; its size is not modelled"
+            return "the encoder's peak is not the modeled one"
         if args.tensor_parallel_size > 1 and vllm.is_v0(scored.inputs.release, 80):
             return "the first engine samples on its first rank alone; the log quotes another"
         if (0, 8) <= scored.inputs.number < (0, 11):
