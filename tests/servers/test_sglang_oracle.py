@@ -104,7 +104,7 @@ class TestARelease:
             set(),
             {"window_pools", "state_pools"},
             {"reserve_by_parts"},
-            {"datacenter_pages"},
+            {"datacenter_pages", "padded_host_pools"},
             {"prefill_graphs"},
             {"tracked_states", "decode_graph_flag"},
             {"wider_small_gpus", "graphs_by_requests", "image_reservation", "request_windows", "drafts"},
