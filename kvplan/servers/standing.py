@@ -5,13 +5,14 @@ and `name=a|b` is refused but for these values, which change nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from kvplan.core.records import dataclass
 from kvplan.servers.arguments import ARGUMENTS
 from kvplan.servers.base import server_of
 
 Standing = Literal["modeled", "no effect on memory", "refused"]
+REFUSED: Final = "refused: "  # what is said of flags that are read, so that the plan can refuse them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ def standings(server: str) -> Iterator[tuple[str, Standing, str]]:
             yield from ((name, "modeled", row.help.removeprefix("SGLang: ").removesuffix(".")) for name in names)
     read, others = server_of(server).flags()
     for what, text in read.items():
-        yield from ((name, "modeled", what) for name in text.split())
+        standing: Standing = "refused" if what.startswith(REFUSED) else "modeled"
+        yield from ((name, standing, what.removeprefix(REFUSED)) for name in text.split())
     for name, other in others.items():
         usual = f" (but for {', '.join(other.usual)})" if other.usual else ""
         yield name, "refused" if other.is_refused else "no effect on memory", other.reason + usual

@@ -16,6 +16,7 @@ import pytest
 from kvplan.core.errors import UsageError
 from kvplan.hardware.gpu import gpu
 from kvplan.models import catalog
+from kvplan.models.hf_config import read_config
 from kvplan.planning.flags import serve_command
 from kvplan.planning.plan import Plan, Request, plan
 from kvplan.servers import environment
@@ -89,6 +90,35 @@ def test_a_note_says_what_a_backend_changes(model: str, card: str, backend: str,
     release = Version((0, 18) if backend == "TREE_ATTN" else (0, 33))
     notes = of(model, card, release, attention_backend=backend, tensor_parallel_size=4).notes
     assert [text for text in notes if text.startswith(f"attention_backend {backend}: {note}")]
+
+
+# MiMo-V2-Flash, whose keys have 192 elements and whose values 128, with an fp8 cache: what vLLM 0.33's own code
+# answered on each GPU (refused: "FP8 KV cache is not supported by the Triton attention backend" on the A100,
+# "FlashAttention does not support fp8 kv-cache on this device" on the B200).
+UNEVEN_FP8 = {"l40s": True, "h100-80g": True, "h200": True, "rtx-5090": True, "a100-80g": False, "b200": False}
+
+
+UNEVEN: dict[str, Any] = {
+    "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "num_hidden_layers": 2,
+    "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
+    "intermediate_size": 16384, "vocab_size": 152576, "max_position_embeddings": 262144, "sliding_window": 128,
+    "sliding_window_size": 128, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192,
+    "swa_v_head_dim": 128, "hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1], "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": None, "num_experts_per_tok": 8, "scoring_func": "sigmoid",
+    "attention_bias": False, "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("card", "is_taken"), UNEVEN_FP8.items())
+def test_heads_of_uneven_width_keep_fp8_where_a_kernel_reads_it(card: str, is_taken: bool) -> None:
+    args = EngineArgs(kv_cache_dtype="fp8", tensor_parallel_size=4, max_model_len=4096)
+    request = Request(read_config(UNEVEN, "config.json", "mimo"), gpu(card), args)
+    if is_taken:
+        assert plan(request).settings.kv_dtype.startswith("fp8")
+    else:
+        with pytest.raises(UsageError, match="no attention backend that keeps it"):
+            plan(request)
 
 
 def test_flashmla_keeps_packed_fp8_where_flashinfer_keeps_it_plain() -> None:

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from kvplan.servers.base import SERVERS, terms_of
+from kvplan.servers.base import SERVERS, server_of, terms_of
 from kvplan.servers.pasted import parse
 from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.standing import standings
 from kvplan.servers.vllm import command as vllm_command
 from kvplan.servers.vllm.arguments import OTHERS as VLLM_OTHERS
 from tests.conftest import check_golden
+from tests.support.cli import Run
+from tests.support.cli import run as run  # the fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = [json.loads(line) for line in (ROOT / "tests/facts/server_arguments.jsonl").read_text("utf-8").splitlines()]
@@ -76,13 +78,19 @@ def test_every_flag_of_sglangs_parser_is_known_to_the_reader() -> None:
 
 
 @pytest.mark.parametrize("server", list(SERVERS))
-def test_a_refused_flag_is_refused_and_no_other_is(server: str) -> None:
+def test_a_refused_flag_is_refused_and_no_other_is(run: Run, server: str) -> None:
     reader = vllm_command if server == "vllm" else sglang_command
     start = "vllm serve a/b" if server == "vllm" else "python -m sglang.launch_server --model-path a/b"
+    read = {name for names in server_of(server).flags()[0].values() for name in names.split()}
     for name, standing, _ in standings(server):
         if standing == "modeled" or name.startswith("_"):  # no flag of the command line
             continue
         flag = "--" + name.replace("_", "-")
+        if name in read:  # refused by the plan, not by the reader
+            pasted = f"{start.replace('a/b', 'Qwen/Qwen3-8B')} {flag}{'' if reader.is_switch(name) else ' a=b'}"
+            ran = run("estimate", "--gpu", "h100-80g", "--ctx", "8k", "--from-command", pasted)
+            assert (ran.code, "not modeled" in ran.err) == (2, True), flag
+            continue
         command = parse(f"{start} {flag if reader.is_switch(name) else flag + '=zz'}")
         assert (list(command.refused) == [flag]) == (standing == "refused"), flag
         assert command.unknown == [], flag

@@ -12,7 +12,7 @@ from kvplan.servers.standing import Other, others
 READ: Final = {  # by what kvplan.servers.sglang.command makes of them
     "the model that is sized": "model_path model revision",
     "--prefill-attention-backend and --decode-attention-backend, where they are not given": "attention_backend",
-    "adapter slots, with --max-loras-per-batch and --max-lora-rank": "enable_lora lora_paths",
+    "refused: adapters in SGLang are not modeled; leave them out": "enable_lora lora_paths",
     "speculative decoding; what of it is not sized is refused by name": """
         speculative_algorithm speculative_draft_model_path speculative_draft_model
     """,

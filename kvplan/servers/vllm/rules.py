@@ -489,6 +489,15 @@ def has_sinks(spec: ModelSpec) -> bool:
     return any("sink" in weight.name for layer in spec.layer_weights for weight in layer)
 
 
+def has_uneven_heads(spec: ModelSpec) -> bool:
+    """Whether keys are wider than values (MiMo-V2): FlashAttention's and Triton's kernels for such heads alone."""
+    return any(
+        isinstance(cache, FullAttention | SlidingWindow) and cache.head_dim != cache.head_dim_v
+        for caches in spec.layers
+        for cache in caches
+    )
+
+
 def check_nvfp4(spec: ModelSpec, args: EngineArgs, name: str, sm: int, release: Version) -> None:
     """FlashInfer alone reads 4-bit caches: not where images look at each other, and with less before Blackwell.
 
@@ -583,7 +592,10 @@ def resolve(spec: ModelSpec, gpu: GpuSpec, args: EngineArgs, release: Version) -
     elif spec.is_mla and kv_dtype.endswith("_ds_mla"):
         raise no_backend(kv_dtype, spec, gpu.sm, "its attention is not sparse; use fp8")
     check_nvfp4(spec, args, kv_dtype, gpu.sm, release)
-    triton = spec.is_mla or dtype == "float32" or sees_ahead(spec, args, release)
+    uneven = has_uneven_heads(spec)
+    triton = spec.is_mla or dtype == "float32" or sees_ahead(spec, args, release) or uneven
+    if kv_dtype in ("fp8", "fp8_e4m3") and uneven and gpu.sm // 10 == 10:  # FlashAttention 2 there, which reads none
+        raise no_backend(kv_dtype, spec, gpu.sm, "use bfloat16")
     if kv_dtype in ("fp8", "fp8_e4m3") and 0 < gpu.sm < FP8_IN_TRITON and triton:
         stored = spec.quantization is not None and spec.quantization.kv_dtype is not None
         cure = "use bfloat16" if stored else "leave it out"
