@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvplan.cli import manifests, output
 from kvplan.cli.asked import Asked, Context, load_of, read, refuse_missing
@@ -62,6 +62,8 @@ def check(options: CheckOptions) -> int:
         return init(options)
     path = Path(options.model or DEFAULT_NAME)
     with failure_told(path, lambda failure: show_failure(failure, options.format)):
+        if options.model is not None and path.suffix in FILES and not exists(path):
+            raise UsageError(printable(str(path), 200), "no such file or directory", "check the path")
         is_manifest = not options.init and manifests.is_manifest(path)
         refuse_plan_options(options, MANIFEST_OPTIONS if is_manifest else ())
         refuse_no_policy(options, path)
@@ -87,6 +89,9 @@ def check(options: CheckOptions) -> int:
         for warning in result.warnings:
             output.tell("warning", warning)
     return result.exit_code(options.strict)
+
+
+FILES: Final = (".yaml", ".yml", ".json")  # of a policy or a manifest; another word may be a model, whose --init lacks
 
 
 def gpu_of(options: CheckOptions) -> str | None:

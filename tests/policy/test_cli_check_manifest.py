@@ -148,3 +148,10 @@ def test_a_manifest_as_json_is_read(run: Run, folder: Path) -> None:
     (folder / "pod.json").write_text(text)
     ran = run("check", "pod.json", "--gpu", "h100-80g", "-q")
     assert ran.out.startswith("p  qwen3-8b on h100-80g")
+
+
+def test_a_manifest_that_is_not_there_is_named(run: Run) -> None:
+    """Not its --gpu, which only a manifest may have beside it."""
+    ran = run("check", "nosuch.yaml", "--gpu", "l40s")
+    assert ran.code == 2
+    assert "nosuch.yaml: no such file or directory" in ran.err
