@@ -267,6 +267,9 @@ def table(node: Node, what: str, known: Collection[str] = (), hints: Mapping[str
     return node
 
 
+MOST_NAMED: Final = 40  # keys that an error lists
+
+
 def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
     """What to write in place of a key or name that there is not."""
     import difflib
@@ -275,7 +278,9 @@ def nearest(key: str, known: Collection[str], hints: Mapping[str, str]) -> str:
     near = [hints[plain]] if hints.get(plain) in known else difflib.get_close_matches(plain, known, n=2, cutoff=0.6)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"known keys: {', '.join(known)}"
+    names = list(known)
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"known keys: {', '.join(names[:MOST_NAMED])}{more}"
 
 
 def items(node: Node, what: str) -> tuple[Node, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
-from kvplan.core.errors import UsageError
+from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.core.records import dataclass
 from kvplan.models.spec import ModelSpec
@@ -62,7 +62,13 @@ def items_of(
     reader = READERS.get(kind_of(spec))
     if reader is None or spec.text_only or not spec.multimodal:
         return None
-    return reader(Asked(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs)))
+    items = reader(Asked(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs)))
+    empty = [name for name, item in items.items() if item.tokens < 1]
+    if empty:
+        raise UnsupportedModelError(
+            spec.name, f"its config gives {' and '.join(empty)} no token", "use --language-model-only, or correct it"
+        )
+    return items
 
 
 def budget_of(spec: ModelSpec, settings: Settings, args: EngineArgs, release: Version) -> EncoderBudget | None:

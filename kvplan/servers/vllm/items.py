@@ -59,8 +59,17 @@ class Asked:
     def vision(self, name: str, default: int) -> int:
         """A number of the vision tower's config."""
         values = self.config.get("vision_config")
-        value = values.get(name, default) if isinstance(values, Mapping) else default
-        return value if isinstance(value, int) and value > 0 else default
+        return count_in(values if isinstance(values, Mapping) else {}, name, default)
+
+    def number(self, name: str, default: int) -> int:
+        """A number of the model's own config."""
+        return count_in(self.config, name, default)
+
+
+def count_in(values: Mapping[str, Any], name: str, default: int) -> int:
+    """A positive whole number of a config, else what is usual."""
+    value = values.get(name, default)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
 
 def count_of(values: Mapping[str, Any], name: str, default: int) -> int:
@@ -186,7 +195,7 @@ GEMMA3_CROPS: Final = (
 
 
 def gemma3(asked: Asked) -> dict[str, Item]:
-    tokens, side = int(asked.config.get("mm_tokens_per_image") or 256), asked.vision("image_size", 896)
+    tokens, side = asked.number("mm_tokens_per_image", 256), asked.vision("image_size", 896)
     settings = asked.scoped("images_kwargs")
     crops = 0
     if settings.get("do_pan_and_scan"):
@@ -242,7 +251,8 @@ LLAMA4_TILES: Final = 16  # meta-llama/Llama-4-Scout-17B-16E-Instruct
 def llama4(asked: Asked) -> dict[str, Item]:
     side, patch = asked.vision("image_size", 336), asked.vision("patch_size", 14)
     vision = asked.config.get("vision_config")
-    shuffle = vision.get("pixel_shuffle_ratio", 0.5) if isinstance(vision, Mapping) else 0.5
+    ratio = vision.get("pixel_shuffle_ratio") if isinstance(vision, Mapping) else None
+    shuffle = float(ratio) if isinstance(ratio, int | float) and 0 < ratio <= 1 else 0.5
     of_tile = (side // patch) ** 2
     most = count_of(asked.scoped("images_kwargs"), "max_patches", LLAMA4_TILES)
     height, width = within((most * side, side), asked.limit("image"))
@@ -269,7 +279,7 @@ MISTRAL3_SIDE: Final = 1540  # mistralai/Mistral-Small-3.1-24B-Instruct-2503
 
 def mistral3(asked: Asked) -> dict[str, Item]:
     patch = asked.vision("patch_size", 14)
-    merge = asked.config.get("spatial_merge_size") or 2
+    merge = asked.number("spatial_merge_size", 2)
     size = asked.scoped("images_kwargs").get("size")
     side = count_of(size, "longest_edge", MISTRAL3_SIDE) if isinstance(size, Mapping) else MISTRAL3_SIDE
     unit = patch * merge
