@@ -62,10 +62,9 @@ def check(options: CheckOptions) -> int:
         return init(options)
     path = Path(options.model or DEFAULT_NAME)
     with failure_told(path, lambda failure: show_failure(failure, options.format)):
-        if options.model is not None and path.suffix in FILES and not exists(path):
-            raise UsageError(printable(str(path), 200), "no such file or directory", "check the path")
         is_manifest = not options.init and manifests.is_manifest(path)
-        refuse_plan_options(options, MANIFEST_OPTIONS if is_manifest else ())
+        if options.model is None or path.suffix not in FILES or exists(path):  # else its reader says that it lacks
+            refuse_plan_options(options, MANIFEST_OPTIONS if is_manifest else ())
         refuse_no_policy(options, path)
         if is_manifest and options.base is not None:
             raise UsageError("--base", "compares policies, not manifests", "name the manifest in a policy's target")
