@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from typing import Any
 
 from kvplan.cli import output
 from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
@@ -83,11 +84,11 @@ def with_generator(options: SimulateOptions) -> SimulateOptions:
             }
     if options.users is not None:
         said = {name: value for name, value in said.items() if name not in ("rate", "arrivals", "max_concurrency")}
-    taken = {name: value for name, value in said.items() if getattr(options, name) is None}
+    taken: dict[str, Any] = {name: value for name, value in said.items() if getattr(options, name) is None}
     if not options.quiet:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items() if name != "model")
         output.tell("note", f"the load generator's command is read as {flags}")
-    return replace(options, **taken)  # type: ignore[arg-type]
+    return replace(options, **taken)
 
 
 def only(
