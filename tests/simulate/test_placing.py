@@ -5,6 +5,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from kvplan.hardware.gpu import gpu
+from kvplan.models import catalog
+from kvplan.planning.plan import Request, plan
+from kvplan.servers.vllm.rules import EngineArgs
+from kvplan.simulate.placing import Means, steady_rate
+from kvplan.simulate.steptime import Shares, step_time
 from tests.support.cli import Run
 from tests.support.cli import run as run  # the fixture
 
@@ -34,13 +40,22 @@ def test_the_fewest_servers_that_keep_the_targets(run: Run) -> None:
     assert "targets of time" not in document["answer"]
 
 
-def test_the_closed_form_never_asks_for_more_than_the_simulator(run: Run) -> None:
-    """The bound leaves out queues, so that no placement is passed over that might be cheaper."""
+@pytest.mark.parametrize("card", ["l40s", "h100-80g"])
+def test_no_server_serves_more_than_the_closed_form_bounds(run: Run, card: str) -> None:
+    """A tenth more than the bound is sent, and no more than the bound is served: no cheaper placement is passed over."""
+    made = plan(Request(catalog.load("llama-3.1-8b"), gpu(card), EngineArgs(max_model_len=4096)))
+    bound = steady_rate(made, step_time(made, Shares(), None), Means(800, 60), (), {}).rate
+    load = ("--prompt-tokens", "800", "--output-tokens", "60", "--num-requests", "2500", "--rate", f"{1.1 * bound:.3f}")
+    [variant] = run("simulate", *MODEL, "--gpu", card, *load, "-q", "--format", "json").json["variants"]
+    assert variant["throughput"]["requests_per_s"] <= bound
+
+
+def test_likely_times_need_no_more_servers_than_their_whole_ranges(run: Run) -> None:
     document = run(*ASKED, "--gpus", "l40s,a100-80g,h100-80g", "--no-fp8", "--rate", "40").json
     servers = {(each["gpu"], each["tensor_parallel_size"]): each["servers"] for each in document["placements"]}
     assert len(servers) >= 2
-    for (gpu, split), number in servers.items():
-        alone = run(*ASKED, "--gpu", gpu, "--tp", str(split), "--no-fp8", "--rate", "40", "--optimistic").json
+    for (name, split), number in servers.items():
+        alone = run(*ASKED, "--gpu", name, "--tp", str(split), "--no-fp8", "--rate", "40", "--optimistic").json
         assert alone["placements"][0]["servers"] <= number
 
 
