@@ -42,7 +42,7 @@ def test_the_fewest_servers_that_keep_the_targets(run: Run) -> None:
 
 @pytest.mark.parametrize("card", ["l40s", "h100-80g"])
 def test_no_server_serves_more_than_the_closed_form_bounds(run: Run, card: str) -> None:
-    """A tenth more than the bound is sent, and no more than the bound is served: no cheaper placement is passed over."""
+    """A tenth more than the bound is sent, and no more than it is served: no cheaper placement is passed over."""
     made = plan(Request(catalog.load("llama-3.1-8b"), gpu(card), EngineArgs(max_model_len=4096)))
     bound = steady_rate(made, step_time(made, Shares(), None), Means(800, 60), (), {}).rate
     load = ("--prompt-tokens", "800", "--output-tokens", "60", "--num-requests", "2500", "--rate", f"{1.1 * bound:.3f}")
