@@ -133,6 +133,7 @@ class Starts:
     takes_model  whether its engine's call takes the model without a name
     call         its engine in Python: the class, and what the module may be called in front of it
     call_args    what such a call says of the arguments
+    images       what names of its images contain, beside its own
     """
 
     launcher: tuple[str, ...]
@@ -140,6 +141,7 @@ class Starts:
     takes_model: bool
     call: tuple[str, tuple[str | None, ...]]
     call_args: Mapping[str, Any]
+    images: tuple[str, ...] = ()
 
 
 class Server(Protocol):

@@ -13,7 +13,6 @@ from kvplan.core.errors import UsageError
 from kvplan.servers.arguments import spellings
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.engines import DEFAULT as DEFAULT
-from kvplan.servers.engines import parse_engine
 from kvplan.servers.shell import is_shell, names_server, script_flag
 
 _KEYS: Final = re.compile(
@@ -21,7 +20,6 @@ _KEYS: Final = re.compile(
 )
 # What the text of a list of arguments begins with: `- --model`, `["--model"`, `args:`.
 _LIST: Final = re.compile(r"-[ \t]+[\"']?--|\[\s*[\"']|(?:-[ \t]+)?(?:args|command)[ \t]*:")
-_IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*{server}[\w.-]*:v?(\d+\.\d+(?:\.\d+)?)(?:\.post\d+)?(?:[-.][\w.-]+)?"
 _MODEL: Final = re.compile(r"--model(?:[-_]path)?(?:=.*)?", re.DOTALL)
 ELSEWHERE: Final = ("env_file", "envFrom")  # name the place of variables
 MOST_NODES: Final = 20_000  # an alias of an alias may stand for very many
@@ -31,13 +29,6 @@ def is_manifest(text: str) -> bool:
     """Whether a pasted text is YAML that starts containers, or the list of one's arguments, not a shell's line."""
     many = "\n" in text.strip() and len(_KEYS.findall(text)) > 1
     return many or _LIST.match(text.strip()) is not None
-
-
-def image_label(server: str, words: list[str]) -> str | None:
-    """The release of a server by the first image of its among the words; None where none says it."""
-    pattern = _IMAGE.format(server=server)
-    image = next(filter(None, (re.fullmatch(pattern, word) for word in words)), None)
-    return None if image is None else parse_engine(f"{server}@{image[1]}").label
 
 
 def server_for(words: list[str]) -> tuple[str, ...]:

@@ -338,9 +338,6 @@ def read_container(place: Place, body: Mapped, pod: Mapped, where: str) -> list[
     script = container.script_of(words)
     if script is not None:
         words[words.index(script)] = serving_line(script, variables)
-    if image.rpartition("/")[0].endswith("lmcache") and ":" in image:
-        notes.append(f"the tag of {printable(image, 80)} is LMCache's, so the release of vLLM is not known from it")
-        image = image.rpartition(":")[0]
     gpu, label = gpu_of_labels(labels_of(pod))
     num_gpus = gpus_of(body, where)
     return [

@@ -39,7 +39,7 @@ def parse(text: str) -> ServeCommand:
     """The same, with the flags that are refused listed in it."""
     if len(text) > MAX_COMMAND_CHARS:
         raise UsageError("--from-command", *too_long(text))
-    from kvplan.servers import container, manifest, snippet  # of no account for most commands
+    from kvplan.servers import container, images, manifest, snippet  # of no account for most commands
 
     if snippet.is_snippet(text):
         name, words = snippet.words_of(text)
@@ -56,7 +56,7 @@ def parse(text: str) -> ServeCommand:
         title = server_of(command.engine or container.DEFAULT).terms.title
         command.notes.append(f"--from-command: {printable(image, 100)}: its arguments are read as {title}'s")
     for name in SERVERS:
-        label = container.image_label(name, [image or ""])
+        label = images.of_words(name, [image or ""]).label
         if label is not None and (command.engine or name) == name:
             command.engine = label
     return command
@@ -123,6 +123,7 @@ def _parse_line(text: str) -> ServeCommand:
             command = server.parse(started.words)
             command.engine = started.engine or command.engine
             command.args = {**started.args, **command.args}
+            command.notes += [f"--from-command: {note}" for note in started.notes]
             command.environment = environment.given(commands[:number], words[: len(words) - len(started.words)])
             return command
     raise NoServerError(

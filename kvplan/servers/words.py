@@ -54,11 +54,13 @@ class Started:
     words   the words behind the server's name
     engine  "vllm@0.11.2" where the image in front says it
     args    what the way it is started says
+    notes   what the image leaves open
     """
 
     words: list[str]
     engine: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def refuse(command: ServeCommand) -> None:

@@ -360,3 +360,41 @@ def test_a_script_starts_sglang_as_well() -> None:
 def test_a_shell_without_a_server_is_no_model(words: str) -> None:
     with pytest.raises(UsageError, match=r"contains no server command|not a server"):
         read_command(f"docker run {IMAGE} {words}")
+
+# Images whose tags somebody else counts: tags as hub.docker.com and catalog.ngc.nvidia.com list them.
+TAGS = [
+    ("vllm/vllm-openai:v0.11.0", "vllm@0.11.0", ""),
+    ("vllm/vllm-openai:v0.19.0-cu130", "vllm@0.19.0", ""),
+    ("vllm/vllm-openai:v0.11.0@sha256:" + "0" * 64, "vllm@0.11.0", ""),
+    ("public.ecr.aws/deep-learning-containers/vllm:0.15.1-gpu-py312-cu129", "vllm@0.15.1", ""),
+    ("rocm/vllm:rocm6.4.1_vllm_0.10.1_20250909", "vllm@0.10.1", ""),
+    ("rocm/vllm:rocm7.0.0_vllm_0.11.1_20251103", "vllm@0.11.1", ""),
+    ("rocm/vllm:rocm6.3.1_mi300_ubuntu22.04_py3.12_vllm_0.6.6", "vllm@0.6.6", ""),
+    ("rocm/vllm:rocm7.2_preview", None, "is ROCm's"),
+    ("lmcache/vllm-openai:v0.3.9", None, "is LMCache's"),
+    ("docker.io/lmcache/vllm-openai:2025-09-16-v0.3.6", None, "is LMCache's"),
+    ("nvcr.io/nvidia/vllm:25.09-py3", None, "is the container's own"),
+]
+
+
+@pytest.mark.parametrize(("image", "label", "note"), TAGS)
+def test_an_image_says_the_release_of_the_server_alone_whose_tag_it_has(
+    image: str, label: str | None, note: str
+) -> None:
+    command = read_command(f"docker run --gpus all {image} --model {MODEL}")
+    assert (command.model, command.engine) == (MODEL, label)
+    assert [note in each for each in command.notes] == [True] * bool(note)
+
+
+@pytest.mark.parametrize(
+    ("image", "label"),
+    [
+        ("lmsysorg/sglang:v0.5.9-cu129", "sglang@0.5.9"),
+        ("lmsysorg/sglang:v0.4.6.post1-rocm630", "sglang@0.4.6"),
+        ("rocm/sgl-dev:v0.5.5.post3-rocm700-mi35x-20251113", "sglang@0.5.5"),
+        ("lmsysorg/sglang:latest", "sglang"),
+    ],
+)
+def test_sglangs_images_name_its_release(image: str, label: str) -> None:
+    command = read_command(f"docker run --gpus all {image} python3 -m sglang.launch_server --model-path {MODEL}")
+    assert command.engine == label

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
 from kvplan.servers.arguments import ARGUMENTS, Flag, read_argument, spellings, switch
-from kvplan.servers.container import image_label
+from kvplan.servers import images
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.words import (
@@ -51,10 +51,10 @@ def start(words: list[str]) -> Started | None:
     """What stands after the server's name; None where a command starts none of SGLang's."""
     for index, word in enumerate(words):
         following = words[index + 1 :]
-        if word == "-m" and following[:1] == ["sglang.launch_server"]:
-            return Started(following[1:], image_label("sglang", words))
-        if word.rpartition("/")[2] == "sglang" and following[:1] == ["serve"]:
-            return Started(following[1:], image_label("sglang", words))
+        as_module = word == "-m" and following[:1] == ["sglang.launch_server"]
+        if as_module or (word.rpartition("/")[2] == "sglang" and following[:1] == ["serve"]):
+            image = images.of_words("sglang", words[:index])
+            return Started(following[1:], image.label, notes=() if image.note is None else (image.note,))
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
+from kvplan.servers import images
 from kvplan.servers.arguments import (
     ARGUMENTS,
     SHORT,
@@ -87,7 +88,6 @@ SHORTS: Final = SHORT | {
     "dpn": "data_parallel_rank", "dpp": "data_parallel_rpc_port", "dpr": "data_parallel_start_rank",
 }  # fmt: skip
 ARGUMENT_NAMES: Final = frozenset({*ARGUMENTS, *OWN, *SPECULATIVE, *COMPILATION, BALANCING})
-_IMAGE: Final = r"(?:[\w.:-]+/)*[\w.-]*vllm[\w.-]*(?::([\w.-]+))?(?:@sha256:[0-9a-f]+)?"
 _DOCKER_SWITCHES: Final = ("--rm", "-d", "-it", "-i", "-t", "-ti", "--init", "--privileged", "--detach", "-itd", "-dit")
 
 
@@ -96,44 +96,39 @@ def start(words: list[str]) -> Started | None:
     for index, word in enumerate(words):
         following = words[index + 1 :]
         if word.rpartition("/")[2] == "vllm" and following[:1] == ["serve"]:
-            return Started(following[1:], of_images(words[:index]))
+            return started(following[1:], words[:index])
         if word.rpartition("/")[2] == "vllm" and following[:1] == ["bench"] and len(following) > 1:
             if following[1] not in ("throughput", "latency"):
                 break
             return Started(following[2:], args={"usage": "offline"})
         if word == "-m" and following and following[0].startswith("vllm.entrypoints."):
-            return Started(following[1:], of_images(words[:index]))
+            return started(following[1:], words[:index])
     if names_server(words):  # another's
         return None
     containers = [index for index, word in enumerate(words) if word.rpartition("/")[2] in CONTAINERS]
     candidates = range(containers[0] + 1 if containers else len(words), len(words))
-    images = [(index, image) for index in candidates if (image := re.fullmatch(_IMAGE, words[index]))]
-    for index, image in images:
+    named = [(index, words[index]) for index in candidates if images.tagged("vllm", words[index]) is not None]
+    for index, image in named:
         flag_before = words[index - 1].startswith("-") and "=" not in words[index - 1]
-        if not flag_before or words[index - 1] in _DOCKER_SWITCHES or (index, image) == images[-1]:
-            return after_image(words[index + 1 :], image.group(1))
+        if not flag_before or words[index - 1] in _DOCKER_SWITCHES or (index, image) == named[-1]:
+            return after_image(words[index + 1 :], image)
     return None
 
 
-def of_images(words: list[str]) -> str | None:
-    """The release by the image that stands in front of a server's own command."""
-    labels = [tagged(image.group(1)) for word in words if (image := re.fullmatch(_IMAGE, word))]
-    return next((label for label in reversed(labels) if label), None)
+def started(words: list[str], front: list[str]) -> Started:
+    """A server of the words; an image in front of them says its release."""
+    image = images.of_words("vllm", front)
+    return Started(words, image.label, notes=() if image.note is None else (image.note,))
 
 
-def tagged(tag: str | None) -> str | None:
-    version = re.match(r"v?(\d+\.\d+(?:\.\d+)?)", tag or "")
-    return f"vllm@{version.group(1)}" if version else None
-
-
-def after_image(words: list[str], tag: str | None) -> Started:
+def after_image(words: list[str], image: str) -> Started:
     if words and is_shell(words[0]):
         raise UsageError(
             "--from-command",
             f"the image runs {printable(' '.join(words[:2]), 60)!r}, not a server",
             "paste its `vllm serve MODEL ...`",
         )
-    return Started(words[1:] if words[:1] == ["serve"] else words, tagged(tag))
+    return started(words[1:] if words[:1] == ["serve"] else words, [image])
 
 
 def plain_name(name: str) -> tuple[str, bool]:
