@@ -361,6 +361,7 @@ def test_a_shell_without_a_server_is_no_model(words: str) -> None:
     with pytest.raises(UsageError, match=r"contains no server command|not a server"):
         read_command(f"docker run {IMAGE} {words}")
 
+
 # Images whose tags somebody else counts: tags as hub.docker.com and catalog.ngc.nvidia.com list them.
 TAGS = [
     ("vllm/vllm-openai:v0.11.0", "vllm@0.11.0", ""),

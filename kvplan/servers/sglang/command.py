@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from kvplan.core.errors import UnsupportedModelError, UsageError
 from kvplan.core.files import printable
-from kvplan.servers.arguments import ARGUMENTS, Flag, read_argument, spellings, switch
 from kvplan.servers import images
+from kvplan.servers.arguments import ARGUMENTS, Flag, read_argument, spellings, switch
 from kvplan.servers.sglang import drafts
 from kvplan.servers.sglang.arguments import OTHERS
 from kvplan.servers.words import (

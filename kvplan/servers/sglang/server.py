@@ -34,7 +34,9 @@ __all__ = [
 name = "sglang"
 rest_last = True
 terms = TERMS
-starts = Starts(("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",))
+starts = Starts(
+    ("python", "-m", "sglang.launch_server"), "model_path", False, ("Engine", ("sgl", "sglang")), {}, ("sgl-dev",)
+)
 
 
 def release(numbers: tuple[int, ...] | None, words: list[str]) -> Version:
