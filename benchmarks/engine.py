@@ -33,7 +33,7 @@ from benchmarks.gpu import INTERRUPTED, STAGES, TERMINATED, exit_code, machine
 from benchmarks.gpu_stages.evidence import write_whole
 from benchmarks.gpu_stages.runner import SUMMARY, Result, Session, Stage, run_stages, table, write_rows
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.core.files import printable, shown
+from kvplan.core.files import path_text, printable
 
 PARTS = ("decode", "nano-vllm", "generate", "allocators", "overhead", "prefix", "prefill")
 OWN_GOALS = (
@@ -168,13 +168,13 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
         raise UsageError(f"--budget: must be above 0 ({options.budget:g})")
     selected = chosen(stages, options.parts)
     if (options.out / SUMMARY).exists():
-        raise UsageError(f"{shown(options.out)}: holds an earlier call's results; name another folder")
+        raise UsageError(f"{path_text(options.out)}: holds an earlier call's results; name another folder")
     found = machine(options.device, options.commit)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentProblem(
-            f"{shown(options.out)}: cannot be made ({error.strerror}); name another folder"
+            f"{path_text(options.out)}: cannot be made ({error.strerror}); name another folder"
         ) from error
     with TemporaryDirectory(prefix="kvplan-engine-") as work:
         session = Session(options.out, Path(work), options.device, found, options.budget, started_s)
@@ -191,7 +191,7 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
 
 def tell(session: Session) -> None:
     """What was found, and the goals beside it."""
-    print(f"\n{session.machine.device}, commit {session.machine.commit}; {shown(session.out)}:")
+    print(f"\n{session.machine.device}, commit {session.machine.commit}; {path_text(session.out)}:")
     print(f"{table(list(session.results.values()))}\n\n{goals_of(session)}", flush=True)
     if session.machine.device == "cpu":
         print("these are a CPU's times: they try the script and say nothing about a GPU", file=sys.stderr)

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.gpu_stages.evidence import write_json, write_whole
 from kvplan.core.errors import InvalidInputError, KvplanError, UsageError
-from kvplan.core.files import load_json, printable, shown
+from kvplan.core.files import load_json, path_text, printable
 
 SCHEMA, SUMMARY_SCHEMA = "kvplan/goals@2", "kvplan/gpu@1"
 REPORTS = Path(__file__).resolve().parents[1] / "reports"
@@ -194,18 +194,18 @@ def read_evidence(path: Path) -> Evidence:
     document = load_json(path)
     gpus = document.get("gpus")
     if document.get("schema") != SCHEMA or not isinstance(gpus, dict):
-        raise InvalidInputError(f"{shown(path)}: is not {SCHEMA}; write it with `python -m benchmarks.goals`")
+        raise InvalidInputError(f"{path_text(path)}: is not {SCHEMA}; write it with `python -m benchmarks.goals`")
     try:
         evidence = {
             gpu: Shown({name: tuple(Measured(**each) for each in found) for name, found in measured.items()})
             for gpu, measured in gpus.items()
         }
     except (TypeError, AttributeError) as error:
-        raise InvalidInputError(f"{shown(path)}: gpus cannot be read ({error}); write it anew") from error
+        raise InvalidInputError(f"{path_text(path)}: gpus cannot be read ({error}); write it anew") from error
     for gpu in evidence.values():
         for name, found in gpu.measured.items():
             if not found:
-                raise InvalidInputError(f"{shown(path)}: {printable(name, 40)} has no number; write it anew")
+                raise InvalidInputError(f"{path_text(path)}: {printable(name, 40)} has no number; write it anew")
             for each in found:
                 _check(path, name, each)
     return evidence
@@ -214,11 +214,15 @@ def read_evidence(path: Path) -> Evidence:
 def _check(path: Path, name: str, measured: Measured) -> None:
     value = measured.value
     if name not in NAMES:
-        raise InvalidInputError(f"{shown(path)}: {printable(name, 40)!r} is no goal; there are {', '.join(NAMES)}")
+        raise InvalidInputError(f"{path_text(path)}: {printable(name, 40)!r} is no goal; there are {', '.join(NAMES)}")
     if type(value) not in (int, float) or not isfinite(value):
-        raise InvalidInputError(f"{shown(path)}: {name} is not a number ({printable(str(value), 40)}); measure it anew")
+        raise InvalidInputError(
+            f"{path_text(path)}: {name} is not a number ({printable(str(value), 40)}); measure it anew"
+        )
     if not all(isinstance(text, str) for text in (measured.stage, measured.commit or "", measured.utc)):
-        raise InvalidInputError(f"{shown(path)}: {name} has a stage, commit or time that is no text; measure it anew")
+        raise InvalidInputError(
+            f"{path_text(path)}: {name} has a stage, commit or time that is no text; measure it anew"
+        )
 
 
 def read_summary(path: Path, known: Evidence) -> Evidence:
@@ -229,10 +233,12 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
     summary = load_json(path)
     stages = summary.get("stages")
     if summary.get("schema") != SUMMARY_SCHEMA or not isinstance(stages, list):
-        raise InvalidInputError(f"{shown(path)}: is not {SUMMARY_SCHEMA}; name the summary.json of benchmarks/gpu.py")
+        raise InvalidInputError(
+            f"{path_text(path)}: is not {SUMMARY_SCHEMA}; name the summary.json of benchmarks/gpu.py"
+        )
     gpu = str(summary.get("device"))
     if gpu == "cpu":
-        raise UsageError(f"{shown(path)}: was measured on a CPU, of which the goals say nothing; run it on a GPU")
+        raise UsageError(f"{path_text(path)}: was measured on a CPU, of which the goals say nothing; run it on a GPU")
     found = (
         {name: {each.stage: each for each in many} for name, many in known[gpu].measured.items()}
         if gpu in known
@@ -245,7 +251,7 @@ def read_summary(path: Path, known: Evidence) -> Evidence:
             or type(stage.get("name")) is not str
         ):
             what = f"stage {number} is no stage ({printable(str(stage), 40)})"
-            raise InvalidInputError(f"{shown(path)}: {what}; name the summary.json of benchmarks/gpu.py")
+            raise InvalidInputError(f"{path_text(path)}: {what}; name the summary.json of benchmarks/gpu.py")
         for many in found.values() if stage.get("status") != "skipped" else ():
             many.pop(stage["name"], None)
         for name, value in numbers_of(stage).items():

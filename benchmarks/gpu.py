@@ -42,7 +42,7 @@ from benchmarks.gpu_stages.runner import (
     table,
 )
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.core.files import printable, shown
+from kvplan.core.files import path_text, printable
 from kvplan.core.git import checkout
 from kvplan.hardware.nvml import DeviceError, open_nvml
 
@@ -190,7 +190,9 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
         raise UsageError("OUT: missing; name a folder for the results")
     is_continued = options.resume is not None and options.resume.resolve() == options.out.resolve()
     if (options.out / SUMMARY).exists() and not is_continued:
-        raise UsageError(f"{shown(options.out)}: holds an earlier call's results; --resume it, or name another folder")
+        raise UsageError(
+            f"{path_text(options.out)}: holds an earlier call's results; --resume it, or name another folder"
+        )
     found = machine(options.device, options.commit)
     if found.commit is None and options.resume is None:
         print("nobody knows which code this is: without --commit no later call can go on from this one", flush=True)
@@ -203,7 +205,7 @@ def run(options: argparse.Namespace, stages: Sequence[Stage], started_s: float) 
         try:
             run_stages(selected, session)
         finally:
-            print(f"\n{session.machine.device}, commit {session.machine.commit}; {shown(options.out)}:")
+            print(f"\n{session.machine.device}, commit {session.machine.commit}; {path_text(options.out)}:")
             print(table(list(session.results.values())), flush=True)
     return exit_code(session, selected)
 

@@ -24,7 +24,7 @@ from benchmarks.accuracy.cases import Case, Malformed, Models, read_cases  # noq
 from benchmarks.accuracy.scoring import Refused, Scored, score_case  # noqa: E402 -- after the path
 from benchmarks.accuracy.summary import Board  # noqa: E402 -- after the path
 from kvplan.core.errors import KvplanError, UsageError  # noqa: E402 -- after the path
-from kvplan.core.files import os_problem, shown  # noqa: E402 -- after the path
+from kvplan.core.files import os_problem, path_text  # noqa: E402 -- after the path
 
 FACTS = ROOT / "tests" / "facts" / "server_cases.csv"
 
@@ -38,7 +38,7 @@ def scoreboard(data: Path, models: Models, facts: Path = FACTS) -> Board:
     training = [one for one in known if one.case.fitted]
     points = [point for one in training for point in fit.points_of(one)]
     return summary.board(
-        shown(data),
+        path_text(data),
         scored,
         [one for one in results if isinstance(one, Refused)],
         [row for row in rows if isinstance(row, Malformed)],
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.models is not None and not options.models.is_dir():
             raise UsageError(
-                f"--models {shown(options.models)}: is not a directory; name the folder of org__name folders"
+                f"--models {path_text(options.models)}: is not a directory; name the folder of org__name folders"
             )
         found = scoreboard(options.data, Models(options.models), options.facts)
         if options.report:
@@ -81,9 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scoreboard: error: {error}", file=sys.stderr)
         return error.exit_code
     for row in found.malformed:
-        print(f"scoreboard: {shown(options.data)}, line {row.line}: {row.why}; skipped", file=sys.stderr)
+        print(f"scoreboard: {path_text(options.data)}, line {row.line}: {row.why}; skipped", file=sys.stderr)
     if not found.lines:
-        print(f"scoreboard: error: {shown(options.data)}: no case in it can be scored", file=sys.stderr)
+        print(f"scoreboard: error: {path_text(options.data)}: no case in it can be scored", file=sys.stderr)
         return 2
     sys.stdout.write(summary.as_text(found))
     return 0

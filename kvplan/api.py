@@ -16,7 +16,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvplan.cli import asked
+from kvplan.cli import inputs
 from kvplan.cli.options import EstimateOptions
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.core.errors import (
@@ -150,7 +150,7 @@ def estimate(
     read_options = read(EstimateOptions, options, model=model, gpu=gpu, from_command=command)
     if gpu is None and options.get("gpu_memory") is None:
         raise UsageError("gpu", "missing", "name one (`kvplan gpus` lists them)")
-    request = asked.read(read_options, lambda context, spec: asked.load_of(read_options, context, spec))
+    request = inputs.read(read_options, lambda context, spec: inputs.load_of(read_options, context, spec))
     if len(request.requests) != 1:
         raise UsageError("estimate", f"{plural(len(request.requests), 'plan')} requested", "kvplan.sweep takes several")
     return Answer(plan(request.requests[0]), request.notes, request.warnings)

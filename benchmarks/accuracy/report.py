@@ -10,7 +10,7 @@ from textwrap import fill
 
 from benchmarks.accuracy.summary import Bad, Board, Line, Prediction, as_json, percent
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import shown
+from kvplan.core.files import path_text
 
 COMMAND = "python benchmarks/scoreboard.py tests/facts/server_cases.csv --report"
 BEGIN, END = "<!-- accuracy: written by `{}` -->", "<!-- accuracy: end -->"
@@ -38,7 +38,7 @@ def replaced(text: str, content: str, where: Path) -> str:
     """The text with what stands between the marks rewritten."""
     begin = BEGIN.format(COMMAND)
     if text.count(begin) != 1 or text.count(END) != 1 or text.index(begin) > text.index(END):
-        raise InvalidInputError(f"{shown(where)}: has no marks to write between; put {begin!r} and {END!r} into it")
+        raise InvalidInputError(f"{path_text(where)}: has no marks to write between; put {begin!r} and {END!r} into it")
     head, _, rest = text.partition(begin)
     return f"{head}{begin}\n\n{content}\n{END}{rest.partition(END)[2]}"
 

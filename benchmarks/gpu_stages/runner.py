@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from benchmarks.gpu_stages.evidence import pack, unpack, write_json
 from kvplan.core.errors import InvalidInputError, UsageError
-from kvplan.core.files import load_json, printable, shown
+from kvplan.core.files import load_json, path_text, printable
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = "kvplan/gpu@1"
@@ -325,10 +325,10 @@ def resume(session: Session, folder: Path) -> None:
         )
     summary = load_json(folder / SUMMARY)
     if summary.get("schema") != SCHEMA or not isinstance(summary.get("stages"), list):
-        raise InvalidInputError(f"{shown(folder / SUMMARY)}: is not {SCHEMA}; name an OUT of an earlier call")
+        raise InvalidInputError(f"{path_text(folder / SUMMARY)}: is not {SCHEMA}; name an OUT of an earlier call")
     if summary.get("device") != session.machine.device:
         measured_on = printable(str(summary.get("device")), 60)
-        what = f"{shown(folder)}: was measured on {measured_on}, this is {session.machine.device}"
+        what = f"{path_text(folder)}: was measured on {measured_on}, this is {session.machine.device}"
         if folder.resolve() == session.out.resolve():
             raise UsageError(f"{what}; name another OUT")
         session.say(f"{what}; not taken over")
@@ -336,10 +336,10 @@ def resume(session: Session, folder: Path) -> None:
     try:
         results = [Result(**values) for values in summary["stages"]]
     except TypeError as error:
-        raise InvalidInputError(f"{shown(folder / SUMMARY)}: stages cannot be read ({error})") from error
+        raise InvalidInputError(f"{path_text(folder / SUMMARY)}: stages cannot be read ({error})") from error
     odd = [result.name for result in results if not is_whole(result)]
     if odd:
-        raise InvalidInputError(f"{shown(folder / SUMMARY)}: stages cannot be read ({printable(str(odd[0]), 40)})")
+        raise InvalidInputError(f"{path_text(folder / SUMMARY)}: stages cannot be read ({printable(str(odd[0]), 40)})")
     unknown = [result.name for result in results if result.commit is None and result.status != "skipped"]
     if unknown:
         session.say(f"measured again, of unknown code: {', '.join(unknown)}; give --commit in every call")
@@ -356,7 +356,7 @@ def resume(session: Session, folder: Path) -> None:
                 unpack(packed, session.work)
             except (OSError, EOFError, tarfile.TarError, zlib.error):
                 lost = [result.name for result in results if result.group == group]
-                session.say(f"{shown(packed)}: cannot be unpacked; measured again: {', '.join(lost)}")
+                session.say(f"{path_text(packed)}: cannot be unpacked; measured again: {', '.join(lost)}")
                 session.results = {name: each for name, each in session.results.items() if name not in lost}
                 continue
             if folder.resolve() != session.out.resolve():

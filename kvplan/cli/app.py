@@ -149,14 +149,14 @@ def listed() -> None:
     """Stands for a command that is not asked for: its name and its line, without its options."""
 
 
-def add(app: typer.Typer, entries: Mapping[str, Entry], wanted: str | None) -> None:
+def add(app: typer.Typer, entries: Mapping[str, Entry], name_wanted: str | None) -> None:
     for name, entry in entries.items():
-        is_wanted = wanted in (None, name)
+        is_wanted = name_wanted in (None, name)
         app.command(name, help=entry.help, cls=PanelCommand)(command(name, entry) if is_wanted else listed)
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(is_on: bool) -> None:
+    if is_on:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
@@ -176,7 +176,7 @@ def top(
 
 
 @cache  # a process that answers several lines builds it once
-def application(wanted: str | None = None) -> Any:
+def application(command: str | None = None) -> Any:
     """The command tree; help as plain text, so that rich is loaded only where a table is printed.
 
     wanted  the one command whose options are needed, as reading those of all takes longer than most answers; None: all
@@ -185,9 +185,9 @@ def application(wanted: str | None = None) -> Any:
         name="kvplan", rich_markup_mode=None, pretty_exceptions_enable=False, help=top.__doc__, no_args_is_help=False
     )
     app.callback()(top)
-    add(app, COMMANDS, wanted)
+    add(app, COMMANDS, command)
     trace = typer.Typer(rich_markup_mode=None, no_args_is_help=False)
-    add(trace, TRACE, None if wanted in (None, "trace") else wanted)
+    add(trace, TRACE, None if command in (None, "trace") else command)
     app.add_typer(trace, name="trace", help=TRACE_HELP)
     return typer.main.get_command(app)
 

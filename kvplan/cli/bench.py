@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
+from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.options import PlanOptions
 from kvplan.core.errors import UsageError
-from kvplan.core.files import printable, shown
+from kvplan.core.files import path_text, printable
 from kvplan.core.units import parse_tokens
 from kvplan.measure.bench_results import BenchResult, read_results
 from kvplan.planning.plan import Plan, plan
@@ -23,10 +23,10 @@ def results_of(patterns: Sequence[str]) -> list[BenchResult]:
     """Every result of the files; a pattern that the shell left alone is expanded here."""
     paths: list[str] = []
     for pattern in patterns:
-        found = sorted(glob.glob(pattern)) if any(sign in pattern for sign in "*?[") else [pattern]  # noqa: PTH207 -- as a shell
-        if not found:
+        file_names = sorted(glob.glob(pattern)) if any(sign in pattern for sign in "*?[") else [pattern]  # noqa: PTH207 -- as a shell
+        if not file_names:
             raise UsageError("--bench", f"no file is like {printable(pattern, 80)}", "name the results")
-        paths += found
+        paths += file_names
     if len(paths) > MOST_FILES:
         raise UsageError("--bench", f"{len(paths):,} files are too many", f"name at most {MOST_FILES:,}")
     return [result for path in paths for result in read_results(Path(path))]
@@ -38,13 +38,13 @@ def plan_of(options: PlanOptions, result: BenchResult, verb: str) -> Plan:
     if getattr(options, "tensor_parallel_size", None) is None and result.ranks is not None:
         options = replace(options, **ranks)
     refuse_missing(("MODEL", says_model(options), MODEL_CURE), ("--gpu", says_gpu(options), "name the GPU it ran on"))
-    asked = read(options)
-    if len(asked.requests) != 1:
-        raise UsageError(verb, f"{len(asked.requests)} plans requested", "name one --gpu and one --ctx")
-    say(asked, quiet=getattr(options, "quiet", False))
-    found = plan(asked.requests[0])
-    check(found)
-    return found
+    inputs = read(options)
+    if len(inputs.requests) != 1:
+        raise UsageError(verb, f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
+    say(inputs, quiet=getattr(options, "quiet", False))
+    the_plan = plan(inputs.requests[0])
+    check(the_plan)
+    return the_plan
 
 
 def load_of(result: BenchResult, prompt_tokens: str | None, output_tokens: str | None) -> BenchLoad:
@@ -58,7 +58,7 @@ def load_of(result: BenchResult, prompt_tokens: str | None, output_tokens: str |
     output = mean(output_tokens, "--output-tokens") or result.output
     if not prompt or not output:
         what = "--prompt-tokens" if not prompt else "--output-tokens"
-        raise UsageError(what, f"is missing, and {shown(Path(result.source))} does not say it", "give the mean")
+        raise UsageError(what, f"is missing, and {path_text(Path(result.source))} does not say it", "give the mean")
     requests = steady(prompt, output, result.rate, is_constant=result.is_constant)
     return BenchLoad(result.users, result.rate, result.num_prompts, requests)
 

@@ -25,11 +25,11 @@ def calibrate(options: CalibrateOptions) -> int:
     with output.report_files([options.output], "--output", {".json": "json"}, force=options.force) as (file,):
         if len(results) < FEW and not options.quiet:
             output.tell("note", f"{len(results)} run{'' if len(results) == 1 else 's'}: three to five tell more")
-        found = fitted(measurements)
+        fit = fitted(measurements)
         left_out = without_each(measurements)
-        file.save(json.dumps(document(measurements[0].plan, results, found, left_out), indent=2) + "\n")
+        file.save(json.dumps(document(measurements[0].plan, results, fit, left_out), indent=2) + "\n")
     with output.standard_output():
-        for text in lines(measurements[0].plan, results, found, left_out):
+        for text in lines(measurements[0].plan, results, fit, left_out):
             output.write(text)
     return 0
 
@@ -42,7 +42,7 @@ def measurement(options: CalibrateOptions, result: BenchResult) -> Measurement:
     return Measurement(the_plan, load_of(result, options.prompt_tokens, options.output_tokens), tuple(values))
 
 
-def document(plan: Plan, results: list[BenchResult], found: Fit, left_out: float | None) -> CalibrationDocument:
+def document(plan: Plan, results: list[BenchResult], fit: Fit, left_out: float | None) -> CalibrationDocument:
     """kvplan/calibration@1 with factors alone."""
     gpu = plan.request.gpu
     return {
@@ -53,9 +53,9 @@ def document(plan: Plan, results: list[BenchResult], found: Fit, left_out: float
         "model": plan.request.spec.name,
         "step_time": {
             "model": plan.request.spec.name,
-            "factors": {name: round(found.factors[name], 4) for name in FACTORS},
+            "factors": {name: round(fit.factors[name], 4) for name in FACTORS},
             "runs": len(results),
-            "median_error": round(found.error_after, 4),
+            "median_error": round(fit.error_after, 4),
             "median_error_left_out": None if left_out is None else round(left_out, 4),
         },
         "tools": sorted({result.tool for result in results}),
@@ -70,10 +70,10 @@ MEANS = {
 }
 
 
-def lines(plan: Plan, results: list[BenchResult], found: Fit, left_out: float | None) -> list[str]:
+def lines(plan: Plan, results: list[BenchResult], fit: Fit, left_out: float | None) -> list[str]:
     name, gpu = plan.request.spec.name, plan.request.gpu.name
     count = f"{len(results)} run{'' if len(results) == 1 else 's'}"
-    text = [f"{name} on {gpu}: {count} fitted, off by {found.error_after:.1%} (before {found.error_before:.1%})"]
+    text = [f"{name} on {gpu}: {count} fitted, off by {fit.error_after:.1%} (before {fit.error_before:.1%})"]
     if left_out is not None:
         text.append(f"Each run by the fit of the others: off by {left_out:.1%} (median)")
-    return [*text, "", *(f"{factor:<8} x {found.factors[factor]:.2f}  {MEANS[factor]}" for factor in FACTORS)]
+    return [*text, "", *(f"{factor:<8} x {fit.factors[factor]:.2f}  {MEANS[factor]}" for factor in FACTORS)]

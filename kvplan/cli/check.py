@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.cli import manifests, output
-from kvplan.cli.asked import Asked, Context, load_of, read, refuse_missing
 from kvplan.cli.check_options import DEFAULT_NAME, SUFFIXES, CheckOptions
+from kvplan.cli.inputs import Context, Inputs, load_of, read, refuse_missing
 from kvplan.cli.options import EstimateOptions, WorkloadOptions
 from kvplan.cli.resolve import is_path
 from kvplan.core.errors import (
@@ -22,7 +22,7 @@ from kvplan.core.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from kvplan.core.files import load_json, printable, shown
+from kvplan.core.files import load_json, path_text, printable
 from kvplan.core.strict_yaml import Items, Mark, Node, Scalar
 from kvplan.documents.check import check_document, failure_document
 from kvplan.models.spec import ModelSpec
@@ -220,19 +220,19 @@ def planned(target: Target, policy: Policy, *, offline: bool, quiet: bool = True
     loads  what is said of lengths, as far as it was read for other targets
     """
     try:
-        asked = asked_of(target, policy, offline=offline, loads=loads)
-        request = asked.requests[0]
+        inputs = asked_of(target, policy, offline=offline, loads=loads)
+        request = inputs.requests[0]
         made = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError as error:
         raise located(error, target) from error
     if not quiet:
-        say(target, asked)
+        say(target, inputs)
     return Case(target, made, request.load.lengths)
 
 
 def asked_of(
     target: Target, policy: Policy, *, offline: bool, loads: Loads | None = None, engine: str | None = None
-) -> Asked:
+) -> Inputs:
     """What a target asks to be planned; with `engine`, of that release."""
     known = {} if loads is None else loads
     served = manifests.container_of(target, policy.folder)
@@ -242,11 +242,11 @@ def asked_of(
     if engine is not None:
         options = replace(options, engine=engine)
     refuse_files_outside(options, command, policy.root)
-    asked = read(options, lambda context, spec: load_at(options, context, spec, known), command)
+    inputs = read(options, lambda context, spec: load_at(options, context, spec, known), command)
     if served is not None:
-        manifests.check_gpus(served, asked)
-        manifests.note_gpu(served, asked, stated=stated is target)
-    return asked
+        manifests.check_gpus(served, inputs)
+        manifests.note_gpu(served, inputs, stated=stated is target)
+    return inputs
 
 
 def command_of(target: Target, served: Served | None) -> ServeCommand | None:
@@ -345,7 +345,9 @@ def refuse_files_outside(options: WorkloadOptions, command: ServeCommand | None,
     }
     for key, text in names.items():
         if text is not None and is_file(key, text) and not is_within(root, Path(text)):
-            raise UsageError(key, f"points outside {shown(root)} ({printable(text, 200)})", "keep it in the repository")
+            raise UsageError(
+                key, f"points outside {path_text(root)} ({printable(text, 200)})", "keep it in the repository"
+            )
 
 
 def is_file(key: str, text: str) -> bool:
@@ -408,13 +410,13 @@ def is_path_in(folder: Path, text: str) -> bool:
         return False
 
 
-def say(target: Target, asked: Asked) -> None:
+def say(target: Target, inputs: Inputs) -> None:
     """Warnings of a target, and where its command reads a number otherwise than kvplan's own keys would."""
     source = "command" if target.manifest is None else "manifest"
-    for text in dict.fromkeys(asked.warnings):
+    for text in dict.fromkeys(inputs.warnings):
         output.tell("warning", f"target {target.id}: {text.replace('--from-command', source, 1)}")
-    for text in dict.fromkeys(asked.notes):
-        if text in asked.readings or (target.manifest is not None and text.startswith("--from-command: ")):
+    for text in dict.fromkeys(inputs.notes):
+        if text in inputs.readings or (target.manifest is not None and text.startswith("--from-command: ")):
             output.tell("note", f"target {target.id}: {text.replace('--from-command', source, 1)}")
     if (others := overruled_model(target)) is not None:
         own, other = (printable(text, 100) for text in others)
@@ -500,11 +502,11 @@ def failure_told(path: Path, tell: Callable[[Failure], None]) -> Iterator[None]:
     try:
         yield
     except KvplanError as error:
-        tell(Failure(shown(path), error.message, error.exit_code, error.mark))
+        tell(Failure(path_text(path), error.message, error.exit_code, error.mark))
         raise
     except Exception as error:
         kind = f"{type(error).__name__}: {error}"[:200]
-        tell(Failure(shown(path), f"internal error: {kind}; a bug in kvplan, please report it", BUG))
+        tell(Failure(path_text(path), f"internal error: {kind}; a bug in kvplan, please report it", BUG))
         raise
 
 
@@ -591,25 +593,25 @@ def table_lines(result: CheckResult) -> list[Line]:
 def target_lines(target: TargetResult, width: int, together: Container[str]) -> list[Line]:
     """A target's findings, but for those that are skipped together with others."""
     heading: Line = ((target.target, "bold"), (f"  {target.title}", ""))
-    own = [it for it in target.findings if not (it.outcome == "skip" and it.message in together)]
+    own = [finding for finding in target.findings if not (finding.outcome == "skip" and finding.message in together)]
     return [heading, *(finding_line(finding, width) for finding in own), line()]
 
 
 def skipped_together(result: CheckResult) -> dict[str, list[Finding]]:
     """What several rules or targets lack alike, and those that do: one line says it for all of them."""
-    found: dict[str, list[Finding]] = {}
+    by_message: dict[str, list[Finding]] = {}
     for finding in result.findings:
         if finding.outcome == "skip":
-            found.setdefault(finding.message, []).append(finding)
-    return {message: findings for message, findings in found.items() if len(findings) > 1}
+            by_message.setdefault(finding.message, []).append(finding)
+    return {message: findings for message, findings in by_message.items() if len(findings) > 1}
 
 
 def skipped_lines(message: str, findings: Sequence[Finding]) -> Iterator[Line]:
     """ "skip  KVP101 baseline.weights, KVP103 baseline.lora of 12 targets: there is no baseline", for each set of rules
     that the same targets skip."""
     rules: dict[str, dict[str, None]] = {}
-    for it in findings:
-        rules.setdefault(it.target, {})[f"{it.code} {it.rule}"] = None
+    for finding in findings:
+        rules.setdefault(finding.target, {})[f"{finding.code} {finding.rule}"] = None
     targets: dict[tuple[str, ...], list[str]] = {}
     for target, names in rules.items():
         targets.setdefault((*names,), []).append(target)
@@ -620,15 +622,15 @@ def skipped_lines(message: str, findings: Sequence[Finding]) -> Iterator[Line]:
 
 def finding_line(finding: Finding, width: int) -> Line:
     waiver = None if finding.waiver is None else f"waived: {printable(finding.waiver, 400)}"
-    said = "; ".join(part for part in (finding.message, waiver, finding.fix) if part is not None)
+    sentence = "; ".join(part for part in (finding.message, waiver, finding.fix) if part is not None)
     return (
         (f"  {finding.outcome}", STYLES[finding.outcome]),
         (f"  {finding.code} {finding.rule:<{width}}  ", ""),
-        (said, ""),
+        (sentence, ""),
     )
 
 
 def counts_line(result: CheckResult) -> Line:
-    told = [f"{result.count(outcome)} {WORDS[outcome]}" for outcome in OUTCOMES if result.count(outcome)]
-    style = next((STYLES[it] for it in ("fail", "warn", "skip", "pass") if result.count(it)), "")
-    return line(f"{result.path}: {', '.join(told)}", style)
+    counts = [f"{result.count(outcome)} {WORDS[outcome]}" for outcome in OUTCOMES if result.count(outcome)]
+    style = next((STYLES[outcome] for outcome in ("fail", "warn", "skip", "pass") if result.count(outcome)), "")
+    return line(f"{result.path}: {', '.join(counts)}", style)

@@ -161,7 +161,11 @@ def server_notes(
     try:
         files = git.lay_out(base.revision, names.intersection(names_of(base, old)), base.top)
         workload = workload_changes(base, old, target, now)
-        if not workload and is_same(base, files) and policy_changes.said(old) == policy_changes.said(target):
+        if (
+            not workload
+            and is_same(base, files)
+            and policy_changes.stated_values(old) == policy_changes.stated_values(target)
+        ):
             return
         was = planned(old, before, offline=offline)
         changes = server_changes(was, case) + workload
@@ -206,14 +210,14 @@ def is_same(base: Base, files: set[str]) -> bool:
 def server_changes(before: Case, now: Case) -> list[str]:
     """What differs of a target's server and its requests' lengths: "num_hidden_layers 32 -> 64"."""
     steps = [change for move in moves(before.plan.request, now.plan.request) for change in move.changes]
-    changes = [text for text in map(shown, steps) if text is not None]
+    changes = [text for text in map(change_text, steps) if text is not None]
     points = [None if case.lengths is None else case.lengths.points for case in (before, now)]
     return changes + (["lengths"] if points[0] != points[1] else [])
 
 
 def text_changes(old: Target, now: Target) -> list[str]:
     """Keys that say another thing, where the plans' inputs do not tell: a model read as text only."""
-    before, after = policy_changes.said(old), policy_changes.said(now)
+    before, after = policy_changes.stated_values(old), policy_changes.stated_values(now)
     return [
         f"{key} {printable(before.get(key, 'not given'), 80)} -> {printable(after.get(key, 'not given'), 80)}"
         for key in dict.fromkeys((*before, *after))
@@ -239,6 +243,6 @@ def workload_changes(base: Base, before: Target, now: Target, policy: Policy) ->
     return [printable(change, 200) for change in changes]
 
 
-def shown(change: Change) -> str | None:
+def change_text(change: Change) -> str | None:
     old, new = change.old or "not given", change.new or "not given"
     return None if old == new else f"{change.name} {old} -> {new}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.core.errors import InvalidInputError, KvplanError
-from kvplan.core.files import load_json, printable, shown
+from kvplan.core.files import load_json, path_text, printable
 from kvplan.measure.reconcile import RECONCILIATION, reconcile_run
 from kvplan.measure.run_manifest import spec_of
 from kvplan.measure.rundir import MANIFEST, Run, load_run
@@ -37,7 +37,7 @@ def _read(measured: Measured, cases: Sequence[Case]) -> Evidence:
     document: Mapping[str, object] = load_json(path)
     if document.get("schema") != RECONCILIATION:
         raise InvalidInputError(
-            shown(path),
+            path_text(path),
             "is neither a run nor a reconciliation",
             "name a run directory, or JSON output of kvplan reconcile",
         )
@@ -82,7 +82,7 @@ def stated_error(document: Mapping[str, object], path: Path) -> tuple[str, float
     """The largest relative error of a predicted row, and of the total."""
     rows, total = document.get("rows"), document.get("total")
     if not isinstance(rows, list) or not isinstance(total, dict) or not all(isinstance(row, dict) for row in rows):
-        raise InvalidInputError(shown(path), "has no rows", "the file is damaged")
+        raise InvalidInputError(path_text(path), "has no rows", "the file is damaged")
     errors = {}
     for row in (*rows, total):
         match row:
@@ -93,9 +93,9 @@ def stated_error(document: Mapping[str, object], path: Path) -> tuple[str, float
             case {"component": str(), "relative": None}:
                 continue
             case _:
-                raise InvalidInputError(shown(path), "a row has no component or error", "the file is damaged")
+                raise InvalidInputError(path_text(path), "a row has no component or error", "the file is damaged")
     if not errors:
-        raise InvalidInputError(shown(path), "no row was predicted", "reconcile again")
+        raise InvalidInputError(path_text(path), "no row was predicted", "reconcile again")
     worst = max(errors, key=lambda name: errors[name])
     return worst, errors[worst]
 
@@ -129,12 +129,12 @@ def is_of(plan: Plan, spec: ModelSpec, device: str) -> bool:
     return device.lower() == plan.request.gpu.device_name.lower() and is_same_model(plan.request.spec, spec)
 
 
-def is_same_model(one: ModelSpec, other: ModelSpec) -> bool:
+def is_same_model(spec: ModelSpec, other: ModelSpec) -> bool:
     """By name in the catalog, else by every fact."""
-    known = catalog.find(one.name)
+    known = catalog.find(spec.name)
     if known is not None and known == catalog.find(other.name):
         return True
-    return replace(one, name="", source="", notes=()) == replace(other, name="", source="", notes=())
+    return replace(spec, name="", source="", notes=()) == replace(other, name="", source="", notes=())
 
 
 def started(run: Run) -> datetime.date | None:

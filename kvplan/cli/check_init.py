@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.asked import MODEL_CURE, Asked, load_of, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.check import refuse_files_outside
 from kvplan.cli.check_options import DEFAULT_NAME, CheckOptions
+from kvplan.cli.inputs import MODEL_CURE, Inputs, load_of, read, refuse_missing, say, says_gpu, says_model
 from kvplan.core.errors import KvplanError, NoServerError, UsageError
 from kvplan.core.files import printable
 from kvplan.planning.plan import Request, plan
@@ -39,9 +39,9 @@ def init(options: CheckOptions) -> int:
     command = None if options.from_command is None else read_command(options.from_command)
     refuse_files_outside(options, command, root_of(Path(target)))  # the check would refuse them, too
     with output.report_files([target], "--output", {".yaml": "yaml", ".yml": "yaml"}, force=True) as (file,):
-        asked = read(options, lambda context, spec: load_of(options, context, spec))
-        say(asked, quiet=options.quiet)
-        file.save(text_of(asked, options, Path(target).parent))
+        inputs = read(options, lambda context, spec: load_of(options, context, spec))
+        say(inputs, quiet=options.quiet)
+        file.save(text_of(inputs, options, Path(target).parent))
     again = "" if target == DEFAULT_NAME else f" {shlex.quote(target)}"
     output.write(f"wrote {printable(target, 400)}; check it with `kvplan check{printable(again, 400)}`")
     return 0
@@ -64,9 +64,9 @@ def with_command(options: CheckOptions) -> CheckOptions:
     return replace(options, from_command=shlex.join(words), from_pid=None)
 
 
-def text_of(asked: Asked, options: CheckOptions, folder: Path) -> str:
+def text_of(inputs: Inputs, options: CheckOptions, folder: Path) -> str:
     command = None if options.from_command is None else read_command(options.from_command)
-    plans = [(plan(request), stated(request, options, command, folder)) for request in asked.requests]
+    plans = [(plan(request), stated(request, options, command, folder)) for request in inputs.requests]
     return policy_init.policy_text(plans, "kvplan check --init")
 
 
@@ -88,8 +88,8 @@ def stated(request: Request, options: CheckOptions, command: ServeCommand | None
         "calibration": None if options.calibration is None else from_folder(options.calibration, folder),
         "draft_model": None if draft is None else from_folder(draft, folder),
     }
-    found = {key: quoted(value) for key, value in typed.items() if value is not None}
+    values = {key: quoted(value) for key, value in typed.items() if value is not None}
     for switch in READING_SWITCHES:
         if getattr(options, switch):
-            found[switch] = "true"
-    return Stated({**found, **policy_init.lengths_stated(options, folder)})
+            values[switch] = "true"
+    return Stated({**values, **policy_init.lengths_stated(options, folder)})

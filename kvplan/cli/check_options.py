@@ -17,8 +17,8 @@ def complete_policy(incomplete: str) -> list[str]:
     """Policy files beside the user; with --init, models."""
     from pathlib import Path
 
-    found = [path.name for path in Path().glob("*.y*ml") if path.name.startswith(incomplete)]
-    return found or complete("models.yaml", incomplete)
+    names = [path.name for path in Path().glob("*.y*ml") if path.name.startswith(incomplete)]
+    return names or complete("models.yaml", incomplete)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, load_of, read, say
 from kvplan.cli.diff_options import DiffOptions
+from kvplan.cli.inputs import Inputs, load_of, read, say
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.resolve import WEIGHT_SUFFIXES
 from kvplan.core import git
@@ -83,10 +83,10 @@ def operand(text: str) -> Operand:
     has it."""
     if not text:
         raise UsageError("OLD, NEW", "one of them is empty ('')", "name a file, a model or REV:PATH")
-    found = git.split(text)
-    if found is None:
+    parts = git.split(text)
+    if parts is None:
         return Operand(text, text, is_policy=text.endswith(POLICY_SUFFIXES))
-    revision, path = found
+    revision, path = parts
     if not path.startswith(("./", "../")):
         path = os.path.relpath(git.top_of(Path()) / path)
     return Operand(text, path, revision, is_policy=path.endswith(POLICY_SUFFIXES))
@@ -103,14 +103,14 @@ def compared(old: Operand, new: Operand, options: DiffOptions) -> Difference:
             )
         if old.revision is not None or new.revision is not None:
             options = from_anywhere(options)
-        found = [sides(place, kind, options) for place, kind in zip((before, after), kinds, strict=True)]
-    said = Asked([], 0)
-    for asked, _ in found:
-        said.notes += asked.notes
-        said.hints += asked.hints
-        said.warnings += asked.warnings
-    say(said, quiet=options.quiet)
-    return difference(old.name, new.name, found[0][1], found[1][1])
+        operands = [sides(place, kind, options) for place, kind in zip((before, after), kinds, strict=True)]
+    notices = Inputs([], 0)
+    for inputs, _ in operands:
+        notices.notes += inputs.notes
+        notices.hints += inputs.hints
+        notices.warnings += inputs.warnings
+    say(notices, quiet=options.quiet)
+    return difference(old.name, new.name, operands[0][1], operands[1][1])
 
 
 def from_anywhere(options: DiffOptions) -> DiffOptions:
@@ -161,25 +161,25 @@ def located(operand: Operand) -> Iterator[Place]:
     if operand.revision is None:
         yield Place(operand, Path.cwd(), operand.text)
         return
-    at = git.revision(operand.revision, Path())
-    path = git.from_top(at, operand.text)
+    revision = git.revision(operand.revision, Path())
+    path = git.from_top(revision, operand.text)
     if path is None:
         raise UsageError(f"{printable(operand.text, 200)}", "lies outside the repository", "name a file inside it")
     with tempfile.TemporaryDirectory(prefix="kvplan-diff-") as folder:
         top = Path(folder).resolve()
-        if path not in git.lay_out(at, [path], top):
+        if path not in git.lay_out(revision, [path], top):
             raise UsageError(
                 f"{printable(operand.name, 200)}",
                 "there is no such file at that revision",
                 f"`git ls-tree -r {printable(operand.revision, 80)}` lists them",
             )
         # From the folder that stands for this one, every path reads and is shown as it would be in a checkout.
-        here = top / os.path.relpath(Path.cwd().resolve(), at.top.resolve())
+        here = top / os.path.relpath(Path.cwd().resolve(), revision.top.resolve())
         here.mkdir(parents=True, exist_ok=True)
         text = f"./{os.path.relpath(top / path, here)}"  # ./: never a name of the catalog
         if operand.is_policy:
             with chdir(here), named(operand):
-                git.lay_out(at, named_in(Path(text), str(Path(path).parent)), top)
+                git.lay_out(revision, named_in(Path(text), str(Path(path).parent)), top)
         yield Place(operand, here, text, top)
 
 
@@ -194,13 +194,13 @@ def named_in(policy: Path, folder: str) -> list[str]:
     top = strict_yaml.read(policy)
     targets = top.values.get("targets")
     tables = [top.values.get("defaults"), *(targets.values if isinstance(targets, Items) else ())]
-    found: list[str] = []
+    names: list[str] = []
     for table in tables:
         if isinstance(table, Table):
             workload = table.values.get("workload")
             inner = workload.values if isinstance(workload, Table) else {}
-            found += words([value for key, value in (*table.values.items(), *inner.items()) if key in PATH_KEYS])
-    return list(git.names_of(found, folder))
+            names += words([value for key, value in (*table.values.items(), *inner.items()) if key in PATH_KEYS])
+    return list(git.names_of(names, folder))
 
 
 def words(nodes: "Iterable[Node]") -> Iterator[str]:
@@ -216,19 +216,19 @@ def words(nodes: "Iterable[Node]") -> Iterator[str]:
                 yield from shlex.split(node.text)
 
 
-def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Asked, list[Side]]:
+def sides(place: Place, kind: Kind, options: DiffOptions) -> tuple[Inputs, list[Side]]:
     """An operand's sides, with the notes of reading it; errors name it."""
     if kind != "model":
         refuse_plan_options(options)
     with chdir(place.folder), named(place.operand):
         match kind:
             case "policy":
-                return Asked([], 0), policy_sides(Path(place.text), options, place.top)
+                return Inputs([], 0), policy_sides(Path(place.text), options, place.top)
             case "model":
                 return model_sides(place.text, options)
             case _:
                 document = load_json(Path(place.text))
-                return Asked([], 0), document_sides(document, printable(place.operand.text, 400))
+                return Inputs([], 0), document_sides(document, printable(place.operand.text, 400))
 
 
 @contextmanager
@@ -259,19 +259,19 @@ def policy_sides(file: Path, options: DiffOptions, top: Path | None) -> list[Sid
 
     policy = policy_file.read(file, top)
     cases = [planned(target, policy, offline=options.offline, quiet=True) for target in policy.targets]
-    found = [plan_side(case.plan, case.target.id) for case in cases]
-    return [replace(side, title=f"{side.key}: {side.title}") for side in found]
+    sides = [plan_side(case.plan, case.target.id) for case in cases]
+    return [replace(side, title=f"{side.key}: {side.title}") for side in sides]
 
 
-def model_sides(text: str, options: DiffOptions) -> tuple[Asked, list[Side]]:
+def model_sides(text: str, options: DiffOptions) -> tuple[Inputs, list[Side]]:
     """A model's plans with the flags given, each under its GPU and context, so that OLD and NEW pair up."""
     try:
-        asked = read(replace(options, model=text), lambda context, spec: load_of(options, context, spec))
+        inputs = read(replace(options, model=text), lambda context, spec: load_of(options, context, spec))
     except UnknownNameError as error:
         raise error.changed(remedy=f"{error.remedy} (revisions of a policy need --policy PATH)") from error
     if options.gpu is None and options.gpu_memory is None:
         raise UsageError("--gpu", "missing", "name the GPU to compare on: a100-80g (`kvplan gpus` lists them)")
-    return asked, [plan_side(made, key_of(made)) for made in map(plan, asked.requests)]
+    return inputs, [plan_side(made, key_of(made)) for made in map(plan, inputs.requests)]
 
 
 def key_of(made: Plan) -> str:

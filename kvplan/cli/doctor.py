@@ -16,17 +16,17 @@ WIDTH = 22
 
 def doctor(options: DoctorOptions) -> int:
     """Print the checkup; a missing GPU or package is an answer, so the code is 0."""
-    found = checkup()
+    report = checkup()
     if options.format == "json":
-        output.write(json.dumps(document(found), indent=2, allow_nan=False))
+        output.write(json.dumps(document(report), indent=2, allow_nan=False))
     else:
         with output.standard_output():
-            write(doctor_lines(found), output.console(options.color))
+            write(doctor_lines(report), output.console(options.color))
     return 0
 
 
-def doctor_lines(found: Checkup) -> list[Line]:
-    sections = (machine(found), gpus(found), packages(found), files(found), settings(found), advice(found))
+def doctor_lines(report: Checkup) -> list[Line]:
+    sections = (machine(report), gpus(report), packages(report), files(report), settings(report), advice(report))
     return [styled for number, section in enumerate(sections) for styled in ([line()] if number else []) + section]
 
 
@@ -37,14 +37,14 @@ def section(title: str, rows: Iterator[tuple[str, str]]) -> list[Line]:
     ]
 
 
-def machine(found: Checkup) -> list[Line]:
+def machine(report: Checkup) -> list[Line]:
     def rows() -> Iterator[tuple[str, str]]:
-        yield "kvplan", f"{found.kvplan or 'not installed'} ({found.kvplan_path})"
-        yield "Python", f"{found.python} ({found.python_path})"
-        yield "platform", found.platform
-        yield "CPU", cores_text(found.host)
-        yield "memory", memory_text(found.host)
-        for each in found.disks:
+        yield "kvplan", f"{report.kvplan or 'not installed'} ({report.kvplan_path})"
+        yield "Python", f"{report.python} ({report.python_path})"
+        yield "platform", report.platform
+        yield "CPU", cores_text(report.host)
+        yield "memory", memory_text(report.host)
+        for each in report.disks:
             yield f"disk, {each.use}", disk_text(each)
 
     return section("machine", rows())
@@ -71,14 +71,14 @@ def disk_text(disk: Disk) -> str:
     return f"{format_gib(disk.free)} of {format_gib(disk.total)} free ({disk.path})"
 
 
-def gpus(found: Checkup) -> list[Line]:
+def gpus(report: Checkup) -> list[Line]:
     def rows() -> Iterator[tuple[str, str]]:
-        yield "NVML", nvml_text(found.nvml)
-        for gpu in found.nvml.gpus:
+        yield "NVML", nvml_text(report.nvml)
+        for gpu in report.nvml.gpus:
             yield f"GPU {gpu.index}" + (" (MIG)" if gpu.is_mig else ""), gpu_text(gpu)
-        for warning in found.nvml.warnings:
+        for warning in report.nvml.warnings:
             yield "warning", warning
-        yield "torch", torch_text(found.torch)
+        yield "torch", torch_text(report.torch)
 
     return section("GPU", rows())
 
@@ -94,9 +94,9 @@ def gpu_text(gpu: Gpu) -> str:
     if gpu.memory is None:
         return f"{gpu.name}, {gpu.uuid}: {gpu.problem}"
     memory = gpu.memory
-    kept = "" if memory.reserved is None else f", {format_gib(memory.reserved)} kept by the driver"
+    reserved = "" if memory.reserved is None else f", {format_gib(memory.reserved)} kept by the driver"
     whose = " of the machine's memory" if memory.is_host else ""
-    return f"{gpu.name}, {format_gib(memory.free)} of {format_gib(memory.total)} free{whose}{kept}, {gpu.uuid}"
+    return f"{gpu.name}, {format_gib(memory.free)} of {format_gib(memory.total)} free{whose}{reserved}, {gpu.uuid}"
 
 
 def torch_text(torch: Torch | None) -> str:
@@ -110,8 +110,8 @@ def torch_text(torch: Torch | None) -> str:
     return f"{built}: {f'finds {torch.num_gpus}' if torch.cuda_available else 'finds no GPU'}"
 
 
-def packages(found: Checkup) -> list[Line]:
-    return section("packages", ((package.name, package_text(package)) for package in found.packages))
+def packages(report: Checkup) -> list[Line]:
+    return section("packages", ((package.name, package_text(package)) for package in report.packages))
 
 
 def package_text(package: Package) -> str:
@@ -120,25 +120,25 @@ def package_text(package: Package) -> str:
     return "missing" if package.extra is None else f"missing (extra: {package.extra})"
 
 
-def files(found: Checkup) -> list[Line]:
+def files(report: Checkup) -> list[Line]:
     return section(
         "facts",
-        ((file.name, f"{file.problem or f'{file.num_entries:,} entries'} ({file.path})") for file in found.facts),
+        ((file.name, f"{file.problem or f'{file.num_entries:,} entries'} ({file.path})") for file in report.facts),
     )
 
 
-def settings(found: Checkup) -> list[Line]:
+def settings(report: Checkup) -> list[Line]:
     def rows() -> Iterator[tuple[str, str]]:
-        for each in found.settings:
+        for each in report.settings:
             yield each.name, f"{each.value or '(empty)'}  [{each.origin}] {each.meaning}"
 
     return section("settings", rows())
 
 
-def advice(found: Checkup) -> list[Line]:
-    if not found.advice:
-        return [line(nothing_missing(found), "green")]
-    return section("to do", ((each.missing, advice_text(each)) for each in found.advice))
+def advice(report: Checkup) -> list[Line]:
+    if not report.advice:
+        return [line(nothing_missing(report), "green")]
+    return section("to do", ((each.missing, advice_text(each)) for each in report.advice))
 
 
 def advice_text(advice: Advice) -> str:
@@ -146,11 +146,11 @@ def advice_text(advice: Advice) -> str:
     return f"{problem} {advice.needed_for}: {advice.cure}"
 
 
-def nothing_missing(found: Checkup) -> str:
+def nothing_missing(report: Checkup) -> str:
     """That all is there, and for what: a machine without a GPU is whole, but not for a GPU's work."""
-    idle = [package.name for package in found.packages if package.version is None]
+    idle = [package.name for package in report.packages if package.version is None]
     but = f" but {', '.join(idle)}, for kvplan's own tests" if idle else ""
-    if found.nvml.gpus:
+    if report.nvml.gpus:
         return f"nothing is missing{but}"
-    lacks = "the driver finds no GPU" if found.nvml.status == "ok" else "a GPU would need its driver"
+    lacks = "the driver finds no GPU" if report.nvml.status == "ok" else "a GPU would need its driver"
     return f"nothing is missing for the CPU{but}; {lacks} (see NVML above)"

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, load_of, read, say
+from kvplan.cli.inputs import Inputs, load_of, read, say
 from kvplan.cli.options import EstimateOptions
 from kvplan.core.errors import KvplanError
 from kvplan.hardware.gpu import GpuSpec
@@ -22,16 +22,16 @@ Table = list[Outcome]  # one context's, GPU by GPU
 def estimate(options: EstimateOptions) -> int:
     """Answer, and return the exit code: 0, or with --exit-code 1 where any estimate shown does not fit."""
     with output.report_files(options.report or [], force=options.force) as reports:
-        asked = read(options, lambda context, spec: load_of(options, context, spec))
-        say(asked, quiet=options.quiet)
-        tables = answer(asked)
+        inputs = read(options, lambda context, spec: load_of(options, context, spec))
+        say(inputs, quiet=options.quiet)
+        tables = answer(inputs)
         if not options.quiet:
             say_of_start(tables)
         given = shapes(tables, options)
         for report in reports:
             report.save(rendered(given, report.format))
         output.answer(given, options.format, options.color)
-    fits = all(isinstance(it, Plan) and it.fits for table in tables for _, it in table)
+    fits = all(isinstance(answer, Plan) and answer.fits for table in tables for _, answer in table)
     return int(options.exit_code and not fits)
 
 
@@ -47,14 +47,14 @@ def say_of_start(tables: list[Table]) -> None:
 # --- answering --------------------------------------------------------------------------------------------------------
 
 
-def answer(asked: Asked) -> list[Table]:
+def answer(inputs: Inputs) -> list[Table]:
     """A table for each context: a plan for each GPU, or why there is none. Where none can be made at all, the first
     reason is the answer."""
-    found = [outcome(request, alone=asked.num_gpus == 1) for request in asked.requests]
-    errors = [it for _, it in found if isinstance(it, KvplanError)]
-    if len(errors) == len(found):
+    outcomes = [outcome(request, alone=inputs.num_gpus == 1) for request in inputs.requests]
+    errors = [reply for _, reply in outcomes if isinstance(reply, KvplanError)]
+    if len(errors) == len(outcomes):
         raise errors[0]
-    return [found[at : at + asked.num_gpus] for at in range(0, len(found), asked.num_gpus)]
+    return [outcomes[start : start + inputs.num_gpus] for start in range(0, len(outcomes), inputs.num_gpus)]
 
 
 def outcome(request: Request, *, alone: bool) -> Outcome:
@@ -67,7 +67,7 @@ def outcome(request: Request, *, alone: bool) -> Outcome:
 
 
 def plans_of(tables: list[Table]) -> list[Plan]:
-    return [it for table in tables for _, it in table if isinstance(it, Plan)]
+    return [reply for table in tables for _, reply in table if isinstance(reply, Plan)]
 
 
 def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
@@ -91,7 +91,7 @@ def shapes(tables: list[Table], options: EstimateOptions) -> Answer:
         return text.plans_page(plans, explain=options.explain)
 
     if (options.format != "table" or options.report) and not options.quiet:
-        errors = ((one.name, str(it)) for table in tables for one, it in table if isinstance(it, KvplanError))
+        errors = ((gpu.name, str(reply)) for table in tables for gpu, reply in table if isinstance(reply, KvplanError))
         for name, error in dict.fromkeys(errors):
             output.tell("warning", f"{name}: left out: {error}")
     return Answer(lambda blocks: screen(tables, blocks=blocks, explain=options.explain), document, rows, page)
@@ -106,7 +106,7 @@ def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":
     if len(tables[0]) > 1:
         for number, table in enumerate(tables):
             parts += [line()] if number else []
-            reasons = {str(it) for _, it in table}
+            reasons = {str(reply) for _, reply in table}
             if plans_of([table]) or len(reasons) > 1:
                 parts += console.gpu_parts(table)
             else:
@@ -116,6 +116,6 @@ def screen(tables: list[Table], *, blocks: bool, explain: bool) -> "list[Part]":
     else:
         parts += console.plan_parts(plans[0], blocks=blocks, explain=explain)
     if explain and (len(tables) > 1 or len(tables[0]) > 1):
-        for one in plans:
-            parts += [line(), *console.plan_parts(one, blocks=blocks, explain=True)]
+        for each_plan in plans:
+            parts += [line(), *console.plan_parts(each_plan, blocks=blocks, explain=True)]
     return parts

@@ -97,7 +97,7 @@ def refuse_family(name: str) -> None:
 
 def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[str, str]]:
     groups = ", ".join(f"{group} {count:,}" for group, count in sorted(num_params(spec).items()) if count)
-    found = [
+    rows = [
         ("name", spec.name),
         ("Hub id", str(facts["id"])),
         ("aliases", ", ".join(facts.get("aliases", ())) or "none"),
@@ -108,13 +108,13 @@ def model_details(spec: ModelSpec, facts: Facts, row: ModelRow) -> list[tuple[st
         ("KV cache", f"{tables.format_kib(row['kv_bytes_per_token'])} per token in bf16"),
     ]
     if row["window_bytes_per_token"]:
-        found.append(("of windows", f"{tables.format_kib(row['window_bytes_per_token'])} of it, which stop growing"))
+        rows.append(("of windows", f"{tables.format_kib(row['window_bytes_per_token'])} of it, which stop growing"))
     if row["state_bytes"]:
-        found.append(("states", f"{format_size(row['state_bytes'])} per sequence, whatever its length"))
-    found += [("layers" if i == 0 else "", text) for i, text in enumerate(layer_groups(spec))]
-    found += [("note", note) for note in spec.notes]
-    found.append(("source", spec.source))
-    return found
+        rows.append(("states", f"{format_size(row['state_bytes'])} per sequence, whatever its length"))
+    rows += [("layers" if i == 0 else "", text) for i, text in enumerate(layer_groups(spec))]
+    rows += [("note", note) for note in spec.notes]
+    rows.append(("source", spec.source))
+    return rows
 
 
 def weights_text(row: ModelRow, spec: ModelSpec) -> str:

@@ -67,7 +67,7 @@ class Load:
             return float(self.users or 0)
         return None if isinf(self.peak) else self.peak
 
-    def at(self, amount: float) -> "Load":
+    def scaled(self, amount: float) -> "Load":
         if self.is_closed:
             return replace(self, users=int(amount))
         return replace(self, stages=tuple((rate * amount / self.peak, seconds) for rate, seconds in self.stages))
@@ -183,10 +183,10 @@ def source_of(options: LoadOptions) -> Source:
     count = None if options.num_requests is None else parse_count(options.num_requests, "--num-requests", 10_000_000)
     seed = 0 if options.seed is None else int(parse_seed(options.seed))
     if options.trace is not None:
-        found = from_trace(read_trace(Path(options.trace)), count)
-        if count is not None and found.num_requests < count:
-            output.tell("warning", f"--num-requests {count:,}: the trace has only {found.num_requests:,}; using all")
-        return found if not shared else with_shared_prefix(found, shared)
+        source = from_trace(read_trace(Path(options.trace)), count)
+        if count is not None and source.num_requests < count:
+            output.tell("warning", f"--num-requests {count:,}: the trace has only {source.num_requests:,}; using all")
+        return source if not shared else with_shared_prefix(source, shared)
     at_once = options.users or options.max_concurrency
     users = parse_count(at_once, "--users" if options.users else "--max-concurrency") if at_once else 0
     most = count or max(NUM_REQUESTS, min(PER_USER * users, MOST_BY_DEFAULT))

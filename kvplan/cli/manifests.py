@@ -4,9 +4,9 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from kvplan.cli.asked import Asked
+from kvplan.cli.inputs import Inputs
 from kvplan.core.errors import UsageError
-from kvplan.core.files import printable, read_text, shown
+from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark, Node, Scalar
 from kvplan.policy.file import Policy, Rule, Target, check_engine_value, root_of
 from kvplan.servers import manifest
@@ -38,7 +38,7 @@ def policy_of(path: Path, gpu: str | None) -> Policy:
     """A policy whose targets are a manifest's containers, each of which must start; `gpu` wins over nodes' labels."""
     targets = []
     for each in containers(path):
-        mark = Mark(shown(path), each.line, 1)
+        mark = Mark(path_text(path), each.line, 1)
         own: dict[str, Node] = {}
         if gpu is not None:
             own["gpu"] = Scalar(gpu, is_plain=False, mark=mark)
@@ -58,14 +58,14 @@ def policy_of(path: Path, gpu: str | None) -> Policy:
             )
         )
     return Policy(
-        path=shown(path), folder=path.parent, root=root_of(path), targets=tuple(targets), baseline=None, measured=None,
-        severity={}, waivers=(),
+        path=path_text(path), folder=path.parent, root=root_of(path), targets=tuple(targets), baseline=None,
+        measured=None, severity={}, waivers=(),
     )  # fmt: skip
 
 
 def containers(path: Path) -> list[Served]:
     """Everything that a manifest serves."""
-    return _served(read_text(path, manifest.MAX_CHARS), shown(path))
+    return _served(read_text(path, manifest.MAX_CHARS), path_text(path))
 
 
 @lru_cache(maxsize=8)
@@ -110,11 +110,11 @@ def check_model(served: Served, command: ServeCommand) -> None:
         )
 
 
-def check_gpus(served: Served, asked: Asked) -> None:
+def check_gpus(served: Served, inputs: Inputs) -> None:
     """Refuse a server that needs more GPUs than its pods ask for, and note those that it leaves."""
     if served.num_gpus is None:
         return
-    args = asked.requests[0].args
+    args = inputs.requests[0].args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     total = served.num_gpus * served.num_pods
     pods = f" in {served.num_pods} pods" if served.num_pods > 1 else ""
@@ -125,21 +125,21 @@ def check_gpus(served: Served, asked: Asked) -> None:
             "ask for as many, or change --tensor-parallel-size",
         )
     if ranks < total:
-        add_note(asked, f"{total - ranks} of {total} GPUs{pods} stay unused: its command takes {ranks}")
+        add_note(inputs, f"{total - ranks} of {total} GPUs{pods} stay unused: its command takes {ranks}")
 
 
-def note_gpu(served: Served, asked: Asked, *, stated: bool) -> None:
-    if stated and served.gpu is not None and served.gpu != asked.requests[0].gpu.name:
-        add_note(asked, f"gpu: {asked.requests[0].gpu.name} counts, not {served.gpu} of {served.gpu_label}")
+def note_gpu(served: Served, inputs: Inputs, *, stated: bool) -> None:
+    if stated and served.gpu is not None and served.gpu != inputs.requests[0].gpu.name:
+        add_note(inputs, f"gpu: {inputs.requests[0].gpu.name} counts, not {served.gpu} of {served.gpu_label}")
     elif not stated and served.gpu is not None:
-        add_note(asked, f"gpu: {served.gpu} is inferred from {printable(served.gpu_label, 120)}")
+        add_note(inputs, f"gpu: {served.gpu} is inferred from {printable(served.gpu_label, 120)}")
     if served.replicas != 1:
-        add_note(asked, f"{served.replicas} replicas: the figures are of one")
+        add_note(inputs, f"{served.replicas} replicas: the figures are of one")
 
 
-def add_note(asked: Asked, text: str) -> None:
-    asked.notes.append(text)
-    asked.readings.append(text)
+def add_note(inputs: Inputs, text: str) -> None:
+    inputs.notes.append(text)
+    inputs.readings.append(text)
 
 
 def with_gpu(served: Served, target: Target) -> Target:

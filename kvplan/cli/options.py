@@ -331,13 +331,13 @@ FLAGS = {"max_model_len": "--ctx"}
 
 def given(options: PlanOptions) -> dict[str, Any]:
     """Engine arguments said by flags of their own; several contexts are left to `contexts`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in ARGUMENTS:
         value = getattr(options, name)
         if value is None or name == "max_model_len":
             continue
-        found[name] = read_argument(name, value, flag_of(name)) if isinstance(value, str) else value
-    return found
+        values[name] = read_argument(name, value, flag_of(name)) if isinstance(value, str) else value
+    return values
 
 
 def usual_slots(options: PlanOptions) -> int:
@@ -368,19 +368,19 @@ def engine_pair(text: str) -> tuple[str, Any]:
 
 def engine_pairs(options: PlanOptions) -> dict[str, Any]:
     """What --engine-arg says; a repeated key must say the same."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     for text in options.engine_arg or []:
-        key, _, said = text.partition("=")
+        key, _, value_text = text.partition("=")
         if key.strip("- ").replace("-", "_") == "enable_lora":
-            on = switch(said, "--engine-arg enable_lora")
+            on = switch(value_text, "--engine-arg enable_lora")
             name = "max_loras"
-            value = (found.get(name) or usual_slots(options)) if on else 0
+            value = (pairs.get(name) or usual_slots(options)) if on else 0
         else:
             name, value = engine_pair(text)
-            if found.get(name, value) != value:
-                raise UsageError(f"--engine-arg {name}", f"is given twice, {found[name]} and {value}", "leave one out")
-        found[name] = value
-    return found
+            if pairs.get(name, value) != value:
+                raise UsageError(f"--engine-arg {name}", f"is given twice, {pairs[name]} and {value}", "leave one out")
+        pairs[name] = value
+    return pairs
 
 
 def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineArgs:
@@ -391,12 +391,12 @@ def engine_args(options: PlanOptions, command: "ServeCommand | None") -> EngineA
     pairs, flags = engine_pairs(options), given(options)
     for name in pairs.keys() & flags.keys():
         refuse_two(name, pairs[name], flags[name])
-    found = (dict(command.args) if command else {}) | pairs | flags
+    values = (dict(command.args) if command else {}) | pairs | flags
     if pairs:
         from kvplan.servers.words import over_experts
 
-        over_experts(found, "--engine-arg ep_size")
-    args = EngineArgs(**{name: value for name, value in found.items() if name in ARGUMENTS})
+        over_experts(values, "--engine-arg ep_size")
+    args = EngineArgs(**{name: value for name, value in values.items() if name in ARGUMENTS})
     return with_lora_slots(args, options)
 
 

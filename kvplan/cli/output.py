@@ -152,7 +152,7 @@ class ReportFile:
         """flag: what the user said it with; suffixes: which there may be, and the format each means; force: whatever
         is there is replaced."""
         self.flag, self.suffixes, self.force = flag, suffixes, force
-        self.shown = printable(path, 400)
+        self.label = printable(path, 400)
         self.format = self._format(path)
         try:
             self.target = Path(path).resolve()
@@ -160,7 +160,7 @@ class ReportFile:
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: Python 3.11 and a loop of links
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
-                f"{self.flag} {self.shown}", f"cannot be written ({reason})", "name another path"
+                f"{self.flag} {self.label}", f"cannot be written ({reason})", "name another path"
             ) from error
         self._temporary = self.target.parent / f".{self.target.name[:80]}.{os.urandom(6).hex()}.tmp"
 
@@ -171,7 +171,7 @@ class ReportFile:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
-                f"{self.flag} {self.shown}", f"cannot be written ({reason})", "name another path"
+                f"{self.flag} {self.label}", f"cannot be written ({reason})", "name another path"
             ) from error
 
     def _format(self, path: str) -> str:
@@ -181,18 +181,18 @@ class ReportFile:
 
             refuse_run_files(path, self.flag)
             known = ", ".join(self.suffixes)
-            raise UsageError(f"{self.flag} {self.shown}", f"unknown file type ({suffix!r})", f"use {known}")
+            raise UsageError(f"{self.flag} {self.label}", f"unknown file type ({suffix!r})", f"use {known}")
         return self.suffixes[suffix]
 
     def _check(self) -> None:
         if self.target.is_dir():
-            raise UsageError(f"{self.flag} {self.shown}", "is a directory", "name a file in it")
+            raise UsageError(f"{self.flag} {self.label}", "is a directory", "name a file in it")
         if self.target.exists() and not self.target.is_file():
-            raise UsageError(f"{self.flag} {self.shown}", "is not a regular file", "name another path")
+            raise UsageError(f"{self.flag} {self.label}", "is not a regular file", "name another path")
         if not self.target.parent.is_dir():
-            raise UsageError(f"{self.flag} {self.shown}", "there is no such directory", "make it first")
+            raise UsageError(f"{self.flag} {self.label}", "there is no such directory", "make it first")
         if self.target.exists() and not os.access(self.target, os.W_OK):
-            raise UsageError(f"{self.flag} {self.shown}", "is read-only", "make it writable or name another path")
+            raise UsageError(f"{self.flag} {self.label}", "is read-only", "make it writable or name another path")
         if self.target.exists() and not self.force:
             self._refuse_foreign()
 
@@ -204,14 +204,14 @@ class ReportFile:
         refuse_run_files(str(self.target), self.flag)
         if not is_own(self.target):
             raise UsageError(
-                f"{self.flag} {self.shown}",
+                f"{self.flag} {self.label}",
                 "exists, and kvplan did not write it",
                 "name another file, or replace it with --force",
             )
         self._refuse_input()
 
     def _refuse_input(self) -> None:
-        refusal = UsageError(f"{self.flag} {self.shown}", "is an input of this command", "name another file")
+        refusal = UsageError(f"{self.flag} {self.label}", "is an input of this command", "name another file")
         files.announce_output(self.target, refusal)
 
     def save(self, content: str | bytes | Iterable[bytes]) -> None:
@@ -235,7 +235,7 @@ class ReportFile:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise EnvironmentProblem(
-                f"{self.flag} {self.shown}", f"cannot be written ({reason})", "check the disk"
+                f"{self.flag} {self.label}", f"cannot be written ({reason})", "check the disk"
             ) from error
 
     def _mode(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.asked import read, say
+from kvplan.cli.inputs import read, say
 from kvplan.cli.options import EstimateOptions
 from kvplan.cli.pack_options import PackOptions
 from kvplan.core.errors import KvplanError, UsageError
@@ -52,21 +52,21 @@ def tenants_of(options: PackOptions) -> Iterator[Tenant]:
 
 def stated(text: str, options: PackOptions) -> Tenant:
     """A server as --server writes it."""
-    shown = f"--server {printable(text, 60)!r}"
+    flag = f"--server {printable(text, 60)!r}"
     match = NAMED.fullmatch(text)
     name, line = (match[1], match[2]) if match else (None, text)
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise UsageError(shown, f"cannot be split into words ({error})", "close its quotes") from error
-    words, users = without_users(words, shown)
+        raise UsageError(flag, f"cannot be split into words ({error})", "close its quotes") from error
+    words, users = without_users(words, flag)
     if not words:
-        raise UsageError(shown, "is empty", "write a model and its flags: 'qwen3-8b --max-model-len 16384 --users 4'")
+        raise UsageError(flag, "is empty", "write a model and its flags: 'qwen3-8b --max-model-len 16384 --users 4'")
     engine = None
     if not is_command(words):
         words, engine = served_by(options.engine or DEFAULT, words), options.engine
     try:
-        asked = read(
+        inputs = read(
             EstimateOptions(
                 from_command=shlex.join(words),
                 gpu=[options.gpu or ""],
@@ -75,25 +75,25 @@ def stated(text: str, options: PackOptions) -> Tenant:
             )
         )
     except KvplanError as error:
-        raise error.within(shown) from error
-    request = asked.requests[0]
+        raise error.within(flag) from error
+    request = inputs.requests[0]
     name = name or request.spec.name.rpartition("/")[2]
-    asked.notes = [f"{name}: {note}" for note in asked.notes]
-    say(asked, quiet=options.quiet)
+    inputs.notes = [f"{name}: {note}" for note in inputs.notes]
+    say(inputs, quiet=options.quiet)
     return Tenant(name, request, users)
 
 
-def without_users(words: list[str], shown: str) -> tuple[list[str], int]:
+def without_users(words: list[str], flag: str) -> tuple[list[str], int]:
     """The words but for `--users N`, and N."""
-    kept, users = [], 1
+    others, users = [], 1
     rest = iter(words)
     for word in rest:
         if word == "--users" or word.startswith("--users="):
             value = word.partition("=")[2] if "=" in word else next(rest, "")
-            users = parse_count(value, f"{shown}: --users")
+            users = parse_count(value, f"{flag}: --users")
         else:
-            kept.append(word)
-    return kept, users
+            others.append(word)
+    return others, users
 
 
 def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
@@ -104,11 +104,11 @@ def of_policy(file: Path, options: PackOptions) -> Iterator[Tenant]:
     policy = policy_file.read(file)
     for target in policy.targets:
         try:
-            asked = asked_of(target, policy, offline=options.offline)
+            inputs = asked_of(target, policy, offline=options.offline)
         except KvplanError as error:
             raise located(error, target) from error
         users = [int(rule.limit) for rule in target.rules if rule.name in ("min_users", "min_concurrency")]
-        yield Tenant(target.id, asked.requests[0], max(users, default=1))
+        yield Tenant(target.id, inputs.requests[0], max(users, default=1))
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from kvplan.cli.live import live_view
 from kvplan.cli.resolve import Source, resolve
 from kvplan.cli.run_options import ProfileOptions
 from kvplan.core.errors import EnvironmentProblem, KvplanError, UsageError
-from kvplan.core.files import printable, shown
+from kvplan.core.files import path_text, printable
 from kvplan.core.units import parse_count, parse_duration, parse_fraction, parse_size, parse_tokens
 from kvplan.measure.rundir import RunWriter, load_run
 from kvplan.models.hf_config import load_spec
@@ -53,7 +53,7 @@ def profile(options: ProfileOptions) -> int:
         start = manifest(spec, config, device, workload, gpu, runs.environment(nvml, gpu))
         writer = RunWriter(target, start) if rank == 0 else runs.SilentWriter(target, start)
         if not is_quiet:
-            output.tell("note", f"profile: {spec.name} on {device}; the run is kept in {shown(target)}")
+            output.tell("note", f"profile: {spec.name} on {device}; the run is kept in {path_text(target)}")
         with live_view(quiet=is_quiet) as watch:
             outcome = runs.profile(
                 spec,
@@ -78,7 +78,7 @@ def conclude(options: ProfileOptions, target: Path, writer: RunWriter, outcome: 
     """What is said and written once a run has ended."""
     if outcome.message is not None:
         why = f"ended early ({outcome.message})" if outcome.is_early else outcome.message
-        output.tell("error", f"profile: {why}; what was measured is in {shown(target)}")
+        output.tell("error", f"profile: {why}; what was measured is in {path_text(target)}")
     results = writer.manifest.get("results") or {}
     for served in (results, results.get("baseline") or {}):
         if 0 < served.get("num_failed", 0) < served.get("num_finished", 0):
@@ -228,7 +228,7 @@ def weights_directory(path: str) -> Path:
     """The checkpoint's directory; UsageError where there is none."""
     directory = Path(path)
     if not path or not directory.is_dir():
-        where = shown(directory) if path else "''"
+        where = path_text(directory) if path else "''"
         raise UsageError(f"--weights {where}", "is not a directory", "name one with config.json and safetensors")
     return directory
 
@@ -240,7 +240,7 @@ def _weights_spec(directory: Path, model: str | None) -> ModelSpec:
         for fact in ("num_layers", "hidden_size", "vocab_size"):
             if getattr(named, fact) != getattr(spec, fact):
                 raise UsageError(
-                    f"--weights {shown(directory)}",
+                    f"--weights {path_text(directory)}",
                     f"is not {printable(model, 200)} ({fact} {getattr(spec, fact)}, not {getattr(named, fact)})",
                     "leave out MODEL or name its own weights",
                 )
@@ -277,10 +277,10 @@ def trace_requests(path: Path) -> "tuple[PlannedRequest, ...]":
 
     trace = read_trace(path)
     for note in trace.notes:
-        output.tell("warning", f"--trace {shown(path)}: {note}")
+        output.tell("warning", f"--trace {path_text(path)}: {note}")
     if trace.prefix_block is not None:
         output.tell(
-            "note", f"--trace {shown(path)}: its prefix ids are not replayed; --shared-prefix shares a beginning"
+            "note", f"--trace {path_text(path)}: its prefix ids are not replayed; --shared-prefix shares a beginning"
         )
     return tuple(PlannedRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in trace.requests)
 
@@ -344,17 +344,20 @@ def refuse_shared(gpu: "Device | None", *, allow: bool) -> None:
     if gpu is None:
         return
     memory, others = gpu.memory(), [process for process in gpu.processes() if process.used]
-    held, who = sum(process.used or 0 for process in others), f"pid {', '.join(str(one.pid) for one in others)}"
+    in_use, who = (
+        sum(process.used or 0 for process in others),
+        f"pid {', '.join(str(process.pid) for process in others)}",
+    )
     if not others and memory.reserved is not None and not memory.is_host:
         # Processes of other containers are not listed; what they hold is. (Without a figure for the driver's own
         # memory, or where the memory is the host's, `used` says nothing of others.)
-        held, who = memory.used, "of processes that the driver does not list"
-    if held > SHARED * memory.total and not allow:
+        in_use, who = memory.used, "of processes that the driver does not list"
+    if in_use > SHARED * memory.total and not allow:
         raise EnvironmentProblem(
-            gpu.label, f"other processes hold {held:,} bytes ({who})", "stop them, or measure with --allow-shared"
+            gpu.label, f"other processes hold {in_use:,} bytes ({who})", "stop them, or measure with --allow-shared"
         )
-    if others or held > SHARED * memory.total:
-        output.tell("warning", f"{gpu.label}: other processes hold {held:,} bytes; they are left out of the rows")
+    if others or in_use > SHARED * memory.total:
+        output.tell("warning", f"{gpu.label}: other processes hold {in_use:,} bytes; they are left out of the rows")
 
 
 def manifest(

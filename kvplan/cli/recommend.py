@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.cli import output
-from kvplan.cli.asked import (
+from kvplan.cli.inputs import (
     COMMON_GPUS,
     MODEL_CURE,
-    Asked,
     Context,
+    Inputs,
     load_of,
     read,
     refuse_missing,
@@ -137,20 +137,20 @@ def answered(options: RecommendOptions) -> tuple[RecommendationDocument, Placeme
         end="likely" if options.optimistic else "low",
         prices=prices.per_hour if prices else None,
     )
-    asked = requests_of(options, prices, is_fixed=is_fixed)
-    say(asked, quiet=options.quiet)
+    inputs = requests_of(options, prices, is_fixed=is_fixed)
+    say(inputs, quiet=options.quiet)
     source = prices.source if prices else None
-    first = asked.requests[0]
+    first = inputs.requests[0]
     if not terms_of(first.release.engine).recommended:
         names, _ = titles(lambda terms: terms.recommended)
         raise UsageError("--engine", f"recommend supports only {names}", "`kvplan sweep --engine` compares servers")
     if not is_fixed:
-        found = recommend(question, asked.requests)
-        errors = [failure.error for failure in found.failures if failure.error is not None]
-        if not found.placements and errors and len(errors) == len(found.failures):
+        recommendation = recommend(question, inputs.requests)
+        errors = [failure.error for failure in recommendation.failures if failure.error is not None]
+        if not recommendation.placements and errors and len(errors) == len(recommendation.failures):
             reason = errors[0]  # on none of the GPUs it can be
             raise UsageError(reason.subject, reason.problem, reason.remedy)
-        return text.document(question, first, source, found, None), next(iter(found.placements), None)
+        return text.document(question, first, source, recommendation, None), next(iter(recommendation.placements), None)
     request, replicas = given_gpus(options, first, stated)
     needs = fit(question, request, replicas)
     return text.document(question, request, source, None, needs), needs.solution or next(iter(needs.cures), None)
@@ -191,7 +191,7 @@ def stated_by(options: RecommendOptions) -> frozenset[str]:
     return frozenset(stated)
 
 
-def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Asked:
+def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: bool) -> Inputs:
     """One request for each GPU to choose from, or for the one given, whose lengths are not yet cut at its context."""
     values = {field.name: getattr(options, field.name) for field in fields(WorkloadOptions)}
     stated = WorkloadOptions(**values)
@@ -200,17 +200,17 @@ def requests_of(options: RecommendOptions, prices: Prices | None, *, is_fixed: b
     def load(context: Context, spec: ModelSpec) -> Load:
         return load_of(plain, spec.context_limit if is_fixed else context, spec)
 
-    asked = read(plain, load)
-    contexts = {request.args.max_model_len for request in asked.requests}
+    inputs = read(plain, load)
+    contexts = {request.args.max_model_len for request in inputs.requests}
     if len(contexts) > 1 or "auto" in contexts:
         raise UsageError("--ctx", "recommend takes one context", "write one number, for example --ctx 16k")
-    context = asked.requests[0].args.max_model_len
+    context = inputs.requests[0].args.max_model_len
     if context is None:
-        context = asked.requests[0].spec.max_model_len
+        context = inputs.requests[0].spec.max_model_len
     assert isinstance(context, int)
-    asked.requests = [with_args(request, max_model_len=context) for request in asked.requests]
-    check_load(asked.requests[0], context)
-    return asked
+    inputs.requests = [with_args(request, max_model_len=context) for request in inputs.requests]
+    check_load(inputs.requests[0], context)
+    return inputs
 
 
 def gpu_names(options: RecommendOptions, prices: Prices | None) -> list[str]:

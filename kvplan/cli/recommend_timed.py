@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, say
+from kvplan.cli.inputs import Inputs, say
 from kvplan.cli.load import load_of
 from kvplan.cli.load_options import LoadOptions
 from kvplan.core.errors import UsageError
@@ -38,10 +38,10 @@ def check_alone(options: RecommendOptions) -> None:
             )
 
 
-def timed(options: RecommendOptions, question: Question, asked: Asked) -> TimedRecommendationDocument:
+def timed(options: RecommendOptions, question: Question, inputs: Inputs) -> TimedRecommendationDocument:
     assert options.slo is not None
     promises = slo.parse_slo(options.slo)
-    shared: dict[str, Any] = {it.name: getattr(options, it.name, None) for it in fields(LoadOptions)}
+    shared: dict[str, Any] = {field.name: getattr(options, field.name, None) for field in fields(LoadOptions)}
     load = load_of(LoadOptions(**shared))
     if load.amount is None or len(load.stages) > 1:
         raise UsageError("--rate", "must be one number of requests per second", "write --rate 4")
@@ -51,9 +51,9 @@ def timed(options: RecommendOptions, question: Question, asked: Asked) -> TimedR
         load.source, None if load.is_closed else load.peak, users, promises, spare,
         strict=not options.optimistic, calibration=options.calibration, think_s=load.think_s, ramp_s=load.ramp_s,
     )  # fmt: skip
-    say(asked, quiet=options.quiet)
-    found = placed(question, asked.requests, demand)
-    unseen = sorted({what for each in found.timed for what in each.ranges.unseen})
+    say(inputs, quiet=options.quiet)
+    placements = placed(question, inputs.requests, demand)
+    unseen = sorted({what for each in placements.timed for what in each.ranges.unseen})
     if unseen and not options.quiet:
         output.tell("note", f"no published result has {' or '.join(unseen)}: times are extrapolated, ranges wider")
-    return timed_text.document(asked.requests[0], f"{load.source.name}, {load.how}", demand, found)
+    return timed_text.document(inputs.requests[0], f"{load.source.name}, {load.how}", demand, placements)

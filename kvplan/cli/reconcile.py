@@ -55,19 +55,19 @@ def reconcile_command(options: ReconcileOptions) -> int:
     if options.calibrate is not None:
         measured = {row.component: row.size for row in result.rows}
         with output.report_files([options.calibrate], "--calibrate", {".json": "json"}, force=options.force) as (file,):
-            found = calibration.document(
+            calibrated = calibration.document(
                 run.manifest, run.status, measured, result.activation_coefficient, str(run.path)
             )
-            found["step_time"] = step_time(run)
-            file.save(json.dumps(found, indent=2) + "\n")
+            calibrated["step_time"] = step_time(run)
+            file.save(json.dumps(calibrated, indent=2) + "\n")
     output.answer(answer(result), options.format, options.color)
     over = [] if limits is None else exceeds([(row.component, row) for row in result.compared], limits)
     if over:
-        output.tell("error", f"reconcile: off by more than {said(options)}: {', '.join(over)}")
+        output.tell("error", f"reconcile: off by more than {limits_text(options)}: {', '.join(over)}")
     return int(bool(over))
 
 
-def said(options: ReconcileOptions) -> str:
+def limits_text(options: ReconcileOptions) -> str:
     """--max-error as it was typed."""
     return ", ".join(printable(text, 80) for text in options.max_error or [])
 
@@ -138,10 +138,10 @@ def title(result: Reconciliation) -> str:
 SERVED_HEADERS = ("same pool", "most running", "tokens/s", "preemptions", "allocated, unused")
 
 
-def served_cells(one: Served) -> tuple[str, ...]:
-    rate = f"{one.output_tokens_per_s:,.1f}"
-    waste = "-" if one.waste is None else f"{one.waste:.1%}"
-    return printable(one.allocator, 40), f"{one.most_running}", rate, f"{one.preemptions}", waste
+def served_cells(served: Served) -> tuple[str, ...]:
+    rate = f"{served.output_tokens_per_s:,.1f}"
+    waste = "-" if served.waste is None else f"{served.waste:.1%}"
+    return printable(served.allocator, 40), f"{served.most_running}", rate, f"{served.preemptions}", waste
 
 
 def cells(row: Row) -> tuple[str, str, str, str]:

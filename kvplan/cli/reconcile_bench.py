@@ -63,23 +63,23 @@ def reconcile_bench(options: ReconcileOptions) -> int:
     if options.model is None and options.from_command is None and result.model is not None:
         options = replace(options, model=result.model)
     plan = plan_of(options, result, "reconcile")
-    found = figures(plan, step_time(plan, Shares(), options.calibration), load_of(result, None, None))
+    predicted = figures(plan, step_time(plan, Shares(), options.calibration), load_of(result, None, None))
     stated = ranges.modeled(plan) if options.calibration is None else ranges.measured()
-    rows = list(compared(result, found, stated))
+    rows = list(compared(result, predicted, stated))
     output.answer(answer(plan, result, rows), options.format, options.color)
     return 0
 
 
-def compared(result: BenchResult, found: Figures, stated: ranges.Ranges) -> Iterator[Row]:
+def compared(result: BenchResult, figures: Figures, stated: ranges.Ranges) -> Iterator[Row]:
     """A row for each figure that both have."""
     for metric, name in NAMES.items():
         for statistic in ("mean", "p50", "p90", "p99"):
             key = f"{metric}_{statistic}"
-            if key in found.times and result.times.get(key):
-                value = found.times[key] / 1000
+            if key in figures.times and result.times.get(key):
+                value = figures.times[key] / 1000
                 yield Row(f"{name}, {statistic}", value, *stated.time(metric, value), result.times[key] / 1000)
     if result.output_tokens_per_s:
-        value = found.output_tokens_per_s
+        value = figures.output_tokens_per_s
         is_kept_up = result.rate is not None and result.rate != float("inf")
         low, high = (value, value) if is_kept_up else stated.rate(value, arrivals=None)
         yield Row("output tokens per second", value, low, high, result.output_tokens_per_s, is_rate=True)
@@ -91,8 +91,8 @@ HEADERS = ("figure", "predicted", "range", "measured", "error", "in range")
 def cells(row: Row) -> tuple[str, ...]:
     error, inside = f"{row.error:+.1%}", "yes" if row.is_inside else "no"
     if row.is_rate:
-        shown = f"{row.low:,.0f}-{row.high:,.0f}"
-        return row.name, f"{row.predicted:,.0f}", shown, f"{row.measured:,.0f}", error, inside
+        range_text = f"{row.low:,.0f}-{row.high:,.0f}"
+        return row.name, f"{row.predicted:,.0f}", range_text, f"{row.measured:,.0f}", error, inside
     return row.name, duration(row.predicted), span(row.low, row.high), duration(row.measured), error, inside
 
 

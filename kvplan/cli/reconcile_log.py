@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kvplan.cli import asked, output
-from kvplan.cli.asked import Asked
+from kvplan.cli import inputs, output
+from kvplan.cli.inputs import Inputs
 from kvplan.cli.options import FLAGS, PlanOptions, flag_of
 from kvplan.cli.reconcile import with_own_names
 from kvplan.cli.run_options import ReconcileOptions
@@ -56,8 +56,8 @@ def reconcile_server(options: ReconcileOptions, limits: Limits | None) -> int:
     log = log_of(options)
     result = compared(options, log)
     if limits is not None and not result.compared:
-        wanted = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
-        raise InvalidInputError("--max-error", f"the {log.called} contains no figure to compare", f"name {wanted}")
+        source = "one that has the whole start-up" if log.called == "log" else "the page of a server that has started"
+        raise InvalidInputError("--max-error", f"the {log.called} contains no figure to compare", f"name {source}")
     if limits is not None:
         limits.check((row.component for row in result.compared), "--max-error")
     output.answer(answer(result), options.format, options.color)
@@ -99,38 +99,38 @@ def log_of(options: ReconcileOptions) -> ServerLog:
 
 def compared(options: ReconcileOptions, log: ServerLog) -> LogReconciliation:
     """The comparison; notes of what was taken from where go to standard error."""
-    wanted = completed(options, log)
+    query = completed(options, log)
     try:
-        found = asked.read(replace(wanted.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
-        if len(found.requests) > 1:
+        answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
+        if len(answer.requests) > 1:
             raise UsageError("--ctx", "names several contexts", "a server has one")
-        request, context_notes = at_its_context(wanted, found.requests[0])
+        request, context_notes = at_its_context(query, answer.requests[0])
         request, variable_notes = in_its_environment(log, request)
         request, draft_notes = with_draft(log, request)
         check_model(log, request.spec)
         machines, warnings, gpu_notes = machines_of(options, log)
-        measured = [(one, asked.measured_on(wanted.options, one)) for one in machines or sample_gpus()]
-        requests = [replace(request, gpu=one, measured=constants) for one, constants in measured]
-        context: Context = "derived" if wanted.derived else "unknown" if request.args.max_model_len is None else "known"
+        measured = [(gpu, inputs.measured_on(query.options, gpu)) for gpu in machines or sample_gpus()]
+        requests = [replace(request, gpu=gpu, measured=constants) for gpu, constants in measured]
+        context: Context = "derived" if query.derived else "unknown" if request.args.max_model_len is None else "known"
         result = reconcile_log(log, requests, gpu_known=len(machines) == 1, context=context)
     except KvplanError as error:
-        raise in_the_logs_words(error, log, wanted.taken) from error
-    if len(machines) == 1 and "engine" in wanted.taken:
+        raise in_the_logs_words(error, log, query.taken) from error
+    if len(machines) == 1 and "engine" in query.taken:
         gpu_notes += fraction_notes(log, request.args)
-    if "engine" in wanted.taken:
+    if "engine" in query.taken:
         gpu_notes += development_notes(log)
     notes = [
         *result.notes,
-        *wanted.notes,
+        *query.notes,
         *draft_notes,
         *contradictions(options, log, request),
         *variable_notes,
         *context_notes,
         *gpu_notes,
     ]
-    said = Asked([], 1, [*notes, *found.notes], found.hints, [*found.warnings, *warnings])
-    asked.say(said, quiet=options.quiet)
-    return replace(result, notes=tuple(dict.fromkeys([*said.notes, *said.warnings])))
+    notices = Inputs([], 1, [*notes, *answer.notes], answer.hints, [*answer.warnings, *warnings])
+    inputs.say(notices, quiet=options.quiet)
+    return replace(result, notes=tuple(dict.fromkeys([*notices.notes, *notices.warnings])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ def completed(options: PlanOptions, log: ServerLog) -> Wanted:
         engine = engine_of(log)
         if engine is None and options.from_command is None:
             version = log.text("version")
-            said = "does not say its release" if version is None else f"{printable(version, 40)} is not a release"
-            raise InvalidInputError(log.called, f"{said}", "add --engine with the release, such as vllm@0.11")
+            problem = "does not say its release" if version is None else f"{printable(version, 40)} is not a release"
+            raise InvalidInputError(log.called, f"{problem}", "add --engine with the release, such as vllm@0.11")
         if engine is not None:
             taken["engine"] = engine
             plain = replace(plain, engine=engine)
@@ -181,11 +181,11 @@ def completed(options: PlanOptions, log: ServerLog) -> Wanted:
     return Wanted(plain, taken, notes, derived)
 
 
-def at_its_context(wanted: Wanted, request: Request) -> tuple[Request, list[str]]:
+def at_its_context(query: Wanted, request: Request) -> tuple[Request, list[str]]:
     """The request with a derived context, which is the model's own where that will do, and a note of it."""
-    if wanted.derived is None:
+    if query.derived is None:
         return request, []
-    tokens, low, high = wanted.derived
+    tokens, low, high = query.derived
     if low <= request.spec.max_model_len <= high:
         tokens = request.spec.max_model_len
     others = "" if low == high else f" ({low:,} to {high:,} also match)"
@@ -202,8 +202,8 @@ def in_its_environment(log: ServerLog, request: Request) -> tuple[Request, list[
     release, args, note = environment.applied(logged, request.release, request.args, request.spec)
     notes = [] if note is None else [note]
     if release != request.release:
-        told = " ".join(environment.assignments(release, args))
-        notes.insert(0, f"sized with {told}, as the log or its command says")
+        assignments = " ".join(environment.assignments(release, args))
+        notes.insert(0, f"sized with {assignments}, as the log or its command says")
     return replace(request, release=release, args=args), notes
 
 
@@ -240,9 +240,11 @@ def in_the_logs_words(error: KvplanError, log: ServerLog, taken: Mapping[str, st
         flag = FLAGS.get(name, flag_of(name))
         if not {name, flag.strip("-").replace("-", "_")} & set(error.keys):
             continue
-        said = f"version {printable(log.text('version') or '', 40)}" if name == "engine" else logged_as(log, name, text)
+        logged = (
+            f"version {printable(log.text('version') or '', 40)}" if name == "engine" else logged_as(log, name, text)
+        )
         example = f" {NEWEST_ENGINE}" if name == "engine" else ""
-        return error.changed(subject=f"{log.called}: {said}", remedy=f"say what it was with {flag}{example}")
+        return error.changed(subject=f"{log.called}: {logged}", remedy=f"say what it was with {flag}{example}")
     return error
 
 
@@ -274,11 +276,11 @@ def unknown_model(log: ServerLog) -> str:
 def machines_of(options: PlanOptions, log: ServerLog) -> tuple[list[GpuSpec], list[str], list[str]]:
     """(the GPU said to kvplan, with the total that was logged, else those that the log may mean; warnings; notes)."""
     if options.gpu is None and options.gpu_memory is None:
-        found, note = gpus_of(log)
-        if not found:
+        gpus, note = gpus_of(log)
+        if not gpus:
             note = f"the {log.called} does not name the GPU, so rows that depend on it are not compared; add --gpu NAME"
-        return found, [], [] if note is None else [note]
-    named = asked.gpus_of(options)
+        return gpus, [], [] if note is None else [note]
+    named = inputs.gpus_of(options)
     if len(named) > 1:
         raise UsageError("--gpu", "names several GPUs", "a server ran on one kind")
     memory = options.gpu_memory
@@ -301,7 +303,7 @@ def answer(result: LogReconciliation) -> Answer:
 
 
 def title(result: LogReconciliation) -> str:
-    where = [one.name for one in result.gpus] or ["an unknown GPU"]
+    where = [gpu.name for gpu in result.gpus] or ["an unknown GPU"]
     ranks = result.args.tensor_parallel_size * result.args.pipeline_parallel_size
     total = "" if not result.gpus else f" of {format_gib(result.gpus[0].total_memory)}"
     machines = f"{ranks} x {where[0]}" if ranks > 1 else where[0]

@@ -66,22 +66,22 @@ def resolve(ref: str, source: Source) -> Resolved:
         ref = ref_of_url(ref) or ref
     known = catalog.find(ref)
     if known is not None and source.revision is None:
-        found = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
+        model = Resolved(called(catalog.load(known, text_only=source.text_only), ref))
         if "note" in catalog.facts(known):
-            found.notes.append(catalog.facts(known)["note"])
-        say_text_only(found, source)
+            model.notes.append(catalog.facts(known)["note"])
+        say_text_only(model, source)
         if is_path(ref) and Path(ref).exists():
-            found.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
-        return found
+            model.notes.append(f"{printable(ref)}: taken from the catalog; ./{printable(ref)} is the path of that name")
+        return model
     hub_id = catalog.facts(known)["id"] if known else ref
-    found = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
-    for note in found.spec.notes:
-        (found.warnings if isinstance(note, Oddity) else found.notes).append(note)
-    say_text_only(found, source)
-    return found
+    model = from_path(ref, source) if is_path(ref) else from_hub(hub_id, source)
+    for note in model.spec.notes:
+        (model.warnings if isinstance(note, Oddity) else model.notes).append(note)
+    say_text_only(model, source)
+    return model
 
 
-def quantized(found: Resolved, name: str, method: str, source: Source) -> Resolved:
+def quantized(model: Resolved, name: str, method: str, source: Source) -> Resolved:
     """The catalog's checkpoint that is stored as `method`, for a catalog name whose own is not quantized; with a note.
 
     A method that a server makes while it loads, a Hub id and a path are left as they are.
@@ -89,26 +89,26 @@ def quantized(found: Resolved, name: str, method: str, source: Source) -> Resolv
     from kvplan.servers.weights import ONLINE_METHODS
 
     own = catalog.find(name)
-    if own is None or "/" in name or source.revision is not None or found.spec.quantization is not None:
-        return found
+    if own is None or "/" in name or source.revision is not None or model.spec.quantization is not None:
+        return model
     sibling = None if method in ONLINE_METHODS else catalog.quantized(own, method)
     if sibling is None:
-        return found
+        return model
     taken = resolve(sibling, source)
     hub_id = catalog.facts(sibling)["id"]
     taken.notes.append(f"--quantization {method}: {own} is not quantized; {sibling} ({hub_id}) is taken, which is")
     return taken
 
 
-def say_text_only(found: Resolved, source: Source) -> None:
+def say_text_only(model: Resolved, source: Source) -> None:
     """What --text-only left out, or that there was nothing to leave out."""
     if not source.text_only:
         return
-    if found.spec.text_only:
-        found.warnings.append(TEXT_ONLY_WARNING)
+    if model.spec.text_only:
+        model.warnings.append(TEXT_ONLY_WARNING)
     else:
-        found.notes.append(
-            f"--text-only: {printable(found.spec.name, 200)} has no vision or audio tower; it is sized whole"
+        model.notes.append(
+            f"--text-only: {printable(model.spec.name, 200)} has no vision or audio tower; it is sized whole"
         )
 
 
@@ -149,20 +149,20 @@ def from_path(ref: str, source: Source) -> Resolved:
             "not a directory or a .json file",
             "name a config.json or the directory that holds one",
         )
-    found = Resolved(
+    model = Resolved(
         load_spec(path, name=printable(ref, 1000), assume_dense=source.assume_dense, text_only=source.text_only)
     )
     if is_dir:
-        weigh(found, path, source, str(path))
-    return found
+        weigh(model, path, source, str(path))
+    return model
 
 
 def weights_alone(path: Path) -> KvplanError:
     """A file of weights has no config.json: refused, with the size that would do beside one."""
     from kvplan.models.checkpoint import read_checkpoint
 
-    found = read_checkpoint(path)
-    size = found.total_bytes if found else 0
+    checkpoint = read_checkpoint(path)
+    size = checkpoint.total_bytes if checkpoint else 0
     kind = path.suffix.removeprefix(".")
     return InvalidInputError(
         f"{printable(str(path), 400)}",
@@ -186,50 +186,50 @@ def from_hub(ref: str, source: Source) -> Resolved:
             raise
         raise error.changed(remedy=f"{error.remedy} (the catalog lacks it: {why})") from error
     spec = load_spec(resolved.directory, name=model_id, assume_dense=source.assume_dense, text_only=source.text_only)
-    found = Resolved(spec, notes=list(resolved.notes))
-    weigh(found, resolved.directory, source, model_id)
-    if not is_sized(found) and not source.offline and not source.weights_stated:
+    model = Resolved(spec, notes=list(resolved.notes))
+    weigh(model, resolved.directory, source, model_id)
+    if not is_sized(model) and not source.offline and not source.weights_stated:
         stored = hub.remote_checkpoint(ref, revision=source.revision)
         if stored is not None:
-            use_stored(found, stored, model_id)
-    return found
+            use_stored(model, stored, model_id)
+    return model
 
 
-def is_sized(found: Resolved) -> bool:
-    return not is_unknown(found.spec) or found.weights_bytes is not None or found.checkpoint is not None
+def is_sized(model: Resolved) -> bool:
+    return not is_unknown(model.spec) or model.weights_bytes is not None or model.checkpoint is not None
 
 
 def is_unknown(spec: ModelSpec) -> bool:
     return spec.quantization is not None and not spec.quantization.known
 
 
-def weigh(found: Resolved, directory: Path, source: Source, where: str) -> None:
+def weigh(model: Resolved, directory: Path, source: Source, where: str) -> None:
     """Take the size of the weights' files, where there are any, and hold it against what the config says."""
     if source.weights_stated:
         return
-    if found.spec.text_only:
-        found.notes.append(f"{printable(where, 200)}: the config is taken, not the files, which hold the tower too")
+    if model.spec.text_only:
+        model.notes.append(f"{printable(where, 200)}: the config is taken, not the files, which hold the tower too")
         return
     from kvplan.models.checkpoint import read_checkpoint
 
     stored = read_checkpoint(directory)
     if stored is None:
         return
-    found.warnings += stored.notes
-    if stored.format == "gguf" or stored.tensors or is_unknown(found.spec):
-        use_stored(found, stored, where)
-    if stored.format != "gguf" and stored.total_bytes and not is_unknown(found.spec):
-        compare(found, stored, where)
+    model.warnings += stored.notes
+    if stored.format == "gguf" or stored.tensors or is_unknown(model.spec):
+        use_stored(model, stored, where)
+    if stored.format != "gguf" and stored.total_bytes and not is_unknown(model.spec):
+        compare(model, stored, where)
 
 
-def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
+def use_stored(model: Resolved, stored: "Checkpoint", where: str) -> None:
     """Take the files' sizes: tensor by tensor where their headers say them, else the total spread evenly.
 
     Raises InvalidInputError for files of less than a bit a parameter, which no format stores.
     """
     from kvplan.sizing.weights import num_params
 
-    parameters = sum(num_params(found.spec).values())
+    parameters = sum(num_params(model.spec).values())
     if 8 * stored.total_bytes < parameters:
         raise InvalidInputError(
             f"{printable(where, 200)}",
@@ -238,30 +238,30 @@ def use_stored(found: Resolved, stored: "Checkpoint", where: str) -> None:
             "fetch them again, or state --weights-bytes",
         )
     if stored.tensors:
-        found.checkpoint, how = stored, "tensor by tensor"
+        model.checkpoint, how = stored, "tensor by tensor"
     else:
-        found.weights_bytes, how = stored.total_bytes, "spread evenly over the ranks"
+        model.weights_bytes, how = stored.total_bytes, "spread evenly over the ranks"
     reason = ""
-    if is_unknown(found.spec) and found.spec.quantization is not None:
-        reason = f"{found.spec.quantization.problem}; "
-    found.notes.append(
+    if is_unknown(model.spec) and model.spec.quantization is not None:
+        reason = f"{model.spec.quantization.problem}; "
+    model.notes.append(
         f"{printable(where, 200)}: {reason}the files' own {format_gib(stored.total_bytes)} of weights are taken, {how}"
     )
 
 
-def compare(found: Resolved, stored: "Checkpoint", where: str) -> None:
+def compare(model: Resolved, stored: "Checkpoint", where: str) -> None:
     """A note where the files hold clearly more or less than the config says, once both are in the server's dtype."""
     from kvplan.sizing.weights import Layout, total_weights
 
-    layout = Layout(dtype=found.spec.dtype)
-    computed, held = total_weights(found.spec, layout), stored.total_bytes
-    if found.checkpoint is not None:
+    layout = Layout(dtype=model.spec.dtype)
+    computed, actual = total_weights(model.spec, layout), stored.total_bytes
+    if model.checkpoint is not None:
         from kvplan.sizing.stored import stored_weights
 
-        held = sum(stored_weights(found.spec, found.checkpoint, layout).values())
-    if abs(held - computed) > FAR_OFF * computed:
-        taken = "the files are taken" if found.checkpoint else "the config is taken; or say --weights-bytes"
-        found.warnings.append(
-            f"{printable(where, 200)}: the files come to {held:,} bytes in {found.spec.dtype}, the config to "
+        actual = sum(stored_weights(model.spec, model.checkpoint, layout).values())
+    if abs(actual - computed) > FAR_OFF * computed:
+        taken = "the files are taken" if model.checkpoint else "the config is taken; or say --weights-bytes"
+        model.warnings.append(
+            f"{printable(where, 200)}: the files come to {actual:,} bytes in {model.spec.dtype}, the config to "
             f"{computed:,}; check that they belong together ({taken})"
         )

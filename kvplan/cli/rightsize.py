@@ -66,11 +66,11 @@ def read(first: str, second: str, page: str, later: str, seconds: float | None) 
     try:
         return usage(page, later, seconds)
     except MetricsError as error:
-        where = f"{shown(first)}, {shown(second)}"
+        where = f"{source_text(first)}, {source_text(second)}"
         raise InvalidInputError(where, f"{error}", "name two pages of one server, the earlier one first") from error
 
 
-def shown(source: str) -> str:
+def source_text(source: str) -> str:
     return shown_url(source) if "://" in source else printable(str(Path(source)), 200)
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.cli import output
-from kvplan.cli.asked import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.drawing import FIGURES, require_libraries
+from kvplan.cli.inputs import MODEL_CURE, read, refuse_missing, say, says_gpu, says_model
 from kvplan.cli.load import Load, load_of
 from kvplan.cli.simulate_options import SimulateOptions
 from kvplan.core.errors import UsageError
@@ -64,7 +64,7 @@ def simulate(options: SimulateOptions) -> int:
 
             file.save(drawn(answer, file.format))
         output.answer(given, options.format, options.color)
-    return int(options.exit_code and not all(kept.verdict == "kept" for kept in answer.variants[0].kept))
+    return int(options.exit_code and not all(outcome.verdict == "kept" for outcome in answer.variants[0].outcomes))
 
 
 def with_generator(options: SimulateOptions) -> SimulateOptions:
@@ -74,17 +74,21 @@ def with_generator(options: SimulateOptions) -> SimulateOptions:
         text, options = options.from_command, replace(options, from_command=None)
     if text is None:
         return options
-    said = generator.options_of(text)
+    options_said = generator.options_of(text)
     if options.from_command is not None:  # whose model it is
-        said.pop("model", None)
+        options_said.pop("model", None)
     for source in ("trace", "profile", "prompt_tokens", "output_tokens"):
         if getattr(options, source) is not None:  # another source
-            said = {
-                name: value for name, value in said.items() if name not in ("profile", "prompt_tokens", "output_tokens")
+            options_said = {
+                name: value
+                for name, value in options_said.items()
+                if name not in ("profile", "prompt_tokens", "output_tokens")
             }
     if options.users is not None:
-        said = {name: value for name, value in said.items() if name not in ("rate", "arrivals", "max_concurrency")}
-    taken: dict[str, Any] = {name: value for name, value in said.items() if getattr(options, name) is None}
+        options_said = {
+            name: value for name, value in options_said.items() if name not in ("rate", "arrivals", "max_concurrency")
+        }
+    taken: dict[str, Any] = {name: value for name, value in options_said.items() if getattr(options, name) is None}
     if not options.quiet:
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items() if name != "model")
         output.tell("note", f"the load generator's command is read as {flags}")
@@ -106,13 +110,13 @@ def planned(options: SimulateOptions) -> Plan:
         ("--gpu", says_gpu(options), "name the GPU to simulate"),
         ("workload", any(sources), "give one of --trace, --profile, --prompt-tokens"),
     )
-    asked = read(options)
-    if len(asked.requests) != 1:
-        raise UsageError("simulate", f"{len(asked.requests)} plans requested", "name one --gpu and one --ctx")
-    say(asked, quiet=options.quiet)
-    found = plan(asked.requests[0])
-    check(found)
-    return found
+    inputs = read(options)
+    if len(inputs.requests) != 1:
+        raise UsageError("simulate", f"{len(inputs.requests)} plans requested", "name one --gpu and one --ctx")
+    say(inputs, quiet=options.quiet)
+    the_plan = plan(inputs.requests[0])
+    check(the_plan)
+    return the_plan
 
 
 # --- the runs ---------------------------------------------------------------------------------------------------------
@@ -140,13 +144,13 @@ def answered(the_plan: Plan, load: Load, options: SimulateOptions) -> Answer:
         setups["without tiers"] = replace(base, tiers=())
     if options.baseline is not None:
         setups["contiguous"] = replace(base, tiers=(), allocator="contiguous")
-    found = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
-    variants = tuple(variant(name, setup, load, promises, found) for name, setup in setups.items())
-    if found.unseen and not options.quiet:
+    uncertainty = ranges.modeled(the_plan) if options.calibration is None else ranges.measured()
+    variants = tuple(variant(name, setup, load, promises, uncertainty) for name, setup in setups.items())
+    if uncertainty.unseen and not options.quiet:
         output.tell(
-            "note", f"no published result has {' or '.join(found.unseen)}: times are extrapolated, ranges wider"
+            "note", f"no published result has {' or '.join(uncertainty.unseen)}: times are extrapolated, ranges wider"
         )
-    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, variants, found)
+    return Answer(the_plan, load.text, times.text, load.how, load.is_closed, promises, variants, uncertainty)
 
 
 def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
@@ -161,7 +165,9 @@ def say_how_steady(promises: tuple[slo.Promise, ...], judged: int) -> None:
             )
 
 
-def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...], found: ranges.Ranges) -> Variant:
+def variant(
+    name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ...], uncertainty: ranges.Ranges
+) -> Variant:
     simulation = run(setup, load)
     figures = result(simulation, load.skipped, by_clock=not load.is_closed and load.users is None)
     if not figures.judged and setup.allocator == "paged":
@@ -175,20 +181,20 @@ def variant(name: str, setup: Setup, load: Load, promises: tuple[slo.Promise, ..
         )
     if not promises:
         return Variant(name, simulation, figures)
-    kept = slo.kept(promises, simulation, load.skipped, found)
+    outcomes = slo.outcomes(promises, simulation, load.skipped, uncertainty)
     good = slo.good_requests(promises, simulation, load.skipped)
-    return Variant(name, simulation, figures, kept, largest(setup, load, promises), good)
+    return Variant(name, simulation, figures, outcomes, largest(setup, load, promises), good)
 
 
 def run(setup: Setup, load: Load, stop: Callable[[Simulation], bool] | None = None) -> Simulation:
     simulation = setup.simulation(load.arrivals(), load.source.run_len)
     progress = Progress(load)
 
-    def told(simulation: Simulation) -> bool:
+    def stop_early(simulation: Simulation) -> bool:
         progress(simulation)
         return stop is not None and stop(simulation)
 
-    simulation.stop = told
+    simulation.stop = stop_early
     simulation.run()
     return simulation
 
@@ -214,10 +220,12 @@ def largest(setup: Setup, load: Load, promises: tuple[slo.Promise, ...]) -> slo.
         return None
 
     def keeps(amount: float) -> bool:
-        at = load.at(amount)
-        broken = slo.Broken(promises, at.source.num_requests, at.skipped)
-        simulation = run(setup, at, broken)
-        return not broken(simulation) and all(it.is_kept for it in slo.kept(promises, simulation, at.skipped))
+        scaled = load.scaled(amount)
+        broken = slo.Broken(promises, scaled.source.num_requests, scaled.skipped)
+        simulation = run(setup, scaled, broken)
+        return not broken(simulation) and all(
+            outcome.is_kept for outcome in slo.outcomes(promises, simulation, scaled.skipped)
+        )
 
     if not load.is_closed:
         return slo.largest_rate(load.amount, keeps)
@@ -240,12 +248,12 @@ def parse_tier(text: str) -> TierSpec:
 
 
 def shares_of(text: str | None) -> Shares:
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for part in [] if text is None else text.split(","):
         name, _, share = part.partition("=")
-        if name not in ("weights", "kv", "flops") or name in found:
+        if name not in ("weights", "kv", "flops") or name in shares:
             raise UsageError(
                 "--efficiency", f"{printable(repr(part), 60)} is not understood", "write weights=0.7,kv=0.9,flops=0.6"
             )
-        found[name] = parse_fraction(share, "--efficiency")
-    return Shares(**found)
+        shares[name] = parse_fraction(share, "--efficiency")
+    return Shares(**shares)

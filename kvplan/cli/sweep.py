@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvplan.cli import output
-from kvplan.cli.asked import Asked, gpus_of, load_of, read, say
 from kvplan.cli.drawing import FIGURES, require_libraries
+from kvplan.cli.inputs import Inputs, gpus_of, load_of, read, say
 from kvplan.cli.options import WorkloadOptions, engine_pairs, flag_of, refuse_two
 from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
@@ -49,10 +49,10 @@ def sweep(options: SweepOptions) -> int:
         jobs = parse_count(options.jobs, "--jobs", MOST_JOBS) if options.jobs is not None else None
         if pictures:
             require_libraries("--figure", "matplotlib")
-        asked, grid, prices = grid_of(options)
+        inputs, grid, prices = grid_of(options)
         if options.sort == "users-per-dollar" and prices is None:
             raise UsageError("--sort users-per-dollar", "needs GPU prices", "add --prices FILE")
-        say(asked, quiet=options.quiet)
+        say(inputs, quiet=options.quiet)
         refuse_unusable(grid)
         run = Run(options, grid, prices, limit, [Sink(report.format, report) for report in reports])
         run.take(progress(all_rows(grid, jobs), grid.count, quiet=options.quiet))
@@ -71,7 +71,7 @@ def drawn(curves: Curves, format: str) -> bytes:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
+def grid_of(options: SweepOptions) -> tuple[Inputs, Grid, Prices | None]:
     """The combinations, with what reading the options gave to say."""
     arguments = arguments_of(options)
     if "tensor_parallel_size" in arguments:
@@ -80,25 +80,29 @@ def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
     cleared: dict[str, Any] = dict.fromkeys(arguments)
     cleared |= {name: None for name, values in lists.items() if len(values) > 1}
     requests: list[Request] = []
-    asked = Asked([], 0)
+    inputs = Inputs([], 0)
     shape = (0, 0, 0)
     models: list[str | None] = [*dict.fromkeys(options.model or [])]
     for model in models or [None]:
-        one = workload_options(options, model=model, **cleared)
-        found = read(one, lambda context, spec, one=one: load_of(one, context, spec))  # type: ignore[misc] # bound now
-        contexts = len(found.requests) // found.num_gpus
+        per_model = workload_options(options, model=model, **cleared)
+        model_inputs = read(per_model, lambda context, spec, per_model=per_model: load_of(per_model, context, spec))  # type: ignore[misc] # bound now
+        contexts = len(model_inputs.requests) // model_inputs.num_gpus
         # read() nests GPUs in contexts; a grid nests contexts in GPUs
-        requests += [found.requests[c * found.num_gpus + g] for g in range(found.num_gpus) for c in range(contexts)]
-        shape = (shape[0] + 1, found.num_gpus, contexts)
-        asked.notes += found.notes
-        asked.hints += found.hints
-        asked.warnings += found.warnings
-    asked.requests = requests
+        requests += [
+            model_inputs.requests[c * model_inputs.num_gpus + g]
+            for g in range(model_inputs.num_gpus)
+            for c in range(contexts)
+        ]
+        shape = (shape[0] + 1, model_inputs.num_gpus, contexts)
+        inputs.notes += model_inputs.notes
+        inputs.hints += model_inputs.hints
+        inputs.warnings += model_inputs.warnings
+    inputs.requests = requests
     means = tuple(parse_tokens(text, "--mean-tokens") for text in lists["mean_tokens"])
     if len(means) > 1 and (options.prompt_tokens is not None or options.output_tokens is not None):
         raise UsageError("--mean-tokens", "conflicts with --prompt-tokens and --output-tokens", "leave one out")
     releases = tuple(dict.fromkeys(parse_engine(text) for text in lists["engine"]))
-    prices = prices_of(options.prices, {request.gpu.name for request in requests}, asked)
+    prices = prices_of(options.prices, {request.gpu.name for request in requests}, inputs)
     grid = Grid(
         tuple(requests),
         shape,
@@ -108,7 +112,7 @@ def grid_of(options: SweepOptions) -> tuple[Asked, Grid, Prices | None]:
         prices.per_hour if prices else {},
     )
     check_size(grid.count)
-    return asked, grid, prices
+    return inputs, grid, prices
 
 
 def workload_options(options: WorkloadOptions, **changes: Any) -> WorkloadOptions:
@@ -119,34 +123,34 @@ def workload_options(options: WorkloadOptions, **changes: Any) -> WorkloadOption
 
 def arguments_of(options: SweepOptions) -> dict[str, tuple[Any, ...]]:
     """Engine arguments that are given, each with its values; what --engine-arg says of them must be the same."""
-    found: dict[str, tuple[Any, ...]] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
     pairs = engine_pairs(options)
     for name in LISTS:
-        said: str | None = getattr(options, name)
-        if said is None:
+        text: str | None = getattr(options, name)
+        if text is None:
             continue
         flag = SHORT_FLAGS.get(name, flag_of(name))
         values = tuple(
             None if name == "quantization" and part == "none" else read_argument(name, part, flag)
-            for part in parts(said, flag)
+            for part in parts(text, flag)
         )
-        found[name] = tuple(dict.fromkeys(values))
-        if name in pairs and found[name] != (pairs[name],):
-            refuse_two(name, pairs[name], said)
-    return found
+        axes[name] = tuple(dict.fromkeys(values))
+        if name in pairs and axes[name] != (pairs[name],):
+            refuse_two(name, pairs[name], text)
+    return axes
 
 
-def parts(said: str | None, flag: str) -> list[str]:
+def parts(text: str | None, flag: str) -> list[str]:
     """The values of a list, each once."""
-    found = [] if said is None else [part.strip() for part in said.split(",")]
-    if "" in found:
+    entries = [] if text is None else [part.strip() for part in text.split(",")]
+    if "" in entries:
         raise UsageError(
-            flag, f"contains an empty value ({printable(str(said), 60)!r})", "write one, or several separated by commas"
+            flag, f"contains an empty value ({printable(str(text), 60)!r})", "write one, or several separated by commas"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(entries))
 
 
-def prices_of(path: str | None, gpus: set[str], asked: Asked) -> Prices | None:
+def prices_of(path: str | None, gpus: set[str], inputs: Inputs) -> Prices | None:
     """The prices file, where it has one of these GPUs at least; those without one are named."""
     if path is None:
         return None
@@ -155,7 +159,7 @@ def prices_of(path: str | None, gpus: set[str], asked: Asked) -> Prices | None:
     if len(without) == len(gpus):
         raise UsageError(f"--prices {prices.source}", f"has none of {', '.join(without)}", "add a line for each")
     if without:
-        asked.notes.append(f"--prices {prices.source}: has no price for {', '.join(without)}")
+        inputs.notes.append(f"--prices {prices.source}: has no price for {', '.join(without)}")
     return prices
 
 
@@ -258,9 +262,9 @@ class Run:
             if not any(sink.is_open for sink in self.sinks):
                 break
         if self.options.pareto:
-            kept = plainest(self.grid, self.front.ties)
-            self.alike = sum(others for _, others in kept)
-            self._give([row for row, _ in kept])
+            plain_rows = plainest(self.grid, self.front.ties)
+            self.alike = sum(others for _, others in plain_rows)
+            self._give([row for row, _ in plain_rows])
 
     def _head(self) -> None:
         for sink in self.sinks:

@@ -70,10 +70,10 @@ def save(options: TraceConvertOptions | TraceSampleOptions, make: Callable[[], T
     form = form_of(path)
     with output.report_files([path], "--output", SUFFIXES, force=True) as (file,):
         if file.target.exists() and not options.force:
-            raise UsageError(f"--output {file.shown}", "exists", "name another file, or replace it with --force")
+            raise UsageError(f"--output {file.label}", "exists", "name another file, or replace it with --force")
         trace = make()
         if form == "csv" and trace.prefix_block is not None:
-            output.tell("warning", f"{file.shown}: a CSV has no place for prefix ids; write .jsonl to keep them")
+            output.tell("warning", f"{file.label}: a CSV has no place for prefix ids; write .jsonl to keep them")
         data = WRITERS[form](trace).encode("ascii")
         file.save(gzip.compress(data, mtime=0) if path.lower().endswith(".gz") else data)
     output.tell("note", f"{printable(path, 400)}: {plural(len(trace.requests), 'request')} written")
@@ -128,9 +128,9 @@ def prefix_tokens(text: str) -> int:
 def sample(options: TraceSampleOptions) -> int:
     from kvplan.workloads.sample import share_of, span_of, thinned
 
-    asked = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
-    if len(asked) != 1:
-        what = "none is given" if not asked else "more than one is given"
+    choices = [name for name in ("num_requests", "share", "span") if getattr(options, name) is not None]
+    if len(choices) != 1:
+        what = "none is given" if not choices else "more than one is given"
         raise UsageError("--num-requests, --share and --span", what, "give one of them")
     if options.start is not None and options.span is None:
         raise UsageError("--start", "needs --span", "leave it out")
@@ -154,8 +154,10 @@ def stats(options: TraceStatsOptions) -> int:
         output.answer(shapes(profile_document(known), profile_lines(known)), options.format, options.color)
         return 0
     trace = trace_of(options.file)
-    found = trace_stats(trace)
-    output.answer(shapes(stats_document(found, trace.notes), stats_lines(found)), options.format, options.color)
+    statistics = trace_stats(trace)
+    output.answer(
+        shapes(stats_document(statistics, trace.notes), stats_lines(statistics)), options.format, options.color
+    )
     return 0
 
 
@@ -292,8 +294,8 @@ def stats_lines(of: TraceStats) -> list[Part]:
 
 def profile_lines(of: Profile) -> list[Part]:
     def lengths(points: tuple[int, ...], mean: float) -> LengthStats:
-        at = dict(zip(POINTS, points, strict=True))
-        return LengthStats(mean, at[50], at[90], at[99], at[100])
+        percentiles = dict(zip(POINTS, points, strict=True))
+        return LengthStats(mean, percentiles[50], percentiles[90], percentiles[99], percentiles[100])
 
     facts = [("source", of.source), ("license", of.licence)]
     if of.num_requests is not None:

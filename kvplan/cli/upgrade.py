@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from kvplan.cli import output
-from kvplan.cli.asked import load_of, read, say
+from kvplan.cli.inputs import load_of, read, say
 from kvplan.cli.options import WorkloadOptions
 from kvplan.cli.upgrade_options import UpgradeOptions
 from kvplan.core.errors import KvplanError, UsageError
@@ -61,16 +61,16 @@ def subjects_of(options: UpgradeOptions) -> Iterator[Subject]:
 
 
 def request_of(options: UpgradeOptions, engine: str | None) -> Request:
-    asked = read(replace(options, engine=engine), lambda context, spec: load_of(options, context, spec))
-    if len(asked.requests) > 1:
+    inputs = read(replace(options, engine=engine), lambda context, spec: load_of(options, context, spec))
+    if len(inputs.requests) > 1:
         raise UsageError(
             "--gpu, --ctx",
-            f"give {len(asked.requests)} combinations",
+            f"give {len(inputs.requests)} combinations",
             "name one GPU and one context, or use a policy for several",
         )
     if not options.quiet and engine == options.old:
-        say(asked, quiet=False)
-    return asked.requests[0]
+        say(inputs, quiet=False)
+    return inputs.requests[0]
 
 
 def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
@@ -87,10 +87,10 @@ def policy_subjects(file: Path, options: UpgradeOptions) -> Iterator[Subject]:
 
         def request(engine: str | None, target: policy_file.Target = target) -> Request:
             try:
-                asked = asked_of(target, policy, offline=options.offline, engine=engine)
+                inputs = asked_of(target, policy, offline=options.offline, engine=engine)
             except KvplanError as error:
                 raise located(error, target) from error
-            return asked.requests[0]
+            return inputs.requests[0]
 
         yield Subject(target.id, request, is_fixed=True)
 

@@ -12,7 +12,7 @@ from typing import TextIO
 from kvplan.cli import output
 from kvplan.cli.run_options import WatchOptions
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, UsageError
-from kvplan.core.files import load_json, shown
+from kvplan.core.files import load_json, path_text
 from kvplan.core.units import GIB, format_gib, format_size, parse_count, parse_duration
 from kvplan.hardware.nvml import Device, DeviceError, DeviceMemory, DeviceSample, HostMemory, Nvml, open_nvml
 from kvplan.measure.server_metrics import MetricsPage, ServerStats, shown_url
@@ -143,7 +143,7 @@ def planned_tokens(options: WatchOptions) -> int | None:
     match load_json(path):
         case {"schema": "kvplan/plan@1", "kv": {"tokens": int() as tokens}} if not isinstance(tokens, bool):
             return tokens
-    raise InvalidInputError(shown(path), "is not a plan", "write one with `kvplan estimate ... --format json`")
+    raise InvalidInputError(path_text(path), "is not a plan", "write one with `kvplan estimate ... --format json`")
 
 
 def open_device(options: WatchOptions, stack: ExitStack) -> tuple[Nvml | None, Device | None]:
@@ -207,12 +207,12 @@ class Screen:
 
 def lines_to(stream: TextIO, screen: Screen) -> Show:
     """A line per reading, after one that says what is watched; warnings go to standard error, each once."""
-    told: set[str] = set()
+    reported: set[str] = set()
     write([line(screen.heading)], stream)
 
     def tell_once(kind: str, key: str, text: str) -> None:
-        if key not in told:
-            told.add(key)
+        if key not in reported:
+            reported.add(key)
             output.tell(kind, text)
 
     def show(reading: Reading) -> None:
@@ -251,17 +251,17 @@ def host_text(host: HostMemory) -> str:
 
 
 def share_texts(sample: DeviceSample, pid: int | None) -> list[str]:
-    found = []
+    texts = []
     if pid is not None:
-        found.append(f"pid {pid} {'not listed' if sample.process_used is None else format_gib(sample.process_used)}")
+        texts.append(f"pid {pid} {'not listed' if sample.process_used is None else format_gib(sample.process_used)}")
     if sample.others_used is not None:
-        found.append(f"{'others' if pid is not None else 'processes'} {format_gib(sample.others_used)}")
-    return found
+        texts.append(f"{'others' if pid is not None else 'processes'} {format_gib(sample.others_used)}")
+    return texts
 
 
 def load_texts(sample: DeviceSample) -> list[str]:
     """Utilisation, power, clocks and temperature, where the device tells them."""
-    told: tuple[tuple[float | None, str], ...] = (
+    figures: tuple[tuple[float | None, str], ...] = (
         (percent(sample.gpu_utilization), "{:.0f} % busy"),
         (percent(sample.memory_utilization), "memory busy {:.0f} %"),
         (sample.power_w, "{:,.0f} W"),
@@ -269,7 +269,7 @@ def load_texts(sample: DeviceSample) -> list[str]:
         (sample.memory_clock_mhz, "memory {:,} MHz"),
         (sample.temperature_c, "{} C"),
     )
-    return [text.format(value) for value, text in told if value is not None]
+    return [text.format(value) for value, text in figures if value is not None]
 
 
 def percent(share: float | None) -> float | None:
@@ -305,8 +305,8 @@ def rate_texts(server: ServerReading) -> list[str]:
 
 
 def rates_told(server: ServerReading) -> list[tuple[str, float]]:
-    told = (("prompt", server.rates.prompt), ("output", server.rates.output))
-    return [(name, rate) for name, rate in told if rate is not None]
+    rates = (("prompt", server.rates.prompt), ("output", server.rates.output))
+    return [(name, rate) for name, rate in rates if rate is not None]
 
 
 def rate_text(rate: float) -> str:
@@ -330,14 +330,14 @@ def plan_parts(server: ServerStats, planned: int | None) -> list[str]:
 
 
 def server_parts(server: ServerStats) -> list[str]:
-    told: tuple[tuple[float | None, str], ...] = (
+    figures: tuple[tuple[float | None, str], ...] = (
         (percent(server.kv_usage), f"KV {{:.1f}} %{capacity_text(server)}"),
         (server.running, "{:,} running"),
         (server.waiting, "{:,} waiting"),
         (server.preemptions, "{:,} preemptions"),
         (percent(server.hit_rate), "prefix hits {:.1f} %"),
     )
-    return [text.format(value) for value, text in told if value is not None]
+    return [text.format(value) for value, text in figures if value is not None]
 
 
 def capacity_text(server: ServerStats) -> str:
@@ -371,14 +371,14 @@ def live(stack: ExitStack, screen: Screen, color: str) -> Show:
 
 def view_lines(reading: Reading, screen: Screen, *, blocks: bool = True) -> list[Line]:
     """One screen: a bar for each memory, and what is in it below."""
-    found = [((screen.heading, "bold"),), line(f"{reading.utc[11:19]} UTC, {elapsed_text(reading.elapsed_s)}", "dim")]
+    lines = [((screen.heading, "bold"),), line(f"{reading.utc[11:19]} UTC, {elapsed_text(reading.elapsed_s)}", "dim")]
     if reading.sample is not None:
-        found += [line(), *device_lines(reading.sample, screen.watched.pid, blocks)]
+        lines += [line(), *device_lines(reading.sample, screen.watched.pid, blocks)]
     if reading.host is not None and (reading.sample is None or not reading.sample.memory.is_host):
-        found += [line(), *host_lines(reading, blocks)]
+        lines += [line(), *host_lines(reading, blocks)]
     if reading.server is not None:
-        found += [line(), *server_lines(reading.server, blocks, screen.planned)]
-    return [*found, *(line(f"warning: {warning}", "yellow") for warning in screen.warnings)]
+        lines += [line(), *server_lines(reading.server, blocks, screen.planned)]
+    return [*lines, *(line(f"warning: {warning}", "yellow") for warning in screen.warnings)]
 
 
 def elapsed_text(seconds: float) -> str:
@@ -389,15 +389,15 @@ def elapsed_text(seconds: float) -> str:
 def device_lines(sample: DeviceSample, pid: int | None, blocks: bool) -> list[Line]:
     memory = sample.memory
     rows = memory_rows(sample, pid)
-    found = [
+    lines = [
         labelled("memory", bar([(size, style) for _, size, style in rows], memory.total, blocks), memory_text(memory)),
         *(((f"  {name:<12}", ""), (f"{size / GIB:>9,.2f} GiB", style)) for name, size, style in rows),
     ]
     if pid is not None and sample.process_used is None:
-        found.append(line(f"  pid {pid} is not in the driver's list (another PID namespace, or nothing held)", "dim"))
+        lines.append(line(f"  pid {pid} is not in the driver's list (another PID namespace, or nothing held)", "dim"))
     if sample.gpu_utilization is not None:
-        found.append(labelled("busy", bar([(sample.gpu_utilization, "green")], 1, blocks), ""))
-    return [*found, line(f"  {', '.join(load_texts(sample))}")]
+        lines.append(labelled("busy", bar([(sample.gpu_utilization, "green")], 1, blocks), ""))
+    return [*lines, line(f"  {', '.join(load_texts(sample))}")]
 
 
 def memory_rows(sample: DeviceSample, pid: int | None) -> list[tuple[str, int, str]]:
@@ -423,25 +423,25 @@ def host_lines(reading: Reading, blocks: bool) -> list[Line]:
     used = host.total - host.available
     mine = reading.resident or 0
     parts: list[tuple[float, str]] = [(mine, "green"), (max(0, used - mine), "cyan"), (host.available, "dim")]
-    found = [labelled("machine", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
+    lines = [labelled("machine", bar(parts, host.total, blocks), f"{used / GIB:,.2f} of {format_gib(host.total)} used")]
     if reading.resident is not None:
-        found.append(((f"  {'resident':<12}", ""), (f"{format_size(mine):>13}", "green")))
-    return found
+        lines.append(((f"  {'resident':<12}", ""), (f"{format_size(mine):>13}", "green")))
+    return lines
 
 
 def server_lines(server: ServerReading, blocks: bool, planned: int | None = None) -> list[Line]:
     """The last page, dim where it is not of this reading, below why it is not."""
-    found = [] if server.problem is None else [line(problem_text(server), "yellow")]
+    lines = [] if server.problem is None else [line(problem_text(server), "yellow")]
     stats = server.stats
     if stats is None:
-        return found
+        return lines
     style = "" if server.problem is None else "dim"
     if stats.kv_usage is not None:
-        found.append(labelled("KV", bar([(stats.kv_usage, "green")], 1, blocks), ""))
+        lines.append(labelled("KV", bar([(stats.kv_usage, "green")], 1, blocks), ""))
     figures = [*server_parts(stats), *plan_parts(stats, planned)]
-    found.append(line(figures_text(server, stats, figures), style))
-    found += [line(f"  {name:<12}{rate_text(rate):>9} tokens/s", style) for name, rate in rates_told(server)]
-    return [*found, *(line(left_out_text(metric, why), "yellow") for metric, why in stats.left_out)]
+    lines.append(line(figures_text(server, stats, figures), style))
+    lines += [line(f"  {name:<12}{rate_text(rate):>9} tokens/s", style) for name, rate in rates_told(server)]
+    return [*lines, *(line(left_out_text(metric, why), "yellow") for metric, why in stats.left_out)]
 
 
 def labelled(name: str, spans: Line, text: str) -> Line:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kvplan.cli import asked, output
+from kvplan.cli import inputs, output
 from kvplan.cli.options import PlanOptions
 from kvplan.cli.reconcile_log import ENOUGH_MEMORY, completed, in_its_environment, machines_of
 from kvplan.cli.why_options import WhyOptions
@@ -72,9 +72,9 @@ def output_of(command: str) -> str:
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=COMMAND_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        shown = printable(words[0], 100)
+        program = printable(words[0], 100)
         reason = "gave no answer in time" if isinstance(error, subprocess.TimeoutExpired) else "cannot be run"
-        raise EnvironmentProblem(f"--command {shown}", reason, "save what it prints, and name the file") from error
+        raise EnvironmentProblem(f"--command {program}", reason, "save what it prints, and name the file") from error
     if result.returncode and not result.stdout.strip():
         raise EnvironmentProblem(f"--command {printable(words[0], 100)}", "failed and printed nothing", "run it alone")
     return result.stdout[-MAX_BYTES:].decode("utf-8", "replace")
@@ -247,14 +247,14 @@ class Setup:
             stated |= {"gpu_memory_utilization": str(figures.utilization)}
         try:
             options = replace(options, model=model, engine=self.engine(), **stated)
-            wanted = completed(options, self.log)
-            answer = asked.read(replace(wanted.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
+            query = completed(options, self.log)
+            answer = inputs.read(replace(query.options, gpu=None, gpu_memory=ENOUGH_MEMORY))
             request, _ = in_its_environment(self.log, answer.requests[0])
             check_model(self.log, request.spec)
             if machine is None:
                 self.gpu_known = False
                 return request
-            return replace(request, gpu=machine, measured=asked.measured_on(wanted.options, machine))
+            return replace(request, gpu=machine, measured=inputs.measured_on(query.options, machine))
         except KvplanError as error:
             self.problem = f"{error}"
             return None
@@ -287,14 +287,14 @@ class Setup:
 
     def machine(self) -> GpuSpec | None:
         """The GPU that was said, or that the log names, or that has the capacity it states."""
-        said = self.options.gpu is not None or self.options.gpu_memory is not None
+        is_stated = self.options.gpu is not None or self.options.gpu_memory is not None
         machines, _, _ = machines_of(self.options, self.log)
         if not machines:
             machines = self.of_capacity()
         if not machines:
             self.missing.append("--gpu NAME")
             return None
-        if len(machines) > 1 or (not said and self.log.text("gpu") is None):
+        if len(machines) > 1 or (not is_stated and self.log.text("gpu") is None):
             names = " or ".join(machine.name for machine in machines)
             total = machines[0].total_memory / 2**30
             self.inferred.append(Inference("gpu", names, f"a capacity of {total:,.2f} GiB"))

@@ -44,8 +44,8 @@ def _aliases(path: Path) -> dict[str, str]:
         hub_id = _ID.search(text)
         if hub_id:
             table[hub_id.group(1).lower()] = name
-        found = _ALIASES.search(text)
-        for alias in found.group(1).split(",") if found else ():
+        match = _ALIASES.search(text)
+        for alias in match.group(1).split(",") if match else ():
             if alias.strip():
                 table[alias.strip().strip("'\"").lower()] = name
     return table
@@ -72,10 +72,10 @@ def suggestions(path: Path, name: str) -> list[str]:
     import difflib
 
     table = {} if len(name) < 2 else _aliases(path)  # everything looks like one letter
-    wanted = name.lower()
-    close = sorted((known for known in table if wanted and known.startswith(wanted)), key=len)
-    close += difflib.get_close_matches(wanted, table, n=6, cutoff=0.6)
-    close += [known for known in table if wanted in known and known not in close][:3]
+    typed = name.lower()
+    close = sorted((known for known in table if typed and known.startswith(typed)), key=len)
+    close += difflib.get_close_matches(typed, table, n=6, cutoff=0.6)
+    close += [known for known in table if typed in known and known not in close][:3]
     return list(dict.fromkeys(table[match] for match in close))[:3]
 
 

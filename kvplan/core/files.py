@@ -48,8 +48,8 @@ def printable(text: str, limit: int = 120) -> str:
     Terminal markup such as `[bold]` is not touched: whoever prints with rich must print with markup off.
     """
     # Escape only what can be shown: a name of megabytes costs no more than a short one.
-    shown = "".join(ch if ch.isprintable() else escaped(ch) for ch in text[: limit + 1])
-    return shown if len(text) <= limit and len(shown) <= limit else shown[: max(limit - 3, 0)] + "..."
+    text_shown = "".join(ch if ch.isprintable() else escaped(ch) for ch in text[: limit + 1])
+    return text_shown if len(text) <= limit and len(text_shown) <= limit else text_shown[: max(limit - 3, 0)] + "..."
 
 
 def escaped(character: str) -> str:
@@ -58,7 +58,7 @@ def escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def shown(path: Path) -> str:
+def path_text(path: Path) -> str:
     """A path as messages print it."""
     return printable(str(path), 400)
 
@@ -283,17 +283,17 @@ def _unquoted(key: str) -> str:
 
 
 def _number_fault(token: str, key: str) -> str | None:
-    shown = printable(token, 24)
+    digits_text = printable(token, 24)
     if token.lstrip("-").isdigit():
         digits = len(token.lstrip("-"))
         if len(token) > MAX_DIGITS:
-            return f"an integer of {digits:,} digits ({shown}), at most {MAX_DIGITS}; correct it"
+            return f"an integer of {digits:,} digits ({digits_text}), at most {MAX_DIGITS}; correct it"
         return None
     if token in {"true", "false", "null"}:
         return None
     try:
         finite = _is_finite(float(token), key in MAY_BE_INFINITE)
-        return None if finite else f"non-finite number ({shown}); write a finite number or null"
+        return None if finite else f"non-finite number ({digits_text}); write a finite number or null"
     except ValueError:
         return None
 

@@ -91,15 +91,15 @@ def top_of(folder: Path) -> Path:
 
 def revision(text: str, folder: Path, cure: str = "`git log --oneline` lists them") -> Revision:
     """A branch, tag or commit by any name git knows it by; `cure` is the next step where it knows none."""
-    shown = printable(text, 80)
+    label = printable(text, 80)
     if not text or text.startswith("-") or len(text) > MAX_REVISION or not text.isprintable():
         raise UsageError(
-            f"revision '{shown}'", "is not a valid revision name", "write a branch, a tag or a commit: main, HEAD~1"
+            f"revision '{label}'", "is not a valid revision name", "write a branch, a tag or a commit: main, HEAD~1"
         )
     top = top_of(folder)
     done = git(["rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}"], top)
     if done.returncode:
-        raise UsageError(f"revision '{shown}'", "no such commit", cure)
+        raise UsageError(f"revision '{label}'", "no such commit", cure)
     return Revision(text, done.stdout.decode("ascii").strip(), top)
 
 
@@ -109,14 +109,14 @@ def has_commits(folder: Path) -> bool:
     return done.returncode != 0 or bool(done.stdout.strip())
 
 
-def entries(at: Revision, paths: Sequence[str]) -> list[Entry]:
+def entries(revision: Revision, paths: Sequence[str]) -> list[Entry]:
     """What stands in the tree at these paths (from the top, `/` between names); a path that ends in / is a folder whose
     names are listed. What is not there is left out."""
     if not paths:
         return []
-    done = git(["ls-tree", "-z", "-l", "--full-tree", at.oid, "--", *paths], at.top)
+    done = git(["ls-tree", "-z", "-l", "--full-tree", revision.oid, "--", *paths], revision.top)
     if done.returncode:
-        raise UsageError(f"revision '{printable(at.text, 80)}'", f"{complaint(done)}", "try `git ls-tree`")
+        raise UsageError(f"revision '{printable(revision.text, 80)}'", f"{complaint(done)}", "try `git ls-tree`")
     return [_entry(record) for record in done.stdout.split(b"\0") if record]
 
 
@@ -126,9 +126,9 @@ def _entry(record: bytes) -> Entry:
     return Entry(os.fsdecode(path), kind, mode == "120000", oid, 0 if size == "-" else int(size))
 
 
-def content(at: Revision, entry: Entry) -> bytes:
+def content(revision: Revision, entry: Entry) -> bytes:
     """A file's bytes, as they are stored."""
-    where = f"{printable(at.text, 80)}:{printable(entry.path, 200)}"
+    where = f"{printable(revision.text, 80)}:{printable(entry.path, 200)}"
     if entry.is_link:
         raise UsageError(where, "is a symbolic link", "name the file it points to")
     if entry.size > MAX_FILE_BYTES:
@@ -137,26 +137,26 @@ def content(at: Revision, entry: Entry) -> bytes:
             f"is too large to be read from a revision ({entry.size:,} bytes, at most {MAX_FILE_BYTES:,})",
             "check the revision out",
         )
-    done = git(["cat-file", "blob", entry.oid], at.top)
+    done = git(["cat-file", "blob", entry.oid], revision.top)
     if done.returncode:
         raise EnvironmentProblem(where, f"git cannot read it ({complaint(done)})", "try `git fsck`")
     return done.stdout
 
 
-def lay_out(at: Revision, paths: Iterable[str], target: Path) -> set[str]:
+def lay_out(revision: Revision, paths: Iterable[str], target: Path) -> set[str]:
     """Write these files, and the files in these folders, below `target` as they lie in the tree; return the paths that
     there are. A folder's own folders are left out."""
-    wanted = sorted({path for path in paths if is_inside(path)})
-    found = entries(at, wanted)
-    inner = entries(at, [f"{entry.path}/" for entry in found if entry.kind == "tree"])
-    for entry in (*found, *(entry for entry in inner if not entry.is_link)):
+    inner_paths = sorted({path for path in paths if is_inside(path)})
+    top_entries = entries(revision, inner_paths)
+    inner = entries(revision, [f"{entry.path}/" for entry in top_entries if entry.kind == "tree"])
+    for entry in (*top_entries, *(entry for entry in inner if not entry.is_link)):
         file = target / entry.path
         if entry.kind == "tree":
             file.mkdir(parents=True, exist_ok=True)
         elif entry.kind == "blob":
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content(at, entry))
-    return {entry.path for entry in found}
+            file.write_bytes(content(revision, entry))
+    return {entry.path for entry in top_entries}
 
 
 def is_inside(path: str) -> bool:
@@ -164,16 +164,16 @@ def is_inside(path: str) -> bool:
     return path not in ("", ".", "..") and not path.startswith(("/", "../")) and "\0" not in path
 
 
-def from_top(at: Revision, path: str) -> str | None:
+def from_top(revision: Revision, path: str) -> str | None:
     """A path from the current directory as one from the top of the repository; None: it points outside it."""
     here = Path(os.path.realpath(path)) if Path(path).is_absolute() else Path.cwd().resolve() / path
-    found = os.path.relpath(os.path.normpath(here), at.top.resolve())
-    return None if found == ".." or found.startswith(f"..{os.sep}") else Path(found).as_posix()
+    relative = os.path.relpath(os.path.normpath(here), revision.top.resolve())
+    return None if relative == ".." or relative.startswith(f"..{os.sep}") else Path(relative).as_posix()
 
 
-def place(at: Revision, path: Path) -> str:
+def place(revision: Revision, path: Path) -> str:
     """A file's path from the top, by its name: which links it passes through, the revision's own tree says."""
-    top = at.top.resolve()
+    top = revision.top.resolve()
     for here in (Path(os.path.abspath(path)), path.parent.resolve() / path.name):  # noqa: PTH100 -- no link followed
         if here.is_relative_to(top):
             return here.relative_to(top).as_posix()
@@ -183,7 +183,7 @@ def place(at: Revision, path: Path) -> str:
 MAX_LINKS: Final = 40  # as Linux has it
 
 
-def copy(at: Revision, name: str, target: Path) -> bool:
+def copy(revision: Revision, name: str, target: Path) -> bool:
     """Write a file below `target` under its path from the top, links on the way followed; False: there is no such
     file in the tree."""
     todo, num_links = name.split("/"), 0
@@ -198,12 +198,12 @@ def copy(at: Revision, name: str, target: Path) -> bool:
                 return False
             done.pop()
             continue
-        entry = next(iter(entries(at, ["/".join([*done, part])])), None)
+        entry = next(iter(entries(revision, ["/".join([*done, part])])), None)
         if entry is None or num_links > MAX_LINKS:
             return False
         if entry.is_link:
             num_links += 1
-            link = os.fsdecode(content(at, replace(entry, is_link=False)))
+            link = os.fsdecode(content(revision, replace(entry, is_link=False)))
             if link.startswith("/"):
                 return False
             todo = [*link.split("/"), *todo]
@@ -213,7 +213,7 @@ def copy(at: Revision, name: str, target: Path) -> bool:
         return False
     file = target / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content(at, entry))
+    file.write_bytes(content(revision, entry))
     return True
 
 

@@ -96,8 +96,10 @@ else:
         return values(left) == values(right)
 
     def _repr(self):
-        shown = (f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr)
-        return f"{self.__class__.__qualname__}({', '.join(shown)})"
+        fields_text = (
+            f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.repr
+        )
+        return f"{self.__class__.__qualname__}({', '.join(fields_text)})"
 
     def _refuse_to_set(self, name, value):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kvplan.core.errors import InvalidInputError, UsageError
 from kvplan.core.errors import Mark as Mark  # what readers of YAML know it by
-from kvplan.core.files import printable, read_text, shown
+from kvplan.core.files import path_text, printable, read_text
 
 if TYPE_CHECKING:
     import yaml
@@ -86,7 +86,7 @@ def wrong(mark: Mark, subject: str, problem: str | None = None, remedy: str = ""
 
 def read(path: Path) -> Table:
     """The table in a file; InvalidInputError names file, line and column of a fault."""
-    return parse(read_text(path, MAX_BYTES), shown(path))
+    return parse(read_text(path, MAX_BYTES), path_text(path))
 
 
 def parse(text: str, where: str) -> Table:
@@ -95,20 +95,20 @@ def parse(text: str, where: str) -> Table:
     import yaml
 
     try:
-        found = _built(text, where)
+        node = _built(text, where)
     except yaml.MarkedYAMLError as error:
-        at = error.problem_mark or error.context_mark
-        mark = Mark(where, at.line + 1, at.column + 1) if at else Mark(where, 1, 1)
+        problem_mark = error.problem_mark or error.context_mark
+        mark = Mark(where, problem_mark.line + 1, problem_mark.column + 1) if problem_mark else Mark(where, 1, 1)
         problem = printable(str(error.problem), 120)
         cure = "quote a value that contains `: `" if "mapping values" in problem else "correct it"
         raise wrong(mark, "", f"is not YAML ({problem})", cure) from None
     except yaml.YAMLError as error:
         raise wrong(Mark(where, 1, 1), "", f"is not YAML ({printable(str(error), 120)})", "correct it") from None
-    if found is None:
+    if node is None:
         raise wrong(Mark(where, 1, 1), "", "is empty", "write `key: value` lines")
-    if not isinstance(found, Table):
-        raise wrong(found.mark, "", f"the top level is {kind_of(found)}", "write `key: value` lines")
-    return found
+    if not isinstance(node, Table):
+        raise wrong(node.mark, "", f"the top level is {kind_of(node)}", "write `key: value` lines")
+    return node
 
 
 def refuse_characters(text: str, where: str) -> None:
@@ -338,7 +338,7 @@ def date(node: Node, what: str) -> datetime.date:
 
 
 @contextmanager
-def at(mark: Mark) -> Iterator[None]:
+def located(mark: Mark) -> Iterator[None]:
     """Give the error of a reader of values its place in the file."""
     try:
         yield

@@ -65,8 +65,8 @@ def markdown_text(text: str, limit: int = LONGEST_CELL) -> Markdown:
     """Text as Markdown that shows it as it is, and that calls nobody by name."""
     if isinstance(text, Markdown):
         return text
-    shown = printable(text, limit).translate(_MARKUP)
-    return Markdown(_MENTION.sub("@&#8203;", shown))  # a space of no width keeps @name from being a mention
+    escaped = printable(text, limit).translate(_MARKUP)
+    return Markdown(_MENTION.sub("@&#8203;", escaped))  # a space of no width keeps @name from being a mention
 
 
 # --- a table ----------------------------------------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def words(name: str) -> str:
     if name == "non_torch":
         return "non-torch"
     spelled = {"kv": "KV", "cuda": "CUDA", "lora": "LoRA", "gpu": "GPU", "rss": "resident", "sm": "SM", "num": ""}
-    found = [spelled.get(word, word) for word in name.removesuffix("_w").removesuffix("_mhz").split("_")]
-    return " ".join(word for word in found if word)
+    words_spelled = [spelled.get(word, word) for word in name.removesuffix("_w").removesuffix("_mhz").split("_")]
+    return " ".join(word for word in words_spelled if word)
 
 
 # --- CSV and JSON -----------------------------------------------------------------------------------------------------

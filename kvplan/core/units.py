@@ -129,8 +129,8 @@ _SIZE_FORMS = "write bytes or a number with a unit: 24GiB, 512MiB (binary), 80GB
 
 def _refuse(option: str, what: str, text: str, forms: str) -> UsageError:
     """The one-line refusal of a value: flag, fault, value, accepted forms."""
-    shown = text if len(text) <= 60 else f"{text[:57]}..."
-    return UsageError(option, f"{what} ({shown!r})", f"{forms}")
+    text_shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return UsageError(option, f"{what} ({text_shown!r})", f"{forms}")
 
 
 def _bounded(value: int, most: int, option: str, text: str, forms: str, least: int = 1) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvplan.core import strict_yaml
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import printable, read_text, shown
+from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.strict_yaml import Mark
 from kvplan.hardware.gpu import gpu
 
@@ -31,14 +31,14 @@ def read(path: Path) -> Prices:
     found: dict[str, float] = {}
     first: dict[str, Mark] = {}
     for mark, name, text in pairs:
-        with strict_yaml.at(mark):
+        with strict_yaml.located(mark):
             own = gpu(name).name
         if own in found:
             raise strict_yaml.wrong(mark, f"{own} has a price in line {first[own].line} already; keep one of them")
         found[own], first[own] = _dollars(mark, own, text), mark
     if not found:
-        raise InvalidInputError(shown(path), "contains no price", "write lines such as `a100-80g: 2.50`")
-    return Prices(found, shown(path))
+        raise InvalidInputError(path_text(path), "contains no price", "write lines such as `a100-80g: 2.50`")
+    return Prices(found, path_text(path))
 
 
 def _dollars(mark: Mark, name: str, text: str) -> float:
@@ -65,9 +65,11 @@ def _csv_pairs(path: Path) -> Iterator[tuple[Mark, str, str]]:
     try:
         header = next(rows, [])
         if header != CSV_HEADER:
-            raise strict_yaml.wrong(Mark(shown(path), 1, 1), f"the header is not {','.join(CSV_HEADER)}; write that")
+            raise strict_yaml.wrong(
+                Mark(path_text(path), 1, 1), f"the header is not {','.join(CSV_HEADER)}; write that"
+            )
         for row in rows:
-            mark = Mark(shown(path), rows.line_num, 1)
+            mark = Mark(path_text(path), rows.line_num, 1)
             if row and len(row) != len(CSV_HEADER):
                 raise strict_yaml.wrong(
                     mark, f"has {len(row)} columns, not {len(CSV_HEADER)}; write a name and a price"
@@ -75,4 +77,4 @@ def _csv_pairs(path: Path) -> Iterator[tuple[Mark, str, str]]:
             if row:
                 yield mark, row[0].strip(), row[1].strip()
     except csv.Error as error:
-        raise strict_yaml.wrong(Mark(shown(path), rows.line_num, 1), f"is not CSV ({error}); correct it") from None
+        raise strict_yaml.wrong(Mark(path_text(path), rows.line_num, 1), f"is not CSV ({error}); correct it") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import printable, read_text, shown
+from kvplan.core.files import path_text, printable, read_text
 from kvplan.core.records import dataclass
 from kvplan.core.units import MIB
 
@@ -67,7 +67,7 @@ def read_results(path: Path) -> list[BenchResult]:
     content = read_text(path, MAX_BYTES)
     found = [result for row in objects(content, path) for result in results_of(row, path)]
     if not found:
-        raise InvalidInputError(shown(path), "contains no result", f"name a file of {TOOLS}")
+        raise InvalidInputError(path_text(path), "contains no result", f"name a file of {TOOLS}")
     return found
 
 
@@ -79,12 +79,12 @@ def objects(content: str, path: Path) -> Iterator[dict[str, Any]]:
         try:
             parts = [json.loads(line) for line in content.splitlines() if line.strip()]
         except (ValueError, RecursionError):
-            raise InvalidInputError(shown(path), "is not JSON", f"name a file of {TOOLS}") from None
+            raise InvalidInputError(path_text(path), "is not JSON", f"name a file of {TOOLS}") from None
     except RecursionError:
-        raise InvalidInputError(shown(path), "is nested too deeply", f"name a file of {TOOLS}") from None
+        raise InvalidInputError(path_text(path), "is nested too deeply", f"name a file of {TOOLS}") from None
     for part in parts:
         if not isinstance(part, dict):
-            raise InvalidInputError(shown(path), "contains no JSON object", f"name a file of {TOOLS}")
+            raise InvalidInputError(path_text(path), "contains no JSON object", f"name a file of {TOOLS}")
         yield part
 
 
@@ -98,7 +98,7 @@ def results_of(row: dict[str, Any], path: Path) -> list[BenchResult]:
     records = row.get("records") if isinstance(row.get("records"), dict) else row
     if isinstance(records, dict) and isinstance(records.get("time_to_first_token"), dict):
         return [aiperf(records, row, path)]
-    raise InvalidInputError(shown(path), "is not in a known result format", f"name a file of {TOOLS}")
+    raise InvalidInputError(path_text(path), "is not in a known result format", f"name a file of {TOOLS}")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def count(value: Any, name: str, path: Path) -> int:
     stated = number(value)
     if not stated or stated == math.inf or stated > 1e9:
         raise InvalidInputError(
-            shown(path), f"{name} is not a number of requests ({printable(repr(value), 40)})", "run again"
+            path_text(path), f"{name} is not a number of requests ({printable(repr(value), 40)})", "run again"
         )
     return int(stated)
 
@@ -139,11 +139,13 @@ def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None
     limit, pace = number(users), number(rate)
     if limit is not None and limit > 0:
         if pace not in (None, math.inf):
-            raise InvalidInputError(shown(path), "has both a rate and a maximum concurrency", "run with one of them")
+            raise InvalidInputError(
+                path_text(path), "has both a rate and a maximum concurrency", "run with one of them"
+            )
         return int(limit), None
     if pace is None or pace == 0:
         raise InvalidInputError(
-            shown(path), "does not state a rate or a concurrency", "run with a rate or a concurrency"
+            path_text(path), "does not state a rate or a concurrency", "run with a rate or a concurrency"
         )
     return None, pace
 
@@ -151,7 +153,9 @@ def traffic(users: Any, rate: Any, path: Path) -> tuple[int | None, float | None
 def kept(times: Mapping[str, Any], path: Path) -> dict[str, float]:
     found = {name: value for name, raw in times.items() if (value := number(raw)) is not None and 0 < value < math.inf}
     if not found:
-        raise InvalidInputError(shown(path), "contains no times", "stream the answers, so that they can be measured")
+        raise InvalidInputError(
+            path_text(path), "contains no times", "stream the answers, so that they can be measured"
+        )
     return found
 
 
@@ -174,7 +178,7 @@ def serving(row: dict[str, Any], path: Path) -> BenchResult:
     }
     prompts, answers = number(row.get("total_input_tokens")), number(row.get("total_output_tokens"))
     return BenchResult(
-        shown(path),
+        path_text(path),
         "sglang.bench_serving" if is_sglang else "vllm bench serve",
         text(row.get("model_id")) or text(row.get("model")),
         users,
@@ -209,7 +213,7 @@ def inferencex(row: dict[str, Any], path: Path) -> BenchResult:
     }
     rate = number(row.get("output_tput_per_gpu"))
     return BenchResult(
-        shown(path), "InferenceX", text(row.get("model")), users, None, False, 10 * users, number(row.get("isl")),
+        path_text(path), "InferenceX", text(row.get("model")), users, None, False, 10 * users, number(row.get("isl")),
         number(row.get("osl")), (), kept(times, path), None if rate is None else rate * ranks, ranks,
         text(row.get("hw")),
     )  # fmt: skip
@@ -232,7 +236,7 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
             rate = strategy.get("rate")
         case _:
             raise InvalidInputError(
-                shown(path), f"unknown guidellm strategy ({printable(repr(kind), 40)})", "use concurrent"
+                path_text(path), f"unknown guidellm strategy ({printable(repr(kind), 40)})", "use concurrent"
             )
     found_users, found_rate = traffic(users, rate, path)
     stated = part.get("metrics")
@@ -251,7 +255,7 @@ def guidellm(part: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchRe
     made = inner(metrics, "request_totals", "successful") or inner(part, "request_totals", "successful")
     model = inner(part, "config", "backend", "model") or inner(whole, "args", "model") or inner(part, "args", "model")
     return BenchResult(
-        shown(path), "guidellm", text(model), found_users, found_rate, kind == "constant",
+        path_text(path), "guidellm", text(model), found_users, found_rate, kind == "constant",
         count(made, "request_totals.successful", path), number(figure("prompt_token_count", "mean")),
         number(figure("output_token_count", "mean")), (), kept(times, path),
         number(figure("output_tokens_per_second", "mean")),
@@ -276,7 +280,7 @@ def aiperf(records: dict[str, Any], whole: dict[str, Any], path: Path) -> BenchR
 
     models = inner(whole, "input_config", "endpoint", "model_names")
     return BenchResult(
-        shown(path), "aiperf", text(models[0]) if isinstance(models, list) and models else None, users, rate,
+        path_text(path), "aiperf", text(models[0]) if isinstance(models, list) and models else None, users, rate,
         inner(loadgen, "request_rate_mode") == "constant", requests, mean("input_sequence_length", "total_isl"),
         mean("output_sequence_length", "total_osl"), (), kept(times, path),
         number(inner(records, "output_token_throughput", "avg")),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import printable, shown
+from kvplan.core.files import path_text, printable
 from kvplan.core.git import checkout
 from kvplan.core.units import format_size
 from kvplan.measure.measurement import Figure, Measurement, Prediction, Row, compared, reconcile
@@ -116,7 +116,7 @@ def reconcile_run(run: Run, calibration: Calibration | None = None) -> Reconcili
     memory = manifest.get("memory")
     if memory is None:
         raise InvalidInputError(
-            shown(run.path), f"the run ended before its memory was measured ({run.cause})", "nothing to compare"
+            path_text(run.path), f"the run ended before its memory was measured ({run.cause})", "nothing to compare"
         )
     check_manifest(run)
     spec = spec_of(run)

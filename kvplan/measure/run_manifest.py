@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import shown
+from kvplan.core.files import path_text
 from kvplan.measure.rundir import Run
 from kvplan.models import catalog, hf_config
 from kvplan.models.spec import ModelSpec
@@ -18,9 +18,11 @@ def check_objects(run: Run) -> None:
     """Refuse a run.json whose parts are of kinds that no run writes, however far the run came."""
     for name in ("environment", "engine", "workload"):
         if not isinstance(run.manifest.get(name), dict | None):
-            raise InvalidInputError(f"{shown(run.path)}: run.json", f"{name} must be an object", "the file is damaged")
+            raise InvalidInputError(
+                f"{path_text(run.path)}: run.json", f"{name} must be an object", "the file is damaged"
+            )
     if not isinstance(run.manifest.get("cause"), str | None):
-        raise InvalidInputError(f"{shown(run.path)}: run.json", "cause must be text", "the file is damaged")
+        raise InvalidInputError(f"{path_text(run.path)}: run.json", "cause must be text", "the file is damaged")
 
 
 def check_manifest(run: Run) -> None:
@@ -30,7 +32,7 @@ def check_manifest(run: Run) -> None:
 
     def need(ok: bool, name: str, what: str) -> None:
         if not ok:
-            raise InvalidInputError(f"{shown(run.path)}: run.json", f"{name} must be {what}", "the file is damaged")
+            raise InvalidInputError(f"{path_text(run.path)}: run.json", f"{name} must be {what}", "the file is damaged")
 
     need(isinstance(model, dict) and isinstance(model.get("name"), str), "model.name", "a name")
     need(manifest.get("device") in ("cpu", "cuda"), "device", "cpu or cuda")
@@ -97,8 +99,8 @@ def spec_of(run: Run) -> ModelSpec:
     """The model of a run, from the facts its manifest carries; a laptop needs nothing else."""
     model = run.manifest.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("config"), dict):
-        raise InvalidInputError(shown(run.path), "run.json does not say which model ran", "the file is damaged")
-    return hf_config.read_config(catalog.expand(model["config"]), f"{shown(run.path)}: model", str(model["name"]))
+        raise InvalidInputError(path_text(run.path), "run.json does not say which model ran", "the file is damaged")
+    return hf_config.read_config(catalog.expand(model["config"]), f"{path_text(run.path)}: model", str(model["name"]))
 
 
 def inputs_of(run: Run) -> EngineInputs:
@@ -106,4 +108,4 @@ def inputs_of(run: Run) -> EngineInputs:
     try:
         return EngineInputs(**inputs)  # type: ignore[arg-type] # a TypeError is caught
     except TypeError as error:
-        raise InvalidInputError(f"{shown(run.path)}: run.json", f"inputs cannot be read ({error})") from error
+        raise InvalidInputError(f"{path_text(run.path)}: run.json", f"inputs cannot be read ({error})") from error

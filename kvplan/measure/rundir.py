@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO, cast
 
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError, KvplanError, UsageError
-from kvplan.core.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, shown
+from kvplan.core.files import MAX_DEPTH, MIB, is_deeper_than, load_json, open_regular, os_problem, path_text
 from kvplan.measure.run_types import Engine, Environment, Event, Inputs, Manifest, Memory, Model, Results, Sample
 
 RUN = "kvplan/run@1"
@@ -101,7 +101,9 @@ class RunWriter:
                     os.fsync(each.fileno())
         except OSError as error:
             raise EnvironmentProblem(
-                shown(Path(file.name)), f"cannot be written ({error.strerror})", "what was measured so far is kept"
+                path_text(Path(file.name)),
+                f"cannot be written ({error.strerror})",
+                "what was measured so far is kept",
             ) from error
 
     def _write_manifest(self) -> None:
@@ -109,7 +111,7 @@ class RunWriter:
             self._replace_manifest()
         except OSError as error:
             raise EnvironmentProblem(
-                shown(self.path / MANIFEST),
+                path_text(self.path / MANIFEST),
                 f"cannot be written ({error.strerror})",
                 "what was measured so far is kept",
             ) from error
@@ -133,7 +135,7 @@ def refuse_run_files(path: str, flag: str) -> None:
     """Refuse to write over what a run consists of."""
     target = Path(path)
     if target.name in (MANIFEST, SAMPLES, EVENTS) and os.path.exists(target.parent / MANIFEST):  # noqa: PTH110 -- no error
-        raise UsageError(f"{flag} {shown(target)}", "is part of a run", "name another file")
+        raise UsageError(f"{flag} {path_text(target)}", "is part of a run", "name another file")
 
 
 def utc_now() -> str:
@@ -168,14 +170,14 @@ def _remove(directories: Sequence[Path]) -> None:
 def _unwritable(path: Path, error: OSError | ValueError) -> UsageError:
     """The error for a place where no run can be begun: another one is needed, whatever is wrong with it."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return UsageError(shown(path), f"cannot be written ({reason})", "choose another directory")
+    return UsageError(path_text(path), f"cannot be written ({reason})", "choose another directory")
 
 
 def _refuse_existing(path: Path) -> NoReturn:
     owner = _running_pid(path)
     if owner is not None:
-        raise UsageError(shown(path), f"is in use by the profile with pid {owner}", "choose another directory")
-    raise UsageError(shown(path), "exists, and runs are never overwritten", "choose another directory")
+        raise UsageError(path_text(path), f"is in use by the profile with pid {owner}", "choose another directory")
+    raise UsageError(path_text(path), "exists, and runs are never overwritten", "choose another directory")
 
 
 def _running_pid(path: Path) -> int | None:
@@ -263,15 +265,15 @@ class Run:
 def load_run(path: Path) -> Run:
     """Read a run directory, also one whose writer was killed or still runs."""
     if not os.path.isdir(path):  # noqa: PTH112 -- False also for a name that is too long
-        raise InvalidInputError(shown(path), "is not a run directory", "name one that `kvplan profile -o` wrote")
+        raise InvalidInputError(path_text(path), "is not a run directory", "name one that `kvplan profile -o` wrote")
     manifest = load_json(path / MANIFEST)
     if manifest.get("schema") != RUN:
-        raise InvalidInputError(shown(path / MANIFEST), f"schema is {manifest.get('schema')!r:.40}, not {RUN}")
+        raise InvalidInputError(path_text(path / MANIFEST), f"schema is {manifest.get('schema')!r:.40}, not {RUN}")
     notes: list[str] = []
     samples, events = (_read_lines(path / name, notes) for name in (SAMPLES, EVENTS))
     status, cause = manifest.get("status"), manifest.get("cause")
     if status not in ("running", "complete", "partial", "failed"):
-        raise InvalidInputError(shown(path / MANIFEST), f"status is {status!r:.40}", "the file is damaged")
+        raise InvalidInputError(path_text(path / MANIFEST), f"status is {status!r:.40}", "the file is damaged")
     recovered = status == "running" and _running_pid(path) is None
     if recovered:
         status, cause = "partial", "the process ended without a word (killed, the disk was full, or power was cut)"
@@ -346,19 +348,23 @@ def _read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_LINES_BYTES:
             raise InvalidInputError(
-                shown(path), f"too large ({size:,} bytes, at most {MAX_LINES_BYTES:,})", "this is not a kvplan run"
+                path_text(path),
+                f"too large ({size:,} bytes, at most {MAX_LINES_BYTES:,})",
+                "this is not a kvplan run",
             )
         try:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), 1):
                 if number > MAX_LINES:
                     raise InvalidInputError(
-                        shown(path), f"has more than {MAX_LINES:,} lines", "this is not a kvplan run"
+                        path_text(path), f"has more than {MAX_LINES:,} lines", "this is not a kvplan run"
                     )
                 value = _parsed(line.decode("utf-8", errors="replace"))
                 if isinstance(value, dict):
                     lines.append(value)
                 elif line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
-                    raise InvalidInputError(shown(path), f"line {number} is not a JSON object", "the file is damaged")
+                    raise InvalidInputError(
+                        path_text(path), f"line {number} is not a JSON object", "the file is damaged"
+                    )
                 else:
                     notes.append(f"the last line of {path.name} is cut off; it is left out")
         except OSError as error:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal, NoReturn
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import MIB, load_json, open_regular, os_problem, printable, shown
+from kvplan.core.files import MIB, load_json, open_regular, os_problem, path_text, printable
 from kvplan.models.gguf_header import gguf_tensors
 from kvplan.models.safetensors_header import safetensors_tensors
 from kvplan.models.tensors import LFS_POINTER, Checkpoint, TensorInfo
@@ -51,7 +51,9 @@ def _read_file(path: Path) -> Checkpoint:
         case ".safetensors":
             return _read_safetensors(path.parent, [path.name])
         case _:
-            raise InvalidInputError(shown(path), "holds no weights", "pass a model directory, .safetensors or .gguf")
+            raise InvalidInputError(
+                path_text(path), "holds no weights", "pass a model directory, .safetensors or .gguf"
+            )
 
 
 # --- which files -----------------------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
     except OSError as error:
         raise os_problem(path, error) from error
     except RuntimeError as error:  # how Python before 3.13 reports a loop of links
-        raise InvalidInputError(shown(path), "the symbolic links form a loop", "check the path") from error
+        raise InvalidInputError(path_text(path), "the symbolic links form a loop", "check the path") from error
     if not any(real.is_relative_to(root) for root in roots):
         _refuse_outside(model_dir, name, named_by)
     return path
@@ -90,7 +92,7 @@ def _inside(model_dir: Path, name: str, named_by: str) -> Path | None:
 
 def _refuse_outside(model_dir: Path, name: str, named_by: str) -> NoReturn:
     raise InvalidInputError(
-        shown(model_dir / named_by),
+        path_text(model_dir / named_by),
         f"'{printable(name)}' is outside model directory",
         "pass the directory that holds the weights",
     )
@@ -117,7 +119,7 @@ def _present(model_dir: Path, names: Iterable[str], named_by: str) -> list[Path]
     missing = [name for name in names if paths[name] is None]
     if missing:
         raise InvalidInputError(
-            shown(model_dir / named_by),
+            path_text(model_dir / named_by),
             f"shard '{printable(missing[0])}' is missing ({len(missing)} of {len(names)} are)",
             "finish the download",
         )
@@ -150,7 +152,9 @@ def _one_gguf(model_dir: Path, ggufs: Sequence[str], names: Sequence[str]) -> li
     models = {_numbered(name)[0]: _numbered(name) for name in ggufs}
     if len(models) > 1:
         some = ", ".join(printable(name, 60) for name in list(models)[:3])
-        raise InvalidInputError(shown(model_dir), f"holds {len(models)} GGUF models ({some})", "pass the path of one")
+        raise InvalidInputError(
+            path_text(model_dir), f"holds {len(models)} GGUF models ({some})", "pass the path of one"
+        )
     (parts,) = models.values()
     return parts
 
@@ -173,7 +177,7 @@ def _read_index(model_dir: Path) -> Checkpoint | None:
 def _index(model_dir: Path, index_name: str) -> tuple[dict[str, str], int | None]:
     """(tensor name -> shard, the total size it states in bytes) of a weight index."""
     path = _inside(model_dir, index_name, index_name)
-    where = shown(model_dir / index_name)
+    where = path_text(model_dir / index_name)
     if path is None:
         raise InvalidInputError(where, "broken symbolic link", "fetch the index again")
     index = load_json(path, MAX_INDEX_BYTES)
@@ -218,7 +222,7 @@ def _refuse_absent_tensors(model_dir: Path, weight_map: dict[str, str], by_shard
     for name, shard in weight_map.items():
         if name not in held[shard]:
             raise InvalidInputError(
-                shown(model_dir / INDEX_NAME),
+                path_text(model_dir / INDEX_NAME),
                 f"tensor '{printable(name)}' is not in its shard '{printable(shard)}'",
                 "fetch both again",
             )
@@ -233,12 +237,14 @@ def _checkpoint(
         for tensor in held:
             if (other := home.setdefault(tensor.name, shard)) != shard:
                 raise InvalidInputError(
-                    shown(model_dir),
+                    path_text(model_dir),
                     f"tensor '{printable(tensor.name)}' is in both '{printable(other)}' and '{printable(shard)}'",
                     "remove the files of one of the two models",
                 )
     if not home:
-        raise InvalidInputError(shown(model_dir), f"'{printable(next(iter(by_shard)))}' holds no tensors", "fetch it")
+        raise InvalidInputError(
+            path_text(model_dir), f"'{printable(next(iter(by_shard)))}' holds no tensors", "fetch it"
+        )
     tensors = tuple(chain.from_iterable(by_shard.values()))
     return Checkpoint(kind, tensors, sum(tensor.num_bytes for tensor in tensors), tuple(by_shard), ())
 
@@ -279,5 +285,5 @@ def _file_sizes(model_dir: Path, shards: Sequence[str], named_by: str) -> Checkp
 def _pickle_size(path: Path) -> int:
     with open_regular(path) as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise InvalidInputError(shown(path), "a Git LFS pointer, not the weights", "run `git lfs pull`")
+            raise InvalidInputError(path_text(path), "a Git LFS pointer, not the weights", "run `git lfs pull`")
         return file.seek(0, 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from kvplan.core.errors import EnvironmentProblem, InvalidInputError
-from kvplan.core.files import MIB, open_regular, os_problem, printable, shown
+from kvplan.core.files import MIB, open_regular, os_problem, path_text, printable
 from kvplan.models.tensors import LFS_POINTER, TensorInfo
 
 MAX_GGUF_HEADER_BYTES = 256 * MIB  # a 256k-token vocabulary with its merges takes about 15 MB
@@ -104,7 +104,7 @@ def gguf_tensors(path: Path) -> list[TensorInfo]:
         try:
             size = file.seek(0, 2)
             file.seek(0)
-            header = _Header(file, size, shown(path))
+            header = _Header(file, size, path_text(path))
             num_tensors, num_keys = _gguf_preamble(header)
             alignment = _gguf_metadata(header, num_keys)
             found = [_gguf_tensor(header) for _ in range(num_tensors)]

@@ -176,14 +176,14 @@ def full_names(layer: int, role: str) -> Iterator[str]:
 class Lists:
     """A quantization's entries: what stays in the model's dtype, and what has which scheme."""
 
-    kept: Table
+    unquantized: Table
     chosen: Table
     memo: dict[tuple[int | None, tuple[str, ...], str], Scheme | None] = field(default_factory=dict)
 
     def find(self, layer: int | None, role: str) -> Answer | None:
         if layer is None:
-            return self.kept.find_outside(role) or self.chosen.find_outside(role)
-        return self.kept.find(layer, role) or self.chosen.find(layer, role)
+            return self.unquantized.find_outside(role) or self.chosen.find_outside(role)
+        return self.unquantized.find(layer, role) or self.chosen.find(layer, role)
 
 
 @lru_cache(maxsize=64)
@@ -191,10 +191,10 @@ def lists(quantization: Quantization) -> Lists:
     """Raises UnsupportedModelError naming a pattern that cannot be matched."""
     tables = Lists(Table(), Table())
     for name, scheme in quantization.names.items():
-        (tables.kept if scheme is None else tables.chosen).add_name(name, scheme)
+        (tables.unquantized if scheme is None else tables.chosen).add_name(name, scheme)
     for pattern, scheme in quantization.patterns:
-        (tables.kept if scheme is None else tables.chosen).add_pattern(pattern, scheme)
-    tables.kept.compile()
+        (tables.unquantized if scheme is None else tables.chosen).add_pattern(pattern, scheme)
+    tables.unquantized.compile()
     tables.chosen.compile()
     return tables
 
@@ -217,9 +217,9 @@ def unmatched(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
         if id(weights) not in known:
             known[id(weights)] = roles_of(weights)
         roles = known[id(weights)]
-        for table in (tables.kept, tables.chosen):
+        for table in (tables.unquantized, tables.chosen):
             yield from unmatched_in(table, index, roles)
-    for table in (tables.kept, tables.chosen):
+    for table in (tables.unquantized, tables.chosen):
         for name, scheme in table.outside.items():
             is_layer = re.search(r"(layers|h)\.\d+\.", name) is not None
             if (is_layer or scheme is not None) and not _ELSEWHERE.search(name) and not is_outer(spec, name):
@@ -231,7 +231,7 @@ def some_experts(spec: ModelSpec, quantization: Quantization) -> Iterator[str]:
     """Entries that name some of a layer's experts, which are stored as one."""
     tables = lists(quantization)
     num_experts = min((weight.experts for weight in spec.weights if weight.experts), default=0)
-    for table in (tables.kept, tables.chosen):
+    for table in (tables.unquantized, tables.chosen):
         for entries in table.experts.values():
             if len(entries) < num_experts:
                 yield f"{entries[0]} (and {len(entries) - 1} of the {num_experts - 1} other experts)"

@@ -301,7 +301,7 @@ def listed_scheme(
     quantization: Quantization, layer: int | None, sources: tuple[str, ...], fused: str
 ) -> Scheme | None:  # fmt: skip
     tables = lists(quantization)
-    if fused and layer is not None and tables.kept.find(layer, fused):  # goes before its parts (vLLM 0.33)
+    if fused and layer is not None and tables.unquantized.find(layer, fused):  # goes before its parts (vLLM 0.33)
         return None
     answers = {tables.find(layer, source) for source in sources}
     if answers == {None} and fused:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import open_regular, os_problem, parse_json, printable, shown
+from kvplan.core.files import open_regular, os_problem, parse_json, path_text, printable
 from kvplan.models.tensors import LFS_POINTER, TensorInfo
 
 MAX_HEADER_BYTES = 100_000_000  # the library refuses more, too
@@ -28,7 +28,7 @@ SAFETENSORS_BITS = {
 
 def safetensors_tensors(path: Path) -> Iterator[TensorInfo]:
     """The tensors of one file, in the order of their data, which must cover the file without gap or overlap."""
-    where = shown(path)
+    where = path_text(path)
     with open_regular(path) as file:
         try:
             size = file.seek(0, 2)

@@ -213,7 +213,7 @@ class Weight:
     least: int = 0
     even: int = 0
     counted: bool = True
-    held: bool = True
+    is_loaded: bool = True
     sources: tuple[str, ...] = ()
     place: Place = Place.FIRST
     serves: tuple[str, ...] = ()

@@ -135,9 +135,9 @@ class Search:
                     nearest.append(cure)
                     if level:
                         break
-        kept = [cure for cure in nearest if not any(is_better(other, cure) for other in nearest)]
-        self.cures = [cure for cure in self.cures if cure not in nearest or cure in kept]
-        yield from sorted(kept, key=lambda cure: cure.cost)
+        best = [cure for cure in nearest if not any(is_better(other, cure) for other in nearest)]
+        self.cures = [cure for cure in self.cures if cure not in nearest or cure in best]
+        yield from sorted(best, key=lambda cure: cure.cost)
 
     def nearest(self, base: Levels, number: int) -> Cure | None:
         """The smallest change of one knob that does beside others, where none known is as small."""

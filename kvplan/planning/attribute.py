@@ -70,8 +70,8 @@ class Step:
     @property
     def deltas(self) -> dict[str, Number]:
         """What the step did to the figures that it changed; None counts as nothing."""
-        found = {path: (after or 0) - (self.before[path] or 0) for path, after in self.after.items()}
-        return {path: delta for path, delta in found.items() if delta}
+        deltas = {path: (after or 0) - (self.before[path] or 0) for path, after in self.after.items()}
+        return {path: delta for path, delta in deltas.items() if delta}
 
 
 def figures_of(plan_: Plan) -> Figures:
@@ -96,21 +96,21 @@ def attribution(old: Plan, new: Plan) -> tuple[Step, ...]:
 
     An input that cannot be changed alone waits for those after it, then goes with as few others as make it possible.
     """
-    at, before = old.request, figures_of(old)
-    left, found = list(moves(old.request, new.request)), []
+    current, before = old.request, figures_of(old)
+    left, steps = list(moves(old.request, new.request)), []
     while left:
         for group in _groups(len(left)):
             if len(group) == len(left):  # the last step ends at what was asked for, whatever was read on the way
                 between, after = new.request, figures_of(new)
                 break
-            tried = _tried(at, [left[index] for index in group])
+            tried = _tried(current, [left[index] for index in group])
             if tried is not None:
                 between, after = tried
                 break
-        found.append(Step(tuple(change for index in group for change in left[index].changes), before, after))
+        steps.append(Step(tuple(change for index in group for change in left[index].changes), before, after))
         left = [move for index, move in enumerate(left) if index not in group]
-        at, before = between, after
-    return tuple(found)
+        current, before = between, after
+    return tuple(steps)
 
 
 def _groups(count: int) -> Iterator[tuple[int, ...]]:
@@ -144,25 +144,25 @@ def moves(old: Request, new: Request) -> Iterator[Move]:
     yield from _model_moves(old.spec, new.spec)
     if old.memory_in_use != new.memory_in_use:
         change = Change("gpu", "--memory-in-use", _size(old.memory_in_use), _size(new.memory_in_use))
-        yield Move((change,), lambda at: replace(at, memory_in_use=new.memory_in_use))
+        yield Move((change,), lambda base: replace(base, memory_in_use=new.memory_in_use))
     if old.weights_bytes != new.weights_bytes:
         change = Change("files", "--weights-bytes", _size(old.weights_bytes), _size(new.weights_bytes))
-        yield Move((change,), lambda at: replace(at, weights_bytes=new.weights_bytes))
+        yield Move((change,), lambda base: replace(base, weights_bytes=new.weights_bytes))
     if old.checkpoint != new.checkpoint:
         change = Change("files", "weight files", _files(old), _files(new))
-        yield Move((change,), lambda at: replace(at, checkpoint=new.checkpoint))
+        yield Move((change,), lambda base: replace(base, checkpoint=new.checkpoint))
     if not same_model(old.draft, new.draft):
         change = Change("draft", "draft model", _name(old.draft), _name(new.draft))
-        yield Move((change,), lambda at: replace(at, draft=new.draft))
+        yield Move((change,), lambda base: replace(base, draft=new.draft))
     if old.gpu != new.gpu:
         change = Change("gpu", "GPU", gpu_text(old.gpu), gpu_text(new.gpu))
-        yield Move((change,), lambda at: replace(at, gpu=new.gpu))
+        yield Move((change,), lambda base: replace(base, gpu=new.gpu))
     if old.measured != new.measured:
         change = Change("gpu", "--calibration", _measured(old), _measured(new))
-        yield Move((change,), lambda at: replace(at, measured=new.measured))
+        yield Move((change,), lambda base: replace(base, measured=new.measured))
     if old.release != new.release:
         change = Change("engine", "--engine", old.release.label, new.release.label)
-        yield Move((change,), lambda at: replace(at, release=new.release))
+        yield Move((change,), lambda base: replace(base, release=new.release))
     yield from _argument_moves(old.args, new.args)
     yield from _workload_moves(old.load, new.load)
 
@@ -176,7 +176,7 @@ def _argument_moves(old: EngineArgs, new: EngineArgs) -> Iterator[Move]:
 
 
 def _argument_move(name: str, value: Any) -> Callable[[Request], Request]:
-    return lambda at: replace(at, args=replace(at.args, **{name: value}))
+    return lambda base: replace(base, args=replace(base.args, **{name: value}))
 
 
 def _workload_moves(old: Load, new: Load) -> Iterator[Move]:
@@ -192,7 +192,7 @@ def _workload_moves(old: Load, new: Load) -> Iterator[Move]:
 
 
 def _workload_move(name: str, value: Any) -> Callable[[Request], Request]:
-    return lambda at: replace(at, load=replace(at.load, **{name: value}))
+    return lambda base: replace(base, load=replace(base.load, **{name: value}))
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -208,10 +208,10 @@ def _model_moves(old: ModelSpec, new: ModelSpec) -> Iterator[Move]:
     if same_model(old, new):
         return
     changed = config_changes(old.config, new.config)
-    kept = old.config and new.config and len(changed) <= MOST_MOVES
-    if not kept or any(path[-1] in WHOLE_MODEL for path in changed):
+    is_split = old.config and new.config and len(changed) <= MOST_MOVES
+    if not is_split or any(path[-1] in WHOLE_MODEL for path in changed):
         change = Change("model", "model", printable(old.name), printable(new.name))
-        yield Move((change,), lambda at: replace(at, spec=new))
+        yield Move((change,), lambda base: replace(base, spec=new))
         return
     for path in changed:
         change = Change("model", ".".join(path), *(value_text(_at(spec.config, path)) for spec in (old, new)))
@@ -219,12 +219,14 @@ def _model_moves(old: ModelSpec, new: ModelSpec) -> Iterator[Move]:
 
 
 def _config_move(path: tuple[str, ...], new: ModelSpec) -> Callable[[Request], Request]:
-    def apply(at: Request) -> Request:
-        config = with_key(at.spec.config, path, new.config)
+    def apply(base: Request) -> Request:
+        config = with_key(base.spec.config, path, new.config)
         # An unknown type was accepted for both or for neither, as the two have the same one.
         return replace(
-            at,
-            spec=read_config(config, at.spec.name, at.spec.served_name, assume_dense=True, text_only=at.spec.text_only),
+            base,
+            spec=read_config(
+                config, base.spec.name, base.spec.served_name, assume_dense=True, text_only=base.spec.text_only
+            ),
         )
 
     return apply
@@ -236,14 +238,14 @@ _ABSENT: Final = object()
 def config_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Paths of the keys that differ, in the order of the new config and then of the old; an object that both have is
     compared key by key, a list as a whole."""
-    found: list[tuple[str, ...]] = []
+    paths: list[tuple[str, ...]] = []
     for key in dict.fromkeys((*new, *old)):
         before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
         if isinstance(before, dict) and isinstance(after, dict):
-            found += [(key, *rest) for rest in config_changes(before, after)]
+            paths += [(key, *rest) for rest in config_changes(before, after)]
         elif before != after or type(before) is not type(after):
-            found.append((key,))
-    return found
+            paths.append((key,))
+    return paths
 
 
 def with_key(config: Mapping[str, Any], path: tuple[str, ...], source: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,8 +298,12 @@ def _name(spec: ModelSpec | None) -> str | None:
 
 
 def _files(request: Request) -> str | None:
-    held = request.checkpoint
-    return None if held is None else f"{len(held.tensors):,} tensors of {held.total_bytes:,} bytes ({held.format})"
+    checkpoint = request.checkpoint
+    return (
+        None
+        if checkpoint is None
+        else f"{len(checkpoint.tensors):,} tensors of {checkpoint.total_bytes:,} bytes ({checkpoint.format})"
+    )
 
 
 def _measured(request: Request) -> str | None:

@@ -162,8 +162,10 @@ def estimate_range(figures: Figures, request: Request) -> tuple[int, int] | None
     available = figures.available_bytes
     if available is None:
         return None
-    kept = plan(request).capacity.bytes_per_block if request.release.has("null_block") else 0
-    return estimated_context(request, available.low + kept), estimated_context(request, available.high + kept)
+    null_block = plan(request).capacity.bytes_per_block if request.release.has("null_block") else 0
+    return estimated_context(request, available.low + null_block), estimated_context(
+        request, available.high + null_block
+    )
 
 
 def is_too_heavy(request: Request) -> bool:
@@ -250,12 +252,12 @@ class Search:
 
     @property
     def context(self) -> int:
-        asked = self.request.args.max_model_len
-        if isinstance(asked, int):
-            return asked
+        context = self.request.args.max_model_len
+        if isinstance(context, int):
+            return context
         return self.base.settings.max_model_len if self.base is not None else self.request.spec.max_model_len
 
-    def asked(self, name: str, default: int) -> int:
+    def resolved(self, name: str, default: int) -> int:
         """A number as the server resolved it."""
         value = getattr(self.base.settings if self.base is not None else self.request.args, name)
         return default if value is None else int(value)
@@ -282,12 +284,12 @@ class Search:
         best = None
         while low < high:
             middle = (low + high + 1) // 2
-            wanted = {**args, "max_model_len": middle * step}
-            made = self.answer(wanted)
+            candidate = {**args, "max_model_len": middle * step}
+            made = self.answer(candidate)
             if made is None:
                 high = middle - 1
             else:
-                low, best = middle, (wanted, made)
+                low, best = middle, (candidate, made)
         return best
 
 
@@ -364,7 +366,7 @@ def free_share(figures: Figures) -> float | None:
 
 def fewer_seqs(search: Search) -> Iterator[int]:
     figures = search.case.figures
-    most = figures.max_num_seqs or figures.dummy_requests or search.asked("max_num_seqs", 256)
+    most = figures.max_num_seqs or figures.dummy_requests or search.resolved("max_num_seqs", 256)
     tried, free = figures.tried_bytes, figures.free_bytes
     if search.case.cause == "oom_sampler_warmup" and tried is not None and free is not None and tried.bytes > 0:
         most = min(most, most * free.bytes // tried.bytes + 1)  # what the sampler takes grows with the sequences
@@ -377,7 +379,7 @@ def state_blocks(search: Search) -> Iterator[int]:
 
 
 def fewer_tokens(search: Search) -> Iterator[int]:
-    yield from (count for count in TOKENS if count < search.asked("max_num_batched_tokens", 8192))
+    yield from (count for count in TOKENS if count < search.resolved("max_num_batched_tokens", 8192))
 
 
 def item_tokens(search: Search) -> Iterator[int]:
@@ -393,7 +395,7 @@ def largest_share(search: Search) -> Iterator[float]:
 def held_seqs(search: Search) -> Iterator[int]:
     """As many requests as the KV cache holds at their full length: none of them is ever sent back."""
     most = 0 if search.base is None else floor(search.base.concurrency.max)
-    if 1 <= most < search.asked("max_num_seqs", 256):
+    if 1 <= most < search.resolved("max_num_seqs", 256):
         yield most
 
 
@@ -424,13 +426,13 @@ def dividing_ranks(search: Search) -> list[int]:
 
 def fewer_ranks(search: Search) -> Iterator[int]:
     """Numbers of ranks below the one asked for that divide the heads, the nearest first."""
-    asked = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
-    yield from (count for count in dividing_ranks(search)[::-1] if count < asked)
+    ranks = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
+    yield from (count for count in dividing_ranks(search)[::-1] if count < ranks)
 
 
 def next_ranks(search: Search) -> Iterator[int]:
-    asked = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
-    yield from (count for count in dividing_ranks(search) if count > asked)
+    ranks = search.case.figures.tensor_parallel_size or search.request.args.tensor_parallel_size
+    yield from (count for count in dividing_ranks(search) if count > ranks)
 
 
 def ranks_of_gpus(search: Search) -> Iterator[int]:
@@ -558,8 +560,8 @@ def actions(case: Case) -> Iterator[Cure]:
         if figures.initial_free_bytes is not None:
             yield _action("start it again, alone on the GPU: what else runs there changed while the server measured")
         elif figures.free_bytes is not None and figures.total_bytes is not None:
-            held = format_gib(max(0, figures.total_bytes.bytes - figures.free_bytes.bytes))
-            yield _action(f"end what else holds the GPU, {held} (nvidia-smi lists it; it may be an earlier server)")
+            others = format_gib(max(0, figures.total_bytes.bytes - figures.free_bytes.bytes))
+            yield _action(f"end what else holds the GPU, {others} (nvidia-smi lists it; it may be an earlier server)")
         else:
             yield _action("end what else holds the GPU (nvidia-smi lists it; it may be an earlier server)")
     elif kind_of_cause(case.cause).startswith("oom") and other is not None and figures.in_use_bytes:
@@ -711,8 +713,8 @@ def needed_share(case: Case) -> float | None:
     share = case.figures.utilization or (case.args or {}).get(share_argument(case))
     if needed is None or available is None or not total or share is None or not 0 < share < 1:
         return None
-    wanted = ceil(100 * (share + (needed.high - available.low) / total) - 1e-6) / 100
-    return wanted if share < wanted <= HIGHEST_SHARE else None
+    new_share = ceil(100 * (share + (needed.high - available.low) / total) - 1e-6) / 100
+    return new_share if share < new_share <= HIGHEST_SHARE else None
 
 
 def stated_value(case: Case, move: Move) -> Any:

@@ -108,15 +108,15 @@ class Comparison:
     @property
     def worse(self) -> tuple[Worse, ...]:
         """In what NEW is worse, by the rule of --exit-code."""
-        found: list[Worse] = []
+        worse: list[Worse] = []
         if self.old.fits and not self.new.fits:
-            found.append("fits")
+            worse.append("fits")
         if _value(self.new, "kv.bytes_per_token") > _value(self.old, "kv.bytes_per_token"):
-            found.append("bytes_per_token")
+            worse.append("bytes_per_token")
         path = next((path for path in USERS if self._both_have(path)), None)
         if path is not None and users_of(self.new, path) < users_of(self.old, path):
-            found.append("users")
-        return tuple(found)
+            worse.append("users")
+        return tuple(worse)
 
     def _both_have(self, path: str) -> bool:
         return self.old.figures.get(path) is not None and self.new.figures.get(path) is not None
@@ -183,21 +183,21 @@ def difference(old_name: str, new_name: str, old: Sequence[Side], new: Sequence[
 
 
 def _by_key(name: str, sides: Sequence[Side]) -> dict[str, Side]:
-    found: dict[str, Side] = {}
+    by_key: dict[str, Side] = {}
     for side in sides:
-        if side.key in found:
+        if side.key in by_key:
             raise UsageError(
                 f"{printable(name, 400)}",
                 f"contains two plans for {printable(side.key, 200)}",
                 "write each to a file of its own",
             )
-        found[side.key] = side
-    return found
+        by_key[side.key] = side
+    return by_key
 
 
 def _few(keys: Mapping[str, Side]) -> str:
-    shown = [printable(key, 80) for key in list(keys)[:3]]
-    return ", ".join(shown) + (", ..." if len(keys) > 3 else "") or "none"
+    names = [printable(key, 80) for key in list(keys)[:3]]
+    return ", ".join(names) + (", ..." if len(keys) > 3 else "") or "none"
 
 
 def compare(old: Side, new: Side) -> Comparison:
@@ -207,13 +207,13 @@ def compare(old: Side, new: Side) -> Comparison:
         steps = attribution(old.plan, new.plan)
     changes = [change for step in steps or () for change in step.changes]
     changes += _input_changes(old, new)
-    asked = {change.name for change in changes if change.kind == "argument"}
+    arguments = {change.name for change in changes if change.kind == "argument"}
     known = [path for path in UNITS if path in old.figures and path in new.figures]
     has_rows = all(path in known for path in MEMORY)
     return Comparison(
         old,
         new,
-        tuple(change for change in changes if change.kind != "setting" or SETTINGS[change.name] not in asked),
+        tuple(change for change in changes if change.kind != "setting" or SETTINGS[change.name] not in arguments),
         tuple(_row(path, old, new) for path in known if path in MEMORY and has_rows),
         tuple(_group_rows(old, new)),
         tuple(_row(path, old, new) for path in known if path in CAPACITY or not has_rows),
@@ -361,11 +361,11 @@ class Reader:
 
     def sizes(self, path: str) -> dict[str, int]:
         """An object whose values are all whole numbers, whatever its keys are."""
-        found = self.table(path)
-        for key, value in found.items():
+        table = self.table(path)
+        for key, value in table.items():
             if not is_whole(value) or value < 0:
                 raise self._wrong(f"{path}.{printable(key, 60)}", value, "a whole number")
-        return found
+        return table
 
     def rows(self, path: str) -> "list[Reader]":
         value = self.value(path)
@@ -393,10 +393,10 @@ def _document_side(doc: Reader) -> Side:
     groups = doc.sizes("memory.weight_groups")
     _check_sums(doc, figures, groups)
     name, gpu, count = doc.text("inputs.model.name"), doc.text("inputs.gpu.name"), doc.whole("inputs.num_gpus")
-    context, asked = doc.whole("kv.max_model_len"), doc.value("inputs.args.max_model_len")
+    context, stated = doc.whole("kv.max_model_len"), doc.value("inputs.args.max_model_len")
     where = printable(gpu) if count == 1 else f"{count} x {printable(gpu)}"
     return Side(
-        key=f"{printable(name)} on {where}, {value_text(asked) or context} tokens",
+        key=f"{printable(name)} on {where}, {value_text(stated) or context} tokens",
         title=f"{printable(name)} on {where}, {context:,} tokens",
         fits=doc.flag("fits"),
         inputs=dict(_document_inputs(doc)),
@@ -410,13 +410,13 @@ FLOATS: Final = ("concurrency.max",)
 
 
 def _document_figures(doc: Reader) -> Figures:
-    found: dict[str, Number | None] = {}
+    figures: dict[str, Number | None] = {}
     for path in UNITS:
         if path in MAY_BE_NULL and not doc.has(path):
-            found[path] = None
+            figures[path] = None
         else:
-            found[path] = doc.number(path) if path in FLOATS else doc.whole(path)
-    return found
+            figures[path] = doc.number(path) if path in FLOATS else doc.whole(path)
+    return figures
 
 
 def _check_sums(doc: Reader, figures: Figures, groups: Mapping[str, int]) -> None:
@@ -486,11 +486,11 @@ def explanation(comparison: Comparison) -> list[str]:
     return [*_fits_words(comparison), *_token_words(comparison), *_pool_words(comparison), *_user_words(comparison)]
 
 
-def _fits_words(it: Comparison) -> Iterator[str]:
-    if it.old.fits and not it.new.fits:
-        short = _value(it.new, "deficit")
+def _fits_words(pair: Comparison) -> Iterator[str]:
+    if pair.old.fits and not pair.new.fits:
+        short = _value(pair.new, "deficit")
         yield "OLD fits, NEW does not" + (f": {format_size(int(short))} short on each GPU" if short else "")
-    elif it.new.fits and not it.old.fits:
+    elif pair.new.fits and not pair.old.fits:
         yield "NEW fits, OLD does not"
 
 
@@ -507,10 +507,10 @@ def ratio_text(old: Number, new: Number) -> str:
     return f"multiplies it by {new / old:.4g}"
 
 
-def _token_words(it: Comparison) -> Iterator[str]:
+def _token_words(pair: Comparison) -> Iterator[str]:
     """Which change did what to KV bytes per token: only where each change was planned by itself."""
     path = "kv.bytes_per_token"
-    for step in it.steps or ():
+    for step in pair.steps or ():
         before, after = step.before[path] or 0, step.after[path] or 0
         if before and after and before != after:
             did = ratio_text(before, after)
@@ -522,18 +522,18 @@ def changes_text(changes: Sequence[Change]) -> str:
 
 
 def change_text(change: Change) -> str:
-    return f"{change.name} {shown(change.old)} -> {shown(change.new)}"
+    return f"{change.name} {text_of(change.old)} -> {text_of(change.new)}"
 
 
-def shown(value: str | None) -> str:
+def text_of(value: str | None) -> str:
     return "(none)" if value is None else value
 
 
-def _pool_words(it: Comparison) -> Iterator[str]:
+def _pool_words(pair: Comparison) -> Iterator[str]:
     """The pool is what the other rows leave of the total: its change is the sum of theirs."""
-    by_name = {row.name: int(row.delta or 0) for row in it.memory}
+    by_name = {row.name: int(row.delta or 0) for row in pair.memory}
     pool = by_name.pop("memory.kv_cache", 0)
-    if pool and it.old.fits and it.new.fits:
+    if pool and pair.old.fits and pair.new.fits:
         causes = sorted((name for name, delta in by_name.items() if delta), key=lambda name: -abs(by_name[name]))
         yield f"KV cache {signed_size(pool)}: {', '.join(_cause(name, by_name[name]) for name in causes)}"
 
@@ -558,15 +558,15 @@ def signed_size(size: int) -> str:
     return f"{'+' if size > 0 else '-' if size < 0 else ''}{format_size(abs(size))}"
 
 
-def _user_words(it: Comparison) -> Iterator[str]:
-    rows = {row.name: row for row in it.figures}
+def _user_words(pair: Comparison) -> Iterator[str]:
+    rows = {row.name: row for row in pair.figures}
     users, each = rows.get("concurrency.users"), rows.get("kv.bytes_per_request")
     if users is None or not users.delta or users.old is None or users.new is None:
         return
-    if each is None or each.old is None or each.new is None or not (it.old.fits and it.new.fits):
+    if each is None or each.old is None or each.new is None or not (pair.old.fits and pair.new.fits):
         yield f"{users.old:,} to {users.new:,} users"
         return
-    pools = [int(_value(side, "memory.kv_cache")) for side in (it.old, it.new)]
+    pools = [int(_value(side, "memory.kv_cache")) for side in (pair.old, pair.new)]
     cost = f"{format_size(int(each.new))} of KV cache each, " + (
         "as before" if each.old == each.new else f"instead of {format_size(int(each.old))}"
     )

@@ -51,8 +51,8 @@ def explain(plan: Plan) -> list[Section]:
     if changes := tuple(plan.request.release.lacks()):
         lines = tuple(f"{_release(change.since)}: {change.what} [{change.evidence}]" for change in changes)
         sections.append(Section(f"What later releases than {plan.request.release.label} change", lines))
-    if said := statements(plan):
-        texts = tuple(f"{name}: {source}" for name, (_, source) in said.items())
+    if assumptions := statements(plan):
+        texts = tuple(f"{name}: {source}" for name, (_, source) in assumptions.items())
         sections.append(Section("What the facts and rules rest on", texts))
     return [*sections, Section("Beside the rule of thumb (weights + 1.2 GB per user + 5 GB)", tuple(_thumb(plan)))]
 
@@ -91,15 +91,15 @@ def is_published(source: str) -> bool:
 def statements(plan: Plan) -> dict[str, tuple[str, str]]:
     """Assumptions about facts and rules, which have no bytes of their own: name -> (text, source)."""
     request, release = plan.request, plan.request.release
-    found = {}
+    texts = {}
     for name, spec in (("model facts", request.spec), ("draft facts", request.draft)):
         if spec is not None and not is_published(spec.source):
-            found[name] = spec.source.partition(";")[0], spec.source
+            texts[name] = spec.source.partition(";")[0], spec.source
     if release.is_compared:
-        return found
+        return texts
     text, source = terms_of(release.engine).uncompared
-    found["rules"] = text.format(label=release.label), source.format(label=release.label)
-    return found
+    texts["rules"] = text.format(label=release.label), source.format(label=release.label)
+    return texts
 
 
 # --- bytes per token --------------------------------------------------------------------------------------------------
@@ -235,8 +235,8 @@ def _charge(plan: Plan, group: KVGroup) -> str:
     spec = max(group.specs, key=lambda each: charged_blocks(each, context, plan.settings, dcp))
     match spec.kind:
         case "full" | "latent":
-            held = f"{context:,} / {dcp} ranks" if dcp > 1 else f"{context:,}"
-            rule = f"ceil({held} / {spec.block_size:,})"
+            tokens_text = f"{context:,} / {dcp} ranks" if dcp > 1 else f"{context:,}"
+            rule = f"ceil({tokens_text} / {spec.block_size:,})"
         case "sliding":
             assert spec.bound is not None
             rule = f"ceil(min({spec.bound:,} - 1 + {flight:,} in flight, {context:,}) / {spec.block_size:,}) + 1"

@@ -74,7 +74,7 @@ def pool_holds(plan: Plan, end: End, count: int) -> bool:
 
 @lru_cache(maxsize=256)
 def _block_counts(pool: Pool, lengths: "Lengths") -> tuple[int, ...]:
-    return tuple(pool.held(tokens) for tokens, _ in lengths.points)
+    return tuple(pool.allocated_blocks(tokens) for tokens, _ in lengths.points)
 
 
 @lru_cache(maxsize=64)
@@ -87,7 +87,7 @@ def blocks_per_user(plan: Plan) -> int:
     """Blocks that one more user takes, decoding: with lengths one of the longest."""
     load, context = plan.request.load, plan.capacity.max_model_len
     shared = plan.pool.shared(min(load.shared_prefix, context))
-    return users.own_blocks(plan.pool.held, load.longest(context), shared)
+    return users.own_blocks(plan.pool.allocated_blocks, load.longest(context), shared)
 
 
 APART = 1.5  # users and the server's own figure differ by more than this: the answer says why
@@ -114,7 +114,7 @@ def _differences(plan: Plan) -> Iterator[str]:
     kinds = {
         group.first.kind
         for group in plan.pool.groups
-        if group.charged(context, plan.settings, plan.pool.dcp) > group.held(context, plan.pool.dcp)
+        if group.charged(context, plan.settings, plan.pool.dcp) > group.allocated_blocks(context, plan.pool.dcp)
     }
     if kinds & {"sliding", "chunked"}:
         tokens = plan.settings.in_flight_tokens

@@ -42,7 +42,7 @@ class Started:
     share: float
     plan: Plan
     before: int
-    held: int
+    resident: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Packing:
     @property
     def left(self) -> int:
         """Negative: bytes that are missing."""
-        return self.total - self.in_use - sum(server.held for server in self.started)
+        return self.total - self.in_use - sum(server.resident for server in self.started)
 
 
 def pack(tenants: Sequence[Tenant], in_use: int, rest: str | None = None) -> Packing:
@@ -130,7 +130,7 @@ def start_all(order: Sequence[Tenant], in_use: int) -> list[Started] | None:
         if server is None:
             return None
         started.append(server)
-        before += server.held
+        before += server.resident
     return started if before <= order[0].request.gpu.total_memory else None
 
 
@@ -218,5 +218,5 @@ def with_share(packed: Packing, name: str, step: int) -> Packing | None:
         if following is None:
             return None
         started.append(following)
-        before += following.held
+        before += following.resident
     return replace(packed, started=tuple(started)) if before <= packed.total else None

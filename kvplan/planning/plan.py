@@ -16,15 +16,15 @@ def breakdown(
 ) -> MemoryBreakdown:
     total = request.gpu.total_memory
     rows = {name: stage.estimates[name].likely for name in BUDGET_ROWS}
-    held = sum(stage.groups.values())
-    left = total - held - sum(rows.values()) - kv_cache
+    weights = sum(stage.groups.values())
+    left = total - weights - sum(rows.values()) - kv_cache
     context = stage.estimates["context"].likely
     slack = stage.available[1] - (kv_cache if given_out is None else given_out)
     outside_budget = left - context - slack
     return MemoryBreakdown(
         total=total,
         budget=stage.budget,
-        weights=held,
+        weights=weights,
         **rows,
         kv_cache=kv_cache,
         unused=max(0, left),
@@ -75,8 +75,8 @@ def plan(request: Request) -> Plan:
     fits = capacity.fits and capacity.num_blocks > 0 and refusal is None
     worst = capacity.stage
     stage = answer.stages[worst]
-    held = sum(stage.groups.values())
-    peak = held
+    loaded = sum(stage.groups.values())
+    peak = loaded
     if online_scheme(request) and request.weights_bytes is None:
         peak = weights.total_weights(request.spec, weight_layout(request, worst, online=False))
     kv_cache = answer.kv_cache if fits else 0
@@ -85,7 +85,7 @@ def plan(request: Request) -> Plan:
         settings=answer.settings,
         pool=answer.pool,
         capacity=capacity,
-        memory=breakdown(request, stage, kv_cache, answer.given_out if fits else None, load_peak=max(peak, held)),
+        memory=breakdown(request, stage, kv_cache, answer.given_out if fits else None, load_peak=max(peak, loaded)),
         weight_groups=stage.groups,
         estimates=stage.estimates,
         concurrency=users_of(request, answer, fits=fits),

@@ -125,31 +125,31 @@ def recommend(question: Question, requests: Iterable[Request]) -> Recommendation
     for request in requests:
         here: list[Placement] = []
         for changes, changed in precisions(question, request):
-            found, failed = placements_on(question, changed, changes)
-            best = min(found, key=rank, default=None)
+            choices, failed = placements_on(question, changed, changes)
+            best = min(choices, key=rank, default=None)
             staged = None
-            if may_be_staged(question, found, failed):
+            if may_be_staged(question, choices, failed):
                 staged = staged_placement(question, changed, changes, best.num_gpus - 1 if best else None)
             wide = wide_placement(question, changed, changes)
-            for one in (best, staged, wide):
-                if one is not None and is_worth_it(one, here):
-                    here.append(replace(one, plan=with_load(one.plan, request.load)))
+            for other in (best, staged, wide):
+                if other is not None and is_worth_it(other, here):
+                    here.append(replace(other, plan=with_load(other.plan, request.load)))
             if not changes:
                 failures += failed
-                if best is None and staged is None and may_be_staged(question, found, failed):
+                if best is None and staged is None and may_be_staged(question, choices, failed):
                     failures += largest_failures(question, changed)
         placements += here
     return Recommendation(tuple(sorted(placements, key=rank)), tuple(failures))
 
 
-def is_worth_it(found: Placement, others: Iterable[Placement]) -> bool:
+def is_worth_it(candidate: Placement, others: Iterable[Placement]) -> bool:
     """Whether it saves a GPU over all that change no more than it does."""
-    return all(found.num_gpus < one.num_gpus for one in others if set(one.changes) <= set(found.changes))
+    return all(candidate.num_gpus < other.num_gpus for other in others if set(other.changes) <= set(candidate.changes))
 
 
-def with_load(found: Plan, load: Load) -> Plan:
+def with_load(base: Plan, load: Load) -> Plan:
     """The same plan with the distribution of lengths that was left aside while searching."""
-    return found if load.lengths is None else plan(replace(found.request, load=load))
+    return base if load.lengths is None else plan(replace(base.request, load=load))
 
 
 def rank(placement: Placement) -> tuple[Any, ...]:
@@ -192,11 +192,11 @@ def precisions(question: Question, request: Request) -> Iterator[tuple[tuple[str
 
 def is_fp8_already(request: Request) -> bool:
     """Whether an fp8 KV cache would be no smaller than the one in effect."""
-    found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    current = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
     other = planned(with_args(request, max_num_seqs=FEWEST_SEQS, kv_cache_dtype="fp8"))
-    if isinstance(found, KvplanError) or isinstance(other, KvplanError):
+    if isinstance(current, KvplanError) or isinstance(other, KvplanError):
         return False
-    return other.bytes_per_request >= found.bytes_per_request
+    return other.bytes_per_request >= current.bytes_per_request
 
 
 def splits(question: Question, request: Request) -> Iterator[Request]:
@@ -210,29 +210,31 @@ def placements_on(
     question: Question, request: Request, changes: tuple[str, ...]
 ) -> tuple[list[Placement], list[Failure]]:
     """One placement for each tensor parallel size that holds a user, without pipeline stages unless they are stated."""
-    found: list[Placement] = []
+    placements: list[Placement] = []
     failed: list[Failure] = []
     for split in splits(question, request):
-        if not any(is_enough(one, split) for one in found):
+        if not any(is_enough(other, split) for other in placements):
             best = placement(question, split, changes)
             if isinstance(best, Placement):
-                found.append(best)
+                placements.append(best)
             else:
                 failed.append(best)
-    return found, failed
+    return placements, failed
 
 
-def is_enough(found: Placement, split: Request) -> bool:
+def is_enough(placed: Placement, split: Request) -> bool:
     """Whether one server of a larger split has as many GPUs as all of what was found, which is then no worse."""
-    return num_ranks(split) >= found.num_gpus and found.plan.request.args.gpu_memory_utilization is None
+    return num_ranks(split) >= placed.num_gpus and placed.plan.request.args.gpu_memory_utilization is None
 
 
 # --- pipeline stages --------------------------------------------------------------------------------------------------
 
 
-def may_be_staged(question: Question, found: list[Placement], failed: list[Failure]) -> bool:
+def may_be_staged(question: Question, placements: list[Placement], failed: list[Failure]) -> bool:
     """Whether stages are to be sought: none are stated, and memory is all that any split lacks."""
-    return "pipeline_parallel_size" not in question.stated and (bool(found) or not all(one.refused for one in failed))
+    return "pipeline_parallel_size" not in question.stated and (
+        bool(placements) or not all(each_failure.refused for each_failure in failed)
+    )
 
 
 def staged_splits(question: Question, request: Request) -> Iterator[Request]:
@@ -254,9 +256,9 @@ def staged_placement(
             replicas = min(replicas, most_gpus // num_ranks(split))
         if not may_hold(question, split, replicas):
             continue
-        found = placement(question, split, (*changes, STAGES))
-        if isinstance(found, Placement) and (best is None or rank(found) < rank(best)):
-            best, most_gpus = found, found.num_gpus
+        staged = placement(question, split, (*changes, STAGES))
+        if isinstance(staged, Placement) and (best is None or rank(staged) < rank(best)):
+            best, most_gpus = staged, staged.num_gpus
     return best
 
 
@@ -275,10 +277,10 @@ def wide_placement(question: Question, request: Request, changes: tuple[str, ...
     best: Placement | None = None
     for ranks in WIDE_RANKS:
         wide = with_args(request, tensor_parallel_size=1, data_parallel_size=ranks, enable_expert_parallel=True)
-        found = placement(replace(question, users=-(-question.users // ranks)), wide, (*changes, WIDE))
-        if isinstance(found, Placement):
-            found = replace(found, replicas=found.replicas * ranks)
-            best = found if best is None else min(best, found, key=rank)
+        widened = placement(replace(question, users=-(-question.users // ranks)), wide, (*changes, WIDE))
+        if isinstance(widened, Placement):
+            widened = replace(widened, replicas=widened.replicas * ranks)
+            best = widened if best is None else min(best, widened, key=rank)
     return best
 
 
@@ -323,16 +325,16 @@ def placement(question: Question, request: Request, changes: tuple[str, ...] = (
     best = raised or usual
     if best is None:
         return failure(question, request)
-    replicas, found = best
+    replicas, the_plan = best
     price = (question.prices or {}).get(request.gpu.name)
-    return Placement(found, replicas, None if price is None else price * replicas * num_gpus(found), changes)
+    return Placement(the_plan, replicas, None if price is None else price * replicas * num_gpus(the_plan), changes)
 
 
 def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
     """(the smallest number of replicas that hold the users, the plan of each); None where one holds nobody."""
     users = question.users
 
-    def at(replicas: int) -> Plan | None:
+    def plan_of(replicas: int) -> Plan | None:
         return holding(question, request, -(-users // replicas))
 
     alone = holding(question, request, 1)
@@ -341,24 +343,24 @@ def fewest(question: Question, request: Request) -> tuple[int, Plan] | None:
     # Fewer sequences leave the most room: no replica holds more than this one's pool.
     fails, step = -(-users // bound(request, alone, question.end)) - 1, 1
     while (holds := fails + step) < users:  # the answer is near: steps of 1, 2, 4 find where to look
-        found = at(holds)
-        if found is not None:
-            return least(fails, holds, at, found)
+        best = plan_of(holds)
+        if best is not None:
+            return least(fails, holds, plan_of, best)
         fails, step = holds, 2 * step
-    return least(fails, users, at, alone)
+    return least(fails, users, plan_of, alone)
 
 
-def least(fails: int, holds: int, at: Callable[[int], Plan | None], found: Plan) -> tuple[int, Plan]:
+def least(fails: int, holds: int, plan_of: Callable[[int], Plan | None], best: Plan) -> tuple[int, Plan]:
     """(the number nearest to `fails` at which there is a plan, that plan), between one that has none and one that has
     `found`; `fails` may lie on either side."""
     while abs(holds - fails) > 1:
         middle = (fails + holds) // 2
-        better = at(middle)
+        better = plan_of(middle)
         if better is None:
             fails = middle
         else:
-            holds, found = middle, better
-    return holds, found
+            holds, best = middle, better
+    return holds, best
 
 
 def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] | None) -> tuple[int, Plan] | None:
@@ -370,9 +372,9 @@ def fewest_raised(question: Question, request: Request, usual: tuple[int, Plan] 
     most = fewest(question, at_utilization(request, top))
     if most is None or (usual is not None and most[0] >= usual[0]):
         return None
-    replicas, found = most
+    replicas, the_plan = most
     share = -(-question.users // replicas)
-    _, lowest = least(default, top, lambda step: holding(question, at_utilization(request, step), share), found)
+    _, lowest = least(default, top, lambda step: holding(question, at_utilization(request, step), share), the_plan)
     return replicas, lowest
 
 
@@ -409,11 +411,11 @@ def startable(question: Question, request: Request) -> Request:
 
 def roomy_utilization(request: Request) -> int:
     """Hundredths that leave the CUDA context its room even when it is at its largest."""
-    found = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
-    if isinstance(found, KvplanError):
+    smallest = planned(with_args(request, max_num_seqs=FEWEST_SEQS))
+    if isinstance(smallest, KvplanError):
         return 0
     total = request.gpu.total_memory_low
-    return 100 * (total - found.estimates["context"].high) // total
+    return 100 * (total - smallest.estimates["context"].high) // total
 
 
 # --- whether a plan holds so many -------------------------------------------------------------------------------------
@@ -436,9 +438,9 @@ def holding(question: Question, request: Request, users: int) -> Plan | None:
     else:
         counts = list(dict.fromkeys((seqs_for(users), users)))
     for seqs in counts:
-        found = planned(with_args(request, max_num_seqs=seqs))
-        if isinstance(found, Plan) and starts(found, question.end) and serves(question, request, found, users):
-            return found
+        the_plan = planned(with_args(request, max_num_seqs=seqs))
+        if isinstance(the_plan, Plan) and starts(the_plan, question.end) and serves(question, request, the_plan, users):
+            return the_plan
     return None
 
 
@@ -450,50 +452,52 @@ def planned(request: Request) -> Plan | KvplanError:
         return error
 
 
-def starts(found: Plan, end: End) -> bool:
+def starts(the_plan: Plan, end: End) -> bool:
     """Whether the server starts, and one request of the full context fits, at an end of the range."""
-    return found.fits and blocks_at(found, end) > found.capacity.blocks_per_request
+    return the_plan.fits and blocks_at(the_plan, end) > the_plan.capacity.blocks_per_request
 
 
-def serves(question: Question, request: Request, found: Plan, users: int) -> bool:
-    if found.settings.max_num_seqs < users or bound(request, found, question.end) < users:
+def serves(question: Question, request: Request, the_plan: Plan, users: int) -> bool:
+    if the_plan.settings.max_num_seqs < users or bound(request, the_plan, question.end) < users:
         return False
-    own_load = replace(found, request=replace(found.request, load=request.load))
+    own_load = replace(the_plan, request=replace(the_plan.request, load=request.load))
     return pool_holds(own_load, question.end, users)
 
 
 def failure(question: Question, request: Request) -> Failure:
     """Why one such server holds nobody."""
-    found = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
-    if not isinstance(found, Plan):
-        return Failure(request.gpu.name, num_ranks(request), str(found), found, has_room=False)
-    refusal = start_refusal(question, found)
-    text = shortage(question, found) if refusal is None else refusal
+    smallest = planned(request if "max_num_seqs" in question.stated else with_args(request, max_num_seqs=FEWEST_SEQS))
+    if not isinstance(smallest, Plan):
+        return Failure(request.gpu.name, num_ranks(request), str(smallest), smallest, has_room=False)
+    refusal = start_refusal(question, smallest)
+    text = shortage(question, smallest) if refusal is None else refusal
     return Failure(request.gpu.name, num_ranks(request), text, None, has_room=refusal is not None)
 
 
-def start_refusal(question: Question, found: Plan) -> str | None:
+def start_refusal(question: Question, the_plan: Plan) -> str | None:
     """Why a server whose KV cache has room does not start, at the end of the range asked for; None where memory
     lacks."""
-    if found.refusal is not None:
-        return found.refusal.text
-    if not found.fits or starts(found, question.end):
+    if the_plan.refusal is not None:
+        return the_plan.refusal.text
+    if not the_plan.fits or starts(the_plan, question.end):
         return None
-    refusal = gate(found.request, found.settings, found.estimates, 0)
+    refusal = gate(the_plan.request, the_plan.settings, the_plan.estimates, 0)
     if refusal is not None:
         return f"{refusal.text}, at the {question.end} end of the range"
-    if left_at(question, found) // found.capacity.bytes_per_block <= found.capacity.blocks_per_request:
+    if left_at(question, the_plan) // the_plan.capacity.bytes_per_block <= the_plan.capacity.blocks_per_request:
         return None
-    seqs = found.settings.max_num_seqs
+    seqs = the_plan.settings.max_num_seqs
     return f"at the {question.end} end of the range the pool has no state block for each of {seqs:,} sequences"
 
 
-def left_at(question: Question, found: Plan) -> int:
+def left_at(question: Question, the_plan: Plan) -> int:
     """Bytes for the pool at the end of the range asked for."""
-    return max(0, {"low": found.available_low, "high": found.available_high}.get(question.end, found.available))
+    return max(
+        0, {"low": the_plan.available_low, "high": the_plan.available_high}.get(question.end, the_plan.available)
+    )
 
 
-def bound(request: Request, found: Plan, end: End) -> int:
+def bound(request: Request, the_plan: Plan, end: End) -> int:
     """At least as many users as the pool holds, at least one.
 
     With lengths, without the cost of their distribution: where a sum exceeds the room with probability p at most, its
@@ -501,33 +505,38 @@ def bound(request: Request, found: Plan, end: End) -> int:
     """
     load = request.load
     if load.lengths is None:
-        return max(1, pool_users(found, end))
-    shared = found.pool.shared(min(load.shared_prefix, found.capacity.max_model_len))
-    blocks = [(own_blocks(found.pool.held, tokens, shared), share) for tokens, share in load.lengths.points]
+        return max(1, pool_users(the_plan, end))
+    shared = the_plan.pool.shared(min(load.shared_prefix, the_plan.capacity.max_model_len))
+    blocks = [
+        (own_blocks(the_plan.pool.allocated_blocks, tokens, shared), share) for tokens, share in load.lengths.points
+    ]
     each = fsum(count * share for count, share in blocks) - load.overflow * blocks[-1][0]
-    room = max(0, blocks_at(found, end) - 1 - shared)
+    room = max(0, blocks_at(the_plan, end) - 1 - shared)
     return max(1, int(room / each * 1.000001)) if each > 0 else MOST_USERS
 
 
-def shortage(question: Question, found: Plan) -> str:
+def shortage(question: Question, the_plan: Plan) -> str:
     """What memory lacks for one user."""
-    memory, each = found.memory, " of each GPU" if num_gpus(found) > 1 else ""
+    memory, each = the_plan.memory, " of each GPU" if num_gpus(the_plan) > 1 else ""
     budget = f"the budget of {format_gib(memory.budget)}{each}"
     if memory.weights > memory.budget:
         return f"the weights alone ({format_gib(memory.weights)}) exceed {budget}"
-    if found.available <= 0:
+    if the_plan.available <= 0:
         return f"weights and overheads leave nothing of {budget}"
-    wanted, tokens = found.bytes_per_request + found.capacity.bytes_per_block, found.capacity.max_model_len
+    request_bytes, tokens = (
+        the_plan.bytes_per_request + the_plan.capacity.bytes_per_block,
+        the_plan.capacity.max_model_len,
+    )
 
     def lacks(end: str, left: int) -> str:
-        needs, has = format_apart(wanted, left)
+        needs, has = format_apart(request_bytes, left)
         return f"a request of {tokens:,} tokens needs {needs} of KV cache, {end}{has} is left{each}"
 
-    if not found.fits:
-        return lacks("", found.available)
-    if not starts(found, question.end):
-        return lacks(f"and at the {question.end} end of the range ", left_at(question, found))
-    return f"the pool holds no user of this load beside {found.settings.max_num_seqs} sequences"
+    if not the_plan.fits:
+        return lacks("", the_plan.available)
+    if not starts(the_plan, question.end):
+        return lacks(f"and at the {question.end} end of the range ", left_at(question, the_plan))
+    return f"the pool holds no user of this load beside {the_plan.settings.max_num_seqs} sequences"
 
 
 # --- what one placement needs -----------------------------------------------------------------------------------------
@@ -561,7 +570,7 @@ class Fit:
     num_gpus: int
     replicas: int
     max_model_len: int
-    asked: Answer
+    current: Answer
     utilization: Answer | None
     tight: bool
     context: Answer
@@ -588,12 +597,12 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
     if "kv_cache_dtype" in question.stated:
         dtypes = (request.args.kv_cache_dtype,)
     formats = [startable(question, with_args(here, kv_cache_dtype=dtype)) for dtype in dtypes]
-    asked = answer(question, here, share, None)
+    current = answer(question, here, share, None)
     kv_dtypes = tuple(
         answer(question, each, share, each.args.kv_cache_dtype) for each in formats if isinstance(planned(each), Plan)
     )
-    ways = [] if asked.plan is not None else pareto_optimal(cures(question, request, replicas))
-    solution = Placement(asked.plan, replicas, None) if asked.plan is not None else None
+    ways = [] if current.plan is not None else pareto_optimal(cures(question, request, replicas))
+    solution = Placement(current.plan, replicas, None) if current.plan is not None else None
     if ways and is_as_asked(ways[0], context, replicas * num_ranks(here)):
         solution, ways = ways[0], []
     return Fit(
@@ -601,7 +610,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
         replicas * num_ranks(here),
         replicas,
         context,
-        asked,
+        current,
         utilization,
         utilization is not None and is_tight(here, utilization),
         longest_context(question, startable(question, request), share),
@@ -609,7 +618,7 @@ def fit(question: Question, request: Request, replicas: int) -> Fit:
         kv_dtypes,
         solution,
         tuple(ways),
-        None if asked.most_users else failure(question, here).reason,
+        None if current.most_users else failure(question, here).reason,
     )
 
 
@@ -670,14 +679,14 @@ def dominates(placement: Placement, other: Placement) -> bool:
 def pareto_optimal(placements: Iterable[Placement]) -> list[Placement]:
     """Those that no other one dominates, the first of equals; the longest context first, then the fewest GPUs."""
     ways = list(placements)
-    kept: list[Placement] = []
+    optimal: list[Placement] = []
     for placement in ways:
         is_dominated = any(dominates(other, placement) for other in ways)
         merits = placement.context, placement.num_gpus, set(placement.changes)
-        is_known = any((other.context, other.num_gpus, set(other.changes)) == merits for other in kept)
+        is_known = any((other.context, other.num_gpus, set(other.changes)) == merits for other in optimal)
         if not is_dominated and not is_known:
-            kept.append(placement)
-    return sorted(kept, key=lambda each: (-each.context, each.num_gpus, len(each.changes)))
+            optimal.append(placement)
+    return sorted(optimal, key=lambda each: (-each.context, each.num_gpus, len(each.changes)))
 
 
 def most_users(question: Question, request: Request) -> int:
@@ -692,10 +701,10 @@ def most_users(question: Question, request: Request) -> int:
 def lowest_utilization(question: Question, request: Request, users: int) -> Answer:
     top = startable_utilization(question, request, FULL)
     highest = at_utilization(request, top)
-    found = holding(question, highest, users)
-    if found is None:
+    highest_plan = holding(question, highest, users)
+    if highest_plan is None:
         return Answer(None, None, most_users(question, highest))
-    step, lowest = least(0, top, lambda step: holding(question, at_utilization(request, step), users), found)
+    step, lowest = least(0, top, lambda step: holding(question, at_utilization(request, step), users), highest_plan)
     return Answer(step / 100, with_load(lowest, request.load), most_users(question, at_utilization(request, step)))
 
 
@@ -706,13 +715,13 @@ def longest_context(question: Question, request: Request, users: int) -> Answer:
     shortest = -(-max(load.mean_tokens or 1, load.shared_prefix + 1) // block)
     longest = request.spec.context_limit // block
 
-    def at(blocks: int) -> Plan | None:
+    def plan_of(blocks: int) -> Plan | None:
         return holding(question, at_context(request, blocks * block), users)
 
-    found = at(shortest) if shortest <= longest else None
-    if found is None:
+    most_blocks = plan_of(shortest) if shortest <= longest else None
+    if most_blocks is None:
         return Answer(None, None, most_users(question, at_context(request, shortest * block)))
-    blocks, best = least(longest + 1, shortest, at, found)
+    blocks, best = least(longest + 1, shortest, plan_of, most_blocks)
     there = at_context(request, blocks * block)
     return Answer(blocks * block, with_load(best, there.load), most_users(question, there))
 

@@ -119,25 +119,25 @@ class Grid:
 
     def digits(self, number: int) -> list[int]:
         """Which value of each axis a combination has."""
-        found = []
+        numbers = []
         for size in self._inward:
             number, digit = divmod(number, size)
-            found.append(digit)
-        return found[::-1]
+            numbers.append(digit)
+        return numbers[::-1]
 
     @cached_property
     def _inward(self) -> tuple[int, ...]:
         return self.sizes[::-1]
 
     def request(self, number: int) -> Request:
-        model, one, release, *picks, context, mean = self.digits(number)
+        model, gpu, release, *picks, context, mean = self.digits(number)
         _, gpus, contexts = self.shape
-        at = (model * gpus + one) * contexts + context
-        base = self.requests[at]
+        index = (model * gpus + gpu) * contexts + context
+        base = self.requests[index]
         return Request(  # written out: replace() takes as long as a fifth of the plan
             spec=base.spec,
             gpu=base.gpu,
-            args=self._args(at, tuple(picks)),
+            args=self._args(index, tuple(picks)),
             release=self.releases[release] if self.releases else base.release,
             load=replace(base.load, mean_tokens=self.means[mean]) if self.means else base.load,
             weights_bytes=base.weights_bytes,
@@ -147,24 +147,24 @@ class Grid:
             measured=base.measured,
         )
 
-    def _args(self, at: int, picks: tuple[int, ...]) -> EngineArgs:
+    def _args(self, index: int, picks: tuple[int, ...]) -> EngineArgs:
         """A request's arguments with the values picked. Other models and GPUs have the same: they are kept."""
         if not picks:
-            return self.requests[at].args
-        key = (self._alike[at], picks)
-        found = self._made.get(key)
-        if found is None:
+            return self.requests[index].args
+        key = (self._alike[index], picks)
+        args = self._made.get(key)
+        if args is None:
             values = {name: values[pick] for (name, values), pick in zip(self.arguments.items(), picks, strict=True)}
-            found = replace(self.requests[at].args, **values)
+            args = replace(self.requests[index].args, **values)
             if len(self._made) < MOST_KEPT:
-                self._made[key] = found
-        return found
+                self._made[key] = args
+        return args
 
     @cached_property
     def _alike(self) -> list[int]:
         """For each request the number of the first with the same arguments."""
         first: dict[EngineArgs, int] = {}
-        return [first.setdefault(request.args, at) for at, request in enumerate(self.requests)]
+        return [first.setdefault(request.args, index) for index, request in enumerate(self.requests)]
 
     @cached_property
     def _made(self) -> dict[tuple[int, tuple[int, ...]], EngineArgs]:
@@ -198,9 +198,9 @@ def row_of(request: Request, price: float | None = None) -> Row:
         return _impossible(request, str(error))
 
 
-def _planned(found: Plan, price: float | None) -> Row:
-    request, answer, capacity, fits = found.request, found.concurrency, found.capacity, found.fits
-    args, gpus, replicas, most = request.args, num_gpus(found), answer.replicas, found.settings.max_num_seqs
+def _planned(the_plan: Plan, price: float | None) -> Row:
+    request, answer, capacity, fits = the_plan.request, the_plan.concurrency, the_plan.capacity, the_plan.fits
+    args, gpus, replicas, most = request.args, num_gpus(the_plan), answer.replicas, the_plan.settings.max_num_seqs
     likely = answer.users * replicas
     low, high = (None if users is None else users * replicas for users in (answer.users_low, answer.users_high))
     cost = None if price is None else price * gpus
@@ -208,20 +208,20 @@ def _planned(found: Plan, price: float | None) -> Row:
         request.spec.name, request.gpu.name, request.release.label, gpus,
         args.tensor_parallel_size, args.pipeline_parallel_size, replicas, capacity.max_model_len,
         request.load.mean_tokens, args.dtype, args.quantization, args.kv_cache_dtype,
-        found.settings.gpu_memory_utilization, most, found.pool.block_size,
-        fits, None if fits else _shortage(found), found.deficit, found.settings.kv_dtype,
-        found.memory.weights, found.memory.kv_cache, found.bytes_per_token, found.bytes_per_request,
+        the_plan.settings.gpu_memory_utilization, most, the_plan.pool.block_size,
+        fits, None if fits else _shortage(the_plan), the_plan.deficit, the_plan.settings.kv_dtype,
+        the_plan.memory.weights, the_plan.memory.kv_cache, the_plan.bytes_per_token, the_plan.bytes_per_request,
         capacity.num_blocks if fits else 0, capacity.tokens if fits else 0,
         answer.max, answer.low, answer.high, answer.pool.users,
         likely, low, high, likely / gpus, cost, likely / cost if cost else None,
     )  # fmt: skip
 
 
-def _shortage(found: Plan) -> str:
-    if found.refusal is not None:
-        return f"does not start: {found.refusal.text}"
-    each = " on each GPU" if num_gpus(found) > 1 else ""
-    return f"does not fit: {format_bytes(found.deficit)} short{each}"
+def _shortage(the_plan: Plan) -> str:
+    if the_plan.refusal is not None:
+        return f"does not start: {the_plan.refusal.text}"
+    each = " on each GPU" if num_gpus(the_plan) > 1 else ""
+    return f"does not fit: {format_bytes(the_plan.deficit)} short{each}"
 
 
 def _impossible(request: Request, reason: str) -> Row:
@@ -273,11 +273,11 @@ def _shared_rows(grid: Grid, jobs: int, chunk: int) -> Iterator[list[Row]]:
             for _, start in zip(range(2 * jobs), starts, strict=False):  # in this order none is lost
                 waiting.append(pool.submit(_work, start, start + chunk))
         while waiting:
-            found = waiting.popleft().result()
+            rows = waiting.popleft().result()
             for start in starts:  # as many are under way as before: results do not pile up
                 waiting.append(pool.submit(_work, start, start + chunk))
                 break
-            yield found
+            yield rows
     except BrokenProcessPool as error:
         raise EnvironmentProblem(
             "sweep", "a worker process ended early (out of memory?)", "free memory or use --jobs 1"
@@ -391,9 +391,9 @@ def point_of(row: Row) -> Point:
     return row.max_model_len, row.users_per_gpu or 0.0, row.users_per_dollar or 0.0
 
 
-def dominates(one: Point, other: Point) -> bool:
+def dominates(point: Point, other: Point) -> bool:
     """At least as good in everything, and better in something."""
-    return one != other and one[0] >= other[0] and one[1] >= other[1] and one[2] >= other[2]
+    return point != other and point[0] >= other[0] and point[1] >= other[1] and point[2] >= other[2]
 
 
 # What makes two combinations different offers; whatever else differs changes nothing for the users.
@@ -422,20 +422,22 @@ class Front:
     @property
     def ties(self) -> list[list[int]]:
         """Numbers that are one offer, together."""
-        return sorted(tie for points in self.points.values() for at in points.values() for tie in at.values())
+        return sorted(
+            tie for points in self.points.values() for by_point in points.values() for tie in by_point.values()
+        )
 
 
 def plainest(grid: Grid, ties: Iterable[list[int]]) -> list[tuple[Row, int]]:
     """Of each tie the combination with the fewest departures from the server's defaults, the first of equally plain
     ones, and how many others there are."""
-    found = []
+    rows = []
     for numbers in ties:
-        kept = numbers[0]
+        simplest = numbers[0]
         if len(numbers) > 1:
             usual: dict[EngineArgs, Mapping[str, object]] = {}  # they differ in nothing but arguments
-            kept = min(numbers, key=lambda number: (departures(grid.request(number), usual), number))
-        found.append((kept, len(numbers) - 1))
-    return [(grid.row(number), others) for number, others in sorted(found)]
+            simplest = min(numbers, key=lambda number: (departures(grid.request(number), usual), number))
+        rows.append((simplest, len(numbers) - 1))
+    return [(grid.row(number), others) for number, others in sorted(rows)]
 
 
 def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) -> int:
@@ -455,13 +457,13 @@ def departures(request: Request, known: dict[EngineArgs, Mapping[str, object]]) 
 def usual_settings(request: Request) -> Mapping[str, object]:
     """What the server takes where it is told nothing; empty where it cannot run like that."""
     try:
-        found = plan(replace(request, load=replace(request.load, lengths=None)))
+        the_plan = plan(replace(request, load=replace(request.load, lengths=None)))
     except KvplanError:
         return {}
     return {
-        "gpu_memory_utilization": found.settings.gpu_memory_utilization,
-        "max_num_seqs": found.settings.max_num_seqs,
-        "block_size": found.pool.block_size,
+        "gpu_memory_utilization": the_plan.settings.gpu_memory_utilization,
+        "max_num_seqs": the_plan.settings.max_num_seqs,
+        "block_size": the_plan.pool.block_size,
     }
 
 

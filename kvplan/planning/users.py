@@ -43,9 +43,9 @@ def users_held(pool: "Pool", settings: "Settings", capacity: "Capacity", load: L
     shared = pool.shared(min(load.shared_prefix, context))
     usable = usable_blocks(pool, settings, capacity, load, num_blocks)
     if load.lengths is not None:
-        answer = users_for_lengths(pool.held, usable, load.lengths, load.overflow, shared)
+        answer = users_for_lengths(pool.allocated_blocks, usable, load.lengths, load.overflow, shared)
     else:
-        users = users_at(pool.held, usable, load.longest(context), shared)
+        users = users_at(pool.allocated_blocks, usable, load.longest(context), shared)
         answer = UserAnswer(users, 0.0, "all users hold the same number of blocks")
     # One request of the full context is admitted alone, whatever it takes while it is computed.
     return replace(answer, users=1) if holds_one and not answer.users else answer
@@ -57,18 +57,18 @@ def usable_blocks(pool: "Pool", settings: "Settings", capacity: "Capacity", load
     return num_blocks - 1 - pool.in_flight(load.longest(context), context, settings)
 
 
-def own_blocks(held: Held, tokens: int, shared_blocks: int) -> int:
+def own_blocks(blocks_of: Held, tokens: int, shared_blocks: int) -> int:
     """Blocks of one request that no other shares; at least one, for the token it is about to write."""
-    return max(1, held(tokens) - shared_blocks)
+    return max(1, blocks_of(tokens) - shared_blocks)
 
 
-def users_at(held: Held, usable: int, tokens: int, shared_blocks: int = 0) -> int:
+def users_at(blocks_of: Held, usable: int, tokens: int, shared_blocks: int = 0) -> int:
     """Users when each holds `tokens`: the largest n with shared_blocks + n x own blocks <= usable."""
-    return max(0, usable - shared_blocks) // own_blocks(held, tokens, shared_blocks)
+    return max(0, usable - shared_blocks) // own_blocks(blocks_of, tokens, shared_blocks)
 
 
 def users_for_lengths(
-    held: Held, usable: int, lengths: "Lengths", overflow: float, shared_blocks: int = 0
+    blocks_of: Held, usable: int, lengths: "Lengths", overflow: float, shared_blocks: int = 0
 ) -> UserAnswer:
     """The largest n such that n independent users need more than the pool with probability at most `overflow`.
 
@@ -78,7 +78,7 @@ def users_for_lengths(
     if not 0 <= overflow < 1:
         raise UsageError(f"--overflow {overflow}", "must be at least 0 and below 1", "write 1% or 0.01")
     room = max(0, usable - shared_blocks)
-    blocks = block_counts(held, lengths, shared_blocks)
+    blocks = block_counts(blocks_of, lengths, shared_blocks)
     if len(blocks) == 1:
         return UserAnswer(room // blocks[0][0], 0.0, "all users hold the same number of blocks")
     if overflow == 0:
@@ -86,22 +86,22 @@ def users_for_lengths(
     cell = math.gcd(*(count for count, _ in blocks))
     exact = room // cell <= EXACT_CELLS
     first = Sums.of(blocks, cell, room, exact=exact)
-    users, found = _search(first, overflow, room // blocks[0][0])
+    users, fit = _search(first, overflow, room // blocks[0][0])
     method = "exact convolution of the users' block counts"
     if not exact:
         method = (
-            f"at least; convolution of the users' block counts on a grid of up to {found.cell} blocks: counts between "
+            f"at least; convolution of the users' block counts on a grid of up to {fit.cell} blocks: counts between "
             "two grid points are spread over both with the mean kept, and one grid step of the pool is left unused"
         )
-    return UserAnswer(users, found.overflow / ONE if users else 0.0, method)
+    return UserAnswer(users, fit.overflow / ONE if users else 0.0, method)
 
 
-def block_counts(held: Held, lengths: "Lengths", shared_blocks: int) -> list[tuple[int, int]]:
+def block_counts(blocks_of: Held, lengths: "Lengths", shared_blocks: int) -> list[tuple[int, int]]:
     """(blocks, probability in units of 2^-64) ascending, summing to one exactly."""
     masses: dict[int, int] = {}
     for tokens, probability in lengths.points:
         if mass := int(probability * ONE):
-            blocks = own_blocks(held, tokens, shared_blocks)
+            blocks = own_blocks(blocks_of, tokens, shared_blocks)
             masses[blocks] = masses.get(blocks, 0) + mass
     counts = sorted(masses.items())
     likeliest = max(range(len(counts)), key=lambda i: counts[i][1])

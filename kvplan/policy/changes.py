@@ -116,9 +116,9 @@ def _finding(change: Change, revision: str, is_allowed: bool) -> Finding:
 
 
 def named(subjects: tuple[str, ...]) -> str:
-    shown = ", ".join(subjects[:MOST_NAMED])
+    names = ", ".join(subjects[:MOST_NAMED])
     more = len(subjects) - MOST_NAMED
-    return shown if more <= 0 else f"{shown} and {more:,} more"
+    return names if more <= 0 else f"{names} and {more:,} more"
 
 
 def notes(base: Policy, now: Policy) -> Iterator[Finding]:
@@ -136,16 +136,16 @@ def notes(base: Policy, now: Policy) -> Iterator[Finding]:
 
 def _targets(base: Policy, now: Policy) -> Iterator[Change]:
     before = {target.id for target in base.targets}
-    kept = {target.id for target in now.targets}
+    ids = {target.id for target in now.targets}
     added = [target for target in now.targets if target.id not in before]
     for target in base.targets:
-        if target.id not in kept:
-            twin = next((other for other in added if said(other) == said(target)), None)
+        if target.id not in ids:
+            twin = next((other for other in added if stated_values(other) == stated_values(target)), None)
             text = "was removed" if twin is None else f"was renamed to {twin.id}"
             yield Change("target", (_subject(target),), text, None if twin is None else twin.mark)
 
 
-def said(target: Target) -> dict[str, str]:
+def stated_values(target: Target) -> dict[str, str]:
     """What a target says of its server, as text by key."""
     nodes: dict[str, Node] = {**target.defaults, **target.own}
     stated = {"command": target.command, "manifest": target.manifest, "container": target.container}
@@ -197,13 +197,13 @@ def _rules(base: Policy, now: Policy, gpu_bytes: Mapping[str, int]) -> Iterator[
     for subject, (_, rules) in _scopes(base).items():
         if subject not in scopes and subject not in (BASELINE, MEASURED):
             continue
-        mark, kept = scopes.get(subject, (None, {}))
+        mark, rules_kept = scopes.get(subject, (None, {}))
         for name, rule in rules.items():
-            if name not in kept:
+            if name not in rules_kept:
                 yield Change("rule", (subject,), f"{_shown(rule)} is no longer required", mark)
-            elif is_looser(rule, kept[name], of_target.get(subject, 0)):
-                text = f"{_shown(rule)} is looser: {_limit(rule)} -> {_limit(kept[name])}"
-                yield Change("limit", (subject,), text, kept[name].mark)
+            elif is_looser(rule, rules_kept[name], of_target.get(subject, 0)):
+                text = f"{_shown(rule)} is looser: {_limit(rule)} -> {_limit(rules_kept[name])}"
+                yield Change("limit", (subject,), text, rules_kept[name].mark)
 
 
 def is_looser(before: Rule, now: Rule, gpu_bytes: int) -> bool:
@@ -242,13 +242,13 @@ def _severities(base: Policy, now: Policy) -> Iterator[Change]:
 
 
 def _lowered(base: Policy, target: Target, now: Policy, after: Target) -> Iterator[Change]:
-    kept = {rule.name: rule for rule in _all_rules(now, after)}
+    by_name = {rule.name: rule for rule in _all_rules(now, after)}
     for name in {rule.name: None for rule in _all_rules(base, target)}:
         warned = _warns(base, target, name)
-        if name in kept and not warned and _warns(now, after, name):
-            rule = kept[name]
-            shown = _shown(rule) if name.startswith("baseline.") else name
-            yield Change("severity", (_subject(target),), f"{shown} now warns instead of failing", rule.mark)
+        if name in by_name and not warned and _warns(now, after, name):
+            rule = by_name[name]
+            label = _shown(rule) if name.startswith("baseline.") else name
+            yield Change("severity", (_subject(target),), f"{label} now warns instead of failing", rule.mark)
 
 
 def _all_rules(policy: Policy, target: Target) -> list[Rule]:

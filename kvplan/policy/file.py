@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 from kvplan.core import strict_yaml
 from kvplan.core.errors import InvalidInputError, UsageError
-from kvplan.core.files import printable, shown
-from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, at, wrong
+from kvplan.core.files import path_text, printable
+from kvplan.core.strict_yaml import Items, Mark, Node, Scalar, Table, located, wrong
 from kvplan.core.units import parse_count, parse_fraction, parse_size, parse_tokens
 from kvplan.policy.result import CHANGE_KINDS, OWN_RULES, RULES, ChangeKind, Key
 from kvplan.servers.arguments import ARGUMENTS, read_argument, stated_bytes
@@ -172,7 +172,9 @@ def read(path: Path, root: Path | None = None) -> Policy:
     """
     root = root or root_of(path)
     if not is_within(root, path):
-        raise InvalidInputError(shown(path), f"is a link that points outside {shown(root)}", "name the policy itself")
+        raise InvalidInputError(
+            path_text(path), f"is a link that points outside {path_text(root)}", "name the policy itself"
+        )
     return policy_of(strict_yaml.read(path), path, root)
 
 
@@ -202,7 +204,9 @@ def _leads_into(root: Path, path: Path) -> bool:
 def refuse_outside(root: Path, path: Path, mark: Mark, what: str) -> None:
     """Refuse a file that a policy must not read: whoever may change a policy sees what its messages say."""
     if not is_within(root, path):
-        raise wrong(mark, what, f"points outside {shown(root)} ({shown(path)})", "keep the file in the repository")
+        raise wrong(
+            mark, what, f"points outside {path_text(root)} ({path_text(path)})", "keep the file in the repository"
+        )
 
 
 def _links(folder: Path) -> list[Path]:
@@ -242,7 +246,7 @@ def policy_of(top: Table, path: Path, root: Path | None = None) -> Policy:
     _refuse_twins(targets)
     baseline, measured = (top.values.get(name) for name in ("baseline", "measured"))
     return Policy(
-        path=shown(path),
+        path=path_text(path),
         folder=folder,
         root=root,
         targets=targets,
@@ -416,7 +420,7 @@ def check_engine_value(key: str, node: Node, what: str) -> None:
     if key in ("gpu", "max_model_len") and "," in text:
         raise wrong(node.mark, name, f"has several values ({printable(text, 60)!r})", "write one target for each")
     if key in ARGUMENTS:
-        with at(node.mark):
+        with located(node.mark):
             read_argument(key, text, name)
 
 
@@ -425,7 +429,7 @@ def _workload(table: Table, what: str, place: Place) -> Workload:
         node = table.values.get(key)
         if node is None:
             return None
-        with at(node.mark):
+        with located(node.mark):
             return reading(strict_yaml.text(node, f"{what}: {key}"), f"{what}: {key}")
 
     if "profile" in table.values and "trace" in table.values:
@@ -495,7 +499,7 @@ def _rule(name: str, table: Table, what: str) -> list[Rule]:
 
 def _limited(name: str, node: Node, mark: Mark, option: str, key: Key = "") -> Rule:
     value = strict_yaml.scalar(node, option)
-    with at(value.mark):
+    with located(value.mark):
         limit = LIMITS[name](value.text, option)
     is_share = isinstance(limit, Share)
     return Rule(name, limit.value if isinstance(limit, Share) else limit, value.text, mark, is_share, key)

@@ -65,7 +65,7 @@ class Gauge:
             return -(-round(rule.limit * 10**12) * plan.memory.total // 10**12)
         return rule.limit
 
-    def wanted(self, rule: Rule, plan: Plan) -> str:
+    def limit_text(self, rule: Rule, plan: Plan) -> str:
         text = self.text(self.limit(rule, plan))
         return f"{text} ({printable(rule.text, 20)})" if rule.is_share and self.unit == "bytes" else text
 

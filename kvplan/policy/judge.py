@@ -210,7 +210,7 @@ class _Bench:
         if isinstance(actual, str):
             return Verdict(None, actual)
         ok = gauge.holds(rule, plan)
-        message = f"{gauge.describe(plan)}; {'minimum' if gauge.is_floor else 'maximum'} {gauge.wanted(rule, plan)}"
+        message = f"{gauge.describe(plan)}; {'minimum' if gauge.is_floor else 'maximum'} {gauge.limit_text(rule, plan)}"
         if not ok:
             message += f", {gauge.text(abs(limit - actual))} {'short' if gauge.is_floor else 'over'}"
             message += "" if plan.fits or not gauge.is_floor else " because it does not fit"
@@ -306,7 +306,7 @@ class _Bench:
             outcome=outcome,
             need=advise.Need(holds, knobs),
             alone=alone,
-            told=lambda changed: self.of(changed).told(rule),
+            figure_text=lambda changed: self.of(changed).figure_text(rule),
             is_baseline=rule.name in BASELINE_KNOBS,
             is_simulated=rule.name == "max_preemption_rate",
         )
@@ -339,7 +339,7 @@ class _Bench:
         assert not isinstance(gauge, str)
         return gauge
 
-    def told(self, rule: Rule) -> str:
+    def figure_text(self, rule: Rule) -> str:
         """What the plan gives for a rule, in a word."""
         plan = self.case.plan
         if rule.name == "fits":

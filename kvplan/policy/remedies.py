@@ -33,7 +33,7 @@ class Wish:
     outcome: Outcome
     need: advise.Need
     alone: Callable[[advise.Holds], list[advise.Cure]]
-    told: Callable[[Plan], str]
+    figure_text: Callable[[Plan], str]
     is_baseline: bool = False
     is_simulated: bool = False
 
@@ -109,5 +109,5 @@ def together(plan: Plan, wishes: Sequence[Wish], start_knobs: advise.Knobs) -> a
 
 def needs(wish: Wish, cures: Iterable[advise.Cure]) -> str:
     """The changes with what each gives: use --kv-cache-dtype fp8 (gives 28.2) or --max-num-seqs 64 (gives 30)."""
-    told = [f"{cure.flag} (gives {wish.told(cure.plan)})" for cure in cures]
+    told = [f"{cure.flag} (gives {wish.figure_text(cure.plan)})" for cure in cures]
     return f"use {' or '.join(told)}" if told else NOTHING

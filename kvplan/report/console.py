@@ -153,26 +153,26 @@ def is_marginal(doc: PlanDocument) -> bool:
 
 def caveats(doc: PlanDocument) -> list[str]:
     """What the headline's number must not be read without."""
-    found, users = [], doc["concurrency"]
+    texts, users = [], doc["concurrency"]
     if is_capped(doc):
         most = f"{users['max_num_seqs']:,} run at once ({seqs_bound(doc)})"
-        found.append(f"The pool holds {users['pool_users']:,}; at most {most}.")
+        texts.append(f"The pool holds {users['pool_users']:,}; at most {most}.")
     if may_lack_blocks(doc):
         seqs = f"{users['max_num_seqs']:,} sequences"
-        found.append(
+        texts.append(
             f"May not start: at the low end of the range the pool has no state block for each of {seqs}. "
             "A lower --max-num-seqs is safer."
         )
     elif may_lack_memory(doc):
-        found.append(
+        texts.append(
             "May not start: where other processes hold the most they may, less is free than it may use. "
             "A lower --gpu-memory-utilization is safer; --memory-in-use states what they hold."
         )
     elif is_marginal(doc):
         low = f"{int(users['low'] * 100) / 100:.2f}"  # never rounded up to a whole request
         risk = terms(doc).risk[0].upper() + terms(doc).risk[1:]
-        found.append(f"{risk}: the low end of the range holds {low} requests of the full context. {safer(doc)}")
-    return found
+        texts.append(f"{risk}: the low end of the range holds {low} requests of the full context. {safer(doc)}")
+    return texts
 
 
 def has_room(doc: PlanDocument) -> bool:
@@ -278,8 +278,8 @@ def unused_text(doc: PlanDocument) -> str:
     }
     if not over:
         parts["slack"] = detail["slack"]
-    shown = [f"{name} {size / GIB:,.2f}" for name, size in parts.items() if round(size / GIB, 2)]
-    return ", ".join([*shown, over] if over else shown)
+    texts = [f"{name} {size / GIB:,.2f}" for name, size in parts.items() if round(size / GIB, 2)]
+    return ", ".join([*texts, over] if over else texts)
 
 
 def format_params(count: int) -> str:
@@ -488,17 +488,17 @@ def _table_footer(docs: Sequence[PlanDocument]) -> list[Line]:
 
 def gpu_parts(plans: Sequence[tuple[GpuSpec, Plan | KvplanError]]) -> list[Part]:
     """One row per GPU: does the model fit, for how many users, and what would help."""
-    found = [(gpu, plan_document(it) if isinstance(it, Plan) else str(it)) for gpu, it in plans]
-    first = next((doc for _, doc in found if not isinstance(doc, str)), None)
+    documents = [(gpu, plan_document(answer) if isinstance(answer, Plan) else str(answer)) for gpu, answer in plans]
+    first = next((doc for _, doc in documents if not isinstance(doc, str)), None)
     lines: list[Part] = []
-    is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in found if not isinstance(doc, str)}) > 1
+    is_mixed = len({doc["inputs"]["num_gpus"] for _, doc in documents if not isinstance(doc, str)}) > 1
     if first is not None:
         subject = f"{name_of(first)} at {first['kv']['max_model_len']:,} tokens"
         each = "" if is_mixed else f", {format_kib(first['kv']['bytes_per_token'])} of KV per token"
         lines = [line(f"{subject}{each}", "bold"), line()]
     headers = ("GPU", "memory", "weights", "KV cache", "tokens", "users", "range", "fits")
     rows, refused = list[list[str]](), list[Line]()
-    for gpu, doc in found:
+    for gpu, doc in documents:
         if isinstance(doc, str):
             refused.append(line(f"{gpu.name}: {printable(doc, 300)}", "red"))
         else:

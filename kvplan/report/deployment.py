@@ -48,9 +48,9 @@ def needs_of(plan: Plan) -> Needs:
     rows = host_rows(plan)
     checkpoint = sum(row.size for row in rows if row.name == "checkpoint")
     shared = whole_gib(sum(row.size for row in rows if row.name == "shared_memory") + SHARED_EXTRA)
-    held = ranks * sum(row.size for row in rows if row.per == "rank")
+    resident = ranks * sum(row.size for row in rows if row.per == "rank")
     processes = 2 if ranks == 1 else 2 + ranks  # the API's, the engine's, and one for each of several ranks
-    request = whole_gib(held + processes * PROCESS) + shared
+    request = whole_gib(resident + processes * PROCESS) + shared
     return Needs(
         shared=shared,
         request=request,

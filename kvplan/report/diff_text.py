@@ -14,8 +14,8 @@ from kvplan.planning.diff import (
     change_text,
     changes_text,
     explanation,
-    shown,
     signed_size,
+    text_of,
 )
 from kvplan.report.lines import Line, Paragraph, Part, line
 from kvplan.report.page import Block, bullets, size_of
@@ -79,8 +79,10 @@ def delta_text(row: Row) -> str:
     if row.delta == 0:
         return "="
     share = 100 * row.delta / abs(row.old) if row.old else 0.0
-    told = f" ({share:+,.1f} %)" if 0.05 <= abs(share) < 1e6 else ""  # what rounds to nothing, or is beyond reading
-    return number_delta(row.unit, row.delta) + told
+    share_text = (
+        f" ({share:+,.1f} %)" if 0.05 <= abs(share) < 1e6 else ""
+    )  # what rounds to nothing, or is beyond reading
+    return number_delta(row.unit, row.delta) + share_text
 
 
 def number_delta(unit: str, delta: Number) -> str:
@@ -96,20 +98,20 @@ def row_cells(row: Row) -> tuple[str, str, str, str]:
     return name, value_text(row, row.old), value_text(row, row.new), delta_text(row)
 
 
-def memory_rows(it: Comparison) -> Iterator[Row]:
+def memory_rows(pair: Comparison) -> Iterator[Row]:
     """The rows that add up, the weights' changed groups under them; a row of nothing on both sides is left out."""
-    for row in it.memory:
+    for row in pair.memory:
         if row.old or row.new:
             yield row
         if row.name == "memory.weights":
-            yield from (group for group in it.groups if group.delta)
+            yield from (group for group in pair.groups if group.delta)
 
 
-def figure_rows(it: Comparison) -> Iterator[Row]:
+def figure_rows(pair: Comparison) -> Iterator[Row]:
     """Every other figure that either side has; replicas and what is missing only where there is something to say."""
-    for row in it.figures:
-        said = row.delta if row.name == "concurrency.replicas" else (row.old or row.new)
-        if said or row.name in ("kv.bytes_per_token", "concurrency.users"):
+    for row in pair.figures:
+        has_value = row.delta if row.name == "concurrency.replicas" else (row.old or row.new)
+        if has_value or row.name in ("kv.bytes_per_token", "concurrency.users"):
             yield row
 
 
@@ -124,12 +126,12 @@ def step_cells(step: Step, units: dict[str, str]) -> tuple[str, ...]:
     return changes_text(step.changes), *(number_delta(units[path], deltas.get(path, 0)) for path in STEP_FIGURES)
 
 
-def _units(it: Comparison) -> dict[str, str]:
-    return {row.name: row.unit for row in it.rows}
+def _units(pair: Comparison) -> dict[str, str]:
+    return {row.name: row.unit for row in pair.rows}
 
 
-def _sum_cells(it: Comparison) -> tuple[str, ...]:
-    rows = {row.name: row for row in it.rows}
+def _sum_cells(pair: Comparison) -> tuple[str, ...]:
+    rows = {row.name: row for row in pair.rows}
     return "all together", *(number_delta(rows[path].unit, rows[path].delta or 0) for path in STEP_FIGURES)
 
 
@@ -142,8 +144,8 @@ STEP_TITLES = ("one change at a time", *(NAMES[path] for path in STEP_FIGURES))
 def diff_lines(result: Difference) -> list[Part]:
     """The whole answer: one comparison after the other, then what only one side has."""
     parts: list[Part] = []
-    for it in telling(result):
-        parts += [*([line()] if parts else []), *_comparison_lines(it)]
+    for pair in telling(result):
+        parts += [*([line()] if parts else []), *_comparison_lines(pair)]
     for title, keys in lists(result):
         parts += [*([line()] if parts else []), line(title, "bold"), *(line(f"  {key}") for key in listed(keys))]
     return parts
@@ -157,64 +159,64 @@ def listed(keys: Sequence[str]) -> list[str]:
 
 def telling(result: Difference) -> list[Comparison]:
     """The comparisons that are shown; of several, those without a difference are only listed."""
-    differ = [it for it in result.comparisons if not it.is_equal or it.changes]
+    differ = [pair for pair in result.comparisons if not pair.is_equal or pair.changes]
     return differ if len(result.comparisons) > 1 else list(result.comparisons)
 
 
 def lists(result: Difference) -> list[tuple[str, list[str]]]:
     """What there is no more to say of than its name, under its heading."""
-    shown_keys = {it.new.key for it in telling(result)}
-    equal = [it.new.key for it in result.comparisons if it.new.key not in shown_keys]
-    found = [("No difference", equal), ("Only in OLD", [*result.only_old]), ("Only in NEW", [*result.only_new])]
-    return [(heading, keys) for heading, keys in found if keys]
+    shown_keys = {pair.new.key for pair in telling(result)}
+    equal = [pair.new.key for pair in result.comparisons if pair.new.key not in shown_keys]
+    sections = [("No difference", equal), ("Only in OLD", [*result.only_old]), ("Only in NEW", [*result.only_new])]
+    return [(heading, keys) for heading, keys in sections if keys]
 
 
-def title(it: Comparison) -> str:
+def title(pair: Comparison) -> str:
     """What is compared; a target's name stands once."""
-    if it.old.title == it.new.title:
-        return it.new.title
-    return f"{it.old.title}  ->  {it.new.title.removeprefix(f'{it.old.key}: ')}"
+    if pair.old.title == pair.new.title:
+        return pair.new.title
+    return f"{pair.old.title}  ->  {pair.new.title.removeprefix(f'{pair.old.key}: ')}"
 
 
-def _comparison_lines(it: Comparison) -> list[Part]:
-    lines: list[Part] = [line(f"{title(it)}{_verdict(it)}", "bold red" if it.worse else "bold")]
-    if it.is_equal and not it.changes:
+def _comparison_lines(pair: Comparison) -> list[Part]:
+    lines: list[Part] = [line(f"{title(pair)}{_verdict(pair)}", "bold red" if pair.worse else "bold")]
+    if pair.is_equal and not pair.changes:
         return lines
-    if it.changes:
-        lines += [line(), line("What changed", "bold"), *_change_lines(it)]
-    if it.is_equal:
+    if pair.changes:
+        lines += [line(), line("What changed", "bold"), *_change_lines(pair)]
+    if pair.is_equal:
         return lines
-    if it.memory:
-        lines += [line(), _table("Memory of each GPU", memory_rows(it))]
-    lines += [line(), _table(figures_title(it), figure_rows(it))]
-    lines += _why_lines(it)
-    lines += _step_lines(it)
+    if pair.memory:
+        lines += [line(), _table("Memory of each GPU", memory_rows(pair))]
+    lines += [line(), _table(figures_title(pair), figure_rows(pair))]
+    lines += _why_lines(pair)
+    lines += _step_lines(pair)
     return lines
 
 
-def figures_title(it: Comparison) -> str:
+def figures_title(pair: Comparison) -> str:
     """What the figures are of; those of a check hold memory, too."""
-    return "KV cache and users" if it.memory else "Each GPU"
+    return "KV cache and users" if pair.memory else "Each GPU"
 
 
 def _table(title: str, rows: Iterator[Row]) -> Table:
     return Table.of((title, "old", "new", "change"), map(row_cells, rows))
 
 
-def _verdict(it: Comparison) -> str:
-    if it.worse:
-        return f": {', '.join(WORSE[each] for each in it.worse)}"
-    if it.is_equal:
-        return ": no difference" + (" in memory or users" if it.changes else "")
+def _verdict(pair: Comparison) -> str:
+    if pair.worse:
+        return f": {', '.join(WORSE[each] for each in pair.worse)}"
+    if pair.is_equal:
+        return ": no difference" + (" in memory or users" if pair.changes else "")
     return ""
 
 
-def _change_lines(it: Comparison) -> list[Line]:
+def _change_lines(pair: Comparison) -> list[Line]:
     """The changes by kind; those without effect on one line each kind."""
-    _, without = effects(it.steps or ())
+    _, without = effects(pair.steps or ())
     lines = []
     for kind, heading in KIND_TITLES.items():
-        of_kind = [change for change in it.changes if change.kind == kind]
+        of_kind = [change for change in pair.changes if change.kind == kind]
         telling = [change for change in of_kind if change not in without]
         lines += [line(f"  {heading}: {change_text(change).removeprefix(f'{heading} ')}") for change in telling]
         if quiet := [change.name for change in of_kind if change in without]:
@@ -227,25 +229,25 @@ def _some(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _why_lines(it: Comparison) -> list[Part]:
-    sentences = explanation(it)
+def _why_lines(pair: Comparison) -> list[Part]:
+    sentences = explanation(pair)
     if not sentences:
         return []
     return [line(), line("Why", "bold"), *(Paragraph("  ", text, indent=4) for text in sentences)]
 
 
-def _step_lines(it: Comparison) -> list[Part]:
-    return [part for table in _step_tables(it) for part in (line(), table)]
+def _step_lines(pair: Comparison) -> list[Part]:
+    return [part for table in _step_tables(pair) for part in (line(), table)]
 
 
-def _step_tables(it: Comparison) -> list[Table]:
+def _step_tables(pair: Comparison) -> list[Table]:
     """The effects of the changes, one after the other; no table where none has any."""
-    steps, _ = effects(it.steps or ())
+    steps, _ = effects(pair.steps or ())
     if not steps:
         return []
-    units = _units(it)
+    units = _units(pair)
     rows = [step_cells(step, units) for step in steps]
-    return [Table.of(STEP_TITLES, [*rows, _sum_cells(it)] if len(rows) > 1 else rows)]
+    return [Table.of(STEP_TITLES, [*rows, _sum_cells(pair)] if len(rows) > 1 else rows)]
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -259,8 +261,8 @@ def diff_page(result: Difference) -> list[Block]:
         parts += [Markdown(f"{title}:"), bullets([*keys[:MOST_KEYS], *more])]
     room = MAX_COMMENT_BYTES - sum(map(size_of, parts)) - NOTE_BYTES
     differing = telling(result)
-    for number, it in enumerate(differing):
-        blocks = list(_comparison_blocks(it))
+    for number, pair in enumerate(differing):
+        blocks = list(_comparison_blocks(pair))
         room -= sum(map(size_of, blocks))
         if room < 0:
             more_text = f"{len(differing) - number:,} more with a difference"
@@ -270,21 +272,24 @@ def diff_page(result: Difference) -> list[Block]:
     return parts
 
 
-def _comparison_blocks(it: Comparison) -> Iterator[Block]:
-    yield Markdown(f"**{markdown_text(title(it))}**{markdown_text(_verdict(it))}")
-    if it.changes:
-        _, without = effects(it.steps or ())
-        effect = {change: "no effect" if change in without else KIND_TITLES[change.kind] for change in it.changes}
-        rows = [(change.name, shown(change.old), shown(change.new), effect[change]) for change in it.changes]
+def _comparison_blocks(pair: Comparison) -> Iterator[Block]:
+    yield Markdown(f"**{markdown_text(title(pair))}**{markdown_text(_verdict(pair))}")
+    if pair.changes:
+        _, without = effects(pair.steps or ())
+        effect = {change: "no effect" if change in without else KIND_TITLES[change.kind] for change in pair.changes}
+        rows = [(change.name, text_of(change.old), text_of(change.new), effect[change]) for change in pair.changes]
         yield Table.of(("changed", "old", "new", ""), rows, left=4)
-    if it.is_equal:
+    if pair.is_equal:
         return
-    for table in (_table("Memory of each GPU", memory_rows(it)), _table(figures_title(it), figure_rows(it))):
+    for table in (
+        _table("Memory of each GPU", memory_rows(pair)),
+        _table(figures_title(pair), figure_rows(pair)),
+    ):
         if table.rows:
             yield table
-    if sentences := explanation(it):
+    if sentences := explanation(pair):
         yield bullets(sentences)
-    yield from _step_tables(it)
+    yield from _step_tables(pair)
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
@@ -302,15 +307,19 @@ def diff_table(result: Difference) -> Table:
     return Table.of(COLUMNS, rows)
 
 
-def _csv_rows(it: Comparison) -> Iterator[tuple[object, ...]]:
-    yield "fits", "fits", "", _word(it.old), _word(it.new), ""
-    for change in it.changes:
+def _csv_rows(pair: Comparison) -> Iterator[tuple[object, ...]]:
+    yield "fits", "fits", "", _word(pair.old), _word(pair.new), ""
+    for change in pair.changes:
         yield change.kind, change.name, "", change.old, change.new, ""
-    for part, rows in (("memory", it.memory), ("weight_group", it.groups), ("figure", it.figures)):
+    for part, rows in (
+        ("memory", pair.memory),
+        ("weight_group", pair.groups),
+        ("figure", pair.figures),
+    ):
         for row in rows:
             yield part, row.name, row.unit, row.old, row.new, row.delta
-    units = _units(it)
-    for step in it.steps or ():
+    units = _units(pair)
+    for step in pair.steps or ():
         for path, delta in step.deltas.items():
             name = f"{path} by {', '.join(change.name for change in step.changes)}"
             yield "step", name, units[path], step.before[path], step.after[path], delta

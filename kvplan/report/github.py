@@ -36,10 +36,10 @@ def github_lines(result: CheckResult) -> list[str]:
     """At most 10 workflow commands, the worst findings first, the last of which may say how many more there are; then
     the counts."""
     file = annotated_file(result.path)
-    told = groups(result)
-    shown = len(told) if len(told) <= MOST_ANNOTATIONS else MOST_ANNOTATIONS - 1
-    lines = [annotation(group, file) for group in told[:shown]]
-    if more := sum(len(group) for group in told[shown:]):
+    grouped = groups(result)
+    limit = len(grouped) if len(grouped) <= MOST_ANNOTATIONS else MOST_ANNOTATIONS - 1
+    lines = [annotation(group, file) for group in grouped[:limit]]
+    if more := sum(len(group) for group in grouped[limit:]):
         lines.append(f"::notice title=kvplan check::{more:,} more: the full table is in the summary of this step")
     return [*lines, f"kvplan check: {counts_text(result)}"]
 
@@ -56,12 +56,14 @@ def failure_line(failure: Failure) -> str:
 
 def groups(result: CheckResult) -> list[list[Finding]]:
     """Findings that are annotated, the worst first; those that say the same of one line for several targets as one."""
-    found: dict[tuple[object, ...], list[Finding]] = {}
+    by_message: dict[tuple[object, ...], list[Finding]] = {}
     for outcome in COMMANDS:
-        for it in result.findings:
-            if it.outcome == outcome:
-                found.setdefault((outcome, it.code, it.line, it.column, _said(it)), []).append(it)
-    return list(found.values())
+        for finding in result.findings:
+            if finding.outcome == outcome:
+                by_message.setdefault((outcome, finding.code, finding.line, finding.column, _said(finding)), []).append(
+                    finding
+                )
+    return list(by_message.values())
 
 
 def annotation(group: list[Finding], file: str) -> str:
@@ -103,9 +105,9 @@ def append_summary(path: str, text: str) -> str | None:
     file, where = Path(path), f"$GITHUB_STEP_SUMMARY {printable(path, 400)}"
     data = f"{text}\n".encode()
     try:
-        held = file.stat().st_size if file.exists() else 0
-        if held + len(data) > MAX_SUMMARY_BYTES:
-            return f"{where}: left as it is, as the table would make it larger than GitHub takes ({held:,} bytes held)"
+        size = file.stat().st_size if file.exists() else 0
+        if size + len(data) > MAX_SUMMARY_BYTES:
+            return f"{where}: left as it is, as the table would make it larger than GitHub takes ({size:,} bytes held)"
         with file.open("ab") as summary:
             summary.write(data)
     except (OSError, ValueError) as error:

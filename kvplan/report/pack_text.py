@@ -57,7 +57,7 @@ def cells(server: Started, total: int) -> tuple[str, ...]:
         format_gib(total - server.before),
         format_gib(server.plan.memory.weights),
         format_gib(server.plan.memory.kv_cache),
-        format_gib(server.held),
+        format_gib(server.resident),
         f"{users(server):,}",
         "" if low is None else f"{low:,}",
     )
@@ -66,11 +66,11 @@ def cells(server: Started, total: int) -> tuple[str, ...]:
 def pack_lines(packing: Packing) -> list[Part]:
     """The answer, the table, and the commands to paste in their order."""
     lines: list[Part] = [line(first_line(packing), "bold" if packing.fits else "bold red"), line(), table(packing)]
-    held = format_gib(packing.total - packing.in_use - packing.left)
+    used = format_gib(packing.total - packing.in_use - packing.left)
     others = f", {format_gib(packing.in_use)} is used by other programs" if packing.in_use else ""
     rest = f"{format_gib(packing.left)} stays free" if packing.fits else f"{format_gib(-packing.left)} are missing"
     verb = "use" if packing.fits else "need"
-    lines += [line(), line(f"The servers {verb} {held} of {format_gib(packing.total)}{others}; {rest}.")]
+    lines += [line(), line(f"The servers {verb} {used} of {format_gib(packing.total)}{others}; {rest}.")]
     if not packing.fits:
         lines.append(line("Ask for fewer users or shorter contexts, quantize, or move a server to another GPU."))
         return lines
@@ -128,7 +128,7 @@ def _server(server: Started, number: int, packing: Packing) -> PackedServer:
         "context": made.memory.context,
         "weights": made.memory.weights,
         "kv_cache": made.memory.kv_cache,
-        "held": server.held,
+        "held": server.resident,
         "users_needed": server.tenant.users,
         "users": users(server),
         "users_low": users_low(server),

@@ -9,16 +9,16 @@ Block = str | Table  # text is shown as it is unless it is Markdown already
 
 def page(blocks: Iterable[Block]) -> str:
     """The blocks, a blank line between any two."""
-    return "\n\n".join(shown(block) for block in blocks) + "\n"
+    return "\n\n".join(block_text(block) for block in blocks) + "\n"
 
 
-def shown(block: Block) -> Markdown:
+def block_text(block: Block) -> Markdown:
     return as_markdown(block) if isinstance(block, Table) else markdown_text(block)
 
 
 def size_of(block: Block) -> int:
     """Bytes of a block and the blank line after it."""
-    return len(shown(block).encode()) + 2
+    return len(block_text(block).encode()) + 2
 
 
 def heading(level: int, text: str) -> Markdown:

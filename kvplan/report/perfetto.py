@@ -15,9 +15,9 @@ def counters(run: Run) -> str:
     """The file's text: one counter track per figure and one slice per stage."""
     events: list[dict[str, object]] = []
     for sample in run.samples:
-        at = round(sample["t"] * 1e6)
+        time_us = round(sample["t"] * 1e6)
         events += [
-            {"name": name, "ph": "C", "ts": at, "pid": 1, "args": {"value": sample.get(name)}}
+            {"name": name, "ph": "C", "ts": time_us, "pid": 1, "args": {"value": sample.get(name)}}
             for name in COUNTERS
             if isinstance(sample.get(name), int | float)
         ]

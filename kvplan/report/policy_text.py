@@ -75,14 +75,19 @@ def blocks(result: CheckResult) -> Iterator[Block]:
     yield Block((marker(result.path), f"### kvplan check: {counts_text(result)}", "", markdown_text(result.path)))
     if result.warnings:
         yield Block((), tuple(f"- {markdown_text(warning)}" for warning in result.warnings), what="warnings")
-    unmet = [_unmet_row(it) for outcome in ("fail", "warn", "note") for it in result.findings if it.outcome == outcome]
+    unmet = [
+        _unmet_row(finding)
+        for outcome in ("fail", "warn", "note")
+        for finding in result.findings
+        if finding.outcome == outcome
+    ]
     unmet += _skipped_rows(result)
     if unmet:
         yield _rows_block((), ("", "rule", "target", "result", "fix"), unmet)
     for target in result.targets:
         if target.figures is not None:
             yield _target_block(target, target.figures)
-    met = [it for it in result.findings if it.outcome == "pass"]
+    met = [finding for finding in result.findings if finding.outcome == "pass"]
     if met:
         opening = ("<details>", f"<summary>{len(met):,} passed</summary>", "")
         yield _rows_block(opening, ("rule", "target", "result"), map(_met_row, met), ("", "</details>"))
@@ -111,9 +116,11 @@ def _unmet_row(finding: Finding) -> Cells:
 def _skipped_rows(result: CheckResult) -> list[Cells]:
     """What lacks the same thing is one row: the rules of a target, and the targets that lack it for the same rules."""
     rules: dict[tuple[str, str], list[str]] = {}
-    for it in result.findings:
-        if it.outcome == "skip":
-            rules.setdefault((it.target, it.message), []).append(f"{it.code} {markdown_text(it.rule)}")
+    for finding in result.findings:
+        if finding.outcome == "skip":
+            rules.setdefault((finding.target, finding.message), []).append(
+                f"{finding.code} {markdown_text(finding.rule)}"
+            )
     targets: dict[tuple[str, str], list[str]] = {}
     for (target, message), names in rules.items():
         targets.setdefault((", ".join(dict.fromkeys(names)), message), []).append(markdown_text(target))
@@ -175,8 +182,8 @@ def change(new: float, old: float, difference: str) -> str:
         return "="
     sign = "+" if new > old else "-"
     share = 100 * abs(new - old) / abs(old) if old else 0.0
-    told = f" ({sign}{share:,.1f} %)" if share >= 0.05 else ""  # less would read as nothing
-    return f"{sign}{difference}{told}"
+    share_text = f" ({sign}{share:,.1f} %)" if share >= 0.05 else ""  # less would read as nothing
+    return f"{sign}{difference}{share_text}"
 
 
 # --- room -------------------------------------------------------------------------------------------------------------

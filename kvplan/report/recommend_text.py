@@ -104,7 +104,7 @@ def fit_document(fit: Fit, question: Question) -> typed.Fit:
         "replicas": fit.replicas,
         "users_per_replica": -(-question.users // fit.replicas),
         "reason": fit.reason,
-        "as_asked": answer_document(fit.asked, fit.replicas),
+        "as_asked": answer_document(fit.current, fit.replicas),
         "utilization": None if fit.utilization is None else answer_document(fit.utilization, fit.replicas),
         "utilization_is_tight": fit.tight,
         "context": answer_document(fit.context, fit.replicas),
@@ -165,11 +165,11 @@ def headline(doc: typed.RecommendationDocument) -> str:
 
 
 def fit_headline(doc: typed.RecommendationDocument, fit: typed.Fit) -> str:
-    name, asked = printable(doc["question"]["model"]), fit["as_asked"]
+    name, current = printable(doc["question"]["model"]), fit["as_asked"]
     gpus = gpus_text(fit["num_gpus"], fit["gpu"], fit["total_memory"] // fit["num_gpus"])
     solution = fit["solution"]
     if solution is None:
-        most = f"{asked['most_users']:,}" if asked["most_users"] else "none"
+        most = f"{current['most_users']:,}" if current["most_users"] else "none"
         return f"No: {name} on {gpus} serves {most} of {demand(doc)}"
     how = f" with {together(solution['needs'])}" if solution["needs"] else ""
     return f"Yes: {name} on {gpus}{how} serves {demand(doc)}"
@@ -262,12 +262,12 @@ def is_less_precise(placement: typed.Placement) -> bool:
 def remarks(doc: typed.RecommendationDocument, limit: int) -> list[str]:
     """What stands under the table of placements."""
     texts = []
-    shown = doc["placements"][:limit]
-    if any(is_less_precise(placement) for placement in shown):
+    listed = doc["placements"][:limit]
+    if any(is_less_precise(placement) for placement in listed):
         texts.append(STAR)
-    if any(STAGES in placement["changes"] for placement in shown):
+    if any(STAGES in placement["changes"] for placement in listed):
         texts.append(STARS)
-    if any(WIDE in placement["changes"] for placement in shown):
+    if any(WIDE in placement["changes"] for placement in listed):
         texts.append(RANKS)
     if len(doc["placements"]) > limit:
         texts.append(f"… and {len(doc['placements']) - limit:,} more: --limit {len(doc['placements'])}")

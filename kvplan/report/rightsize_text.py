@@ -49,7 +49,7 @@ def need(used: Usage, growth: float) -> Need | None:
 
 def first_line(used: Usage, growth: float) -> str:
     needed = need(used, growth)
-    asked = f" {growth:g} times the load:" if growth != 1 else ""
+    load = f" {growth:g} times the load:" if growth != 1 else ""
     if needed is None:
         why = (
             "the server restarted between the pages"
@@ -60,11 +60,11 @@ def first_line(used: Usage, growth: float) -> str:
     if needed.by == "queue":
         return (
             f"The server cannot keep up: {rate(used.arrival_rate)} arrive, {rate(used.ended / (used.seconds or 1))} "
-            f"are served;{asked} {needed.text} would be enough"
+            f"are served;{load} {needed.text} would be enough"
         )
     preempted = ", and preempts" if used.preemptions > used.ended / 20 else ""
     return (
-        f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{asked} by memory alone "
+        f"The server keeps up{preempted}, with {share(used.pool_used)} of its KV cache in use;{load} by memory alone "
         f"{needed.text} would be enough"
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import printable, shown
+from kvplan.core.files import path_text, printable
 from kvplan.core.table import Column, Table, Value
 from kvplan.measure.reconcile import COMPONENTS, Reconciliation, sources_of
 from kvplan.measure.run_types import Sample
@@ -91,7 +91,7 @@ def run_data(run: Run, label: str) -> RunData:
         return _run_data(run, label)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError, ZeroDivisionError, AssertionError) as error:
         raise InvalidInputError(
-            shown(run.path), f"run.json cannot be read ({type(error).__name__}: {error})", "the file is damaged"
+            path_text(run.path), f"run.json cannot be read ({type(error).__name__}: {error})", "the file is damaged"
         ) from error
 
 
@@ -112,27 +112,27 @@ def _run_data(run: Run, label: str) -> RunData:
         timeline_table(samples),
     ]
     tables = {table.name: table for table in built if table.rows}
-    said = banner(run, samples)
-    found = findings(run, samples, memory, tables)
+    banner_text = banner(run, samples)
+    sentences = findings(run, samples, memory, tables)
     return RunData(
         run=run,
         label=label,
         model=model,
         device=device,
         answer=sentence(answer(run, model, device, memory, tables)),
-        banner=None if said is None else sentence(said),
+        banner=None if banner_text is None else sentence(banner_text),
         notes=tuple(dict.fromkeys(sentence(note) for note in (*run.notes, *gaps))),
         tables=tables,
-        findings={name: sentence(finding) for name, finding in found.items()},
+        findings={name: sentence(finding) for name, finding in sentences.items()},
         memory=memory,
         samples=samples,
         stages=stages,
     )
 
 
-def sentence(said: str) -> str:
+def sentence(text: str) -> str:
     """What is said, fit to be shown: names in it are of unknown origin."""
-    return printable(said, SENTENCE)
+    return printable(text, SENTENCE)
 
 
 def comparison_table(runs: Sequence[RunData]) -> Table:

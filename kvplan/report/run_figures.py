@@ -84,7 +84,7 @@ def run_drawings(data: RunData, prefix: str) -> dict[str, Drawing]:
         "gpu": ("Power, clock and utilization of the GPU", draw_gpu),
     }
     built = {name: drawing(name, title, data.findings, draw, data, prefix) for name, (title, draw) in drawn.items()}
-    return {name: found for name, found in built.items() if found is not None}
+    return {name: drawing for name, drawing in built.items() if drawing is not None}
 
 
 def comparison_drawing(data: ReportData) -> Drawing | None:
@@ -289,15 +289,15 @@ def draw_over_time(data: RunData, sheet: Sheet) -> Figure | None:
     key = memory_key(data.run)
     if not is_drawable(data.samples, key):
         return None
-    shown = thinned(data.samples, key, sheet.points)
-    times, layers = stacked(data, shown, key)
+    samples = thinned(data.samples, key, sheet.points)
+    times, layers = stacked(data, samples, key)
     figure, (ax,) = new_figure(sheet, 300)
     names = list(layers)
     colors = [HEX[f"c-{name}" if name in ALLOCATED_IN else "c-rest"] for name in names]
     ax.stackplot(times, *layers.values(), colors=colors, labels=[words(name) for name in names], linewidth=0)
     for name, style in (("torch_reserved", (0, (4, 2))), ("torch_allocated", (0, (1, 1.2)))):
-        if is_drawable(shown, name):
-            points = [(sample["t"], reading(sample, name)) for sample in having(shown, name)]
+        if is_drawable(samples, name):
+            points = [(sample["t"], reading(sample, name)) for sample in having(samples, name)]
             ax.plot(*zip(*points, strict=True), color=HEX["ink"], linewidth=1.3, linestyle=style, label=words(name))
     most = max(sum(values) for values in zip(*layers.values(), strict=True))
     ax.set_ylim(0, most * 1.12)
@@ -359,8 +359,8 @@ def measured_parts(rows: Iterable[Row]) -> dict[str, int]:
 
 def shortened(label: str, sheet: Sheet) -> str:
     limit = 12 if sheet.is_narrow else 28
-    shown = text(label, "text")
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+    clean = text(label, "text")
+    return clean if len(clean) <= limit else f"{clean[: limit - 1]}…"
 
 
 # --- serving ----------------------------------------------------------------------------------------------------------
@@ -435,12 +435,12 @@ def serving_start(data: RunData) -> float:
 def draw_throughput(data: RunData, sheet: Sheet) -> Figure | None:
     """Prompt tokens computed and tokens generated per second, each on a scale of its own."""
     kinds = {"prompt_tokens": "prompt tokens/s", "generation_tokens": "output tokens/s"}
-    found = {label: rates(data, key, sheet.points // 2) for key, label in kinds.items()}
-    found = {label: steps for label, steps in found.items() if steps}
-    if not found or not is_drawable(data.samples, "generation_tokens"):
+    series = {label: rates(data, key, sheet.points // 2) for key, label in kinds.items()}
+    series = {label: steps for label, steps in series.items() if steps}
+    if not series or not is_drawable(data.samples, "generation_tokens"):
         return None
-    figure, axes = new_figure(sheet, 70 + 130 * len(found), [1] * len(found))
-    for ax, (label, parts) in zip(axes, found.items(), strict=True):
+    figure, axes = new_figure(sheet, 70 + 130 * len(series), [1] * len(series))
+    for ax, (label, parts) in zip(axes, series.items(), strict=True):
         for edges, values in parts:
             ax.stairs(values, edges, fill=True, color=HEX["accent"], alpha=0.25, linewidth=0)
             ax.stairs(values, edges, baseline=None, color=HEX["accent"], linewidth=1.6)
@@ -466,27 +466,27 @@ def rates(data: RunData, key: str, points: int) -> list[tuple[list[float], list[
     No two times are closer than a `points`-th of the run, but for those of a serving that is shorter.
     """
     least = (data.samples[-1]["t"] - data.samples[0]["t"]) / points if data.samples else 0.0
-    found = (
+    pieces = (
         bars(counted(samples, key, start), start, max(least, 1e-9)) for start, samples in servings(data.samples, key)
     )
-    return [(edges, values) for edges, values in found if values]
+    return [(edges, values) for edges, values in pieces if values]
 
 
 def counted(samples: Sequence[Sample], key: str, start: float) -> list[Counted]:
     """What a counter grew by, and when: since the last step that is known to have ended, idle time left out."""
-    found: list[Counted] = []
+    intervals: list[Counted] = []
     count, begun, busy_s, num_steps = 0.0, start, 0.0, number(samples[0], "num_steps")
     for sample in samples:
         value, now, steps = float(reading(sample, key)), float(sample["t"]), number(sample, "num_steps")
         busy = number(sample, "busy_s")
         if value > count:
             worked = math.inf if busy is None else max(0.0, busy - busy_s)
-            found.append(Counted(max(begun, now - worked), now, value - count))
+            intervals.append(Counted(max(begun, now - worked), now, value - count))
             count = value
         elif num_steps is not None and steps in (num_steps, None):  # no step has ended since, as far as is known
             continue
         begun, busy_s, num_steps = now, busy_s if busy is None else float(busy), steps
-    return found
+    return intervals
 
 
 def bars(parts: Iterable[Counted], start: float, least: float) -> tuple[list[float], list[float]]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from kvplan.core.errors import KvplanError
-from kvplan.core.files import shown
+from kvplan.core.files import path_text
 from kvplan.measure.reconcile import Reconciliation, reconcile_run
 from kvplan.measure.run_manifest import check_manifest, check_objects
 from kvplan.measure.run_types import Sample
@@ -108,7 +108,7 @@ def compared(run: Run) -> tuple[Reconciliation | None, list[str]]:
             return result, [gap for gap in result.gaps if gap != result.ended]
         result = reconcile_run(replace(run, manifest={**run.manifest, "peaks": {"before": {}}}))
     except KvplanError as error:
-        return None, [str(error.renamed(shown(run.path), ""))]
+        return None, [str(error.renamed(path_text(run.path), ""))]
     rows = tuple(row for row in result.rows if row.component in ALLOCATED)
     only = replace(result, rows=rows, reported=sum(row.size for row in rows))
     return only, ["no sample was taken: what the device itself reported is unknown"]

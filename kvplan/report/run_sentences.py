@@ -20,10 +20,10 @@ def answer(run: Run, model: str, device: str, memory: Reconciliation | None, tab
     if memory is None:
         why = "failed to start" if run.status == "failed" else "ended before its memory was measured"
         return f"{model} on {where} {why}: there is nothing to compare."
-    return f"{model} on {where}: {held(run, tables)}{accuracy(memory)}."
+    return f"{model} on {where}: {capacity_text(run, tables)}{accuracy(memory)}."
 
 
-def held(run: Run, tables: dict[str, Table]) -> str:
+def capacity_text(run: Run, tables: dict[str, Table]) -> str:
     """How many requests of the run's own context the pool holds."""
     own = run.manifest["inputs"]["max_model_len"]
     contexts = tables["contexts"].rows if "contexts" in tables else ()
@@ -80,7 +80,7 @@ def findings(
     run: Run, samples: Sequence[Sample], memory: Reconciliation | None, tables: dict[str, Table]
 ) -> dict[str, str]:
     """What each figure shows, in a sentence; by the figure's name."""
-    found = {
+    sentences = {
         "memory": memory_finding(memory),
         "sums": "" if memory is None else " ".join(words_in(sentence) for sentence in sums(memory)),
         "over_time": peak_finding(run, samples),
@@ -90,7 +90,7 @@ def findings(
         "contexts": contexts_finding(run, tables.get("contexts")),
         "allocators": allocators_finding(tables.get("allocators")),
     }
-    return {name: sentence for name, sentence in found.items() if sentence}
+    return {name: sentence for name, sentence in sentences.items() if sentence}
 
 
 def words_in(sentence: str) -> str:

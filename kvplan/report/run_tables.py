@@ -94,12 +94,12 @@ def allocators_table(run: Run) -> Table:
 
 
 def allocator_row(run: Run, name: str, results: Served) -> tuple[Value, ...]:
-    found = fragmentation(run, results)
+    fragments = fragmentation(run, results)
     return (
         name,
         number(results, "most_running"),
         number(results, "output_tokens_per_s"),
-        None if found is None else found.waste,
+        None if fragments is None else fragments.waste,
         number(results.get("stats") or {}, "num_preemptions"),
         number(results, "num_finished"),
         number(results, "seconds"),

@@ -65,7 +65,7 @@ def _driver() -> Document:
     release: Document = {}
     with suppress(PackageNotFoundError):  # run from a checkout
         release = {"semanticVersion": version("kvplan")}
-    return {"name": "kvplan", **release, "rules": [_rule(name, *told) for name, told in RULES.items()]}
+    return {"name": "kvplan", **release, "rules": [_rule(name, *texts) for name, texts in RULES.items()]}
 
 
 def _rule(name: str, code: str, promise: str) -> Document:

@@ -62,9 +62,9 @@ def panels(answer: Answer) -> tuple[Panel, ...]:
 
 def level(variant: Variant, name: str) -> tuple[tuple[float, float], ...]:
     """Averages over the timeline's stretches, at their beginnings."""
-    timeline, at = variant.simulation.timeline, LEVELS.index(name)
+    timeline, index = variant.simulation.timeline, LEVELS.index(name)
     return tuple(
-        (number * timeline.width_s, bucket.sums[at] / bucket.seconds)
+        (number * timeline.width_s, bucket.sums[index] / bucket.seconds)
         for number, bucket in enumerate(timeline.buckets)
         if bucket.seconds
     )
@@ -72,7 +72,7 @@ def level(variant: Variant, name: str) -> tuple[tuple[float, float], ...]:
 
 def pool_usage(variant: Variant) -> tuple[tuple[float, float], ...]:
     usable = variant.simulation.scheduler.blocks.num_usable_blocks
-    return tuple((at, used / usable) for at, used in level(variant, "used_blocks"))
+    return tuple((seconds, used / usable) for seconds, used in level(variant, "used_blocks"))
 
 
 def by_time(variant: Variant) -> tuple[tuple[float, float], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvplan.core.table import Markdown, Table, markdown_text
@@ -57,34 +58,45 @@ def rows(answer: Answer) -> list[Row]:
     results = [variant.result for variant in answer.variants]
 
     def each(what: str, text: Callable[[Result], str]) -> Row:
-        return what, [text(one) for one in results]
+        return what, [text(run) for run in results]
 
     def spread(metric: Any) -> Callable[[Result], str]:
-        def text(one: Result) -> str:
-            found: Spread = one.times[metric]
-            return f"{duration(found.p50)} / {duration(found.p90)} / {duration(found.p99)}"
+        def text(run: Result) -> str:
+            spread: Spread = run.times[metric]
+            return f"{duration(spread.p50)} / {duration(spread.p90)} / {duration(spread.p99)}"
 
         return text
 
     def between(metric: Any) -> Callable[[Result], str]:
-        def text(one: Result) -> str:
-            found: Spread = one.times[metric]
-            return " / ".join(span(*answer.ranges.time(metric, value)) for value in (found.p50, found.p90, found.p99))
+        def text(run: Result) -> str:
+            spread: Spread = run.times[metric]
+            return " / ".join(
+                span(*answer.ranges.time(metric, value)) for value in (spread.p50, spread.p90, spread.p99)
+            )
 
         return text
 
-    def tokens_text(one: Result) -> str:
-        low, high = rate_range(answer, one, one.output_tokens_per_s)
-        likely = f"{one.output_tokens_per_s:,.0f}"
+    def tokens_text(run: Result) -> str:
+        low, high = rate_range(answer, run, run.output_tokens_per_s)
+        likely = f"{run.output_tokens_per_s:,.0f}"
         return likely if low == high else f"{likely} ({low:,.0f}-{high:,.0f})"
 
-    found = [
-        each("running, mean / max", lambda one: f"{one.running_mean:,.1f} / {one.running_peak:,}"),
-        each("waiting, mean / max", lambda one: f"{one.waiting_mean:,.1f} / {one.waiting_peak:,}"),
-        each("KV cache in use, mean / max", lambda one: f"{percent(one.kv_usage_mean)} / {percent(one.kv_usage_peak)}"),
-        each("allocated slots left empty", lambda one: "-" if one.empty_slots is None else percent(one.empty_slots)),
-        each("prefix cache hits", lambda one: percent(one.hit_rate)),
-        each("preemptions", lambda one: f"{one.preemptions:,} ({percent(one.preempted / max(1, one.finished))})"),
+    table_rows = [
+        each("running, mean / max", lambda run: f"{run.running_mean:,.1f} / {run.running_peak:,}"),
+        each("waiting, mean / max", lambda run: f"{run.waiting_mean:,.1f} / {run.waiting_peak:,}"),
+        each(
+            "KV cache in use, mean / max",
+            lambda run: f"{percent(run.kv_usage_mean)} / {percent(run.kv_usage_peak)}",
+        ),
+        each(
+            "allocated slots left empty",
+            lambda run: "-" if run.empty_slots is None else percent(run.empty_slots),
+        ),
+        each("prefix cache hits", lambda run: percent(run.hit_rate)),
+        each(
+            "preemptions",
+            lambda run: f"{run.preemptions:,} ({percent(run.preempted / max(1, run.finished))})",
+        ),
         each("time to first token p50 / p90 / p99", spread("ttft")),
         each("  likely range", between("ttft")),
         each("time per output token", spread("tpot")),
@@ -92,42 +104,46 @@ def rows(answer: Answer) -> list[Row]:
         each("time in queue", spread("queue")),
         each("end-to-end latency", spread("latency")),
         each("  likely range", between("latency")),
-        each("requests per second", lambda one: f"{one.requests_per_s:,.2f}"),
+        each("requests per second", lambda run: f"{run.requests_per_s:,.2f}"),
         each("output tokens per second", tokens_text),
-        each("prompt tokens computed per second", lambda one: f"{one.prompt_tokens_per_s:,.0f}"),
-        each("duration", lambda one: duration(one.seconds)),
+        each("prompt tokens computed per second", lambda run: f"{run.prompt_tokens_per_s:,.0f}"),
+        each("duration", lambda run: duration(run.seconds)),
     ]
-    for tier in range(max(len(one.tiers) for one in results)):
-        name = next(one.tiers[tier].name for one in results if one.tiers)
-        found.insert(
+    for tier in range(max(len(run.tiers) for run in results)):
+        name = next(run.tiers[tier].name for run in results if run.tiers)
+        table_rows.insert(
             5 + tier,
-            each(f"tier {name} hits", lambda one, at=tier: percent(one.tiers[at].hit_rate) if one.tiers else "-"),  # type: ignore[misc]
+            each(f"tier {name} hits", partial(tier_hits, tier)),
         )
-    if any(one.tiers for one in results):
-        found.insert(
+    if any(run.tiers for run in results):
+        table_rows.insert(
             8, ("time to first token saved, mean", [saved_text(answer, variant) for variant in answer.variants])
         )
-    if any(one.rejected or one.failed for one in results):
-        found.append(each("rejected as too long", lambda one: f"{one.rejected + one.failed:,}"))
-    for at, promise in enumerate(answer.promises):
-        found.append(
+    if any(run.rejected or run.failed for run in results):
+        table_rows.append(each("rejected as too long", lambda run: f"{run.rejected + run.failed:,}"))
+    for number, promise in enumerate(answer.promises):
+        table_rows.append(
             (
-                f"{promise.name} at most {limit_text(answer.variants[0].kept[at])}",
-                [kept_text(variant.kept[at]) for variant in answer.variants],
+                f"{promise.name} at most {limit_text(answer.variants[0].outcomes[number])}",
+                [kept_text(variant.outcomes[number]) for variant in answer.variants],
             )
         )
     if any(promise.metric is not None for promise in answer.promises):
-        found.append(("requests that meet every target", [good_text(variant) for variant in answer.variants]))
+        table_rows.append(("requests that meet every target", [good_text(variant) for variant in answer.variants]))
     if answer.variants[0].largest is not None:
         what = "largest number of users" if answer.by_users else "largest rate per second"
-        found.append((what, [largest_text(variant, users=answer.by_users) for variant in answer.variants]))
-    return found
+        table_rows.append((what, [largest_text(variant, users=answer.by_users) for variant in answer.variants]))
+    return table_rows
+
+
+def tier_hits(tier: int, run: Result) -> str:
+    return percent(run.tiers[tier].hit_rate) if run.tiers else "-"
 
 
 def good_text(variant: Variant) -> str:
     """Their share and, as load generators count goodput, how many per second."""
-    one, good = variant.result, variant.good or 0
-    judged = one.judged + one.rejected + one.failed
+    run, good = variant.result, variant.good or 0
+    judged = run.judged + run.rejected + run.failed
     return f"{percent(good / max(1, judged))} ({rate_text(goodput(variant) or 0.0)}/s)"
 
 
@@ -140,13 +156,13 @@ def goodput(variant: Variant) -> float | None:
 def verdict_line(answer: Answer) -> str:
     """The answer in a sentence: whether the targets are met, else how fast the answers come."""
     main = answer.variants[0]
-    if main.result.queue_grows and not any(kept.verdict == "broken" for kept in main.kept):
+    if main.result.queue_grows and not any(outcome.verdict == "broken" for outcome in main.outcomes):
         return queue_grows(answer)
-    if not main.kept:
+    if not main.outcomes:
         return figures_line(answer)
-    broken = [kept for kept in main.kept if kept.verdict == "broken"]
-    close = [kept for kept in main.kept if kept.verdict == "too close to call"]
-    named = ", ".join(promise_text(kept) for kept in broken or close or main.kept)
+    broken = [outcome for outcome in main.outcomes if outcome.verdict == "broken"]
+    close = [outcome for outcome in main.outcomes if outcome.verdict == "too close to call"]
+    named = ", ".join(promise_text(outcome) for outcome in broken or close or main.outcomes)
     if broken:
         why = f" {queue_grows(answer)}" if main.result.queue_grows else ""
         return f"No: with {answer.how}, {named}.{best_load(answer, main)}{why}"
@@ -155,13 +171,13 @@ def verdict_line(answer: Answer) -> str:
     return f"Yes: with {answer.how}, {named}."
 
 
-def promise_text(kept: Kept) -> str:
+def promise_text(outcome: Kept) -> str:
     """ "ttft p99 is 0.3-1.4 s (target 2 s)"."""
-    if kept.value is None:
-        return f"{kept.promise.name} is not reached (target {limit_text(kept)})"
-    if kept.low is None or kept.high is None or kept.low == kept.high:
-        return f"{kept.promise.name} is {value_text(kept, kept.value)} (target {limit_text(kept)})"
-    return f"{kept.promise.name} is {span(kept.low, kept.high)} (target {limit_text(kept)})"
+    if outcome.value is None:
+        return f"{outcome.promise.name} is not reached (target {limit_text(outcome)})"
+    if outcome.low is None or outcome.high is None or outcome.low == outcome.high:
+        return f"{outcome.promise.name} is {value_text(outcome, outcome.value)} (target {limit_text(outcome)})"
+    return f"{outcome.promise.name} is {span(outcome.low, outcome.high)} (target {limit_text(outcome)})"
 
 
 def best_load(answer: Answer, main: Variant) -> str:
@@ -169,25 +185,25 @@ def best_load(answer: Answer, main: Variant) -> str:
     if largest is None:
         return ""
     if largest.keeps is None:
-        return " No load that was tried meets the targets." if main.kept[0].verdict == "broken" else ""
+        return " No load that was tried meets the targets." if main.outcomes[0].verdict == "broken" else ""
     load = load_text(largest.keeps, users=answer.by_users)
     return f" The targets are likely met up to {load} {'users' if answer.by_users else 'requests/s'}."
 
 
 def queue_grows(answer: Answer) -> str:
-    one = answer.variants[0].result
-    come, served = (rate_text(float(f"{rate:.3g}")) for rate in (one.arrival_rate or 0.0, one.requests_per_s))
+    run = answer.variants[0].result
+    come, served = (rate_text(float(f"{rate:.3g}")) for rate in (run.arrival_rate or 0.0, run.requests_per_s))
     return f"The queue grows without end: {come} requests/s come and {served} are served."
 
 
 def figures_line(answer: Answer) -> str:
-    one, ranges = answer.variants[0].result, answer.ranges
+    run, ranges = answer.variants[0].result, answer.ranges
     first, token = (
-        f"{duration(one.times[metric].p50)} ({span(*ranges.time(metric, one.times[metric].p50))})"
+        f"{duration(run.times[metric].p50)} ({span(*ranges.time(metric, run.times[metric].p50))})"
         for metric in ("ttft", "tpot")
     )
-    low, high = rate_range(answer, one, one.output_tokens_per_s)
-    tokens = f"{one.output_tokens_per_s:,.0f} output tokens/s"
+    low, high = rate_range(answer, run, run.output_tokens_per_s)
+    tokens = f"{run.output_tokens_per_s:,.0f} output tokens/s"
     tokens += "" if low == high else f" ({low:,.0f}-{high:,.0f})"
     return f"With {answer.how}: first token after {first}, then {token} per token (medians), {tokens}."
 
@@ -207,12 +223,12 @@ def saved_text(answer: Answer, variant: Variant) -> str:
     return duration(saved) if saved >= 0 else f"-{duration(-saved)}"
 
 
-def value_text(kept: Kept, value: float) -> str:
-    return percent(value) if kept.promise.metric is None else duration(value)
+def value_text(outcome: Kept, value: float) -> str:
+    return percent(value) if outcome.promise.metric is None else duration(value)
 
 
-def limit_text(kept: Kept) -> str:
-    return value_text(kept, kept.promise.limit)
+def limit_text(outcome: Kept) -> str:
+    return value_text(outcome, outcome.promise.limit)
 
 
 def span(low: float, high: float) -> str:
@@ -224,21 +240,21 @@ def span(low: float, high: float) -> str:
     return f"{low * scale:,.{digits}f}-{high * scale:,.{digits}f} {unit}"
 
 
-def rate_range(answer: Answer, one: Result, value: float) -> tuple[float, float]:
+def rate_range(answer: Answer, run: Result, value: float) -> tuple[float, float]:
     """Low and high of a rate; where the server answers as many as come, it gives what they ask for."""
-    if not answer.by_users and one.arrival_rate is not None and one.requests_per_s >= 0.95 * one.arrival_rate:
+    if not answer.by_users and run.arrival_rate is not None and run.requests_per_s >= 0.95 * run.arrival_rate:
         return value, value
     return answer.ranges.rate(value, arrivals=None)
 
 
-def kept_text(kept: Kept) -> str:
-    if kept.value is None:
+def kept_text(outcome: Kept) -> str:
+    if outcome.value is None:
         return "not served MISSED"
-    verdict = kept.verdict
-    shown = value_text(kept, kept.value)
-    if kept.low is None or kept.high is None or kept.low == kept.high or verdict == "kept":
-        return f"{shown} {'MISSED' if verdict == 'broken' else verdict}"
-    return f"{shown} {'MISSED' if verdict == 'broken' else verdict} ({span(kept.low, kept.high)})"
+    verdict = outcome.verdict
+    value = value_text(outcome, outcome.value)
+    if outcome.low is None or outcome.high is None or outcome.low == outcome.high or verdict == "kept":
+        return f"{value} {'MISSED' if verdict == 'broken' else verdict}"
+    return f"{value} {'MISSED' if verdict == 'broken' else verdict} ({span(outcome.low, outcome.high)})"
 
 
 def largest_text(variant: Variant, *, users: bool) -> str:
@@ -358,55 +374,59 @@ def document(answer: Answer) -> typed.SimulationDocument:
 
 
 def result_document(answer: Answer, variant: Variant) -> typed.Variant:
-    one, largest = variant.result, variant.largest
+    run, largest = variant.result, variant.largest
     return {
         "name": variant.name,
         "requests": {
-            "arrived": one.num_requests,
-            "finished": one.finished,
-            "judged": one.judged,
-            "rejected": one.rejected,
-            "failed": one.failed,
-            "preempted": one.preempted,
-            "arrival_rate": one.arrival_rate,
-            "queue_grows": one.queue_grows,
+            "arrived": run.num_requests,
+            "finished": run.finished,
+            "judged": run.judged,
+            "rejected": run.rejected,
+            "failed": run.failed,
+            "preempted": run.preempted,
+            "arrival_rate": run.arrival_rate,
+            "queue_grows": run.queue_grows,
             "good": variant.good,
         },
-        "seconds": one.seconds,
-        "steps": one.steps,
+        "seconds": run.seconds,
+        "steps": run.steps,
         "times": {
-            "ttft": _spread(answer, "ttft", one),
-            "tpot": _spread(answer, "tpot", one),
-            "queue": _spread(answer, "queue", one),
-            "latency": _spread(answer, "latency", one),
+            "ttft": _spread(answer, "ttft", run),
+            "tpot": _spread(answer, "tpot", run),
+            "queue": _spread(answer, "queue", run),
+            "latency": _spread(answer, "latency", run),
         },
-        "running": {"mean": one.running_mean, "peak": one.running_peak},
-        "waiting": {"mean": one.waiting_mean, "peak": one.waiting_peak},
-        "kv_usage": {"mean": one.kv_usage_mean, "peak": one.kv_usage_peak},
-        "empty_slots": one.empty_slots,
-        "preemptions": one.preemptions,
-        "prefix_cache": {"hit_rate": one.hit_rate, "hit_tokens": one.hit_tokens, "looked_up": one.looked_up_tokens},
-        "tiers": [{"name": tier.name, "hit_rate": tier.hit_rate, "hit_tokens": tier.hit_tokens} for tier in one.tiers],
+        "running": {"mean": run.running_mean, "peak": run.running_peak},
+        "waiting": {"mean": run.waiting_mean, "peak": run.waiting_peak},
+        "kv_usage": {"mean": run.kv_usage_mean, "peak": run.kv_usage_peak},
+        "empty_slots": run.empty_slots,
+        "preemptions": run.preemptions,
+        "prefix_cache": {
+            "hit_rate": run.hit_rate,
+            "hit_tokens": run.hit_tokens,
+            "looked_up": run.looked_up_tokens,
+        },
+        "tiers": [{"name": tier.name, "hit_rate": tier.hit_rate, "hit_tokens": tier.hit_tokens} for tier in run.tiers],
         "ttft_saved": ttft_saved(answer, variant),
         "throughput": {
-            "requests_per_s": one.requests_per_s,
-            "output_tokens_per_s": one.output_tokens_per_s,
-            "prompt_tokens_per_s": one.prompt_tokens_per_s,
-            "requests_per_s_range": list(rate_range(answer, one, one.requests_per_s)),
+            "requests_per_s": run.requests_per_s,
+            "output_tokens_per_s": run.output_tokens_per_s,
+            "prompt_tokens_per_s": run.prompt_tokens_per_s,
+            "requests_per_s_range": list(rate_range(answer, run, run.requests_per_s)),
             "goodput_per_s": goodput(variant),
-            "output_tokens_per_s_range": list(rate_range(answer, one, one.output_tokens_per_s)),
+            "output_tokens_per_s_range": list(rate_range(answer, run, run.output_tokens_per_s)),
         },
         "slo": [
             {
-                "promise": kept.promise.name,
-                "limit": kept.promise.limit,
-                "value": kept.value,
-                "kept": kept.is_kept,
-                "low": kept.low,
-                "high": kept.high,
-                "verdict": kept.verdict,
+                "promise": outcome.promise.name,
+                "limit": outcome.promise.limit,
+                "value": outcome.value,
+                "kept": outcome.is_kept,
+                "low": outcome.low,
+                "high": outcome.high,
+                "verdict": outcome.verdict,
             }
-            for kept in variant.kept
+            for outcome in variant.outcomes
         ],
         "largest": None
         if largest is None
@@ -414,8 +434,8 @@ def result_document(answer: Answer, variant: Variant) -> typed.Variant:
     }
 
 
-def _spread(answer: Answer, metric: Metric, one: Result) -> typed.Spread:
-    times, ranges = one.times[metric], answer.ranges
+def _spread(answer: Answer, metric: Metric, run: Result) -> typed.Spread:
+    times, ranges = run.times[metric], answer.ranges
     return {
         "mean": times.mean,
         "p50": times.p50,

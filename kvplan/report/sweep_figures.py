@@ -36,10 +36,10 @@ class Panel:
 
 def panels(curves: Curves) -> list[Panel]:
     """Users per GPU, and where prices are known users per dollar."""
-    found = [panel("Users per GPU", "users per GPU", curves.per_gpu)]
+    drawn = [panel("Users per GPU", "users per GPU", curves.per_gpu)]
     if curves.per_dollar:
-        found.append(panel("Users per dollar and hour", "users per $/h", curves.per_dollar))
-    return found
+        drawn.append(panel("Users per dollar and hour", "users per $/h", curves.per_dollar))
+    return drawn
 
 
 def panel(title: str, unit: str, curves: Mapping[tuple[str, str], Mapping[int, float]]) -> Panel:
@@ -64,13 +64,13 @@ def picture(curves: Curves, format: str) -> bytes:
     return buffer.getvalue()
 
 
-def draw(found: Sequence[Panel]) -> Figure:
-    figure = Figure(figsize=(INCHES[0], INCHES[1] * len(found)), layout="constrained", facecolor="white")
+def draw(panels: Sequence[Panel]) -> Figure:
+    figure = Figure(figsize=(INCHES[0], INCHES[1] * len(panels)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(found), 1, squeeze=False)[:, 0]
-    labels = list(dict.fromkeys(label for one in found for label, _ in one.curves))
-    for ax, one in zip(axes, found, strict=True):
-        draw_panel(ax, one, labels)
+    axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    labels = list(dict.fromkeys(label for panel in panels for label, _ in panel.curves))
+    for ax, panel in zip(axes, panels, strict=True):
+        draw_panel(ax, panel, labels)
     return figure
 
 
@@ -79,17 +79,17 @@ def style_of(place: int) -> tuple[str, str]:
     return COLOURS[place % len(COLOURS)], ("-", "--", ":")[place // len(COLOURS) % 3]
 
 
-def draw_panel(ax: Axes, one: Panel, labels: Sequence[str]) -> None:
-    if one.front:
-        contexts, values = zip(*one.front, strict=True)
+def draw_panel(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
+    if panel.front:
+        contexts, values = zip(*panel.front, strict=True)
         ax.plot(contexts, values, color=GRID, linewidth=7, solid_capstyle="round", label="Pareto-optimal", zorder=1)
-    for label, points in one.curves:
+    for label, points in panel.curves:
         contexts, values = zip(*points, strict=True)
         colour, style = style_of(labels.index(label))
         ax.plot(contexts, values, style, color=colour, marker="o", markersize=4, linewidth=1.6, label=label, zorder=2)
-    more = f" ({one.left_out} more not shown)" if one.left_out else ""
-    ax.set_title(f"{one.title}, the best flags of each{more}", loc="left", color=INK, fontsize=12)
-    ax.set_ylabel(one.unit, color=MUTED)
+    more = f" ({panel.left_out} more not shown)" if panel.left_out else ""
+    ax.set_title(f"{panel.title}, the best flags of each{more}", loc="left", color=INK, fontsize=12)
+    ax.set_ylabel(panel.unit, color=MUTED)
     ax.set_xlabel("context in tokens", color=MUTED)
     ax.grid(visible=True, color=GRID, linewidth=0.7)
     ax.set_axisbelow(True)
@@ -97,8 +97,8 @@ def draw_panel(ax: Axes, one: Panel, labels: Sequence[str]) -> None:
     for side, spine in ax.spines.items():
         spine.set_visible(side == "bottom")
         spine.set_color(GRID)
-    if one.curves:
-        scale(ax, one)
+    if panel.curves:
+        scale(ax, panel)
         ax.legend(frameon=False, labelcolor=INK, fontsize=10, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     else:
         ax.set_xticks([])
@@ -106,10 +106,10 @@ def draw_panel(ax: Axes, one: Panel, labels: Sequence[str]) -> None:
         ax.text(0.5, 0.5, "no combination fits", transform=ax.transAxes, ha="center", color=MUTED)
 
 
-def scale(ax: Axes, one: Panel) -> None:
+def scale(ax: Axes, panel: Panel) -> None:
     """Contexts by doublings, labelled as they are written; users by tens."""
-    contexts = sorted({context for _, points in one.curves for context, _ in points})
-    values = [value for _, points in one.curves for _, value in points]
+    contexts = sorted({context for _, points in panel.curves for context, _ in points})
+    values = [value for _, points in panel.curves for _, value in points]
     if len(contexts) > 1:
         ax.set_xscale("log", base=2)
     step = -(-len(contexts) // 12)

@@ -176,7 +176,7 @@ def figures(row: Row, *, prices: bool) -> list[str]:
     if row.fits and row.users_low is not None and row.users_high is not None:
         spread = f"{row.users_low:,}-{row.users_high:,}"
     per_gpu = "-" if not row.fits else f"{row.users_per_gpu:,.1f}"
-    shown = [
+    texts = [
         format_kib(row.kv_bytes_per_token or 0),
         format_gib(row.weights or 0),
         str(row.num_gpus),
@@ -185,9 +185,9 @@ def figures(row: Row, *, prices: bool) -> list[str]:
         per_gpu,
     ]
     if prices:
-        shown.append("-" if row.price_per_hour is None else f"{row.price_per_hour:,.2f}")
-        shown.append("-" if not row.users_per_dollar else f"{row.users_per_dollar:,.1f}")
-    return [*shown, verdict(row)]
+        texts.append("-" if row.price_per_hour is None else f"{row.price_per_hour:,.2f}")
+        texts.append("-" if not row.users_per_dollar else f"{row.users_per_dollar:,.1f}")
+    return [*texts, verdict(row)]
 
 
 def verdict(row: Row) -> str:

@@ -26,7 +26,7 @@ from kvplan.report.console import (
     unused_text,
     where,
 )
-from kvplan.report.page import Block, bold, bullets, code, folded, shown
+from kvplan.report.page import Block, block_text, bold, bullets, code, folded
 
 if TYPE_CHECKING:
     from kvplan.documents.plan import PlanDocument
@@ -198,4 +198,4 @@ def _short(doc: PlanDocument) -> Markdown:
 
 def _formulas(plan: Plan, doc: PlanDocument) -> Markdown:
     parts = [part for section in explained(plan) for part in (bold(section.title), bullets(section.lines))]
-    return Markdown("\n\n".join(map(shown, folded(f"{headline(doc)}: every formula", parts))))
+    return Markdown("\n\n".join(map(block_text, folded(f"{headline(doc)}: every formula", parts))))

@@ -39,7 +39,7 @@ def document(request: Request, load: str, demand: Demand, placed: Placed) -> typ
             "model": request.spec.name,
             "engine": request.release.label,
             "load": load,
-            "targets": [f"{it.name} at most {limit_text(it.metric, it.limit)}" for it in demand.promises],
+            "targets": [f"{goal.name} at most {limit_text(goal.metric, goal.limit)}" for goal in demand.promises],
             "max_model_len": context,
             "spare": demand.spare,
             "strict": demand.strict,
@@ -72,7 +72,7 @@ def placement_document(each: Timed, demand: Demand) -> typed.TimedPlacement:
         "price_per_million_output_tokens": None if price is None or not tokens else price / tokens * 1e6,
         "output_tokens_per_s": per_s,
         "kv_usage_peak": each.result.kv_usage_peak,
-        "targets": [target_document(kept) for kept in each.kept],
+        "targets": [target_document(outcome) for outcome in each.outcomes],
         "warnings": list(warnings(kind)),
         "command": shlex.join(serve_command(kind.plan)),
     }
@@ -83,13 +83,13 @@ def sum_of(each: Timed) -> float:
     return each.result.output_tokens_per_s * each.result.seconds
 
 
-def target_document(kept: Kept) -> typed.Target:
+def target_document(outcome: Kept) -> typed.Target:
     return {
-        "promise": kept.promise.name,
-        "limit": kept.promise.limit,
-        "value": kept.value,
-        "low": kept.low,
-        "high": kept.high,
+        "promise": outcome.promise.name,
+        "limit": outcome.promise.limit,
+        "value": outcome.value,
+        "low": outcome.low,
+        "high": outcome.high,
     }
 
 

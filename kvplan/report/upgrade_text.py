@@ -95,11 +95,11 @@ def upgrade_lines(result: Upgrade) -> list[Part]:
 
 
 def _server_lines(server: Upgraded) -> list[Part]:
-    it = server.comparison
-    if it is None:
+    pair = server.comparison
+    if pair is None:
         return []
     lines: list[Part] = []
-    if rows := [row_cells(row) for row in (*memory_rows(it), *figure_rows(it)) if row.delta]:
+    if rows := [row_cells(row) for row in (*memory_rows(pair), *figure_rows(pair)) if row.delta]:
         old, new = server.old.request.release.label, server.release.label
         lines += [line(), Table.of(("", old, new, "change"), rows)]
     telling = [effect for effect in server.effects if any(path in effect.deltas for path in EFFECT_FIGURES)]
@@ -141,8 +141,8 @@ def upgrade_page(result: Upgrade) -> Iterator[Block]:
     for server in result.servers:
         if len(result.servers) > 1:
             yield Markdown(f"**{markdown_text(title(server))}**: {markdown_text(sentence(server))}")
-        if (it := server.comparison) is not None:
-            rows = [row_cells(row) for row in (*memory_rows(it), *figure_rows(it)) if row.delta]
+        if (pair := server.comparison) is not None:
+            rows = [row_cells(row) for row in (*memory_rows(pair), *figure_rows(pair)) if row.delta]
             if rows:
                 yield Table.of(("figure", server.old.request.release.label, server.release.label, "change"), rows)
         if server.effects:
@@ -176,7 +176,7 @@ def upgrade_document(result: Upgrade) -> UpgradeDocument:
 
 
 def _server_document(server: Upgraded) -> UpgradedServer:
-    it = server.comparison
+    pair = server.comparison
     return {
         "key": server.key,
         "title": title(server),
@@ -184,7 +184,7 @@ def _server_document(server: Upgraded) -> UpgradedServer:
         "answer": sentence(server),
         "old": _side_document(server.old.request.release, server.old),
         "new": _side_document(server.release, None if isinstance(server.new, KvplanError) else server.new),
-        "rows": [] if it is None else [row_document(row) for row in it.rows],
+        "rows": [] if pair is None else [row_document(row) for row in pair.rows],
         "changes": [
             {
                 "since": None if effect.change is None else number_text(effect.change.since),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from kvplan.core.errors import InvalidInputError
-from kvplan.core.files import load_json, printable, shown
+from kvplan.core.files import load_json, path_text, printable
 from kvplan.hardware.gpu import GpuSpec
 from kvplan.servers.vllm.overheads import Estimate
 
@@ -158,28 +158,30 @@ def read(path: Path) -> Calibration:
     measured, key, total = (content.get(name) for name in ("measured", "for", "device_total"))
     if content.get("schema") != CALIBRATION or not isinstance(measured, dict) or not isinstance(key, dict):
         raise InvalidInputError(
-            shown(path), f"is not a calibration ({CALIBRATION})", "write one with reconcile --calibrate"
+            path_text(path), f"is not a calibration ({CALIBRATION})", "write one with reconcile --calibrate"
         )
     model, graphs, run = (content.get(name) for name in ("model", "graph_bytes", "run_id"))
     graphs = {} if graphs is None else graphs
     if not isinstance(graphs, dict) or not isinstance(model, str | None) or not isinstance(run, str | None):
-        raise InvalidInputError(shown(path), "model, graph_bytes or run_id cannot be read", "the file is damaged")
+        raise InvalidInputError(path_text(path), "model, graph_bytes or run_id cannot be read", "the file is damaged")
     ranks = content.get("tensor_parallel_size", 1)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
-        raise InvalidInputError(shown(path), "tensor_parallel_size must be a whole number", "the file is damaged")
+        raise InvalidInputError(path_text(path), "tensor_parallel_size must be a whole number", "the file is damaged")
     steps = _step_time(content.get("step_time"), path)
     missing = [name for name in COMPONENTS if name not in measured]
     if missing and (measured or steps is None or not steps.factors):
-        raise InvalidInputError(shown(path), f"measured.{missing[0]} is missing", "the file is damaged")
+        raise InvalidInputError(path_text(path), f"measured.{missing[0]} is missing", "the file is damaged")
     sizes = [total, *measured.values(), *graphs.values()]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
-        raise InvalidInputError(shown(path), "must hold bytes (whole numbers)", "the file is damaged")
+        raise InvalidInputError(path_text(path), "must hold bytes (whole numbers)", "the file is damaged")
     coefficient = content.get("activation_coefficient", 1.0)
     if isinstance(coefficient, bool) or not isinstance(coefficient, int | float) or not 0 < coefficient < 1000:
-        raise InvalidInputError(shown(path), "activation_coefficient must be a number above 0", "the file is damaged")
+        raise InvalidInputError(
+            path_text(path), "activation_coefficient must be a number above 0", "the file is damaged"
+        )
     sizes_by_name = {str(name): int(size) for name, size in measured.items()}
     return Calibration(
-        key, int(str(total)), sizes_by_name, float(coefficient), shown(path), steps, model, graphs, run, ranks
+        key, int(str(total)), sizes_by_name, float(coefficient), path_text(path), steps, model, graphs, run, ranks
     )  # fmt: skip
 
 
@@ -190,26 +192,26 @@ def _step_time(content: Any, path: Path) -> StepSeconds | None:
         return _factors(content, path)
     seconds = content.get("seconds") if isinstance(content, dict) else None
     if not isinstance(seconds, dict) or set(seconds) != set(TERMS) or not isinstance(content.get("model"), str):
-        raise InvalidInputError(shown(path), "step_time must hold a model and seconds", "the file is damaged")
+        raise InvalidInputError(path_text(path), "step_time must hold a model and seconds", "the file is damaged")
     values = [seconds[term] for term in TERMS]
     if any(isinstance(value, bool) or not isinstance(value, int | float) or value < 0 for value in values):
-        raise InvalidInputError(shown(path), "step_time must hold seconds (0 or more)", "the file is damaged")
+        raise InvalidInputError(path_text(path), "step_time must hold seconds (0 or more)", "the file is damaged")
     if not any(values):
-        raise InvalidInputError(shown(path), "step_time says that a step takes no time", "the file is damaged")
+        raise InvalidInputError(path_text(path), "step_time says that a step takes no time", "the file is damaged")
     return StepSeconds(content["model"], {term: float(seconds[term]) for term in TERMS})
 
 
 def _factors(content: Mapping[str, Any], path: Path) -> StepSeconds:
     factors, runs = content.get("factors"), content.get("runs")
     if not isinstance(factors, dict) or set(factors) != set(FACTORS) or not isinstance(content.get("model"), str):
-        raise InvalidInputError(shown(path), "step_time must hold a model and factors", "the file is damaged")
+        raise InvalidInputError(path_text(path), "step_time must hold a model and factors", "the file is damaged")
     if any(
         isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 100
         for value in factors.values()
     ):
-        raise InvalidInputError(shown(path), "a factor of step_time is not above 0", "the file is damaged")
+        raise InvalidInputError(path_text(path), "a factor of step_time is not above 0", "the file is damaged")
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-        raise InvalidInputError(shown(path), "step_time does not say how many runs", "the file is damaged")
+        raise InvalidInputError(path_text(path), "step_time does not say how many runs", "the file is damaged")
     return StepSeconds(str(content["model"]), {}, {name: float(factors[name]) for name in FACTORS}, runs)
 
 

@@ -20,7 +20,7 @@ class Variant:
     name: str
     simulation: Simulation
     result: Result
-    kept: tuple[Kept, ...] = ()
+    outcomes: tuple[Kept, ...] = ()
     largest: Largest | None = None
     good: int | None = None
 

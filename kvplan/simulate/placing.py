@@ -56,7 +56,7 @@ class Means:
     output: float
 
     @property
-    def held(self) -> float:
+    def cached_tokens(self) -> float:
         """In the cache while it decodes, on average."""
         return self.prompt + self.output / 2
 
@@ -92,7 +92,7 @@ class Timed:
     candidate: Candidate
     servers: int
     result: Result
-    kept: tuple[Kept, ...]
+    outcomes: tuple[Kept, ...]
     ranges: ranges.Ranges
 
 
@@ -201,7 +201,7 @@ def steady_rate(
     --max-num-seqs.
     """
     kinds = attention_kinds(made)
-    blocks = made.pool.held(max(1, round(means.held)))
+    blocks = made.pool.allocated_blocks(max(1, round(means.cached_tokens)))
     most = min(made.settings.max_num_seqs, made.capacity.num_blocks / max(1, blocks))
     limit = min((each.limit for each in promises if each.metric == "tpot"), default=inf)
     high = spans["tpot"][1] if "tpot" in spans else 1.0
@@ -209,7 +209,7 @@ def steady_rate(
     count = 1.0
     while count <= max(1.0, most):
         prompt = count * means.prompt / max(1.0, means.output)
-        context = max(1, round(means.held))
+        context = max(1, round(means.cached_tokens))
         read = tuple(round(count * kind.reach.read(context)) for kind in kinds)
         pairs = tuple(
             round(count * kind.reach.read(context) + prompt * kind.reach.read(max(1, round(means.prompt / 2))))
@@ -273,7 +273,7 @@ def simulated(each: Candidate, demand: Demand, servers: int) -> Timed | None:
     simulation.run()
     if broken(simulation) or not len(simulation.records):
         return None
-    kept = slo.kept(demand.promises, simulation, skipped, spans)
+    kept = slo.outcomes(demand.promises, simulation, skipped, spans)
     if not all(it.verdict == "kept" if demand.strict else it.is_kept for it in kept):
         return None
     figures = result(simulation, skipped, by_clock=demand.rate is not None)

@@ -95,7 +95,7 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
     return tuple(found)
 
 
-def kept(
+def outcomes(
     promises: tuple[Promise, ...], simulation: Simulation, skipped: int, ranges: Ranges | None = None
 ) -> tuple[Kept, ...]:
     """Each promise with what the run showed; without ranges a figure is taken for exact."""

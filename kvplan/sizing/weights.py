@@ -286,7 +286,7 @@ def is_built(weight: Weight, layout: Layout) -> bool:
     """Whether a server keeps the weight at all: a tower only for inputs that are not switched off."""
     if weight.shared and layout.joined:
         return False
-    return weight.held and not (weight.serves and layout.left_out.issuperset(weight.serves))
+    return weight.is_loaded and not (weight.serves and layout.left_out.issuperset(weight.serves))
 
 
 def ranks_of(weight: Weight, layout: Layout) -> int:

@@ -217,7 +217,7 @@ def test_a_node_of_another_kind_is_refused() -> None:
 
 def test_the_error_of_a_reader_of_values_gets_its_place() -> None:
     mark = parse("a: 5 potatoes\n", "p.yaml").values["a"].mark
-    with pytest.raises(InvalidInputError, match=r"^p\.yaml:1:4: a: not a size$"), strict_yaml.at(mark):
+    with pytest.raises(InvalidInputError, match=r"^p\.yaml:1:4: a: not a size$"), strict_yaml.located(mark):
         raise UsageError("a: not a size")
 
 

@@ -96,7 +96,7 @@ def test_parameters_are_those_of_the_published_tower(values: dict[str, Any], exp
 
 def rank_elements(weight: Weight, ranks: int) -> int:
     """Elements on one rank of a weight whose parts all divide evenly."""
-    if not weight.held:
+    if not weight.is_loaded:
         return 0
     outputs = -(-weight.outputs // weight.pad_rows) * weight.pad_rows
     if weight.split == "outputs":
@@ -137,7 +137,7 @@ def test_towers_stand_on_the_first_stage_and_are_never_quantised() -> None:
 
 def test_llava_drops_the_layer_whose_output_it_does_not_use() -> None:
     """It reads the last layer but one: a server builds 23 of CLIP's 24 layers, and no norm after them."""
-    dropped = [weight for weight in read(LLAVA_FLAT) if not weight.held]
+    dropped = [weight for weight in read(LLAVA_FLAT) if not weight.is_loaded]
     assert sum(weight.num_params for weight in dropped) == 12_596_224 + 2_048
 
 

@@ -104,7 +104,7 @@ def test_a_larger_share_for_anyone_would_not_start() -> None:
     first, last = packing.started
     held = packing.total - packing.left - facts(last.plan).context
     with pytest.raises(NotStarted):
-        vllm_pool(packing.total, first.held, last.share + 0.01, facts(last.plan))
+        vllm_pool(packing.total, first.resident, last.share + 0.01, facts(last.plan))
     assert packing.total - held < 0.02 * packing.total  # what is left went to the first
 
 

@@ -16,7 +16,7 @@ from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonS
 from kvplan.cli import check
 from kvplan.cli.check import rendered_failure
 from kvplan.core.errors import InvalidInputError, Mark
-from kvplan.core.files import shown
+from kvplan.core.files import path_text
 from kvplan.documents.schema import document_schema
 from kvplan.policy.result import CHECK, Failure, figures_by_target
 from tests.policy.test_policy_reports import NASTY, anything, read_command, rendered
@@ -184,7 +184,7 @@ def test_a_report_of_an_earlier_check_does_not_stand_beside_one_that_failed(run:
 
 
 @settings(max_examples=100, deadline=None)
-@given(anything, anything.map(lambda path: shown(Path(path))), st.booleans())
+@given(anything, anything.map(lambda path: path_text(Path(path))), st.booleans())
 def test_any_message_and_path_is_written_in_every_format_and_read_back(message: str, path: str, marked: bool) -> None:
     failure = Failure(path, message, 2, Mark(path, 3, 4) if marked else None)
     assert json.loads(rendered_failure("json", failure))["message"] == message

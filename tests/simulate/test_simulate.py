@@ -624,7 +624,7 @@ def test_a_run_is_stopped_early_only_where_it_would_have_broken_a_promise(
         records.preemptions.append(preemptions)
         if at % every == 0:
             was_stopped = was_stopped or broken(run)
-    is_kept = all(each.is_kept for each in slo.kept(promises, run, skipped))
+    is_kept = all(each.is_kept for each in slo.outcomes(promises, run, skipped))
     if was_stopped or broken(run):
         assert not is_kept
     elif not any(promise.metric == "tpot" for promise in promises) and len(ended) > skipped:
@@ -642,7 +642,7 @@ def test_a_share_of_requests_is_counted_without_rounding(percent: int, missed: i
         run.records.arrival.append(0.0)
         run.records.preemptions.append(int(number <= missed))
     promises = slo.parse_slo(f"preempt<{percent}%")
-    assert [each.is_kept for each in slo.kept(promises, run, 0)] == [is_kept]
+    assert [each.is_kept for each in slo.outcomes(promises, run, 0)] == [is_kept]
     assert slo.Broken(promises, 100, 0)(run) == (not is_kept)
 
 

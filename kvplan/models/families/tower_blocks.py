@@ -39,7 +39,7 @@ def layer_norm(name: str, size: int) -> Weight:
 
 def not_held(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """Layers the checkpoint has and a server drops."""
-    return tuple(replace(weight, held=False) for weight in weights)
+    return tuple(replace(weight, is_loaded=False) for weight in weights)
 
 
 def block(

@@ -98,8 +98,8 @@ class SglangPool(Pool):
     def charged(self, context: int, settings: Settings) -> int:
         return self.in_full_pages([group.charged(context, settings, 1) for group in self.groups])
 
-    def held(self, num_tokens: int) -> int:
-        return self.in_full_pages([group.held(num_tokens, 1) for group in self.groups])
+    def allocated_blocks(self, num_tokens: int) -> int:
+        return self.in_full_pages([group.allocated_blocks(num_tokens, 1) for group in self.groups])
 
     def prefilling(self, num_tokens: int, context: int, settings: Settings) -> int:
         return self.in_full_pages([group.prefilling(num_tokens, context, settings, 1) for group in self.groups])

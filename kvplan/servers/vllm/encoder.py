@@ -13,7 +13,7 @@ from kvplan.servers.arguments import EngineArgs, limits_of, processor_kwargs
 from kvplan.servers.releases import Version
 from kvplan.servers.start import Refusal
 from kvplan.servers.vllm import rules
-from kvplan.servers.vllm.items import MOST, READERS, SIZING, Asked, Item
+from kvplan.servers.vllm.items import MOST, READERS, SIZING, Item, Processor
 from kvplan.servers.vllm.rules import Settings
 from kvplan.sizing.weights import cdiv
 
@@ -62,7 +62,7 @@ def items_of(
     reader = READERS.get(kind_of(spec))
     if reader is None or spec.text_only or not spec.multimodal:
         return None
-    items = reader(Asked(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs)))
+    items = reader(Processor(spec.config, context, release, limits_of(limits), processor_kwargs(kwargs)))
     empty = [name for name, item in items.items() if item.tokens < 1]
     if empty:
         raise UnsupportedModelError(

@@ -120,8 +120,8 @@ def _users(plan: Plan) -> Iterator[str]:
         yield f"users of the lengths stated in {usable}{_shared_text(plan)}: {pool.users:,} [{pool.method}]"
     else:
         yield (
-            f"users: {usable} / {plan.pool.held(tokens):,} blocks that a decoding request of {tokens:,} tokens holds"
-            f"{_shared_text(plan)} = {pool.users:,}"
+            f"users: {usable} / {plan.pool.allocated_blocks(tokens):,} blocks that a decoding request of {tokens:,} "
+            f"tokens holds{_shared_text(plan)} = {pool.users:,}"
         )
     if answer.users < pool.users:
         yield f"users: at most --max-num-seqs {answer.max_num_seqs:,} of them run at once"

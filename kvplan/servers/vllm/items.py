@@ -33,7 +33,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Processor:
     """What the sizes depend on beside the model: its context, the release, limits and processor settings."""
 
     config: Mapping[str, Any]
@@ -134,36 +134,36 @@ QWEN3_VIDEO: Final = (4_096, 25_165_824)  # their video_preprocessor_config.json
 QWEN3_TIMES: Final = 12.5  # tokens for one of a video, until its timestamps were left out
 
 
-def qwen2_vl(asked: Asked) -> dict[str, Item]:
-    patch, merge, pair = asked.vision("patch_size", 14), asked.vision("spatial_merge_size", 2), 2
+def qwen2_vl(processor: Processor) -> dict[str, Item]:
+    patch, merge, pair = processor.vision("patch_size", 14), processor.vision("spatial_merge_size", 2), 2
     unit = patch * merge
-    low, high = area(asked.scoped("images_kwargs"), *QWEN2_PIXELS)
+    low, high = area(processor.scoped("images_kwargs"), *QWEN2_PIXELS)
     sides = widest(high, unit)
 
     def tokens(size: tuple[int, int], bounds: tuple[int, int], frames: int) -> int:
         tall, wide = resized(*size, unit, *bounds)
         return math.ceil(frames / pair) * (tall // patch) * (wide // patch) // merge**2
 
-    video = area(asked.scoped("videos_kwargs"), *QWEN2_PIXELS)
-    frames, most = 1, QWEN2_FRAMES if asked.release.has("shorter_videos") else QWEN2_LONGER
-    room = asked.context
-    if not asked.release.has("items_by_batch"):  # a video had its place beside an image
+    video = area(processor.scoped("videos_kwargs"), *QWEN2_PIXELS)
+    frames, most = 1, QWEN2_FRAMES if processor.release.has("shorter_videos") else QWEN2_LONGER
+    room = processor.context
+    if not processor.release.has("items_by_batch"):  # a video had its place beside an image
         room -= tokens(sides, (low, high), 1)
     while frames < most and tokens(sides, video, frames + 1) <= room:
         frames += 1
-    film, image = asked.limit("video"), asked.limit("image")
-    shown = min(frames, film.num_frames or frames)
+    film, image = processor.limit("video"), processor.limit("image")
+    frames_kept = min(frames, film.num_frames or frames)
     return {
         "image": Item(tokens(sides, (low, high), 1), merge**2 * tokens(within(sides, image), (low, high), 1)),
-        "video": Item(tokens(sides, video, frames), merge**2 * tokens(within(sides, film), video, shown)),
+        "video": Item(tokens(sides, video, frames), merge**2 * tokens(within(sides, film), video, frames_kept)),
     }
 
 
-def qwen3_vl(asked: Asked) -> dict[str, Item]:
-    patch, merge, pair = asked.vision("patch_size", 16), asked.vision("spatial_merge_size", 2), 2
+def qwen3_vl(processor: Processor) -> dict[str, Item]:
+    patch, merge, pair = processor.vision("patch_size", 16), processor.vision("spatial_merge_size", 2), 2
     unit = patch * merge
-    bounds = area(asked.scoped("images_kwargs"), *QWEN3_PIXELS)
-    video = area(asked.scoped("videos_kwargs"), *QWEN3_VIDEO)
+    bounds = area(processor.scoped("images_kwargs"), *QWEN3_PIXELS)
+    video = area(processor.scoped("videos_kwargs"), *QWEN3_VIDEO)
 
     def tokens(size: tuple[int, int], bounds: tuple[int, int], frames: int) -> int:
         tall, wide = resized(*size, unit, *bounds, frames)
@@ -171,17 +171,17 @@ def qwen3_vl(asked: Asked) -> dict[str, Item]:
 
     still, moving = widest(bounds[1], unit), widest(video[1] // pair, unit)
     film = tokens(moving, video, pair)
-    width = asked.vision("out_hidden_size", 0)
-    stages = asked.config.get("vision_config")
+    width = processor.vision("out_hidden_size", 0)
+    stages = processor.config.get("vision_config")
     deep = stages.get("deepstack_visual_indexes") if isinstance(stages, Mapping) else None
     width *= 1 + (len(deep) if isinstance(deep, list) else 0)
-    shown = resized(*moving, unit, *video, pair)
-    counted = film if asked.release.has("video_without_timestamps") else int(film * QWEN3_TIMES)
+    video_size = resized(*moving, unit, *video, pair)
+    counted = film if processor.release.has("video_without_timestamps") else int(film * QWEN3_TIMES)
     return {
         "image": Item(
-            tokens(still, bounds, 1), merge**2 * tokens(within(still, asked.limit("image")), bounds, 1), width
+            tokens(still, bounds, 1), merge**2 * tokens(within(still, processor.limit("image")), bounds, 1), width
         ),
-        "video": Item(counted, merge**2 * tokens(within(shown, asked.limit("video")), video, pair), width),
+        "video": Item(counted, merge**2 * tokens(within(video_size, processor.limit("video")), video, pair), width),
     }
 
 
@@ -194,18 +194,18 @@ GEMMA3_CROPS: Final = (
 )  # smallest crop, most crops, least ratio of sides: transformers' Gemma3ProcessorKwargs
 
 
-def gemma3(asked: Asked) -> dict[str, Item]:
-    tokens, side = asked.number("mm_tokens_per_image", 256), asked.vision("image_size", 896)
-    settings = asked.scoped("images_kwargs")
+def gemma3(processor: Processor) -> dict[str, Item]:
+    tokens, side = processor.number("mm_tokens_per_image", 256), processor.vision("image_size", 896)
+    settings = processor.scoped("images_kwargs")
     crops = 0
     if settings.get("do_pan_and_scan"):
         smallest = count_of(settings, "pan_and_scan_min_crop_size", GEMMA3_CROPS[0])
         most = count_of(settings, "pan_and_scan_max_num_crops", GEMMA3_CROPS[1])
         ratio = settings.get("pan_and_scan_min_ratio_to_activate", GEMMA3_CROPS[2])
-        tall, wide = within((side * most, side), asked.limit("image"))
+        tall, wide = within((side * most, side), processor.limit("image"))
         crops = cropped(tall, wide, smallest, most, float(ratio))
-    counted = (tokens + 4 * asked.marks) * (1 + crops)
-    return {"image": Item(counted, (1 + crops) * (side // asked.vision("patch_size", 14)) ** 2)}
+    counted = (tokens + 4 * processor.marks) * (1 + crops)
+    return {"image": Item(counted, (1 + crops) * (side // processor.vision("patch_size", 14)) ** 2)}
 
 
 def cropped(tall: int, wide: int, smallest: int, most: int, ratio: float) -> int:
@@ -217,7 +217,7 @@ def cropped(tall: int, wide: int, smallest: int, most: int, ratio: float) -> int
     return 0 if min(math.ceil(long / crops), short) < smallest else crops
 
 
-def gemma3n(asked: Asked) -> dict[str, Item]:
+def gemma3n(processor: Processor) -> dict[str, Item]:
     return {"image": Item(256, 256), "audio": Item(188, 0)}
 
 
@@ -226,21 +226,21 @@ GEMMA4_FRAMES, GEMMA4_FRAME, GEMMA4_MARKS = 32, 70, 8  # frames of a video, toke
 GEMMA4_AUDIO: Final = 750  # processor_config.json of google/gemma-4-E4B-it
 
 
-def gemma4(asked: Asked) -> dict[str, Item]:
-    pooled = asked.vision("pooling_kernel_size", 3) ** 2
-    tokens, wanted = asked.vision("default_output_length", 280), asked.kwargs.get("max_soft_tokens")
-    if wanted is None and isinstance(asked.kwargs.get("images_kwargs"), Mapping):
-        wanted = asked.kwargs["images_kwargs"].get("max_soft_tokens")
-    if wanted in GEMMA4_TOKENS and asked.release.has("chosen_items"):
-        tokens = wanted
-    frames = shown = min(GEMMA4_FRAMES, asked.limit("video").num_frames or GEMMA4_FRAMES)
-    if not asked.release.has("chosen_items"):
+def gemma4(processor: Processor) -> dict[str, Item]:
+    pooled = processor.vision("pooling_kernel_size", 3) ** 2
+    tokens, stated = processor.vision("default_output_length", 280), processor.kwargs.get("max_soft_tokens")
+    if stated is None and isinstance(processor.kwargs.get("images_kwargs"), Mapping):
+        stated = processor.kwargs["images_kwargs"].get("max_soft_tokens")
+    if stated in GEMMA4_TOKENS and processor.release.has("chosen_items"):
+        tokens = stated
+    frames = frames_kept = min(GEMMA4_FRAMES, processor.limit("video").num_frames or GEMMA4_FRAMES)
+    if not processor.release.has("chosen_items"):
         frames = GEMMA4_FRAMES
     items = {
         "image": Item(tokens, tokens * pooled),
-        "video": Item(frames * (GEMMA4_FRAME + GEMMA4_MARKS), max(2, shown) * GEMMA4_FRAME * pooled),
+        "video": Item(frames * (GEMMA4_FRAME + GEMMA4_MARKS), max(2, frames_kept) * GEMMA4_FRAME * pooled),
     }
-    if asked.config.get("audio_config") is not None:
+    if processor.config.get("audio_config") is not None:
         items["audio"] = Item(GEMMA4_AUDIO, 0)
     return items
 
@@ -248,17 +248,17 @@ def gemma4(asked: Asked) -> dict[str, Item]:
 LLAMA4_TILES: Final = 16  # meta-llama/Llama-4-Scout-17B-16E-Instruct
 
 
-def llama4(asked: Asked) -> dict[str, Item]:
-    side, patch = asked.vision("image_size", 336), asked.vision("patch_size", 14)
-    vision = asked.config.get("vision_config")
+def llama4(processor: Processor) -> dict[str, Item]:
+    side, patch = processor.vision("image_size", 336), processor.vision("patch_size", 14)
+    vision = processor.config.get("vision_config")
     ratio = vision.get("pixel_shuffle_ratio") if isinstance(vision, Mapping) else None
     shuffle = float(ratio) if isinstance(ratio, int | float) and 0 < ratio <= 1 else 0.5
     of_tile = (side // patch) ** 2
-    most = count_of(asked.scoped("images_kwargs"), "max_patches", LLAMA4_TILES)
-    height, width = within((most * side, side), asked.limit("image"))
+    most = count_of(processor.scoped("images_kwargs"), "max_patches", LLAMA4_TILES)
+    height, width = within((most * side, side), processor.limit("image"))
     tiles = tiled(height / side, width / side, most)
     tiles += tiles > 1  # and the whole image
-    marks = 2 + tiles if asked.marks else 0
+    marks = 2 + tiles if processor.marks else 0
     return {"image": Item(tiles * int(of_tile * shuffle**2) + marks, tiles * (of_tile + 1))}
 
 
@@ -277,20 +277,20 @@ def tiled(tall: float, wide: float, most: int) -> int:
 MISTRAL3_SIDE: Final = 1540  # mistralai/Mistral-Small-3.1-24B-Instruct-2503
 
 
-def mistral3(asked: Asked) -> dict[str, Item]:
-    patch = asked.vision("patch_size", 14)
-    merge = asked.number("spatial_merge_size", 2)
-    size = asked.scoped("images_kwargs").get("size")
+def mistral3(processor: Processor) -> dict[str, Item]:
+    patch = processor.vision("patch_size", 14)
+    merge = processor.number("spatial_merge_size", 2)
+    size = processor.scoped("images_kwargs").get("size")
     side = count_of(size, "longest_edge", MISTRAL3_SIDE) if isinstance(size, Mapping) else MISTRAL3_SIDE
     unit = patch * merge
-    height, width = within((side, side), asked.limit("image"))
+    height, width = within((side, side), processor.limit("image"))
     rows = math.ceil(height / unit)
     tokens = rows * math.ceil(width / unit)
-    return {"image": Item(tokens + rows * asked.marks, tokens * merge**2)}
+    return {"image": Item(tokens + rows * processor.marks, tokens * merge**2)}
 
 
-def llava(asked: Asked) -> dict[str, Item]:
-    tokens = (asked.vision("image_size", 336) // asked.vision("patch_size", 14)) ** 2
+def llava(processor: Processor) -> dict[str, Item]:
+    tokens = (processor.vision("image_size", 336) // processor.vision("patch_size", 14)) ** 2
     return {"image": Item(tokens, tokens + 1)}
 
 
@@ -308,17 +308,17 @@ def navit(height: int, width: int, patch: int, merge: int, most: int) -> int:
     return math.prod(math.ceil(side / (patch * merge)) for side in sides)
 
 
-def kimi_k25(asked: Asked) -> dict[str, Item]:
-    tokens = navit(KIMI_SIDE, KIMI_SIDE, asked.vision("patch_size", 14), 2, KIMI_PATCHES)
+def kimi_k25(processor: Processor) -> dict[str, Item]:
+    tokens = navit(KIMI_SIDE, KIMI_SIDE, processor.vision("patch_size", 14), 2, KIMI_PATCHES)
     return {"vision_chunk": Item(tokens, 4 * tokens)}
 
 
 KIMI_K3: Final = (65_536, (7_041, 1_861))  # in_patch_limit of moonshotai/Kimi-K3, and the sides with most tokens
 
 
-def kimi_k3(asked: Asked) -> dict[str, Item]:
+def kimi_k3(processor: Processor) -> dict[str, Item]:
     most, sides = KIMI_K3
-    tokens = navit(*within(sides, asked.limit("image")), asked.vision("patch_size", 14), 2, most)
+    tokens = navit(*within(sides, processor.limit("image")), processor.vision("patch_size", 14), 2, most)
     return {"image": Item(tokens, 4 * tokens)}
 
 
@@ -326,10 +326,10 @@ GLM5_IMAGE, GLM5_VIDEO = 8_000, 30_000  # vision tokens; vLLM 0.33 models/glm5ne
 GLM5_FRAMES, GLM5_TIME = 640, 5  # frames, and tokens of a time stamp: a start-up log has 32,242 in all
 
 
-def glm5_next(asked: Asked) -> dict[str, Item]:
-    unit, most = 2 * (asked.vision("patch_size", 14) * asked.vision("spatial_merge_size", 2)) ** 2, None
-    if asked.kwargs.get("max_pixels") is not None:
-        most = count_of(asked.kwargs, "max_pixels", 1) // unit
+def glm5_next(processor: Processor) -> dict[str, Item]:
+    unit, most = 2 * (processor.vision("patch_size", 14) * processor.vision("spatial_merge_size", 2)) ** 2, None
+    if processor.kwargs.get("max_pixels") is not None:
+        most = count_of(processor.kwargs, "max_pixels", 1) // unit
     image, film = most or GLM5_IMAGE, most or GLM5_VIDEO
     pairs = GLM5_FRAMES // 2
     return {
@@ -338,7 +338,7 @@ def glm5_next(asked: Asked) -> dict[str, Item]:
     }
 
 
-READERS: Final[Mapping[str, Callable[[Asked], dict[str, Item]]]] = {
+READERS: Final[Mapping[str, Callable[[Processor], dict[str, Item]]]] = {
     "gemma3": gemma3,
     "gemma3n": gemma3n,
     "gemma4": gemma4,

@@ -43,14 +43,14 @@ class KVGroup:
         """Blocks a request of `context` tokens is charged at admission."""
         return max([charged_blocks(spec, context, settings, dcp) for spec in self.specs])
 
-    def held(self, num_tokens: int, dcp: int) -> int:
+    def allocated_blocks(self, num_tokens: int, dcp: int) -> int:
         """Blocks a decoding request of `num_tokens` really holds."""
         return max([held_blocks(spec, num_tokens, dcp) for spec in self.specs])
 
     def prefilling(self, num_tokens: int, context: int, settings: Settings, dcp: int) -> int:
         """Blocks a request of `num_tokens` takes at most until its prompt is computed, in the largest steps."""
         taken = [prefilling_blocks(spec, num_tokens, context, settings, dcp) for spec in self.specs]
-        return max(self.held(num_tokens, dcp), *taken)
+        return max(self.allocated_blocks(num_tokens, dcp), *taken)
 
     def moving(self, num_tokens: int) -> int:
         """Blocks a decoding request holds beyond that for a step or two now and then."""
@@ -93,15 +93,15 @@ class Pool:
     def charged(self, context: int, settings: Settings) -> int:
         return sum(group.charged(context, settings, self.dcp) for group in self.groups)
 
-    def held(self, num_tokens: int) -> int:
-        return sum(group.held(num_tokens, self.dcp) for group in self.groups)
+    def allocated_blocks(self, num_tokens: int) -> int:
+        return sum(group.allocated_blocks(num_tokens, self.dcp) for group in self.groups)
 
     def in_flight(self, num_tokens: int, context: int, settings: Settings) -> int:
         """Blocks beside those that users of `num_tokens` hold decoding.
 
         What one takes more while its prompt is computed, and another for the step in which its state moves on.
         """
-        more = self.prefilling(num_tokens, context, settings) - self.held(num_tokens)
+        more = self.prefilling(num_tokens, context, settings) - self.allocated_blocks(num_tokens)
         return more + sum(group.moving(num_tokens) for group in self.groups)
 
     def prefilling(self, num_tokens: int, context: int, settings: Settings) -> int:

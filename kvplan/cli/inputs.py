@@ -41,7 +41,7 @@ Context = int | Literal["auto"] | None
 
 
 @dataclass(slots=True)
-class Asked:
+class Inputs:
     """A command line, read: one request for each context and GPU, the GPUs of one context side by side.
 
     readings  the notes of numbers that the pasted command writes and kvplan's own flags would read differently
@@ -60,7 +60,7 @@ LoadOf = Callable[[Context, ModelSpec], Load]  # how long requests are, once the
 
 def read(
     options: PlanOptions, load: LoadOf = lambda context, spec: Load(), command: "ServeCommand | None" = None
-) -> Asked:
+) -> Inputs:
     """One request for each context and GPU; raises UsageError and its like for what cannot be read.
 
     command  what options.from_command says, where the caller has read it
@@ -91,11 +91,11 @@ def read(
                 f"is more than {machine.name} has ({format_gib(in_use)} of {format_gib(machine.total_memory)})",
                 "state what other processes hold on one GPU",
             )
-    told = None
+    variables_note = None
     if command and command.environment:
         from kvplan.servers import environment
 
-        release, args, told = environment.applied(command.environment, release, args, model.spec)
+        release, args, variables_note = environment.applied(command.environment, release, args, model.spec)
     splits = {machine: split_over(args, count, options, command) for count, machine in gpus}
     loads = {context: load(context, model.spec) for context in contexts}
     requests = [
@@ -114,16 +114,21 @@ def read(
         for context in contexts
         for machine, split in splits.items()
     ]
-    asked = Asked(requests, num_gpus=len(splits))
-    asked.notes += [] if told is None else [told]
-    asked.readings += command.readings if command else ()
-    asked.notes += [*asked.readings, *(command.notes if command else ()), *model.notes, *(draft.notes if draft else ())]
-    asked.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
-    asked.warnings += [*model.warnings, *(draft.warnings if draft else ())]
+    inputs = Inputs(requests, num_gpus=len(splits))
+    inputs.notes += [] if variables_note is None else [variables_note]
+    inputs.readings += command.readings if command else ()
+    inputs.notes += [
+        *inputs.readings,
+        *(command.notes if command else ()),
+        *model.notes,
+        *(draft.notes if draft else ()),
+    ]
+    inputs.notes += [f"--lengths: {note}" for load in loads.values() if load.lengths for note in load.lengths.notes]
+    inputs.warnings += [*model.warnings, *(draft.warnings if draft else ())]
     if command:
-        about_flags(asked, command)
-    about_defaults(asked, options, contexts, model)
-    return asked
+        about_flags(inputs, command)
+    about_defaults(inputs, options, contexts, model)
+    return inputs
 
 
 def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
@@ -135,13 +140,13 @@ def measured_on(options: PlanOptions, gpu: GpuSpec) -> "dict[str, Estimate]":
     return calibration.for_gpu(calibration.read(Path(options.calibration)), gpu)
 
 
-def about_flags(asked: Asked, command: "ServeCommand") -> None:
+def about_flags(inputs: Inputs, command: "ServeCommand") -> None:
     if command.unknown:
         flags = ", ".join(dict.fromkeys(command.unknown))
-        asked.warnings.append(f"--from-command: unknown to kvplan and ignored: {flags}")
+        inputs.warnings.append(f"--from-command: unknown to kvplan and ignored: {flags}")
     if command.ignored:
         flags = ", ".join(dict.fromkeys(command.ignored))
-        asked.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")
+        inputs.hints.append(f"--from-command: no effect on GPU memory that kvplan knows of: {flags}")
 
 
 def default_context(request: Request) -> int:
@@ -149,15 +154,15 @@ def default_context(request: Request) -> int:
     return server_of(request.release.engine).context(request.spec)
 
 
-def about_defaults(asked: Asked, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:
+def about_defaults(inputs: Inputs, options: PlanOptions, contexts: Sequence[Context], model: Resolved) -> None:
     if contexts == (None,):
-        most = default_context(asked.requests[0])
+        most = default_context(inputs.requests[0])
         less = "; add --ctx 32k for less" if most > 32 * 1024 else ""
-        asked.notes.append(f"no --ctx: using the model's maximum of {format_count(most)} tokens{less}")
+        inputs.notes.append(f"no --ctx: using the model's maximum of {format_count(most)} tokens{less}")
     pool = options.kv_cache_memory_bytes
     if pool is not None and is_vllm_size(pool):
-        asked.notes.append(
-            vllm_size_note("--kv-cache-memory-bytes", pool, asked.requests[0].args.kv_cache_memory_bytes or 0)
+        inputs.notes.append(
+            vllm_size_note("--kv-cache-memory-bytes", pool, inputs.requests[0].args.kv_cache_memory_bytes or 0)
         )
 
 
@@ -173,8 +178,8 @@ def contexts_of(options: PlanOptions, elsewhere: Context) -> tuple[Context, ...]
                 f"is too large ({part[:20]}...), at most {MAX_TOKENS:,}",
                 "write 32768, 32k, or auto (also -1) to fit the memory",
             )
-    found = parse_contexts(text, "--ctx")
-    contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(found))
+    parsed = parse_contexts(text, "--ctx")
+    contexts: tuple[Context, ...] = tuple("auto" if context is AUTO else context for context in dict.fromkeys(parsed))
     name = "max_model_len"
     pair = engine_pairs(options).get(name)
     if pair is not None and contexts != (pair,):
@@ -250,9 +255,9 @@ def source_of(options: PlanOptions, revision: str | None) -> Source:
     return Source(revision, options.offline, options.assume_dense, options.text_only, options.weights_bytes is not None)
 
 
-def refuse_missing(*wanted: tuple[str, bool, str]) -> None:
+def refuse_missing(*options: tuple[str, bool, str]) -> None:
     """Refuse what does not say all that it must, everything in one error: (what, whether it is said, what to write)."""
-    missing = [(name, cure) for name, is_said, cure in wanted if not is_said]
+    missing = [(name, cure) for name, is_said, cure in options if not is_said]
     if missing:
         names, cures = zip(*missing, strict=True)
         raise UsageError(", ".join(names), "missing", "; ".join(cures))
@@ -330,11 +335,11 @@ def overflow_of(options: WorkloadOptions) -> float:
     return parse_fraction(options.overflow, "--overflow")
 
 
-def say(asked: Asked, *, quiet: bool) -> None:
-    for text in dict.fromkeys(asked.warnings):
+def say(inputs: Inputs, *, quiet: bool) -> None:
+    for text in dict.fromkeys(inputs.warnings):
         output.tell("warning", text)
     if not quiet:
-        for text in dict.fromkeys(asked.notes):
+        for text in dict.fromkeys(inputs.notes):
             output.tell("note", text)
-        for text in dict.fromkeys(asked.hints):
+        for text in dict.fromkeys(inputs.hints):
             output.tell("hint", text)
