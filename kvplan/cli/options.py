@@ -14,7 +14,7 @@ import typer
 from kvplan.core import entries
 from kvplan.core.errors import UsageError
 from kvplan.core.records import dataclass
-from kvplan.report.formats import Format
+from kvplan.report.formats import SUFFIXES, Format
 from kvplan.servers.arguments import ARGUMENTS, Argument, EngineArgs, read_argument, switch
 from kvplan.servers.base import SERVERS, server_of
 from kvplan.servers.engines import DEFAULT
@@ -72,7 +72,8 @@ Text = str | None
 Texts = list[str] | None
 Switch = bool | None
 ReportOption = Annotated[
-    Texts, option("--report", help="Also write the answer to a file (.json, .csv, .md); repeatable.", metavar="PATH")
+    Texts,
+    option("--report", help=f"Also write the answer to a file ({', '.join(SUFFIXES)}); repeatable.", metavar="PATH"),
 ]
 # Of a server that ran, beside its log.
 ServedModelOption = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from kvplan.core import files
 from kvplan.core.errors import ERROR, EnvironmentProblem, KvplanError, UsageError
 from kvplan.core.files import printable
-from kvplan.report.formats import SUFFIXES, Answer, Format, rendered
+from kvplan.report.formats import FORMS, SUFFIXES, Answer, Format, rendered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -220,11 +220,11 @@ class ReportFile:
             self._refuse_input()
         if isinstance(content, str | bytes):
             content = (content.encode("utf-8") if isinstance(content, str) else content,)
-        if self.format == "markdown":
-            from kvplan.cli.own import COMMENT, MARKDOWN
+        if self.format in FORMS and (mark := FORMS[self.format].mark):
+            from kvplan.cli.own import COMMENT
 
             parts = tuple(content)
-            content = parts if parts[0].startswith(COMMENT) else (*parts, f"{MARKDOWN}\n".encode("ascii"))
+            content = parts if parts[0].startswith(COMMENT) else (*parts, f"{mark}\n".encode())
         try:
             with self._temporary.open("wb") as file:
                 file.writelines(content)

@@ -2,22 +2,46 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.report.formats import FORMS
+
 HEAD = 65_536  # bytes that are looked at on either side
-MARKDOWN = "<!-- kvplan -->"  # the last line of a Markdown file, which no page shows
 COMMENT = b"<!-- kvplan-"  # the first of a comment on a pull request, by which the next one finds it
 _JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"schema"\s*:\s*"kvplan/(?!run@)')  # a run's manifest is measured data
 _SARIF = re.compile(rb'\s*\{\s*"\$schema"\s*:\s*"[^"]*sarif.*"driver"\s*:\s*\{\s*"name"\s*:\s*"kvplan"', re.DOTALL)
 _JUNIT = re.compile(rb'<\?xml [^>]*>\s*<testsuites name="kvplan check"')
 _HTML = re.compile(rb'<meta name="generator" content="kvplan"')
 _PICTURE = re.compile(rb"\x89PNG.*Software\0kvplan|<svg .*<dc:title>kvplan</dc:title>", re.DOTALL)
-# How the header of each CSV begins; columns may be added behind.
-_CSV = re.compile(
-    rb"inputs\.model\.name,|model,gpu,engine,num_gpus,|gpu,num_gpus,tensor_parallel_size,|setting,value,"
-    rb"|comparison,part,name,|variant,metric,value\b|start_s,running_|number,arrival_s,admitted_s,|figure,value\b"
-    rb"|run,table,row,column,|from,name,unit,predicted,|kind,name,predicted,"
+# How the headings of each answer's rows begin; columns may be added behind.
+_HEADINGS = (
+    ("inputs.model.name",),
+    ("model", "gpu", "engine", "num_gpus"),
+    ("gpu", "num_gpus", "tensor_parallel_size"),
+    ("setting", "value"),
+    ("server", "from", "to", "outcome"),
+    ("name", "model", "engine", "argument"),
+    ("comparison", "part", "name"),
+    ("variant", "metric", "value"),
+    ("start_s", "running_mean"),
+    ("number", "arrival_s", "admitted_s"),
+    ("figure", "value"),
+    ("run", "table", "row", "column"),
+    ("from", "name", "unit", "predicted"),
+    ("kind", "name", "predicted"),
 )
+
+
+def _headings() -> Iterator[bytes]:
+    """How the files of each format of rows begin."""
+    for form in FORMS.values():
+        if form.lines is not None:
+            yield from (form.lines([names]).rstrip("\n").encode() for names in _HEADINGS)
+
+
+def _begins(head: bytes, heading: bytes) -> bool:
+    return head.startswith(heading) and not head[len(heading) : len(heading) + 1].isalnum()
 
 
 def is_own(path: Path) -> bool:
@@ -26,13 +50,15 @@ def is_own(path: Path) -> bool:
         head = file.read(HEAD)
         file.seek(max(0, os.fstat(file.fileno()).st_size - HEAD))
         tail = file.read(HEAD)
-    marks = (_JSON, _SARIF, _JUNIT, _CSV)
+    marks = (_JSON, _SARIF, _JUNIT)
     if (
         not head
         or head.startswith(COMMENT)
         or any(mark.match(head) for mark in marks)
+        or any(_begins(head, heading) for heading in _headings())
         or _HTML.search(head)
         or _PICTURE.search(head)
     ):
         return True
-    return tail.rstrip().endswith(MARKDOWN.encode("ascii"))
+    last = tail.rstrip()
+    return any(form.mark and last.endswith(form.mark.encode()) for form in FORMS.values())

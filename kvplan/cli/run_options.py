@@ -20,6 +20,7 @@ from kvplan.cli.options import (
     complete_model,
     option,
 )
+from kvplan.report.formats import SUFFIXES
 
 Allocator = Literal["paged", "contiguous"]
 RunDirs = Annotated[
@@ -209,7 +210,8 @@ class ReportOptions:
 
     run_dirs: RunDirs
     output: Annotated[
-        Texts, option("--output", "-o", help="File to write (.html, .md, .json or .csv); repeatable.", metavar="FILE")
+        Texts,
+        option("--output", "-o", help=f"File to write (.html, {', '.join(SUFFIXES)}); repeatable.", metavar="FILE"),
     ] = None
     force: ForceOption = False
     title: Annotated[Text, option("--title", help="Heading of the report.", metavar="TEXT")] = None

@@ -16,14 +16,13 @@ from kvplan.cli.output import ReportFile, report_files
 from kvplan.cli.sweep_options import SweepOptions
 from kvplan.core.errors import EnvironmentProblem, UsageError
 from kvplan.core.files import printable
-from kvplan.core.table import csv_text
 from kvplan.core.units import parse_count, parse_tokens
 from kvplan.hardware import prices as price_file
 from kvplan.hardware.prices import Prices
 from kvplan.planning.plan import Request
 from kvplan.planning.sweep import Curves, Front, Grid, Row, all_rows, check_size, plainest, unusable
 from kvplan.report import sweep_text as text
-from kvplan.report.formats import rendered
+from kvplan.report.formats import FORMS, rendered
 from kvplan.servers.arguments import read_argument
 from kvplan.servers.engines import parse_engine
 
@@ -188,7 +187,7 @@ class Sink:
     """Where the answer goes in one format: standard output, or a report, which is kept aside until it is whole."""
 
     def __init__(self, format: str, report: ReportFile | None = None) -> None:
-        self.format, self.report = format, report
+        self.format, self.form, self.report = format, FORMS[format], report
         self.is_open, self.has_rows = True, False
         self.spool: IO[bytes] | None = None
         if report is not None:
@@ -196,7 +195,7 @@ class Sink:
 
     @property
     def streams(self) -> bool:
-        return self.format in ("json", "csv")
+        return self.format == "json" or self.form.lines is not None
 
     def put(self, part: str) -> None:
         if self.spool is not None:
@@ -215,8 +214,8 @@ class Sink:
                 self.is_open = True
 
     def rows(self, rows: list[Row]) -> None:
-        if self.format == "csv":
-            self.put(csv_text(rows))
+        if self.form.lines is not None:
+            self.put(self.form.lines(rows))
         elif self.format == "json":
             self.put(text.json_rows(rows, first=not self.has_rows))
         self.has_rows = self.has_rows or bool(rows)
@@ -268,8 +267,8 @@ class Run:
 
     def _head(self) -> None:
         for sink in self.sinks:
-            if sink.format == "csv":
-                sink.put(text.csv_head())
+            if sink.form.lines is not None:
+                sink.put(sink.form.lines([Row._fields]))
             elif sink.format == "json":
                 sink.put(text.json_head(self.prices.source if self.prices else None, pareto=self.options.pareto))
 

@@ -1,6 +1,9 @@
-"""The formats of an answer. One more is a function here, its name in `Format` and its line in `WRITERS`."""
+"""The formats of an answer: one more is a function here, its name in `Format` and its line in `FORMS`.
 
-from collections.abc import Callable, Mapping, Sequence
+The options, report files and what may be written over follow from these.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvplan.core.records import dataclass
@@ -29,6 +32,20 @@ class Answer:
     page: "Callable[[], Sequence[Block]]"
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A format: the suffix of its files ("": a screen is no file), and how an answer is written in it.
+
+    lines  of a format of rows alone, how some of them are written: a sweep writes its rows as they come
+    mark   the last line of a file, which shows nowhere, by which kvplan knows its own; "": it is known by its beginning
+    """
+
+    suffix: str
+    write: Callable[[Answer], str]
+    lines: "Callable[[Iterable[Iterable[Any]]], str] | None" = None
+    mark: str = ""
+
+
 def as_json(answer: Answer) -> str:
     import json
 
@@ -54,16 +71,21 @@ def as_text(answer: Answer) -> str:
     return "".join(f"{plain(styled)}\n" for styled in laid_out(answer.screen(True)))
 
 
-# The suffix of a file in each format; no suffix: a screen is no file.
-WRITERS: Final[Mapping[str, tuple[str, Callable[[Answer], str]]]] = {
-    "table": ("", as_text),
-    "json": (".json", as_json),
-    "csv": (".csv", as_csv),
-    "markdown": (".md", as_markdown),
+def csv_lines(rows: Iterable[Iterable[Any]]) -> str:
+    from kvplan.core import table
+
+    return table.csv_text(rows)
+
+
+FORMS: Final[Mapping[str, Form]] = {
+    "table": Form("", as_text),
+    "json": Form(".json", as_json),
+    "csv": Form(".csv", as_csv, lines=csv_lines),
+    "markdown": Form(".md", as_markdown, mark="<!-- kvplan -->"),
 }
-SUFFIXES: Final[Mapping[str, str]] = {suffix: name for name, (suffix, _) in WRITERS.items() if suffix}
+SUFFIXES: Final[Mapping[str, str]] = {form.suffix: name for name, form in FORMS.items() if form.suffix}
 
 
 def rendered(answer: Answer, format: str) -> str:
-    """The answer as text, in a `Format`."""
-    return WRITERS[format][1](answer)
+    """The answer as text."""
+    return FORMS[format].write(answer)

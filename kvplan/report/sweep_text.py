@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvplan.core.files import printable
-from kvplan.core.table import Markdown, Table, csv_text
+from kvplan.core.table import Markdown, Table
 from kvplan.core.units import format_bytes, format_gib, plural
 from kvplan.planning.sweep import Grid, Row
 from kvplan.report.console import format_kib
@@ -51,10 +51,6 @@ class Tally:
     @property
     def combinations(self) -> int:
         return self.fitting + self.short + self.impossible
-
-
-def csv_head() -> str:
-    return csv_text([Row._fields])
 
 
 def json_head(prices: str | None, *, pareto: bool) -> str:

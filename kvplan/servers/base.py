@@ -1,12 +1,14 @@
 """A server of models as the planner sees it, and the one list of those it knows.
 
-A server is a module that has the names of `Server`: no class tree, no plug-ins. Rooms above ask it and its words
-(`Terms`); they name none. A module is loaded when its server is first asked for: vLLM is planned without SGLang.
+A server is a folder whose server.py has the names of `Server`, and its line in `SERVERS`: no class tree, no plug-ins.
+Rooms above ask it and its words (`Terms`); they name none. It is loaded when it is first asked for: vLLM is planned
+without SGLang.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kvplan.core.records import dataclass
 
@@ -196,19 +198,20 @@ class Server(Protocol):
     def metrics(self) -> "Metrics | None": ...
 
 
-def _vllm() -> Server:
-    from kvplan.servers.vllm import server
+def _listed(folder: str) -> Callable[[], Server]:
+    """The server of a folder, loaded when it is asked for; that it has every name is checked in the folder itself."""
+
+    def server() -> Server:
+        module: Any = import_module(f"kvplan.servers.{folder}.server")
+        return cast("Server", module)
 
     return server
 
 
-def _sglang() -> Server:
-    from kvplan.servers.sglang import server
-
-    return server
-
-
-SERVERS: dict[str, Callable[[], Server]] = {"vllm": _vllm, "sglang": _sglang}
+SERVERS: dict[str, Callable[[], Server]] = {
+    "vllm": _listed("vllm"),
+    "sglang": _listed("sglang"),
+}
 
 
 def server_of(engine: str) -> Server:

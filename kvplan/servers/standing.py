@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from kvplan.core.records import dataclass
-from kvplan.servers.arguments import ARGUMENTS
+from kvplan.servers.arguments import ARGUMENTS, spellings
 from kvplan.servers.base import server_of
 
 Standing = Literal["modeled", "no effect on memory", "refused"]
@@ -31,8 +31,8 @@ class Other:
     usual: tuple[str, ...] = ()
 
 
-def others(no_effect: Mapping[str, str], refused: Mapping[str, str]) -> dict[str, Other]:
-    """Flags by name, from lists of names by reason."""
+def others(server: str, no_effect: Mapping[str, str], refused: Mapping[str, str]) -> dict[str, Other]:
+    """Flags by name, from lists of names by reason; one that is an argument of the table is that, and no other."""
     flags: dict[str, Other] = {}
     for lists, is_refused in ((no_effect, False), (refused, True)):
         for reason, names in lists.items():
@@ -40,7 +40,8 @@ def others(no_effect: Mapping[str, str], refused: Mapping[str, str]) -> dict[str
                 name, _, usual = text.partition("=")
                 values = tuple(usual.split("|")) if usual else ()
                 flags[name.rstrip("!")] = Other(reason, is_refused, name.endswith("!"), values)
-    return flags
+    own = spellings(server)
+    return {name: other for name, other in flags.items() if name not in own}
 
 
 def standings(server: str) -> Iterator[tuple[str, Standing, str]]:

@@ -12,6 +12,7 @@ from kvplan.servers.sglang import command as sglang_command
 from kvplan.servers.sglang.arguments import NO_EFFECT as SGLANG_NO_EFFECT
 from kvplan.servers.sglang.arguments import OTHERS as SGLANG_OTHERS
 from kvplan.servers.sglang.arguments import REFUSED as SGLANG_REFUSED
+from kvplan.servers.standing import others
 from kvplan.servers.vllm.arguments import NO_EFFECT, OTHERS, REFUSED
 from kvplan.servers.vllm.command import ARGUMENT_NAMES
 from kvplan.servers.words import ServeCommand, read_pair
@@ -29,7 +30,10 @@ def test_no_flag_stands_in_two_lists(lists: tuple[dict[str, str], ...]) -> None:
     assert len(names) == len(set(names))
 
 
-def test_no_flag_of_a_list_is_an_argument_of_the_table() -> None:
+def test_a_flag_that_is_an_argument_of_the_table_is_no_other() -> None:
+    listed = {"the HTTP server": "host max_num_seqs max_running_requests"}
+    assert others("vllm", listed, {}).keys() == {"host", "max_running_requests"}
+    assert others("sglang", listed, {}).keys() == {"host", "max_num_seqs"}
     assert not ARGUMENT_NAMES & OTHERS.keys()
     assert not sglang_command.NAMES.keys() & SGLANG_OTHERS.keys()
 

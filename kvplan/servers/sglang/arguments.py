@@ -220,4 +220,4 @@ REFUSED: Final = {
         enable_return_indexer_topk! enable_return_aux_hidden_states! enable_watermark!
     """,
 }
-OTHERS: Final[Mapping[str, Other]] = others(NO_EFFECT, REFUSED)
+OTHERS: Final[Mapping[str, Other]] = others("sglang", NO_EFFECT, REFUSED)

@@ -125,3 +125,10 @@ def read_pair(text: str) -> tuple[str, Any] | None:
     from kvplan.servers.sglang import command
 
     return command.read_pair(text)
+
+
+if TYPE_CHECKING:
+    from kvplan.servers.base import Server
+    from kvplan.servers.sglang import server
+
+    _whole: Server = server  # every name of the protocol stands here, with its types

@@ -145,4 +145,4 @@ REFUSED: Final = {
         enable_lora_bias! max_lora_cls_labels lora_extra_vocab_size
     """,
 }
-OTHERS: Final[Mapping[str, Other]] = others(NO_EFFECT, REFUSED)
+OTHERS: Final[Mapping[str, Other]] = others("vllm", NO_EFFECT, REFUSED)

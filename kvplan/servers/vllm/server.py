@@ -123,3 +123,10 @@ def variables() -> "Mapping[str, Variable]":
 
 def read_pair(text: str) -> tuple[str, Any] | None:
     return None  # its names are the table's own
+
+
+if TYPE_CHECKING:
+    from kvplan.servers.base import Server
+    from kvplan.servers.vllm import server
+
+    _whole: Server = server  # every name of the protocol stands here, with its types
